@@ -1,0 +1,351 @@
+"""What a dead process had to say: the cause in a tail of its stderr, and its exit code in words.
+
+Most training scripts are not decorated with `record`, so what they printed last is all there is.
+Everything here is a pure function of text or of a number: nothing is read, nothing raises, and the
+time is linear in the tail, whatever a worker printed.
+
+A tail is judged from its end.  The last traceback is the cause, except that one which did not end the
+process (announced by "Exception ignored in", "Exception in thread", ...) gives way to an earlier one that
+did.  Chained exceptions are one traceback, whose headline is the last of them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Enough for a deep traceback with long messages; what is before it is not the last one.
+TAIL_CHARS = 64 * 1024
+HEADLINE_CHARS = 400
+# A message this long is a dump, not an explanation.
+MESSAGE_LINES = 60
+# Other threads may print between the frames of a traceback; more than this and it is no traceback.
+INTERLEAVED_LINES = 8
+# "Task exception was never retrieved" and its like stand this close above their traceback.
+ANNOUNCED_LINES = 3
+
+_HEADER = "Traceback (most recent call last)"
+_CUT = "... (the beginning is cut off)"
+_CHAINED = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+# How torch's DataLoader begins the traceback of its worker, inside the message of another.
+_NESTED = "Original " + _HEADER
+_FATAL = "Fatal Python error: "
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']*)'")
+_ANNOUNCED = (
+    "Exception ignored ",
+    "Exception in thread ",
+    "Task exception was never retrieved",
+    "--- Logging error ---",
+)
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x1b\x07]*(?:\x07|\x1b\\))")
+# torch's excepthook puts this before every line that is not blank.
+_RANK = re.compile(r"\[rank[0-9]{1,9}\]: ")
+_MARGIN = re.compile(r" *[|+] ?")
+_FRAME = re.compile(r' {0,8}File "(.+)", line ([0-9]{1,9})(, in |$)')
+_BOXED_FRAME = re.compile(r"[│|] (\S.*):([0-9]{1,9}) in ")
+_FAULT_FRAME = re.compile(r'  File "(.+)", line ([0-9]{1,9}) in ')
+_FAULT_LINE = re.compile(r"$|(?:Current )?[Tt]hread|  File |  [<.]|Extension modules|Python runtime state|Stack ")
+_EXCEPTION = re.compile(r"[^\W\d][\w.]*(?:<locals>[\w.]*)*(?::(?: |$)|$)")
+_SYNTAX_ERROR = re.compile(r"[\w.]*Error: ")
+_NOISE = re.compile(
+    r"\[(?:rank[0-9]+\]:\[)?[IWEF][0-9]{3,}|[IWEF][0-9]{4} |frame #[0-9]|terminate called |Exception raised from "
+    r"|Exception ignored |Exception in thread |Task exception was|--- Logging error|Fatal Python error: "
+    r"|Extension modules: |\S+:[0-9]+: \w*Warning: "
+)
+
+_SIGNALS = {
+    "SIGABRT": "the process aborted itself, usually a failed check in native code",
+    "SIGALRM": "an alarm it had set went off",
+    "SIGBUS": "it touched memory that is not there; a full /dev/shm does this",
+    "SIGFPE": "an arithmetic error in native code",
+    "SIGHUP": "its terminal or its session went away",
+    "SIGILL": "an instruction this CPU does not have",
+    "SIGINT": "somebody interrupted it",
+    "SIGKILL": "somebody, or the kernel for want of memory, killed it without appeal",
+    "SIGPIPE": "it wrote to a pipe that nobody reads",
+    "SIGQUIT": "somebody asked it to quit with a core dump",
+    "SIGSEGV": "the process touched memory it may not",
+    "SIGSYS": "it made a system call that a sandbox forbids",
+    "SIGTERM": "somebody asked it to end",
+    "SIGTRAP": "a breakpoint or a failed assertion in native code",
+    "SIGXCPU": "it used up its CPU time limit",
+    "SIGXFSZ": "it used up its file size limit",
+}
+_CODES = {
+    2: "by convention, wrong command line arguments",
+    126: "by convention, the command was found but cannot be executed",
+    127: "by convention, the command was not found",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The exception that ended a process.
+
+    Args:
+        headline: one line, as in `ValueError: batch is empty`.
+        traceback: all that was printed of it, without colours and rank prefixes.
+        file: where it was raised (the last frame), or "".
+        line: the line in `file`, from 1, or 0.
+    """
+
+    headline: str
+    traceback: str
+    file: str = ""
+    line: int = 0
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; "" for a number that is no signal with a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
+
+
+def describe_exit(exitcode: int) -> str:
+    """The end of a process in words, from what `Popen.returncode` holds: `-n` is signal n."""
+    if exitcode < 0:
+        name = signal_name(-exitcode)
+        why = f": {_SIGNALS[name]}" if name in _SIGNALS else ""
+        return f"killed by signal {-exitcode}{f' ({name})' if name else ''}{why}"
+    if exitcode > 128 and (name := signal_name(exitcode - 128)):
+        # A shell, or a container runtime, passes its child's death on like this.
+        return f"exited with code {exitcode}: by convention, its child was killed by {name}"
+    return f"exited with code {exitcode}" + (f": {_CODES[exitcode]}" if exitcode in _CODES else "")
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, at most `HEADLINE_CHARS` long."""
+    lines = (line.strip() for line, _ in reversed(_clean(text)))
+    return next((line for line in lines if line), "")[:HEADLINE_CHARS]
+
+
+def last_exception(text: str) -> Cause | None:
+    """The exception that ended a process, from the tail of what it printed; `None` where there is none.
+
+    The tail may begin in the middle of a traceback, and noise may stand before, between and after its lines.
+    """
+    best: _Block | None = None
+    for block in _blocks(_clean(text)):
+        if best is None or block.weight >= best.weight:
+            best = block
+    if best is None:
+        return None
+    return Cause(best.headline[:HEADLINE_CHARS], "\n".join(best.lines), best.file, best.line)
+
+
+@dataclass(slots=True)
+class _Block:
+    """One traceback and what it is worth: 2 ended the process, 1 did not, 0 has no Python in it."""
+
+    lines: list[str]
+    headline: str = ""
+    file: str = ""
+    line: int = 0
+    weight: int = 2
+
+    def see_frame(self, match: re.Match[str]) -> None:
+        self.file, self.line = match[1], int(match[2])
+
+
+_Line = tuple[str, bool]
+_Lines = list[_Line]
+
+
+def _clean(text: str) -> _Lines:
+    """The lines of the tail as a terminal would show them, and whether torch's rank prefix stood before each."""
+    lines: _Lines = []
+    for raw in _ESCAPES.sub("", text[-TAIL_CHARS:]).split("\n"):
+        # A progress bar redraws its line after every \r: only the last drawing is left to see.
+        line = raw.rstrip("\r").rpartition("\r")[2]
+        prefix = _RANK.match(line)
+        lines.append((line[prefix.end() :], True) if prefix else (line, False))
+    return lines
+
+
+def _blocks(lines: _Lines) -> Iterator[_Block]:
+    """Every traceback, first to last.  Each line is looked at a fixed number of times."""
+    at, announced = 0, -ANNOUNCED_LINES - 1
+    before: _Block | None = None  # the block that a chained one continues
+    link = ""  # the last line with text between two blocks
+    is_cut = True  # nothing but noise so far: frames may belong to a header that was cut off
+    while at < len(lines):
+        line = lines[at][0]
+        block, end = _read_block(lines, at, is_cut)
+        if line.startswith(_ANNOUNCED):
+            announced = at
+        if block:
+            is_cut = False
+            if before and before.weight and block.weight and (link in _CHAINED or line.startswith(_NESTED)):
+                block.weight = before.weight
+                # Continues the same list: copying it for each link would cost quadratic time.
+                before.lines += ["", link, "", *block.lines] if link else block.lines
+                block.lines = before.lines
+            elif before and before.lines[0].startswith("terminate called ") and line.startswith(_FATAL):
+                block.headline = f"{block.headline} ({before.headline})"
+                block.lines = [*before.lines, *block.lines]
+            elif at - announced <= ANNOUNCED_LINES:
+                block.weight = 1
+            yield block
+            before, link = block, ""
+        elif line.strip():
+            link = line.strip()
+        at = end
+
+
+def _read_block(lines: _Lines, at: int, is_cut: bool) -> tuple[_Block | None, int]:
+    """The block that begins at a line, if one does, and where to read on, which is always further."""
+    line = lines[at][0]
+    if "Exception Group " + _HEADER in line:
+        return _read_group(lines, at)
+    if _is_header(line):
+        return _read_traceback(lines, at + 1, line)
+    if line.startswith(_FATAL):
+        return _read_fatal(lines, at)
+    if terminate := _TERMINATE.match(line):
+        return _read_terminate(lines, at, terminate[1])
+    if frame := _FRAME.match(line):
+        if not frame[3]:
+            return _read_syntax_error(lines, at, frame)
+        if is_cut:
+            return _read_traceback(lines, at, "")
+    elif is_cut and (margin := _MARGIN.match(line)) and _FRAME.match(line[margin.end() :]):
+        return _read_group(lines, at)
+    return None, at + 1
+
+
+def _is_header(line: str) -> bool:
+    found = line.find(_HEADER)
+    # With text after it, it is quoted in a log line; rich draws the rest of a box.
+    return found >= 0 and not line[found + len(_HEADER) :].strip(" :─-╮┐")
+
+
+def _read_traceback(lines: _Lines, at: int, header: str) -> tuple[_Block | None, int]:
+    """Reads frames up to the exception and its message; `header` is "" where it was cut off.
+
+    No block comes of a traceback that was not printed to its end, nor of one that another interrupts.
+    """
+    is_prefixed = lines[at - 1][1] if header else lines[at][1]
+    start = header.find(_HEADER)
+    margin = header[:start] if start > 0 and not header[:start].strip() else ""
+    block = _Block([header[start:] if header and "╭" not in header else header or _CUT])
+    noise = 0
+    while at < len(lines) and noise <= INTERLEAVED_LINES:
+        line, has_prefix = lines[at]
+        if _is_header(line) or line.startswith(_FATAL):
+            return None, at
+        line = line.removeprefix(margin)
+        if has_prefix != is_prefixed and line:
+            noise += 1
+        elif frame := _FRAME.match(line) or _BOXED_FRAME.match(line):
+            block.see_frame(frame)
+            block.lines.append(line)
+        elif not line or line[0] in " \t│╭╰|+":
+            block.lines.append(line)
+        elif _EXCEPTION.match(line) and not _NOISE.match(line) and not _is_frame_next(lines, at, margin):
+            return _read_message(lines, at, block, margin, is_prefixed)
+        else:
+            noise += 1
+        at += 1
+    return None, at
+
+
+def _is_frame_next(lines: _Lines, at: int, margin: str) -> bool:
+    """Whether the traceback goes on after this line, which was somebody else's then."""
+    if at + 1 >= len(lines):
+        return False
+    following = lines[at + 1][0].removeprefix(margin)
+    frame = _FRAME.match(following)
+    return frame is not None and frame[3] != "" and following.startswith("  File")
+
+
+def _read_message(lines: _Lines, at: int, block: _Block, margin: str, is_prefixed: bool) -> tuple[_Block, int]:
+    end = at + 1
+    while end < len(lines) and end - at < MESSAGE_LINES:
+        line, has_prefix = lines[end]
+        if _is_header(line) or line in _CHAINED or _NOISE.match(line) or (line and has_prefix != is_prefixed):
+            break
+        end += 1
+    message = [line.removeprefix(margin) for line, _ in lines[at:end]]
+    while not message[-1].strip():
+        message.pop()
+    block.headline = message[0].strip()
+    if block.headline.endswith(":"):
+        block.headline = " ".join([block.headline, *[line.strip() for line in message[1:] if line.strip()][:1]])
+    block.lines += message
+    return block, end
+
+
+def _read_group(lines: _Lines, at: int) -> tuple[_Block | None, int]:
+    """Reads an exception group; its headline names the group and the first exception in it."""
+    block = _Block([])
+    inner = ""
+    is_frozen = False
+    end = at
+    while end < len(lines) and (margin := _MARGIN.match(lines[end][0])):
+        line = lines[end][0]
+        text = line[margin.end() :]
+        block.lines.append(line)
+        end += 1
+        if frame := _FRAME.match(text):
+            if not is_frozen:
+                block.see_frame(frame)
+        elif _EXCEPTION.match(text) and not _is_header(text):
+            if not block.headline:
+                block.headline = text.strip()
+            elif not inner and not text.rstrip().endswith(("sub-exception)", "sub-exceptions)")):
+                inner, is_frozen = text.strip(), True
+    if not block.headline:
+        return None, max(end, at + 1)
+    if inner:
+        block.headline = f"{block.headline[: HEADLINE_CHARS // 2]}, first {inner}"
+    return block, end
+
+
+def _read_fatal(lines: _Lines, at: int) -> tuple[_Block, int]:
+    """Reads a faulthandler dump, most recent call first; without a Python frame it explains little."""
+    block = _Block([lines[at][0]], headline=lines[at][0].strip(), weight=0)
+    end = at + 1
+    is_current = False
+    while end < len(lines) and _FAULT_LINE.match(lines[end][0]):
+        line = lines[end][0]
+        if "most recent call first" in line:
+            is_current = line.startswith("Current")
+        elif is_current and not block.file and (frame := _FAULT_FRAME.match(line)):
+            block.see_frame(frame)
+            block.weight = 2
+        block.lines.append(line)
+        end += 1
+    while not block.lines[-1].strip():
+        block.lines.pop()
+    return block, end
+
+
+def _read_terminate(lines: _Lines, at: int, name: str) -> tuple[_Block, int]:
+    """Reads what the C++ runtime says of an uncaught exception."""
+    block = _Block([lines[at][0]], headline=name, weight=0)
+    if at + 1 < len(lines) and (what := lines[at + 1][0].strip()).startswith("what():"):
+        block.headline = f"{name}: {what.removeprefix('what():').strip()}"
+        block.lines.append(lines[at + 1][0])
+    return block, at + len(block.lines)
+
+
+def _read_syntax_error(lines: _Lines, at: int, frame: re.Match[str]) -> tuple[_Block | None, int]:
+    """Reads a syntax error in the script itself, which Python prints without a header."""
+    block = _Block([lines[at][0]])
+    block.see_frame(frame)
+    # The source line and the carets, each at most once.
+    for end in range(at + 1, min(at + 4, len(lines))):
+        line = lines[end][0]
+        block.lines.append(line)
+        if _SYNTAX_ERROR.match(line):
+            block.headline = line.strip()
+            return block, end + 1
+    return None, at + 1

@@ -1,0 +1,606 @@
+"""What can go wrong, whose fault it is, what to do; failures of workers as values, and their error files.
+
+    AelasticError                   category         exit code   whose fault
+    ├── InputError                  input error      2           you: fix the value
+    ├── RendezvousError             infra failure    1           the other agents, or the network between
+    │   ├── RendezvousTimeoutError  infra failure    75          too few agents came in time: retry
+    │   ├── RendezvousClosedError   infra failure    1           the job is over: do not retry under this run id
+    │   ├── RendezvousConnectionError  infra failure 1           nobody answers at the endpoint: retry
+    │   └── RendezvousStateError    infra failure    1           something else writes at the endpoint
+    ├── ChildFailedError            worker failure   its own     the job: read the report
+    ├── UnkillableWorkerError       infra failure    70          the host: look at it, reboot it
+    └── InternalError               agent failure    70          us: report it, with its story
+
+"Its own" is the root cause's exit code, or 128+n for signal n (`exit_code_of`).  A worker's failure is data, a
+`ProcessFailure`; these exceptions are for those who run the agent.  The error files are torch's, read and written
+(torch: `torch.distributed.elastic.multiprocessing.errors`), so `record` of either works under the agent of either.
+Importing this module is cheap, since workers do: what only a failure needs is imported when there is one.
+"""
+
+# Imports where a failure needs them, and no pathlib: start-up time is everybody's.
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    import logging
+    from types import TracebackType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Json: TypeAlias = dict[str, Any]
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+# A traceback is some KiB; an error file beyond this is not one.
+ERROR_FILE_BYTES_MAX = 1024 * 1024
+# The report is for people: what is beyond these is in the logs.
+REPORT_TRACEBACK_CHARS = 32 * 1024
+REPORT_FAILURES_MAX = 64
+REPORT_WIDTH_MAX = 60
+
+EXIT_FAILURE = 1
+EXIT_INPUT = 2
+EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
+
+# torch's words, which log scrapers and callers compare with.
+NOT_AVAILABLE = "<N/A>"
+NO_MESSAGE = "<NONE>"
+
+
+class ErrorCategory(Enum):
+    """Whose fault an error is, in the words of torchelastic's documentation."""
+
+    INPUT = "input error"  # a user error: an invalid input to the agent
+    WORKER = "worker failure"  # a user error: a worker process failed
+    AGENT = "agent failure"  # a platform error: the agent failed
+    INFRA = "infra failure"  # neither the agent nor the workers: hosts and networks
+
+    @property
+    def is_user_error(self) -> bool:
+        """Whether the owner of the job can fix it, rather than the owner of the platform."""
+        return self in {ErrorCategory.INPUT, ErrorCategory.WORKER}
+
+
+class AelasticError(Exception):
+    """Anything the agent raises on purpose; `category` and `exit_code` say whose fault it is."""
+
+    category: ClassVar[ErrorCategory] = ErrorCategory.AGENT
+    exit_code: ClassVar[int] = EXIT_FAILURE
+
+
+class InputError(AelasticError, ValueError):
+    """A value that cannot work.  Your fault; retrying does not help; the message says what to use instead."""
+
+    category = ErrorCategory.INPUT
+    exit_code = EXIT_INPUT
+
+
+class RendezvousError(AelasticError):
+    """The agents did not agree on who takes part.  Look at the other agents' logs first, then at the network."""
+
+    category = ErrorCategory.INFRA
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """Too few agents came in time.  Retry; look at which nodes are missing, and why they did not start."""
+
+    exit_code = EXIT_TRY_AGAIN
+
+
+class RendezvousClosedError(RendezvousError):
+    """The job is over, and this agent came late.  Do not retry under the same run id; look at how the job ended."""
+
+
+class RendezvousConnectionError(RendezvousError):
+    """Nobody answers at the rendezvous endpoint.  Retry; look at its host name, port, firewall and server."""
+
+
+class RendezvousStateError(RendezvousError):
+    """The endpoint holds what no agent wrote.  Do not retry; look for another program, or another job's run id."""
+
+
+class UnkillableWorkerError(AelasticError):
+    """Processes that ignore SIGKILL.
+
+    The host's fault: the kernel holds them, mostly in a driver or a dead network file system.  Retry on another
+    host; look at this one's kernel log, and reboot it.
+
+    Args:
+        processes: a description of each.
+    """
+
+    category = ErrorCategory.INFRA
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, processes: Sequence[str]) -> None:
+        self.processes = tuple(processes)
+        super().__init__(self.processes)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.processes)} worker process(es) survived SIGKILL: {'; '.join(self.processes)}. "
+            "The kernel holds them, mostly in a driver or a dead network file system: see its log, and reboot the host"
+        )
+
+
+class InternalError(AelasticError):
+    """The agent did what it must never do.
+
+    Our fault.  Retrying may help; please report it, with the story.
+
+    Args:
+        what: what happened.
+        story: the last events before it, oldest first.
+    """
+
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, what: str, story: Iterable[str] = ()) -> None:
+        self.what, self.story = what, tuple(story)
+        super().__init__(self.what, self.story)
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"{self.what} (a bug in aelastic: please report it)", *self.story])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFailure:
+    """How a worker failed, as far as anybody can tell (torch: `ProcessFailure`).
+
+    Complete from the moment it exists: the error file is read here, once.  A missing or damaged one is no error;
+    the tail of stderr speaks then, or else the exit code.
+
+    Args:
+        local_rank: the worker's.
+        pid: its process id, or -1 where none was started.
+        exitcode: what it exited with; `-n` for signal n.
+        error_file: where it may have recorded its exception; becomes `<N/A>` where there is no such file.
+        stderr_tail: the end of what it printed.
+        host: where it ran; "" is here.
+        oom: a sentence, where an out-of-memory kill was seen.
+        note: what the agent knows better than the exit code, as in "could not be started: no such file".
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    error_file: str
+    stderr_tail: str = field(default="", repr=False, kw_only=True)
+    host: str = field(default="", kw_only=True)
+    oom: str = field(default="", kw_only=True)
+    note: str = field(default="", kw_only=True)
+    error_file_data: Json = field(init=False, repr=False, hash=False)
+    message: str = field(init=False)  # one sentence or headline, never empty
+    traceback: str = field(init=False, repr=False)  # "" where none is known
+    timestamp: int = field(init=False)  # of the recorded exception, else of now; seconds since the epoch
+
+    def __post_init__(self) -> None:
+        data = _read_error_file(self.error_file)
+        if data is None and not os.path.isfile(self.error_file):
+            self._set("error_file", NOT_AVAILABLE)
+        message, traceback, timestamp = _parse_record(data or {})
+        self._set("error_file_data", data or {"message": NO_MESSAGE})
+        self._set("timestamp", timestamp or int(time.time()))
+        if not message:
+            message, traceback = self._explain_from_stderr()
+        self._set("message", message)
+        self._set("traceback", traceback)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _explain_from_stderr(self) -> tuple[str, str]:
+        from aelastic.causes import describe_exit, last_exception
+
+        words = describe_exit(self.exitcode)
+        if self.oom and self.signal_name() == "SIGKILL":
+            words = f"{words.partition(':')[0]}: {self.oom}"
+        words = self.note or words
+        # Whoever was killed from outside did not die of an exception it had printed before.
+        is_own_doing = not self.is_signal or self.signal_name() in _SIGNALS_OF_ITS_OWN
+        cause = last_exception(self.stderr_tail) if self.stderr_tail and is_own_doing else None
+        if cause is None:
+            return words, ""
+        if self.note or self.is_signal:
+            return f"{words}; its last words: {cause.headline}", cause.traceback
+        return cause.headline, cause.traceback
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether a signal ended it."""
+        return self.exitcode < 0
+
+    @property
+    def headline(self) -> str:
+        """One line with the place, where known, as in `ValueError: batch is empty at train.py:12`."""
+        from aelastic.causes import last_exception
+
+        line = self.message.strip().partition("\n")[0].strip()
+        cause = last_exception(self.traceback) if self.traceback else None
+        return f"{line} at {cause.file}:{cause.line}" if cause and cause.file else line
+
+    def signal_name(self) -> str:
+        """`SIGKILL`, or `<N/A>` where no signal ended it or the number has no name."""
+        from aelastic.causes import signal_name
+
+        return (signal_name(-self.exitcode) if self.is_signal else "") or NOT_AVAILABLE
+
+    def timestamp_isoformat(self) -> str:
+        """Local time, as in `2026-10-17_12:00:00`."""
+        return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(self.timestamp))
+
+    @classmethod
+    def from_elsewhere(
+        cls,
+        local_rank: int,
+        pid: int,
+        exitcode: int,
+        *,
+        host: str,
+        message: str,
+        traceback: str = "",
+        timestamp: int = 0,
+        oom: str = "",
+    ) -> ProcessFailure:
+        """The failure of a worker of another host, as that one tells it; its error file is not here."""
+        failure = cls(local_rank, pid, exitcode, NOT_AVAILABLE, host=host, oom=oom)
+        failure._set("timestamp", _epoch_s(timestamp) or failure.timestamp)
+        failure._set("message", _printable(message.strip()) or failure.message)
+        failure._set("traceback", _printable(traceback[-REPORT_TRACEBACK_CHARS:]))
+        return failure
+
+
+# Native code raises these in its own process; a Python interrupt ends with SIGINT.
+_SIGNALS_OF_ITS_OWN = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGSYS", "SIGTRAP"}
+
+
+class ChildFailedError(AelasticError):
+    """Workers failed; `str()` of it is the report (torch: `ChildFailedError`).
+
+    The job's fault: the report names the first failure, with its traceback.  The restart budget is used up; retry
+    if the cause is not in the code.
+
+    Args:
+        name: what they ran.
+        failures: by global rank, in the order they were observed.
+        victims: how those ended that the agent stopped because of the failures, by global rank.
+
+    Raises:
+        InputError: there are no failures.
+    """
+
+    category = ErrorCategory.WORKER
+
+    def __init__(
+        self, name: str, failures: Mapping[int, ProcessFailure], victims: Mapping[int, str] | None = None
+    ) -> None:
+        if not failures:
+            raise InputError("failures is empty: raise ChildFailedError for at least one failed worker")
+        self.name, self.failures, self.victims = name, dict(failures), dict(victims or {})
+        super().__init__(self.name, self.failures, self.victims)
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """The root cause and its global rank: the smallest timestamp, and of equal ones the first observed."""
+        return min(self.failures.items(), key=lambda item: item[1].timestamp)
+
+    def __str__(self) -> str:
+        return self.format_msg()
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """The report, in torch's layout; the parameters keep torch's names."""
+        root_rank, root = self.get_first_failure()
+        index = {rank: at for at, rank in enumerate(self.failures)}
+        others = [(rank, failure) for rank, failure in self.failures.items() if rank != root_rank]
+        blocks = [_describe(index[rank], rank, failure) for rank, failure in others[:REPORT_FAILURES_MAX]]
+        if unseen := [rank for rank, _ in others[REPORT_FAILURES_MAX:]]:
+            blocks.append(f"  ... and {len(unseen)} more: ranks {_ranges(unseen)}")
+        cause = _describe(index[root_rank], root_rank, root, is_root=True)
+        title = f"{self.name} FAILED"
+        width = max(len(line) for text in (title, cause, *blocks) for line in text.split("\n"))
+        border, section = (delim * min(width, REPORT_WIDTH_MAX) for delim in (boarder_delim, section_delim))
+        lines = ["", border, title, section, "Failures:", *(blocks or ["  <NO_OTHER_FAILURES>"]), section]
+        lines += ["Root Cause (first observed failure):", cause]
+        if self.victims:
+            lines += [section, f"Stopped by the agent: ranks {_ranges(self.victims)}"]
+        return "\n".join([*lines, border])
+
+
+def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool = False) -> str:
+    name = failure.signal_name()
+    lines = [
+        f"[{index}]:",
+        f"  time      : {failure.timestamp_isoformat()}",
+        # The name this host calls itself; a look-up in DNS may take seconds, and fail.
+        f"  host      : {failure.host or os.uname().nodename}",
+        f"  rank      : {rank} (local_rank: {failure.local_rank})",
+        f"  exitcode  : {failure.exitcode} (pid: {failure.pid}){f' ({name})' if name != NOT_AVAILABLE else ''}",
+        f"  error_file: {failure.error_file}",
+    ]
+    if failure.note and failure.note not in failure.message:
+        lines.append(f"  note      : {failure.note}")
+    if failure.oom and failure.oom not in failure.message:
+        lines.append(f"  memory    : {failure.oom}")
+    if not is_root:
+        return "\n".join([*lines, f"  traceback : {failure.headline}"])
+    lines.append(f"  cause     : {failure.headline}")
+    text = failure.traceback.strip("\n")
+    if not text:
+        from aelastic.causes import last_line
+
+        if said := last_line(failure.stderr_tail):
+            lines.append(f"  stderr    : {said}")
+        text = failure.message.strip()
+    if len(text) > REPORT_TRACEBACK_CHARS:
+        text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
+    return "\n".join([*lines, "  traceback : " + text.replace("\n", "\n  ")])
+
+
+def _ranges(ranks: Iterable[int]) -> str:
+    """`0, 2-4, 9` for 0, 2, 3, 4, 9; two in a row are no range."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def exit_code_of(error: BaseException | ProcessFailure) -> int:
+    """What the agent exits with: the root cause's code, 128+n for signal n; the table above for other errors."""
+    if isinstance(error, ProcessFailure):
+        if error.is_signal:
+            return 128 - error.exitcode
+        # The kernel keeps 8 bits (`exit(3)`); a failure must not become a success by losing the others.
+        return error.exitcode & 0xFF or EXIT_FAILURE
+    if _is_child_failed_error(error):
+        return exit_code_of(_first_failure(error))
+    return error.exit_code if isinstance(error, AelasticError) else EXIT_FAILURE
+
+
+def _parse_record(data: Json) -> tuple[str, str, int]:
+    """The message, traceback and time in an error file; empty where it does not say, or in no shape we know.
+
+    torch writes a dict under "message"; a sentence there has its time beside it.
+    """
+    message = data.get("message")
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        extra = extra if isinstance(extra, dict) else {}
+        text, callstack, at = message.get("message"), extra.get("py_callstack"), extra.get("timestamp")
+    else:
+        text, callstack, at = message, data.get("callstack"), data.get("timestamp")
+    if text == NO_MESSAGE or not isinstance(text, str):
+        text = ""
+    # "NoneType: None" is what `traceback.format_exc` calls no traceback.
+    if not isinstance(callstack, str) or callstack.startswith("NoneType: None"):
+        callstack = ""
+    text = text.strip() or callstack.strip().rpartition("\n")[2]
+    return _printable(text), _printable(callstack), _epoch_s(at)
+
+
+def _epoch_s(value: object) -> int:
+    """A point in time between 1970 and 9999, or 0."""
+    try:
+        seconds = int(float(value)) if isinstance(value, (str, int, float)) else 0
+    except (ValueError, OverflowError):
+        return 0
+    return seconds if 0 < seconds < 253_402_300_800 else 0
+
+
+def _printable(text: str) -> str:
+    """The text with lone surrogates replaced, which JSON may hold and no stream can print."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _read_error_file(path: str) -> Json | None:
+    """What an error file holds; `None` where it is missing, damaged, too long, or something else."""
+    # Opening a FIFO would wait for a writer, for ever.
+    if not os.path.isfile(path):
+        return None
+    import json
+
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(ERROR_FILE_BYTES_MAX))
+    except (OSError, ValueError, RecursionError) as error:
+        _log().warning("error file %s cannot be read: %s: %s", path, type(error).__name__, str(error)[:200])
+        return None
+    return data if isinstance(data, dict) else None
+
+
+class ErrorHandler:
+    """Writes what went wrong in this process to the file that `TORCHELASTIC_ERROR_FILE` names (torch: `ErrorHandler`).
+
+    Without that variable it logs what it would have written.  Nothing here raises for a file that cannot be
+    written: the exception at hand matters more.  Subclasses may override `initialize` and `record_exception`.
+    """
+
+    def initialize(self) -> None:
+        """Called before the code to watch: a fatal signal prints where the process stood."""
+        import faulthandler
+
+        try:
+            faulthandler.enable(all_threads=True)
+        except (OSError, ValueError, RuntimeError, AttributeError) as error:  # stderr is closed, or not a file
+            _log().warning("faulthandler cannot be enabled: %s", error)
+
+    def record_exception(self, e: BaseException) -> None:
+        """Writes an exception, its traceback and the time."""
+        import traceback
+
+        lines = traceback.format_exception(type(e), e, _without_own_frames(e.__traceback__))
+        self._write(_record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Copies a child's record to this process's error file, with the child's exit code added.
+
+        A child that a signal ended could not write its own exit code.  A damaged file is reported as one.
+        """
+        data = _read_error_file(rootcause_error_file)
+        if data is None:
+            data = _record_of(f"the error file {rootcause_error_file} cannot be read", "", int(time.time()))
+        self._write(_with_error_code(data, error_code))
+
+    def write_failure(self, failure: ProcessFailure) -> None:
+        """Writes a child's failure to this process's error file, also where the child recorded nothing."""
+        data = failure.error_file_data
+        if not _parse_record(data)[0]:
+            message = failure.message
+            if failure.oom and failure.oom not in message:
+                message = f"{message}; {failure.oom}"
+            data = _record_of(message, failure.traceback, failure.timestamp)
+        self._write(_with_error_code(data, failure.exitcode))
+
+    def _get_error_file_path(self) -> str | None:
+        """Where to write, `None` to log only; asked each time, since launchers change the variable between."""
+        return os.environ.get(ERROR_FILE_VARIABLE) or None
+
+    def _write(self, data: Json) -> None:
+        import json
+
+        text = json.dumps(data)
+        path = self._get_error_file_path()
+        if path is None:
+            _log().error("no error file is set (%s); it would hold: %s", ERROR_FILE_VARIABLE, text)
+            return
+        try:
+            _replace_file(path, text.encode())
+        except (OSError, ValueError) as error:  # ValueError: a path no file system takes
+            _log().warning("error file %s cannot be written: %s; it would hold: %s", path, error, text)
+
+
+def get_error_handler() -> ErrorHandler:
+    """The handler that `record` uses where none is given."""
+    return ErrorHandler()
+
+
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
+    """Decorates the main function of a process, so that its uncaught exception reaches the agent (torch: `record`).
+
+    An exception is recorded, and raised again.  A `ChildFailedError`, ours or torch's, passes its root cause on as
+    it is, so that the scheduler above an agent reads what the worker recorded.  `sys.exit(0)` returns `None`, other
+    exits pass unrecorded, as with torch.
+
+    Args:
+        fn: called once per process, at the top.
+        error_handler: what records; `None` is `get_error_handler()`.
+    """
+    handler = error_handler or get_error_handler()
+
+    @wraps(fn)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.initialize()
+        try:
+            return fn(*args, **kwargs)
+        except SystemExit as error:
+            if error.code == 0:
+                return None
+            raise
+        except Exception as error:
+            try:
+                _record(handler, error)
+            # A user's handler: it must not hide the exception it was called for.
+            except Exception:  # noqa: BLE001
+                _log().warning("error handler %s failed", type(handler).__name__, exc_info=True)
+            raise
+
+    return wrapper
+
+
+def _record(handler: ErrorHandler, error: Exception) -> None:
+    if not _is_child_failed_error(error):
+        handler.record_exception(error)
+        return
+    failure = _first_failure(error)
+    if os.path.isfile(failure.error_file):
+        handler.dump_error_file(failure.error_file, failure.exitcode)
+    elif isinstance(handler, ErrorHandler):
+        handler.write_failure(failure)
+
+
+def _is_child_failed_error(error: BaseException) -> bool:
+    """Whether it is ours, or torch's: known by its name, since importing torch takes a second."""
+    return isinstance(error, ChildFailedError) or any(
+        cls.__name__ == "ChildFailedError" and cls.__module__.startswith("torch.") for cls in type(error).__mro__
+    )
+
+
+def _first_failure(error: Any) -> ProcessFailure:
+    failure = error.get_first_failure()[1]
+    if isinstance(failure, ProcessFailure):
+        return failure
+    return ProcessFailure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
+
+
+def _record_of(message: str, callstack: str, timestamp: int) -> Json:
+    """The shape that torch writes: the time is a string."""
+    extra = {"py_callstack": callstack, "timestamp": str(timestamp)}
+    return {"message": {"message": message, "extraInfo": extra}}
+
+
+def _with_error_code(data: Json, error_code: int) -> Json:
+    """Adds the code where torch puts it; a record whose message is a sentence has no such place."""
+    message = data.get("message")
+    if not error_code or not isinstance(message, dict):
+        return data
+    return {**data, "message": {**message, "errorCode": error_code}}
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001  (a user's `__str__`)
+        return f"<its text cannot be had: {type(other).__name__}>"
+
+
+def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is not of this module: `record` is not part of anybody's error."""
+    first = tb
+    while first is not None and first.tb_frame.f_code.co_filename == __file__:
+        first = first.tb_next
+    return first or tb
+
+
+def _replace_file(path: str, content: bytes) -> None:
+    """Writes a file that readers see whole or not at all, where there is a choice."""
+    try:
+        is_special = not stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        is_special = False
+    if is_special:
+        # A link, a FIFO, /dev/stderr: a rename would put a file in its place.
+        _write_file(path, content, os.O_TRUNC | os.O_NONBLOCK)
+        return
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        _write_file(temporary, content, os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+        os.replace(temporary, path)
+    except OSError as error:
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        # A file that is mounted (Kubernetes' termination log) is busy, one in a closed folder denies: write in place.
+        if error.errno not in {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS} or not os.path.exists(path):
+            raise
+        _write_file(path, content, os.O_TRUNC)
+
+
+def _write_file(path: str, content: bytes, flags: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644), "wb") as file:
+        file.write(content)
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger(__name__)
