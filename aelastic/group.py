@@ -1,0 +1,513 @@
+"""The worker group: what this agent does next, given what just happened.
+
+Events in, actions out.  Nothing here waits, spawns, signals, logs or reads a clock; the supervisor
+does all of that, in the order this module asks for it.
+
+- `handle(event, now)` is the only way to change state.  Every pair of phase and event is decided.
+- The phase is a fact; what to do once the workers are gone (`_wish`) is a wish.  Events of the
+  rendezvous and requests to stop change the wish, exits change the fact.
+- A failure is told to the rendezvous first and the workers are stopped second, so that all nodes stop
+  at the same time.  Whether to restart is not decided here: the coordinator answers.
+- One deadline is armed at a time.  When it passes, send `DeadlinePassed`.
+
+Events from workers carry their generation, those from the rendezvous their round.  The story behind the
+fence: generation 3 is killed, its last exit is still in the mailbox, generation 4 starts, and
+the old exit, taken for one of generation 4, would stop a healthy group.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum, auto
+from typing import Any, TypeAlias, assert_never
+
+from aelastic.errors import InternalError
+from aelastic.ranks import NodeRanks
+from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.spec import WorkerSpec
+
+# A process in uninterruptible sleep survives SIGKILL.  We ask twice, then leave: an agent that waits
+# for ever can be neither restarted nor replaced.
+KILL_COUNT_MAX = 2
+# SIGKILL takes effect at once or not soon; the kernel needs time only to tear down large address spaces.
+KILL_WAIT_S = 10.0
+
+
+class WorkerState(Enum):
+    """State of a worker group (torch: `torch.distributed.elastic.agent.server.WorkerState`)."""
+
+    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; unrecoverable
+    INIT = "INIT"  # not yet started
+    HEALTHY = "HEALTHY"  # workers run
+    UNHEALTHY = "UNHEALTHY"  # workers run, and one of them failed
+    STOPPED = "STOPPED"  # interrupted by the agent, to be started again unless the agent was told to leave
+    SUCCEEDED = "SUCCEEDED"  # every worker exited with 0
+    FAILED = "FAILED"  # a worker failed and no restart is left
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Whether worker processes exist, healthy or not."""
+        return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
+
+
+class Phase(StrEnum):
+    """Where the agent stands; `WorkerState` is what of it concerns others."""
+
+    INIT = auto()
+    JOINING = auto()  # waiting for a round to complete
+    RUNNING = auto()
+    STOPPING = auto()  # told to end, waiting for the last worker
+    AWAITING = auto()  # a worker failed, all are gone: restart or not?
+    BARRIER = auto()  # our workers succeeded, waiting for those of other nodes
+    DONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker of a round (torch: `torch.distributed.elastic.agent.server.Worker`).
+
+    `id` is whatever the back end calls it: the pid, for a process of this machine.
+    """
+
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    id: Any = None
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Start: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The back end has started the workers."""
+
+    generation: int
+    ids: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker's own process has ended."""
+
+    generation: int
+    local_rank: int
+    failure: FailureReport | None  # None: it succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing that the worker left behind is alive.  Follows its `Exited`."""
+
+    generation: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The agent is asked to leave.  Asked a second time, it kills."""
+
+    signum: int = signal.SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed: ...
+
+
+Event: TypeAlias = Start | Assigned | Interrupted | Ended | Spawned | Exited | Cleared | StopRequested | DeadlinePassed
+
+
+# Actions.
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Tell the rendezvous that this node is ready.  Answered by `Assigned` or `Ended`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start every local worker.  Answered by `Spawned`, and by `Exited` and `Cleared` once per local rank."""
+
+    generation: int
+    assigned: Assigned
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailed:
+    """Tell the rendezvous of a failure.  Answered by `Interrupted` or `Ended`."""
+
+    round: int
+    failure: FailureReport
+
+
+@dataclass(frozen=True, slots=True)
+class TellSucceeded:
+    """Tell the rendezvous that all local workers succeeded.  Answered by `Ended` or `Interrupted`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellLeft:
+    """Tell the rendezvous that this node leaves the job.  Not answered."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Signal workers that still live; SIGKILL takes all that belongs to them.  Not answered; `Exited` follows."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Return from the supervisor with the state the group has now."""
+
+    reason: str
+
+
+Action: TypeAlias = Join | Spawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish
+
+
+class InvalidTransition(InternalError):
+    """A bug in the agent: an event that its phase cannot receive.  Nothing was changed."""
+
+    def __init__(self, phase: Phase, event: Event, story: tuple[str, ...]) -> None:
+        self.phase, self.event = phase, event
+        super().__init__(f"{event!r} in phase {phase}", story=story)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejoin:
+    """Once the workers are gone: take part in the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Await:
+    """Once the workers are gone: do what the coordinator will say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Once the workers are gone: return."""
+
+    state: WorkerState
+    reason: str
+    asked: bool = False  # by a person or a scheduler: the next request kills
+
+
+_Wish: TypeAlias = _Rejoin | _Await | _End
+
+
+@dataclass(slots=True)
+class WorkerGroup:
+    """The workers of one agent (torch: `torch.distributed.elastic.agent.server.WorkerGroup`)."""
+
+    spec: WorkerSpec
+
+    phase: Phase = Phase.INIT
+    state: WorkerState = WorkerState.INIT
+    reason: str = ""  # the sentence that explains `state`
+    deadline: float | None = None
+    generation: int = 0
+    assigned: Assigned | None = None  # of the current generation
+    workers: tuple[Worker, ...] = ()  # of the current generation
+    failed: dict[int, FailureReport] = field(default_factory=dict[int, FailureReport])  # local ranks, as they failed
+    stopped: set[int] = field(default_factory=set[int])  # local ranks that ended because we asked
+    verdict: Ended | None = None
+    _alive: set[int] = field(default_factory=set[int])
+    _uncleared: set[int] = field(default_factory=set[int])
+    _wish: _Wish = field(default_factory=_Rejoin)
+    _kill_count: int = 0
+    _story: deque[str] = field(default_factory=lambda: deque(maxlen=64))
+
+    @property
+    def is_done(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def unended(self) -> tuple[int, ...]:
+        """Local ranks of which something is still alive."""
+        return tuple(sorted(self._alive | self._uncleared))
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        return tuple(self._story)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        before = self.phase
+        actions = self._dispatch(event, now)
+        self._story.append(f"{now:.3f} generation {self.generation} {before} --{event!r}--> {self.phase}")
+        return actions
+
+    def _dispatch(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Start():
+                return self._on_start(event)
+            case Assigned():
+                return self._on_assigned(event)
+            case Interrupted():
+                return self._on_interrupted(event, now)
+            case Ended():
+                return self._on_ended(event, now)
+            case Spawned():
+                return self._on_spawned(event)
+            case Exited():
+                return self._on_exited(event, now)
+            case Cleared():
+                return self._on_cleared(event, now)
+            case StopRequested():
+                return self._on_stop_requested(event, now)
+            case DeadlinePassed():
+                return self._on_deadline_passed(event, now)
+            case _:
+                assert_never(event)
+
+    # What the rendezvous says.
+
+    def _on_start(self, event: Start) -> list[Action]:
+        if self.phase is not Phase.INIT:
+            raise InvalidTransition(self.phase, event, self.story)
+        return self._join()
+
+    def _on_assigned(self, event: Assigned) -> list[Action]:
+        match self.phase:
+            case Phase.JOINING:
+                return self._spawn(event)
+            case Phase.DONE:
+                return []  # the round completed while we were leaving
+            case Phase.INIT | Phase.RUNNING | Phase.STOPPING | Phase.AWAITING | Phase.BARRIER:
+                raise InvalidTransition(self.phase, event, self.story)
+            case _:
+                assert_never(self.phase)
+
+    def _on_interrupted(self, event: Interrupted, now: float) -> list[Action]:
+        if self.assigned is None or event.round != self.assigned.round:
+            return []  # of an earlier round
+        match self.phase:
+            case Phase.RUNNING:
+                return self._stop(_Rejoin(), WorkerState.STOPPED, event.reason, now)
+            case Phase.STOPPING if isinstance(self._wish, _Await):
+                self._wish, self.reason = _Rejoin(), event.reason
+                return []
+            case Phase.STOPPING:
+                return []  # on the way to the next round, or out, already
+            case Phase.AWAITING | Phase.BARRIER:
+                self.reason = event.reason
+                return self._join()
+            case Phase.JOINING | Phase.DONE:
+                return []  # the round is behind us
+            case Phase.INIT:
+                raise InvalidTransition(self.phase, event, self.story)
+            case _:
+                assert_never(self.phase)
+
+    def _on_ended(self, event: Ended, now: float) -> list[Action]:
+        if self.phase is Phase.DONE or isinstance(self._wish, _End):
+            return []  # leaving already
+        self.verdict = event
+        end = _End(_STATE_OF[event.outcome], event.reason)
+        match self.phase:
+            case Phase.RUNNING:
+                return self._stop(end, WorkerState.UNHEALTHY, event.reason, now)
+            case Phase.STOPPING:
+                self._wish = end
+                return []
+            case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
+                return self._finish(end)
+            case _:
+                assert_never(self.phase)
+
+    # What the workers do.
+
+    def _on_spawned(self, event: Spawned) -> list[Action]:
+        if event.generation == self.generation:
+            self.workers = tuple(self._worker(local_rank, event.ids.get(local_rank)) for local_rank in event.ids)
+        return []
+
+    def _on_exited(self, event: Exited, now: float) -> list[Action]:
+        if event.generation != self.generation or event.local_rank not in self._alive:
+            return []  # an earlier generation's
+        self._alive.discard(event.local_rank)
+        match self.phase:
+            case Phase.RUNNING if event.failure is None:
+                self.deadline = now + KILL_WAIT_S  # for `Cleared`
+                return []
+            case Phase.RUNNING:
+                assert self.assigned is not None
+                assert event.failure is not None  # or the case above
+                self.failed[event.local_rank] = event.failure
+                tell = TellFailed(self.assigned.round, event.failure)
+                return [tell, *self._stop(_Await(), WorkerState.UNHEALTHY, event.failure.message, now)]
+            case Phase.STOPPING:
+                if event.local_rank not in self.stopped and event.failure is not None:
+                    self.failed[event.local_rank] = event.failure  # it failed before we asked it to end
+                return []
+            case Phase.DONE:
+                return []  # we gave up on it
+            case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
+                raise InvalidTransition(self.phase, event, self.story)
+            case _:
+                assert_never(self.phase)
+
+    def _on_cleared(self, event: Cleared, now: float) -> list[Action]:
+        if event.generation != self.generation or event.local_rank not in self._uncleared:
+            return []  # an earlier generation's
+        self._uncleared.discard(event.local_rank)
+        if self.phase is Phase.RUNNING and self._uncleared == self._alive:
+            self.deadline = None
+        if self.unended:
+            return []
+        match self.phase:
+            case Phase.RUNNING:
+                return self._enter_barrier(now)
+            case Phase.STOPPING:
+                return self._stopped()
+            case Phase.DONE:
+                return []  # we gave up on it
+            case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
+                raise InvalidTransition(self.phase, event, self.story)
+            case _:
+                assert_never(self.phase)
+
+    # What people and clocks ask.
+
+    def _on_stop_requested(self, event: StopRequested, now: float) -> list[Action]:
+        reason = f"the agent was asked to stop ({_name_of(event.signum)})"
+        end = _End(WorkerState.STOPPED, reason, asked=True)
+        match self.phase:
+            case Phase.RUNNING:
+                return [TellLeft(reason), *self._stop(end, WorkerState.STOPPED, reason, now, event.signum)]
+            case Phase.STOPPING if isinstance(self._wish, _End) and self._wish.asked:
+                return self._kill(now)
+            case Phase.STOPPING if isinstance(self._wish, _End):
+                self._wish = replace(self._wish, asked=True)  # ending already, with a verdict worth keeping
+                return []
+            case Phase.STOPPING:
+                self._wish, self.reason = end, reason
+                return [TellLeft(reason)]
+            case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
+                return [TellLeft(reason), *self._finish(end)]
+            case Phase.DONE:
+                return []
+            case _:
+                assert_never(self.phase)
+
+    def _on_deadline_passed(self, event: DeadlinePassed, now: float) -> list[Action]:
+        if self.deadline is None or now < self.deadline:
+            return []  # disarmed or moved while the event was in the mailbox
+        match self.phase:
+            case Phase.STOPPING if self._kill_count == KILL_COUNT_MAX:
+                reason = "workers survive SIGKILL"
+                return [TellLeft(reason), *self._finish(_End(WorkerState.UNKNOWN, reason))]
+            case Phase.STOPPING:
+                return self._kill(now)
+            case Phase.RUNNING:
+                reason = "what a finished worker left behind survives SIGKILL"
+                end = _End(WorkerState.UNKNOWN, reason)
+                return [TellLeft(reason), *self._stop(end, WorkerState.UNHEALTHY, reason, now)]
+            case Phase.BARRIER:
+                reason = f"other nodes did not finish within {self.spec.exit_barrier_timeout_s:g} s of ours"
+                return [TellLeft(reason), *self._finish(_End(WorkerState.SUCCEEDED, reason))]
+            case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.DONE:
+                raise InvalidTransition(self.phase, event, self.story)
+            case _:
+                assert_never(self.phase)
+
+    # Moves.
+
+    def _join(self) -> list[Action]:
+        self.phase, self.deadline = Phase.JOINING, None
+        return [Join()]
+
+    def _spawn(self, assigned: Assigned) -> list[Action]:
+        self.generation += 1
+        self.assigned = assigned
+        self.phase, self.state, self.reason = Phase.RUNNING, WorkerState.HEALTHY, ""
+        self._wish = _Rejoin()
+        self._alive = set(range(self.spec.local_world_size))
+        self._uncleared = set(self._alive)
+        self.failed, self.stopped = {}, set()
+        self.workers = tuple(self._worker(local_rank, None) for local_rank in range(self.spec.local_world_size))
+        return [Spawn(self.generation, assigned)]
+
+    def _worker(self, local_rank: int, worker_id: Any) -> Worker:
+        assert self.assigned is not None
+        ranks: NodeRanks = self.assigned.ranks
+        return Worker(
+            local_rank=local_rank,
+            global_rank=ranks.first_rank + local_rank,
+            role_rank=ranks.first_role_rank + local_rank,
+            world_size=ranks.world_size,
+            role_world_size=ranks.role_world_size,
+            id=worker_id,
+        )
+
+    def _stop(
+        self, wish: _Wish, state: WorkerState, reason: str, now: float, signum: int = signal.SIGTERM
+    ) -> list[Action]:
+        self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish
+        self._kill_count = 0
+        self.deadline = now + self.spec.shutdown_timeout_s
+        if not self.unended:
+            return self._stopped()
+        self.stopped = set(self._alive)
+        return [Stop(self.generation, tuple(sorted(self._alive)), signum)]
+
+    def _kill(self, now: float) -> list[Action]:
+        if self._kill_count == KILL_COUNT_MAX:
+            return []  # asked again while the last wait is on
+        self._kill_count += 1
+        self.deadline = now + KILL_WAIT_S
+        return [Stop(self.generation, self.unended, signal.SIGKILL)]
+
+    def _stopped(self) -> list[Action]:
+        match self._wish:
+            case _Rejoin():
+                self.state = WorkerState.STOPPED
+                return self._join()
+            case _Await():
+                self.phase, self.deadline = Phase.AWAITING, None
+                return []
+            case _End() as end:
+                return self._finish(end)
+            case _:
+                assert_never(self._wish)
+
+    def _enter_barrier(self, now: float) -> list[Action]:
+        assert self.assigned is not None
+        self.phase, self.deadline = Phase.BARRIER, now + self.spec.exit_barrier_timeout_s
+        return [TellSucceeded(self.assigned.round)]
+
+    def _finish(self, end: _End) -> list[Action]:
+        self.phase, self.deadline = Phase.DONE, None
+        self.state, self.reason = end.state, end.reason
+        return [Finish(end.reason)]
+
+
+_STATE_OF = {
+    Outcome.SUCCEEDED: WorkerState.SUCCEEDED,
+    Outcome.FAILED: WorkerState.FAILED,
+    Outcome.TIMED_OUT: WorkerState.FAILED,
+}
+
+
+def _name_of(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

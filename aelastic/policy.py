@@ -1,0 +1,24 @@
+"""Whether to restart after a failure, and why not.
+
+Pure.  Only failures ask; a change of membership restarts the workers without asking, and
+without paying.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """A budget of restarts for the whole job (torchrun: `--max-restarts`, but per agent there)."""
+
+    max_restarts: int
+
+    def refusal(self, restart_count: int) -> str | None:
+        """Why the job may not restart once more after `restart_count` restarts; `None` when it may."""
+        if restart_count < self.max_restarts:
+            return None
+        if self.max_restarts == 0:
+            return "restarts are off (max_restarts is 0)"
+        return f"all {self.max_restarts} restarts are used up"

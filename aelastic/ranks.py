@@ -1,0 +1,86 @@
+"""Who gets which rank.
+
+Pure tables: nodes in the order of their group ranks in, every node's ranks out.  Global
+ranks run through the nodes in group-rank order; role ranks run, in the same order,
+through the nodes that share a role.  Nodes may differ in role and in number of workers.
+Source: the torchelastic documents, "rank assignment", slow path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRanks:
+    """The ranks of one node's workers in one round."""
+
+    group_rank: int
+    group_world_size: int
+    first_rank: int  # global rank of the node's local rank 0; the others follow
+    world_size: int
+    first_role_rank: int
+    role_world_size: int
+    local_world_size: int
+
+
+def assign_ranks(nodes: Sequence[tuple[str, int]]) -> list[NodeRanks]:
+    """Ranks of every node, in the order given.
+
+    Args:
+        nodes: (role, local world size) of each node; the position is the group rank.
+    """
+    world_size = sum(size for _, size in nodes)
+    role_world_size: Counter[str] = Counter()
+    for role, size in nodes:
+        role_world_size[role] += size
+    first_rank, first_role_rank, table = 0, Counter[str](), []
+    for group_rank, (role, size) in enumerate(nodes):
+        table.append(
+            NodeRanks(
+                group_rank=group_rank,
+                group_world_size=len(nodes),
+                first_rank=first_rank,
+                world_size=world_size,
+                first_role_rank=first_role_rank[role],
+                role_world_size=role_world_size[role],
+                local_world_size=size,
+            )
+        )
+        first_rank += size
+        first_role_rank[role] += size
+    return table
+
+
+def order_nodes(
+    candidates: Mapping[str, tuple[int | None, str]], previous: Sequence[str], max_nodes: int
+) -> tuple[str, ...]:
+    """Chooses at most `max_nodes` nodes and puts them in the order of their group ranks.
+
+    Survivors of the previous round come before newcomers and keep their group rank where it
+    still exists; newcomers fill the holes, first those that ask for a rank, then by host name.
+
+    Args:
+        candidates: node id to (preferred group rank or None, host name).
+        previous: node ids of the last round, by group rank.
+    """
+    survivors = [node for node in previous if node in candidates]
+    newcomers = sorted(candidates.keys() - set(previous), key=lambda node: (*_precedence(*candidates[node]), node))
+    chosen = (survivors + newcomers)[:max_nodes]
+    seats: dict[int, str] = {}
+    for node in chosen:
+        wanted = previous.index(node) if node in survivors else candidates[node][0]
+        if wanted is not None and wanted < len(chosen):
+            seats.setdefault(wanted, node)
+    seated = set(seats.values())
+    rest = iter([node for node in chosen if node not in seated])
+    return tuple(seats[rank] if rank in seats else next(rest) for rank in range(len(chosen)))
+
+
+def _precedence(preferred: int | None, host: str) -> tuple[float, list[tuple[int, int | str]]]:
+    """node2 comes before node10: digits compare as numbers."""
+    parts = [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", host) if part]
+    return (float("inf") if preferred is None else preferred, parts)

@@ -1,0 +1,1 @@
+"""Rendezvous: who takes part in the next round, and how everybody learns of it."""

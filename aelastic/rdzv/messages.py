@@ -1,0 +1,123 @@
+"""The words that agents and their coordinator use.
+
+Facts go up (`Ready`, `Failed`, `Succeeded`, `Left`), decisions come down (`Assigned`, `Interrupted`,
+`Ended`).  Every message about a round carries its number, so that a late one can be told from
+a current one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from aelastic.ranks import NodeRanks
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One agent, as it introduces itself.
+
+    `node_id` is new each time an agent starts; `preferred_rank` is what the user asked for
+    (`--node-rank`) and names the node across its restarts.
+    """
+
+    node_id: str
+    host: str
+    role: str
+    local_world_size: int
+    master_addr: str  # where workers reach this node's store, should it get group rank 0
+    master_port: int
+    preferred_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """A worker's failure, told to other nodes."""
+
+    host: str
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    message: str
+    traceback: str
+    timestamp_s: int  # wall time on the node where it happened; for people only
+
+
+# Node to coordinator.
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """No worker of this node runs; it wants the next round.  Answered by `Assigned` or `Ended`."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker of this node failed.  Answered by `Interrupted` or `Ended`, unless the round is over."""
+
+    node_id: str
+    round: int
+    failure: FailureReport
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """Every worker of this node succeeded.  Answered by `Ended`, or by `Interrupted` if the job restarts."""
+
+    node_id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """This node's part is over, the job's is not.  Not answered."""
+
+    node_id: str
+    reason: str
+
+
+NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left
+
+
+# Coordinator to node.
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A round is complete and this node takes part in it."""
+
+    round: int
+    restart_count: int
+    ranks: NodeRanks
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The round is over: stop the workers, then be `Ready` for the next."""
+
+    round: int
+    reason: str
+
+
+class Outcome(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"  # too few nodes came
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is over: its verdict, the same for every node."""
+
+    outcome: Outcome
+    reason: str
+    cause: FailureReport | None = None
+
+
+CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended

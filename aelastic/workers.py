@@ -1,0 +1,75 @@
+"""What the supervisor needs of whoever runs the workers: start, wait, stop.
+
+This is the place to extend the agent (torch: `SimpleElasticAgent` and its abstract
+`_start_workers`, `_monitor_workers`, `_stop_workers`, `_shutdown`).  `procs.LocalWorkers` runs them
+as processes of this machine; another implementation may run them anywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """One worker to be started, complete: nothing else is looked up."""
+
+    local_rank: int
+    entrypoint: str | Callable[..., Any]
+    args: tuple[Any, ...]
+    env: Mapping[str, str]
+    stdout: Path | None  # None: the agent's own stream
+    stderr: Path | None
+    error_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """How one worker ended.
+
+    `exitcode` is negative for a signal, as in `subprocess`; `note` says what the code cannot (the
+    program could not be started, say).
+    """
+
+    exitcode: int
+    return_value: Any = None
+    note: str = ""
+
+
+class WorkerBackend(ABC):
+    """Runs one generation of workers after the other; the supervisor never overlaps two.
+
+    Whatever a method raises is a failure of the agent, not of a worker.
+    """
+
+    @abstractmethod
+    async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, Any]:
+        """Starts every worker; gives local rank to worker id (a pid here; any name elsewhere).
+
+        A worker that cannot be started counts as started and ends at once, with a note.
+        """
+
+    @abstractmethod
+    async def wait(self, local_rank: int) -> WorkerExit:
+        """Returns when the worker has ended.  Called once per worker and generation."""
+
+    async def clear(self, local_rank: int) -> None:  # noqa: B027  nothing to clear is a fair answer
+        """Returns when nothing the worker left behind is alive.  Called once, after `wait`."""
+
+    @abstractmethod
+    def stop(self, local_rank: int, signum: int) -> None:
+        """Asks a worker to end with a signal; SIGKILL ends it and all that belongs to it.  Does not wait.
+
+        The worker may be gone already.
+        """
+
+    def describe(self, local_rank: int) -> str:
+        """What can be told about a worker that does not end, for the report."""
+        return f"local rank {local_rank}"
+
+    async def aclose(self) -> None:  # noqa: B027  nothing to give back is a fair answer
+        """Gives back whatever outlives a generation.  Called once, when no worker is left."""
