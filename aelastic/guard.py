@@ -1,0 +1,157 @@
+"""The guard: a small process that outlives its agent only to leave nothing behind.
+
+Two halves.  The functions read `/proc` and are used by `procs` as well.  The program, started by
+`procs` from this very file, waits until its agent is gone, by whatever death, and then kills every
+process that belongs to it.  It never acts while the agent lives.
+
+What belongs to an agent:
+
+- whoever is in the session of a worker (the agent tells which: lines `+PID` and `-PID` on a pipe);
+- whoever carries the agent's mark in its environment: `TORCHELASTIC_ERROR_FILE` inside the agent's
+  own run folder, whose name is random.  Daemons that left the session still carry it;
+- whoever descends from one of these.  A nested agent, its guard and its workers, say.
+
+Nothing else is ever signalled.  The program imports the standard library's cheapest modules only, and
+is fed to the interpreter as its standard input, so that `pkill -f aelastic` does not find it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+
+# Processes fork while they are being killed, so we look again until nothing is found.  This many looks
+# that each still find something mean that a process survives SIGKILL (uninterruptible sleep).
+LOOKS_MAX = 200
+LOOK_AGAIN_MS = 25
+
+
+class Process:
+    """One line of the process table: `proc(5)`, `/proc/PID/stat`."""
+
+    __slots__ = ("parent", "pid", "session", "state")
+
+    def __init__(self, pid: int, state: str, parent: int, session: int) -> None:
+        self.pid, self.state, self.parent, self.session = pid, state, parent, session
+
+
+def process(pid: int | str) -> Process | None:
+    """The process, or `None` when there is none (any more)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    # The name is in parentheses and may hold spaces and parentheses itself: count from the last one.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return Process(int(pid), fields[0].decode(), int(fields[1]), int(fields[3]))
+
+
+def processes() -> list[Process]:
+    """Every process that lives.  Zombies are dead: they hold nothing and can't be killed."""
+    table = (process(name) for name in os.listdir("/proc") if name.isdigit())
+    return [entry for entry in table if entry is not None and entry.state not in "ZX"]
+
+
+def session_members(sessions: set[int]) -> list[Process]:
+    """Who lives in one of the sessions, leaders included."""
+    return [entry for entry in processes() if entry.session in sessions]
+
+
+def carries(pid: int, mark: bytes) -> bool:
+    """Whether the environment a process was started with holds the mark."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read()
+    except OSError:
+        return False  # gone, or somebody else's
+
+
+def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process]:
+    """Who belongs to an agent, as the module says; `spare` are pids that are never part of it."""
+    table = [entry for entry in processes() if entry.pid not in spare]
+    found = {entry.pid for entry in table if entry.session in sessions or (mark and carries(entry.pid, mark))}
+    grown = True
+    while grown:
+        children = {entry.pid for entry in table if entry.parent in found} - found
+        found |= children
+        grown = bool(children)
+    return [entry for entry in table if entry.pid in found]
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass  # gone, or not ours to kill
+
+
+def sweep(sessions: set[int], mark: bytes) -> list[Process]:
+    """Kills what belongs to a dead agent; gives what survives even that."""
+    spare = {os.getpid()}
+    left: list[Process] = []
+    for _ in range(LOOKS_MAX):
+        left = belongings(sessions, mark, spare)
+        if not left:
+            break
+        for entry in left:
+            kill(entry.pid)
+        select.select([], [], [], LOOK_AGAIN_MS / 1000)
+    return left
+
+
+def main(agent: int, mark: bytes, scratch: str, control: int) -> None:
+    """Waits for the agent's end, then sweeps.
+
+    Args:
+        agent: pid of the agent.
+        mark: what its workers' environment holds.
+        scratch: a folder to remove after that; empty for none.
+        control: a pipe on which the agent tells of sessions; its end is the end of the agent's run.
+    """
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    try:
+        # Not only the pipe: a forked child of the agent may hold the pipe's other end open.
+        poll.register(os.pidfd_open(agent), select.POLLIN)
+    except (AttributeError, OSError):
+        pass  # no pidfds here: the pipe tells
+    timeout = None if os.getppid() == agent else 0  # 0: it died before we could watch it
+    sessions: set[int] = set()
+    said = b""
+    while True:
+        ready = dict(poll.poll(timeout))
+        chunk = os.read(control, 65536) if control in ready else b""
+        if not chunk:
+            break
+        *lines, said = (said + chunk).split(b"\n")
+        for line in lines:
+            (sessions.add if line[:1] == b"+" else sessions.discard)(int(line[1:]))
+    left = sweep(sessions, mark)
+    if left:
+        pids = ", ".join(f"{entry.pid} (state {entry.state})" for entry in left)
+        print(f"aelastic: processes survive SIGKILL: {pids}; this host may need a restart", file=sys.stderr)
+    if scratch:
+        remove(scratch)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder and what is in it (`shutil.rmtree` would cost an import of 10 ms)."""
+    try:
+        for parent, folders, files in os.walk(folder, topdown=False):
+            for name in files:
+                os.unlink(os.path.join(parent, name))
+            for name in folders:
+                path = os.path.join(parent, name)
+                (os.unlink if os.path.islink(path) else os.rmdir)(path)
+        os.rmdir(folder)
+    except OSError:
+        pass  # removed by the agent already, or never made
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(ignored, signal.SIG_IGN)
+    main(int(sys.argv[2]), os.fsencode(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

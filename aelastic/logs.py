@@ -1,0 +1,315 @@
+"""What workers write: where it goes, and how it reaches the console.
+
+A stream that is kept goes straight into a file: the worker writes it, whatever becomes of the agent, and is
+never blocked by a slow console.  What the console shows as well is read from that file as it grows.
+The file is the buffer: memory stays bounded, and what a stalled console has not shown is not lost.
+
+stderr goes through a file even when nobody asked for one, because its end tells why a worker died.
+Such a file is scratch: what has been shown is given back to the file system, but for the end.
+
+Layout, as torchrun's: `<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from aelastic.errors import InputError
+from aelastic.inotify import Growth
+from aelastic.spec import Std, WorkerSpec, streams_of
+
+_log = logging.getLogger(__name__)
+
+# Read and shown at once; large enough that a system call costs little per byte.
+CHUNK_BYTES = 1 << 18
+# A line longer than this is shown in pieces; it is whole in the file.
+LINE_BYTES_MAX = 1 << 16
+# Of a worker's stderr, what is searched for the cause of its death.
+TAIL_BYTES = 1 << 16
+# Scratch that has been shown is given back in steps of this size.
+PUNCH_BYTES = 1 << 20
+# At the end, a console that takes nothing for this long is given up; the files are kept then.
+STALL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """Where one worker's output goes in one attempt; `None` is the agent's own stream."""
+
+    stdout: Path | None
+    stderr: Path
+    error_file: Path
+
+
+class RunLogs:
+    """The files of one run, and what of them is shown on the console.
+
+    Raises:
+        InputError: the log folder can't be written.
+    """
+
+    def __init__(self, spec: WorkerSpec, run_id: str) -> None:
+        self._spec = spec
+        name = re.sub(r"[^\w.-]", "_", run_id)
+        try:
+            if spec.log_dir is None:
+                self._base = Path(tempfile.mkdtemp(prefix="aelastic_"))
+            else:
+                self._base = Path(os.path.abspath(spec.log_dir))
+                self._base.mkdir(parents=True, exist_ok=True)
+            self.root = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=self._base))
+        except OSError as error:
+            raise InputError(f"log folder {spec.log_dir or tempfile.gettempdir()}: {error.strerror}") from None
+        self._wanted = spec.log_dir is not None or any(
+            streams_of(streams, rank) for streams in (spec.redirects, spec.tee) for rank in range(spec.local_world_size)
+        )
+        self._growth = Growth()
+        self._consoles = {Std.OUT: _Console(_fd_of(sys.stdout, 1)), Std.ERR: _Console(_fd_of(sys.stderr, 2))}
+        self._files: dict[int, WorkerFiles] = {}
+
+    @property
+    def scratch(self) -> Path | None:
+        """The folder that nobody asked for, to be removed at the end."""
+        return None if self._wanted else self._base
+
+    @property
+    def mark(self) -> str:
+        """What the environment of every worker of this run holds, and no other process's."""
+        return f"TORCHELASTIC_ERROR_FILE={self.root}/"
+
+    def open_attempt(self, attempt: int) -> dict[int, WorkerFiles]:
+        """Makes the files of the next generation, by local rank, and follows those that are shown."""
+        self._files = {rank: self._open(attempt, rank) for rank in range(self._spec.local_world_size)}
+        return self._files
+
+    def _open(self, attempt: int, rank: int) -> WorkerFiles:
+        folder = self.root / f"attempt_{attempt}" / str(rank)
+        folder.mkdir(parents=True)
+        teed, kept = streams_of(self._spec.tee, rank), streams_of(self._spec.redirects, rank)
+        stdout = folder / "stdout.log" if Std.OUT in teed | kept else None
+        stderr = folder / "stderr.log"
+        prefix = f"[{self._spec.role}{rank}]:".encode()
+        if stdout is not None and Std.OUT in teed:
+            self._follow(stdout, Std.OUT, prefix)
+        if Std.ERR in teed:
+            self._follow(stderr, Std.ERR, prefix)
+        elif Std.ERR not in kept:
+            self._follow(stderr, Std.ERR, b"", scratch=True)
+        return WorkerFiles(stdout, stderr, folder / "error.json")
+
+    def _follow(self, path: Path, stream: Std, prefix: bytes, *, scratch: bool = False) -> None:
+        path.touch()
+        follower = _Follower(path, prefix, self._growth.watch(path), scratch=scratch)
+        self._consoles[stream].add(follower)
+
+    async def tail(self, local_rank: int) -> str:
+        """The end of what a worker of this generation wrote to stderr; "" if it can't be read."""
+        import aiofiles
+
+        try:
+            async with aiofiles.open(self._files[local_rank].stderr, "rb") as file:
+                size = await file.seek(0, os.SEEK_END)
+                await file.seek(max(0, size - TAIL_BYTES))
+                return (await file.read(TAIL_BYTES)).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def end_attempt(self) -> None:
+        """Nobody writes any more: what is left in the files is shown, then they are let go."""
+        for console in self._consoles.values():
+            console.end_followers()
+
+    async def run(self) -> None:
+        """Shows what is followed, as it is written.  Runs until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for stream, console in self._consoles.items():
+                tasks.start_soon(console.run, self._growth.forget, name=f"console {stream.name}")
+            while True:
+                blind = any(console.is_blind for console in self._consoles.values())
+                grown = await self._growth.wait(blind=blind)
+                for console in self._consoles.values():
+                    console.wake(grown)
+
+    async def finish(self) -> None:
+        """Returns when the console has taken everything, or takes no more."""
+        self.end_attempt()
+        for console in self._consoles.values():
+            while not console.is_idle and not console.is_stalled:
+                with anyio.move_on_after(STALL_TIMEOUT_S) as waited:
+                    await console.progress()
+                console.is_stalled = waited.cancelled_caught
+            if console.is_stalled:
+                self._wanted = True
+                _log.warning("the console takes no more output; all of it is in %s", self.root)
+
+    def close(self) -> None:
+        """Closes what is open and removes what nobody asked for."""
+        for console in self._consoles.values():
+            console.close()
+        self._growth.close()
+        if not self._wanted:
+            shutil.rmtree(self._base, ignore_errors=True)
+
+
+class _Follower:
+    """Reads a file from where it was left, in pieces fit for the console."""
+
+    def __init__(self, path: Path, prefix: bytes, watch: int | None, *, scratch: bool) -> None:
+        self.watch = watch
+        self.is_ended = False  # nobody writes any more
+        self._fd = os.open(path, os.O_RDWR if scratch else os.O_RDONLY)
+        self._prefix = prefix
+        self._scratch = scratch
+        self._read = self._punched = 0  # bytes
+        self._partial = b""  # a line that has begun
+        self._is_inside = False  # of a line whose beginning has been shown already
+
+    def pieces(self) -> Iterator[bytes]:
+        """What has been written since the last call, piece by piece."""
+        while chunk := os.pread(self._fd, CHUNK_BYTES, self._read):
+            self._read += len(chunk)
+            if piece := self._shown(chunk):
+                yield piece
+            self._punch()
+        if self.is_ended and self._partial:
+            yield self._prefixed(self._partial + b"\n")
+            self._partial = b""
+
+    def _shown(self, chunk: bytes) -> bytes:
+        if not self._prefix:
+            return chunk  # as the worker would have written it itself
+        whole, newline, self._partial = (self._partial + chunk).rpartition(b"\n")
+        piece = self._prefixed(whole + newline) if newline else b""
+        if len(self._partial) > LINE_BYTES_MAX:
+            piece += self._prefixed(self._partial)
+            self._partial, self._is_inside = b"", True
+        return piece
+
+    def _prefixed(self, lines: bytes) -> bytes:
+        beginning = b"" if self._is_inside else self._prefix
+        self._is_inside = False
+        ending = lines.endswith(b"\n")
+        body = lines[:-1] if ending else lines
+        return beginning + body.replace(b"\n", b"\n" + self._prefix) + (b"\n" if ending else b"")
+
+    def _punch(self) -> None:
+        """Gives back what has been shown, but for the end, which may tell the cause of a failure."""
+        end = self._read - TAIL_BYTES
+        if self._scratch and end - self._punched >= PUNCH_BYTES and _fallocate is not None:
+            _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._punched, end - self._punched)
+            self._punched = end
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _Console:
+    """One of the agent's own streams, and the files whose growth it shows."""
+
+    def __init__(self, fd: int | None) -> None:
+        self.is_stalled = False
+        self._fd = fd  # None once nobody reads it
+        self._followers: list[_Follower] = []
+        self._grown = anyio.Event()
+        self._progress = anyio.Event()
+        self._everything = False  # any file may have grown
+        self._watches: set[int] = set()
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the kernel does not tell of every file's growth."""
+        return any(follower.watch is None for follower in self._followers)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._followers
+
+    def add(self, follower: _Follower) -> None:
+        self._followers.append(follower)
+
+    def end_followers(self) -> None:
+        for follower in self._followers:
+            follower.is_ended = True
+        self._everything = True
+        self._grown.set()
+
+    def wake(self, watches: set[int]) -> None:
+        self._watches |= watches
+        self._everything |= self.is_blind
+        self._grown.set()
+
+    async def progress(self) -> None:
+        self._progress = anyio.Event()
+        await self._progress.wait()
+
+    async def run(self, forget: Callable[[int], None]) -> None:
+        while True:
+            await self._grown.wait()
+            self._grown = anyio.Event()
+            watches, everything = self._watches, self._everything
+            self._watches, self._everything = set(), False
+            for follower in list(self._followers):
+                if everything or follower.watch in watches:
+                    await self._show(follower)
+                    if follower.is_ended and everything:
+                        self._followers.remove(follower)
+                        if follower.watch is not None:
+                            forget(follower.watch)
+                        follower.close()
+            self._progress.set()
+
+    async def _show(self, follower: _Follower) -> None:
+        for piece in follower.pieces():
+            if self._fd is not None:
+                # In a thread: the console may stall, the loop must not.
+                await anyio.to_thread.run_sync(self._write, self._fd, piece, abandon_on_cancel=True)
+                self._progress.set()
+
+    def _write(self, fd: int, piece: bytes) -> None:
+        rest = memoryview(piece)
+        while rest:
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except BlockingIOError:  # somebody made it non-blocking; it is shared, so we can't undo that
+                anyio.from_thread.run(anyio.sleep, 0.01)
+            except OSError:
+                self._fd = None  # nobody reads it any more; files are still kept
+                return
+
+    def close(self) -> None:
+        for follower in self._followers:
+            follower.close()
+
+
+def _fd_of(stream: object, usual: int) -> int | None:
+    """The descriptor behind the agent's stream, which a program around us may have replaced."""
+    try:
+        return stream.fileno()  # type: ignore[attr-defined,no-any-return]
+    except (AttributeError, OSError, ValueError):
+        return usual
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """fallocate(2): the standard library has no call that gives a part of a file back."""
+    try:
+        function = ctypes.CDLL(None).fallocate
+    except (AttributeError, OSError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return function
+
+
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_fallocate = _find_fallocate()

@@ -1,0 +1,142 @@
+"""Whether the kernel killed for want of memory: this process's cgroup knows, an exit code of -9 does not say.
+
+`OomWatch` remembers the kill counter when it is made, and explains a worker's exit by what was counted since.
+Both versions of the interface are read (the kernel's `cgroup-v2.rst` and `cgroup-v1/memory.rst`); a host without
+either, or one that hides them, is a host where nothing is explained.  Nothing here raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC_CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+# v1 says "no limit" with the largest multiple of the page size; no host has 2^62 bytes.
+UNLIMITED_BYTES = 1 << 62
+# What Popen and shells call SIGKILL.
+KILLED = (-9, 137)
+
+
+@dataclass(frozen=True, slots=True)
+class _Interface:
+    """The names of the files that count and limit."""
+
+    events: str
+    limit: str
+
+
+_V1 = _Interface("memory.oom_control", "memory.limit_in_bytes")
+_V2 = _Interface("memory.events", "memory.max")
+
+
+class OomWatch:
+    """Counts out-of-memory kills in this process's cgroup since it was made.
+
+    In v2 the counter covers the cgroups below, in v1 the cgroup alone.  Where this cgroup has no counter (v2 without
+    the memory controller), the nearest one above that has counts for it.
+
+    Args:
+        proc_cgroup: the list of this process's cgroups (`cgroups(7)`).
+        root: where the hierarchies are mounted.
+    """
+
+    def __init__(self, proc_cgroup: Path = PROC_CGROUP, root: Path = CGROUP_ROOT) -> None:
+        self._interface, self._folders = _find_folders(proc_cgroup, root)
+        self._events = next((path for path in self._paths("events") if _read_kills(path) is not None), None)
+        self._at_start = self._count()
+        self._explained = 0
+
+    def kills_since_start(self) -> int:
+        """How many processes of the cgroup the kernel has killed since; 0 where it cannot be told."""
+        # A cgroup that was replaced by a new one of its name starts at 0 again.
+        return max(0, self._count() - self._at_start)
+
+    def limit_bytes(self) -> int | None:
+        """The smallest limit of the cgroup and those above it, now; `None` where there is none."""
+        limits = [limit for path in self._paths("limit") if (limit := _read_limit(path)) is not None]
+        return min(limits, default=None)
+
+    @property
+    def limit_text(self) -> str:
+        """As in `512.0 MiB`, or ""."""
+        limit = self.limit_bytes()
+        return "" if limit is None else _size_text(limit)
+
+    def explain(self, exitcode: int) -> str:
+        """A sentence for a worker's exit, where the kernel killed somebody since; else "".
+
+        One kill explains one SIGKILL.  Another exit is not explained by it, but may follow from it: a data-loader
+        that was killed makes its parent fail.  The kernel counts before it kills, so an exit that was seen is counted.
+        """
+        kills = self.kills_since_start() - self._explained
+        if kills <= 0:
+            return ""
+        limit = f" (memory limit {self.limit_text})" if self.limit_text else ""
+        if exitcode in KILLED:
+            self._explained += 1
+            return f"the kernel's out-of-memory killer ended it{limit}"
+        return f"the kernel's out-of-memory killer ended {kills} process(es) of its cgroup{limit}"
+
+    def _count(self) -> int:
+        return (_read_kills(self._events) or 0) if self._events else 0
+
+    def _paths(self, what: str) -> list[Path]:
+        return [folder / getattr(self._interface, what) for folder in self._folders]
+
+
+def _find_folders(proc_cgroup: Path, root: Path) -> tuple[_Interface, list[Path]]:
+    """The cgroup's folder and those above it, innermost first, up to the mount."""
+    cgroups: dict[str, str] = {}
+    for line in (_read(proc_cgroup) or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        cgroups |= dict.fromkeys(controllers.split(","), path)
+    # Where v1 has the memory controller, v2 has not.
+    interface = _V1 if "memory" in cgroups else _V2
+    mount = root / "memory" if interface is _V1 else root
+    inside = Path((cgroups.get("memory") or cgroups.get("", "/")).strip("/"))
+    # A container may see the host's path, of which its mount shows only the end, or a path above its namespace.
+    folders = [mount / above for above in (inside, *inside.parents)] if ".." not in inside.parts else [mount]
+    return interface, [folder for folder in folders if _is_folder(folder)]
+
+
+def _read_kills(path: Path) -> int | None:
+    for line in (_read(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return _number(value)
+    return None
+
+
+def _read_limit(path: Path) -> int | None:
+    limit = _number(_read(path) or "")  # v2 writes "max" for none
+    return limit if limit is not None and limit < UNLIMITED_BYTES else None
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def _size_text(size: int) -> str:
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007
+        if value < 1024:
+            break
+        value /= 1024
+    return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None

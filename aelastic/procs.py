@@ -1,0 +1,302 @@
+"""Workers as processes of this machine.
+
+A worker leads a session of its own.  It is asked to end alone, so that what it needs for a last
+checkpoint (data loaders, say) lives as long as it does; once it is gone, or at SIGKILL, the whole
+session goes.  Its exit is an event: a pidfd becomes readable (`pidfd_open(2)`).
+
+A worker stays a zombie until its session is empty.  A zombie keeps its pid, and so the session's number,
+from being given to anybody else: nothing unrelated can ever be signalled.
+
+`guard.py` kills what is left when the agent itself dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import anyio
+
+from aelastic import guard
+from aelastic.children import pidfd_of, wait_ended, waited_for
+from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
+
+_log = logging.getLogger(__name__)
+
+# What shells answer for a program that is not there, or cannot be executed (`sh(1)`).
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+# For a child whose status somebody else in this process has taken (`waitpid(-1)`).
+STATUS_LOST = 255
+# A killed process is gone at once, or is slow to tear down; then we look for others in the meantime.
+CLEAR_LOOK_AGAIN_S = 0.05
+# The guard needs milliseconds, unless a process survives SIGKILL; it says so itself after 5 s.
+GUARD_TIMEOUT_S = 8.0
+
+
+class _Child(Protocol):
+    """What `subprocess.Popen` and `multiprocessing.Process` share, or nearly."""
+
+    pid: int
+
+    def reap(self) -> int | None: ...
+
+
+class _Program:
+    """A command, started as the leader of a new session."""
+
+    def __init__(self, start: WorkerStart) -> None:
+        assert isinstance(start.entrypoint, str)
+        with _opened(start.stdout) as stdout, _opened(start.stderr) as stderr:
+            self._popen = subprocess.Popen(
+                [start.entrypoint, *start.args],
+                env=start.env,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+
+    def reap(self) -> int | None:
+        return self._popen.poll()
+
+
+class _Function:
+    """A function in a child of `multiprocessing`; `functions.run` makes it the leader of a new session."""
+
+    def __init__(self, start: WorkerStart, method: str) -> None:
+        from aelastic import functions
+
+        context: Any = multiprocessing.get_context(method)
+        self._process = context.Process(target=functions.run, args=(start,), name=f"worker {start.local_rank}")
+        self._process.start()
+        self.pid = self._process.pid
+
+    def reap(self) -> int | None:
+        self._process.join(timeout=1.0)  # at once, but for a fork server, which passes the status on
+        exitcode: int | None = self._process.exitcode
+        return exitcode
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """A file for a worker's stream, open for appending; or the agent's own stream, for `None`."""
+    if path is None:
+        yield None
+        return
+    # Appending: the worker's children share the file, and no write may land on another's.
+    with path.open("ab", buffering=0) as file:
+        yield file
+
+
+class _Worker:
+    """A started worker, until its session is empty and its status is taken."""
+
+    def __init__(self, child: _Child, monitor_interval: float) -> None:
+        self._child = child
+        self._monitor_interval = monitor_interval
+        self.pid = child.pid
+        self._pidfd = pidfd_of(child.pid)
+        waited_for.add(child.pid)
+
+    async def wait(self) -> int:
+        """The exit code, as soon as there is one; the process stays a zombie."""
+        if self._pidfd is None:
+            while (code := self._status()) is None:  # noqa: ASYNC110  no kernel to tell us
+                await anyio.sleep(self._monitor_interval)
+            return code
+        await anyio.wait_readable(self._pidfd)
+        code = self._status()
+        if code is None:  # not our child but a fork server's
+            code = await anyio.to_thread.run_sync(self._child.reap)
+        return STATUS_LOST if code is None else code
+
+    def _status(self) -> int | None:
+        """The exit code if the process has ended, without taking it."""
+        try:
+            result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None if guard.process(self.pid) or isinstance(self._child, _Function) else STATUS_LOST
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    async def clear(self) -> None:
+        """Kills what is left of the session, waits until it is gone, then takes the status."""
+        while left := self.others():
+            for entry in left:
+                guard.kill(entry.pid)
+            with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):  # who forked meanwhile is found by the next look
+                for entry in left:
+                    await wait_ended(entry.pid)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Takes the status if there is one, and lets go of the process."""
+        self._child.reap()
+        waited_for.discard(self.pid)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def others(self) -> list[guard.Process]:
+        """Who lives in the worker's session besides the worker."""
+        return [entry for entry in guard.session_members({self.pid}) if entry.pid != self.pid]
+
+    def signal(self, signum: int) -> None:
+        try:
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signum)
+            else:
+                os.kill(self.pid, signum)
+        except ProcessLookupError:
+            pass  # it has ended, and its `Exited` is on the way
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        for entry in self.others():
+            guard.kill(entry.pid)
+
+
+class LocalWorkers(WorkerBackend):
+    """Runs workers as processes of this machine (torch: `LocalElasticAgent`).
+
+    Args:
+        start_method: for functions, as in `multiprocessing`.
+        monitor_interval: seconds between two looks where the kernel has no pidfds.
+        mark: what the environment of every worker holds, and nobody else's: it tells the guard whom to kill.
+        scratch: a folder that the guard removes if the agent dies; `None` for none.
+    """
+
+    def __init__(self, *, start_method: str, monitor_interval: float, mark: str, scratch: Path | None = None) -> None:
+        self._start_method = start_method
+        self._monitor_interval = monitor_interval
+        self._guard = _GuardProcess(mark, scratch)
+        self._workers: dict[int, _Worker | WorkerExit] = {}
+
+    async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
+        self._guard.ensure()
+        self._workers = {start.local_rank: self._start(start) for start in starts}
+        return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in self._workers.items()}
+
+    def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
+        child: _Child
+        try:
+            child = _Program(start) if isinstance(start.entrypoint, str) else _Function(start, self._start_method)
+        except OSError as error:
+            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            return WorkerExit(code, note=f"could not be started: {error}")
+        self._guard.tell("+", child.pid)
+        return _Worker(child, self._monitor_interval)
+
+    async def wait(self, local_rank: int) -> WorkerExit:
+        worker = self._workers[local_rank]
+        return worker if isinstance(worker, WorkerExit) else WorkerExit(await worker.wait())
+
+    async def clear(self, local_rank: int) -> None:
+        worker = self._workers[local_rank]
+        if isinstance(worker, _Worker):
+            await worker.clear()
+            self._guard.tell("-", worker.pid)
+            self._workers[local_rank] = WorkerExit(0)
+
+    def stop(self, local_rank: int, signum: int) -> None:
+        worker = self._workers[local_rank]
+        if isinstance(worker, _Worker):
+            if signum == signal.SIGKILL:
+                worker.kill()
+            else:
+                worker.signal(signum)
+
+    def describe(self, local_rank: int) -> str:
+        worker = self._workers[local_rank]
+        if isinstance(worker, WorkerExit):
+            return super().describe(local_rank)
+        left = [entry for entry in (guard.process(worker.pid), *worker.others()) if entry and entry.state not in "ZX"]
+        return f"local rank {local_rank}: " + (", ".join(_describe(entry) for entry in left) or "nothing")
+
+    async def aclose(self) -> None:
+        """Kills whatever the agent started and still lives, daemons included, and waits until it is gone."""
+        await self._guard.aclose()
+        for worker in self._workers.values():
+            if isinstance(worker, _Worker):  # the agent failed, or gave up on it
+                worker.give_up()
+
+
+class _GuardProcess:
+    """Starts the guard, tells it of sessions, replaces it should it die."""
+
+    def __init__(self, mark: str, scratch: Path | None) -> None:
+        self._mark, self._scratch = mark, scratch
+        self._sessions: set[int] = set()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._control = -1
+
+    def ensure(self) -> None:
+        """Starts the guard if none is alive: before the first worker, and before every generation."""
+        if self._popen is not None and self._popen.poll() is None:
+            return
+        if self._popen is not None:
+            _log.warning("the guard process died (exit code %s); starting another", self._popen.returncode)
+            self._forget()
+        theirs, self._control = os.pipe()
+        try:
+            with open(guard.__file__, "rb") as program:
+                who = ["guards-the-workers-of", str(os.getpid()), self._mark, str(self._scratch or ""), str(theirs)]
+                self._popen = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-", *who],
+                    stdin=program,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(theirs,),
+                    start_new_session=True,  # a Ctrl-C at the terminal is not for it
+                    cwd="/",  # no file system is kept busy
+                )
+        finally:
+            os.close(theirs)
+        waited_for.add(self._popen.pid)
+        for session in sorted(self._sessions):
+            self._write("+", session)
+
+    def tell(self, sign: str, session: int) -> None:
+        (self._sessions.add if sign == "+" else self._sessions.discard)(session)
+        self._write(sign, session)
+
+    def _write(self, sign: str, session: int) -> None:
+        try:
+            os.write(self._control, f"{sign}{session}\n".encode())
+        except BrokenPipeError:
+            self.ensure()
+
+    async def aclose(self) -> None:
+        if self._popen is None:
+            return
+        os.close(self._control)
+        self._control = -1
+        with anyio.move_on_after(GUARD_TIMEOUT_S):
+            await wait_ended(self._popen.pid)
+        self._popen.poll()
+        self._forget()
+
+    def _forget(self) -> None:
+        assert self._popen is not None
+        waited_for.discard(self._popen.pid)
+        if self._control >= 0:
+            os.close(self._control)
+        self._popen, self._control = None, -1
+
+
+def _describe(entry: guard.Process) -> str:
+    try:
+        place = Path(f"/proc/{entry.pid}/wchan").read_text()
+    except OSError:
+        place = ""
+    sleep = " (uninterruptible sleep)" if entry.state == "D" else ""
+    return f"pid {entry.pid} in state {entry.state}{sleep}" + (f", in {place}" if place not in {"", "0"} else "")
