@@ -1,0 +1,79 @@
+"""An asyncio-native elastic agent for distributed PyTorch: a drop-in for `torchrun`.
+
+    python -m aelastic train.py                     # the command line
+    result = await Supervisor(spec).run()           # the library, inside your own event loop
+
+Names are imported when they are first used: a worker that uses `record` need not pay for the agent.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aelastic.errors import (
+        AelasticError,
+        ChildFailedError,
+        ErrorHandler,
+        InputError,
+        InternalError,
+        ProcessFailure,
+        RendezvousError,
+        RendezvousTimeoutError,
+        UnkillableWorkerError,
+        get_error_handler,
+        record,
+    )
+    from aelastic.group import Worker, WorkerGroup, WorkerState
+    from aelastic.spec import Std, WorkerSpec
+    from aelastic.supervisor import RunResult, Supervisor
+    from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AelasticError",
+    "ChildFailedError",
+    "ErrorHandler",
+    "InputError",
+    "InternalError",
+    "ProcessFailure",
+    "RendezvousError",
+    "RendezvousTimeoutError",
+    "RunResult",
+    "Std",
+    "Supervisor",
+    "UnkillableWorkerError",
+    "Worker",
+    "WorkerBackend",
+    "WorkerExit",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerStart",
+    "WorkerState",
+    "get_error_handler",
+    "record",
+]
+
+_HOMES = {
+    "errors": (
+        "AelasticError", "ChildFailedError", "ErrorHandler", "InputError", "InternalError", "ProcessFailure",
+        "RendezvousError", "RendezvousTimeoutError", "UnkillableWorkerError", "get_error_handler", "record",
+    ),
+    "group": ("Worker", "WorkerGroup", "WorkerState"),
+    "spec": ("Std", "WorkerSpec"),
+    "supervisor": ("RunResult", "Supervisor"),
+    "workers": ("WorkerBackend", "WorkerExit", "WorkerStart"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])

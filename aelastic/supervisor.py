@@ -1,0 +1,368 @@
+"""The supervisor: one event loop, one mailbox, one deadline.
+
+It carries out what the worker group asks for and reports what happens; it decides nothing.  What takes time
+is a task of its own and ends by posting its event.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, assert_never
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from aelastic.env import worker_args, worker_env
+from aelastic.errors import InternalError, ProcessFailure, RendezvousTimeoutError, UnkillableWorkerError
+from aelastic.group import (
+    Action,
+    Cleared,
+    DeadlinePassed,
+    Event,
+    Exited,
+    Finish,
+    Join,
+    Spawn,
+    Spawned,
+    Start,
+    Stop,
+    StopRequested,
+    TellFailed,
+    TellLeft,
+    TellSucceeded,
+    Worker,
+    WorkerGroup,
+    WorkerState,
+)
+from aelastic.logs import RunLogs, WorkerFiles
+from aelastic.oom import OomWatch
+from aelastic.policy import RestartPolicy
+from aelastic.procs import LocalWorkers
+from aelastic.rdzv.coordinator import Coordinator
+from aelastic.rdzv.inproc import InProcessLink
+from aelastic.rdzv.link import Link
+from aelastic.rdzv.messages import Assigned, Failed, FailureReport, Left, Node, Outcome, Ready, Succeeded
+from aelastic.spec import WorkerSpec
+from aelastic.store import StoreHost, open_listener
+from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended, all or nothing (torch: `torch.distributed.elastic.agent.server.api.RunResult`).
+
+    Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all
+    succeeded.  `failures` holds the workers that failed, in the order they did.  `victims` are the
+    workers that ended because the agent asked them to; they are in neither.
+    """
+
+    state: WorkerState
+    return_values: Mapping[int, Any] = field(default_factory=dict)
+    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
+    victims: tuple[int, ...] = ()
+    reason: str = ""
+
+    def is_failed(self) -> bool:
+        return self.state is WorkerState.FAILED
+
+
+class Supervisor:
+    """Runs the workers of this node until the job is over (torch: `LocalElasticAgent`).
+
+    Lives on the caller's event loop and touches nothing of the process around it: no signal handler,
+    no `os.environ`, no event-loop policy.  One supervisor runs once; any number run side by side.
+
+    Args:
+        spec: what to run.
+        backend: who runs the workers; by default, this machine.
+    """
+
+    def __init__(self, spec: WorkerSpec, *, backend: WorkerBackend | None = None) -> None:
+        self.spec = spec
+        self._run_id = spec.run_id or str(uuid.uuid4())
+        self._base_env = dict(os.environ) if spec.env is None else dict(spec.env)
+        self._group = WorkerGroup(spec)
+        self._node_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._given_backend = backend
+        self._has_run = self._is_closed = False
+        self._send, self._receive = anyio.create_memory_object_stream[Event](math.inf)
+        self._failures: dict[int, ProcessFailure] = {}  # of this generation, by local rank
+        self._return_values: dict[int, Any] = {}  # likewise
+        self._listener: socket.socket | None = None  # the port we joined the coming round with
+        self._oom = OomWatch()
+
+    @property
+    def state(self) -> WorkerState:
+        return self._group.state
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers of the current generation."""
+        return self._group.workers
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Asks the run to end: workers get the signal, and are killed after `shutdown_timeout_s`.
+
+        Asked a second time, they are killed now.  Never blocks; safe in a signal handler of the loop.
+        """
+        self._post(StopRequested(signum))
+
+    async def run(self) -> RunResult:
+        """Runs the job to its end.
+
+        Cancelled, it stops the workers as `stop` does, waits until nothing of them is left, and only then
+        lets the cancellation through; cancelled again meanwhile, it kills them.
+
+        Raises:
+            InputError: what was asked for can't be done here (a port in use, an unwritable log folder).
+            RendezvousTimeoutError: too few nodes came.
+            UnkillableWorkerError: a worker survives SIGKILL; the host needs a look.
+            InternalError: a bug of ours.
+        """
+        if self._has_run:
+            raise RuntimeError("a Supervisor runs once: make another for another run")
+        self._has_run = True
+        self._logs = RunLogs(self.spec, self._run_id)
+        self._backend = self._given_backend or LocalWorkers(
+            start_method=self.spec.start_method,
+            monitor_interval=self.spec.monitor_interval,
+            mark=self._logs.mark,
+            scratch=self._logs.scratch,
+        )
+        self._store = StoreHost({**self._base_env, "TORCHELASTIC_ERROR_FILE": f"{self._logs.root}/store/error.json"})
+        self._link: Link = InProcessLink(Coordinator(1, 1, RestartPolicy(self.spec.max_restarts)))
+        cancelled: BaseException | None = None
+        done = anyio.Event()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._run_shielded, done, name="supervisor")
+                while not done.is_set():
+                    try:
+                        # Once cancelled, only asyncio's own `cancel` gets through: somebody is asking again.
+                        with anyio.CancelScope(shield=cancelled is not None):
+                            await done.wait()
+                    except anyio.get_cancelled_exc_class() as error:
+                        cancelled = error
+                        self.stop()
+        except BaseExceptionGroup as group:
+            raise _first_of(group) from None
+        if cancelled is not None:
+            raise cancelled
+        return self._result()
+
+    async def _run_shielded(self, done: anyio.Event) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._logs.run, name="logs")
+                    tasks.start_soon(self._store.run, name="store")
+                    tasks.start_soon(self._link.run, self._post, name="rendezvous")
+                    await self._run_group(tasks)
+                    tasks.cancel_scope.cancel()
+            finally:
+                await self._close()
+                done.set()
+
+    async def _run_group(self, tasks: TaskGroup) -> None:
+        self._post(Start())
+        while not self._group.is_done:
+            event = await self._next_event()
+            self._log_event(event)
+            for action in self._group.handle(event, anyio.current_time()):
+                self._carry_out(action, tasks)
+        await self._logs.finish()
+
+    async def _next_event(self) -> Event:
+        deadline = self._group.deadline
+        with anyio.CancelScope(deadline=math.inf if deadline is None else deadline):
+            return await self._receive.receive()
+        return DeadlinePassed()
+
+    def _post(self, event: Event) -> None:
+        if not self._is_closed:
+            self._send.send_nowait(event)
+
+    def _carry_out(self, action: Action, tasks: TaskGroup) -> None:
+        match action:
+            case Join():
+                self._join()
+            case Spawn():
+                tasks.start_soon(self._spawn, action, tasks, name=f"spawn {action.generation}")
+            case TellFailed(round_, failure):
+                self._link.tell(Failed(self._node_id, round_, failure))
+            case TellSucceeded(round_):
+                self._link.tell(Succeeded(self._node_id, round_))
+            case TellLeft(reason):
+                self._link.tell(Left(self._node_id, reason))
+            case Stop(_, local_ranks, signum):
+                for local_rank in local_ranks:
+                    self._backend.stop(local_rank, signum)
+            case Finish():
+                pass  # the loop sees that the group is done
+            case _:
+                assert_never(action)
+
+    def _join(self) -> None:
+        self._listener = open_listener(self.spec.master_port or 0)
+        self._link.tell(
+            Ready(
+                Node(
+                    node_id=self._node_id,
+                    host=socket.gethostname(),
+                    role=self.spec.role,
+                    local_world_size=self.spec.local_world_size,
+                    master_addr=self.spec.master_addr or "localhost",
+                    master_port=self._listener.getsockname()[1],
+                )
+            )
+        )
+
+    async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
+        assert self._listener is not None
+        self._failures, self._return_values = {}, {}
+        self._logs.end_attempt()
+        files = self._logs.open_attempt(spawn.generation - 1)
+        starts = [self._worker_start(rank, files[rank], spawn.assigned) for rank in sorted(files)]
+        ids = await self._backend.start(starts)
+        # After the workers: they need a second before they need the store.
+        if spawn.assigned.ranks.group_rank == 0:
+            self._store.serve(self._listener)
+        else:
+            self._listener.close()
+        self._listener = None
+        self._post(Spawned(spawn.generation, ids))
+        for start in starts:
+            tasks.start_soon(self._follow, spawn.generation, start, name=f"worker {start.local_rank}")
+
+    def _worker_start(self, local_rank: int, files: WorkerFiles, assigned: Assigned) -> WorkerStart:
+        env = worker_env(
+            self.spec,
+            self._base_env,
+            run_id=self._run_id,
+            ranks=assigned.ranks,
+            local_rank=local_rank,
+            restart_count=assigned.restart_count,
+            master_addr=assigned.master_addr,
+            master_port=assigned.master_port,
+            error_file=str(files.error_file),
+        )
+        return WorkerStart(
+            local_rank=local_rank,
+            entrypoint=self.spec.entrypoint,
+            args=worker_args(self.spec.args, local_rank),
+            env=env,
+            stdout=files.stdout,
+            stderr=files.stderr,
+            error_file=files.error_file,
+        )
+
+    async def _follow(self, generation: int, start: WorkerStart) -> None:
+        """Waits for one worker's end, and for the end of all it leaves behind."""
+        exit_ = await self._backend.wait(start.local_rank)
+        failure = await self._look_back(start, exit_)
+        report = None
+        if failure is not None:
+            self._failures[start.local_rank] = failure
+            report = self._report_of(start.local_rank, failure)
+        self._post(Exited(generation, start.local_rank, report))
+        await self._backend.clear(start.local_rank)
+        self._post(Cleared(generation, start.local_rank))
+
+    async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
+        """Reads what the worker left: its return value, or why it failed."""
+        note = exit_.note
+        if exit_.exitcode == 0:
+            try:
+                self._return_values[start.local_rank] = await self._return_value(start, exit_)
+            except Exception as error:  # noqa: BLE001  unpickling runs the user's code
+                note = f"its return value can't be read: {error!r}"
+            else:
+                return None
+        worker = self._group.workers[start.local_rank]
+        explain = partial(
+            ProcessFailure,
+            local_rank=start.local_rank,
+            pid=worker.id if isinstance(worker.id, int) else -1,
+            exitcode=exit_.exitcode or 1,
+            error_file=str(start.error_file),
+            stderr_tail=await self._logs.tail(start.local_rank),
+            oom=self._oom.explain(exit_.exitcode),
+            note=note,
+        )
+        return await anyio.to_thread.run_sync(explain)  # it reads the error file, and disks may hang
+
+    async def _return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
+        if isinstance(start.entrypoint, str) or self._given_backend is not None:
+            return exit_.return_value
+        from aelastic.functions import read_return_value, return_file_of  # pickle is not for everybody's start
+
+        return await anyio.to_thread.run_sync(read_return_value, return_file_of(start.error_file))
+
+    def _report_of(self, local_rank: int, failure: ProcessFailure) -> FailureReport:
+        return FailureReport(
+            host=failure.host or socket.gethostname(),
+            rank=self._group.workers[local_rank].global_rank,
+            local_rank=local_rank,
+            pid=failure.pid,
+            exitcode=failure.exitcode,
+            message=failure.message,
+            traceback=failure.traceback,
+            timestamp_s=failure.timestamp,
+        )
+
+    def _log_event(self, event: Event) -> None:
+        """Says what a person who watches wants to know, when it happens."""
+        match event:
+            case Exited(failure=FailureReport() as failure) if failure.local_rank not in self._group.stopped:
+                _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
+            case StopRequested(signum):
+                _log.info("stopping: %s", signal.Signals(signum).name)
+            case _:
+                if hasattr(event, "reason"):
+                    _log.info("%s: %s", type(event).__name__.lower(), event.reason)
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        if self._listener is not None:
+            self._listener.close()
+        await self._backend.aclose()
+        await self._store.aclose()
+        self._logs.close()
+        self._send.close()
+        self._receive.close()
+
+    def _result(self) -> RunResult:
+        group = self._group
+        if group.state is WorkerState.UNKNOWN:
+            raise UnkillableWorkerError([self._backend.describe(rank) for rank in group.unended])
+        if group.verdict is not None and group.verdict.outcome is Outcome.TIMED_OUT:
+            raise RendezvousTimeoutError(group.verdict.reason)
+        rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
+        failures = {rank_of[local]: self._failures[local] for local in group.failed}
+        if group.state is WorkerState.FAILED and not failures:
+            raise InternalError("failed without a failure", story=group.story)
+        values = self._return_values if group.state is WorkerState.SUCCEEDED and callable(self.spec.entrypoint) else {}
+        return RunResult(
+            state=group.state,
+            return_values={rank_of[local]: values[local] for local in sorted(values)},
+            failures=failures,
+            victims=tuple(sorted(rank_of[local] for local in group.stopped)),
+            reason=group.reason,
+        )
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The cause in a group that task groups made: what followed from it is cancelled tasks."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
