@@ -13,7 +13,6 @@ from being given to anybody else: nothing unrelated can ever be signalled.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -73,6 +72,8 @@ class _Function:
     """A function in a child of `multiprocessing`; `functions.run` makes it the leader of a new session."""
 
     def __init__(self, start: WorkerStart, method: str) -> None:
+        import multiprocessing
+
         from aelastic import functions
 
         context: Any = multiprocessing.get_context(method)

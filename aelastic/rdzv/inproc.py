@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import anyio
 
+from aelastic.mailbox import Mailbox
 from aelastic.rdzv.coordinator import Coordinator, DeadlinePassed, Event
 from aelastic.rdzv.messages import CoordinatorMessage, NodeMessage
 
@@ -16,20 +16,13 @@ class InProcessLink:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._send, self._receive = anyio.create_memory_object_stream[Event](math.inf)
+        self._mailbox: Mailbox[Event] = Mailbox()
 
     def tell(self, message: NodeMessage) -> None:
-        self._send.send_nowait(message)
+        self._mailbox.post(message)
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
-        with self._send, self._receive:
-            while True:
-                event = await self._next_event()
-                for send in self._coordinator.handle(event, anyio.current_time()):
-                    deliver(send.message)
-
-    async def _next_event(self) -> Event:
-        deadline = self._coordinator.deadline
-        with anyio.CancelScope(deadline=math.inf if deadline is None else deadline):
-            return await self._receive.receive()
-        return DeadlinePassed()
+        while True:
+            event = await self._mailbox.next(self._coordinator.deadline) or DeadlinePassed()
+            for send in self._coordinator.handle(event, anyio.current_time()):
+                deliver(send.message)

@@ -1,0 +1,243 @@
+"""From the command line and the environment to an `Invocation`: what to run, and how to behave.
+
+Whoever holds an `Invocation` can start: the script, program, module and log folder have been looked for,
+and devices counted.  Nothing is left behind by looking, nothing is started but, for `auto`, `gpu` and `xpu`,
+a short-lived Python that asks torch; the agent itself never imports torch.  The environment given is read,
+not changed.  What few command lines need is imported where they need it: start-up time is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aelastic.errors import InputError
+from aelastic.options import Settings, read_options
+from aelastic.spec import WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+# `import torch` takes seconds, and a minute from a cold network file system.
+_COUNT_TIMEOUT_S = 300.0
+
+_COUNT_DEVICES = """\
+import sys, torch
+kind = sys.argv[1]
+if kind == "auto" and not hasattr(torch, "accelerator"):  # before torch 2.6
+    kind = "gpu"
+devices = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}[kind]
+devices = getattr(torch, devices)
+print(devices.device_count() if devices.is_available() else 0)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """One call of the command line, complete and checked.
+
+    Args:
+        name: what the user calls the thing that runs: the script, module or program.
+        spec: the workers.
+        loop: the event loop to run on.
+        exit_codes: `cause` tells why the job failed, `torchrun` says 1 for every failure.
+        signals: what stops the job.
+    """
+
+    name: str
+    spec: WorkerSpec
+    loop: Literal["uvloop", "asyncio"]
+    exit_codes: Literal["cause", "torchrun"]
+    signals: tuple[signal.Signals, ...]
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """Reads and checks the command line.
+
+    Raises:
+        InputError: what was asked for cannot be; one line says why and what to do.
+        SystemExit: after `--help` and `--version`.
+    """
+    chosen = read_options(argv, environ)
+    entrypoint, args = _command(chosen, environ)
+    if chosen["log_dir"]:
+        _check_can_write(Path(chosen["log_dir"]), chosen.source("log_dir"))
+    local_world_size = _count_workers(chosen, environ)
+    spec = WorkerSpec(
+        entrypoint=entrypoint,
+        args=args,
+        role=chosen["role"],
+        local_world_size=local_world_size,
+        max_restarts=chosen["max_restarts"],
+        monitor_interval=chosen["monitor_interval"],
+        redirects=chosen["redirects"],
+        tee=chosen["tee"],
+        log_dir=Path(chosen["log_dir"]) if chosen["log_dir"] else None,
+        start_method=chosen["start_method"],
+        shutdown_timeout_s=chosen["shutdown_timeout"],
+        env=_worker_environ(environ, chosen, local_world_size),
+        **_meeting_point(chosen),
+    )
+    return Invocation(
+        name=chosen.script,
+        spec=spec,
+        loop=chosen["loop"],
+        exit_codes=chosen["exit_codes"],
+        signals=chosen["signals_to_handle"],
+    )
+
+
+def _meeting_point(chosen: Settings) -> dict[str, Any]:
+    """Address, port and run id, as torchrun 2.13 picks them for one node.
+
+    A port given without `--standalone` makes the rendezvous static: that address and port, run id `none`.
+    Anything else is a rendezvous on `localhost` with a random id, and an address alone is not used.
+    """
+    if chosen["master_port"] is not None and not chosen["standalone"]:
+        return {"master_addr": chosen["master_addr"], "master_port": chosen["master_port"], "run_id": "none"}
+    for dest in ("master_addr", "master_port"):
+        if not chosen.by_dest[dest].is_default:
+            _log.info("%s is not used: it takes a --master-port and no --standalone", chosen.source(dest))
+    return {"master_addr": "localhost", "master_port": None, "run_id": None}
+
+
+def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:
+    """What workers inherit: the agent's environment, and what torchrun's command line adds to its own."""
+    inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
+    if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
+        inherited["OMP_NUM_THREADS"] = "1"
+        _log.info("OMP_NUM_THREADS is 1 for each of %d workers: set it to choose another number", local_world_size)
+    return inherited
+
+
+# What to run.
+
+
+def _command(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Callable[..., Any], tuple[str, ...]]:
+    """The entrypoint and its arguments, as torchrun has them; `--run-path` goes before the other two."""
+    script, args = chosen.script, chosen.script_args
+    if chosen["run_path"]:
+        _check_script(script)
+        from aelastic.functions import run_script_path
+
+        return run_script_path, (script, *args)
+    if chosen["no_python"]:
+        if chosen["module"]:
+            raise InputError("--no-python and --module exclude each other: a module needs python")
+        _check_program(script, environ, f"program {script}")
+        return script, args
+    python = environ.get("PYTHON_EXEC", sys.executable)
+    if python != sys.executable:
+        _check_program(python, environ, f"PYTHON_EXEC={python}")
+    if chosen["module"]:
+        if python == sys.executable:  # another Python may see other modules
+            _check_module(script)
+        return python, ("-u", "-m", script, *args)
+    if not script.startswith("-"):  # `-` and, after `--`, `-c` are for python itself
+        _check_script(script)
+    return python, ("-u", script, *args)
+
+
+def _check_script(script: str) -> None:
+    if "${local_rank}" in script:
+        return  # another file for each worker
+    if not _exists(script):
+        raise InputError(f"script {script} not found from {_working_folder()}: check the path, or use -m for a module")
+    if Path(script).is_dir() and not _exists(f"{script}/__main__.py"):
+        raise InputError(f"script {script} is a folder without __main__.py: name a file in it")
+    if not os.access(script, os.R_OK):
+        raise InputError(f"script {script} cannot be read: check its permissions")
+
+
+def _check_program(program: str, environ: Mapping[str, str], source: str) -> None:
+    import shutil
+
+    if shutil.which(program, path=environ.get("PATH", os.defpath)) is not None:
+        return
+    if os.sep not in program:
+        raise InputError(f"{source} not found on PATH: install it, or give its path")
+    if not _exists(program):
+        raise InputError(f"{source} not found: check the path")
+    raise InputError(f"{source} is not an executable file: use chmod +x, or leave out --no-python for a Python script")
+
+
+def _check_module(module: str) -> None:
+    """Looks for the top-level name only: to find a submodule imports its parents, perhaps torch."""
+    import importlib.util
+    from importlib.machinery import PathFinder
+
+    top = module.partition(".")[0]
+    if not top or os.sep in module:
+        raise InputError(f"{module} is not a module name: use package.module, or leave out -m for a path")
+    if top in sys.modules or importlib.util.find_spec(top) is not None:
+        return
+    # `python -m` finds modules of the working folder, where the `aelastic` script does not look.
+    if PathFinder.find_spec(top, [""]) is None:
+        raise InputError(f"module {top} not found: install it, set PYTHONPATH, or leave out -m for a script")
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # `Path.exists` raises for a path in a closed folder
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "a working folder that was removed"
+
+
+# Where to write.
+
+
+def _check_can_write(folder: Path, source: str) -> None:
+    """Makes and removes a folder in the nearest one there is: permission bits alone do not tell (root, read-only)."""
+    try:
+        nearest = folder.absolute()
+        while not os.path.lexists(nearest):
+            nearest = nearest.parent
+        probe = nearest / f".aelastic-probe-{os.getpid()}"
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise InputError(f"{source}: cannot write there ({error.strerror}): choose another folder") from None
+
+
+# How many.
+
+
+def _count_workers(chosen: Settings, environ: Mapping[str, str]) -> int:
+    workers: int | str = chosen["nproc_per_node"]
+    if isinstance(workers, int):
+        return workers
+    source = chosen.source("nproc_per_node")
+    count = 0 if workers == "cpu" else _count_devices(workers, environ, source)
+    if not count and workers in {"gpu", "xpu"}:
+        raise InputError(f"{source}: torch sees no such device here: check the driver, or use cpu, auto or a number")
+    count = count or len(os.sched_getaffinity(0))
+    _log.info("%s means %d workers", source, count)
+    return count
+
+
+def _count_devices(kind: str, environ: Mapping[str, str], source: str) -> int:
+    """What torch counts, asked in a process of its own: its import takes a second and 200 MiB."""
+    import subprocess
+
+    # -P: a torch.py or random.py beside the script is not meant.
+    command = [sys.executable, "-P", "-c", _COUNT_DEVICES, kind]
+    try:
+        asked = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=_COUNT_TIMEOUT_S, check=False
+        )
+        return int(asked.stdout.split()[-1])
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{source}: torch did not answer in {_COUNT_TIMEOUT_S:g} s: give a number") from None
+    except (IndexError, ValueError):
+        reason = asked.stderr.split("\n") if asked.stderr else [f"exit code {asked.returncode}"]
+        last = next((line for line in reversed(reason) if line.strip()), "no reason given")
+        raise InputError(f"{source}: torch cannot count devices ({last.strip()}): give a number") from None

@@ -1,0 +1,258 @@
+"""The command line: arguments and environment in, exit code out.
+
+`main` reads the arguments, runs the supervisor on a loop of its own, and says how it ended; the exit
+codes are in `docs/exit-codes.md`.  This is the shell that owns the process: signals, standard streams,
+logging and PID 1's duties are set here and nowhere else.
+
+Imports are late on purpose: a usage error or `--help` must not pay for asyncio, and nothing here pays
+for torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from aelastic.arguments import Invocation, parse
+from aelastic.errors import (
+    ERROR_FILE_VARIABLE,
+    EXIT_FAILURE,
+    EXIT_INPUT,
+    EXIT_INTERNAL,
+    AelasticError,
+    ChildFailedError,
+    InputError,
+    exit_code_of,
+    get_error_handler,
+)
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from aelastic.supervisor import RunResult, Supervisor
+
+_log = logging.getLogger(__name__)
+
+LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
+
+
+class Outcome(NamedTuple):
+    """How the command ended: an exit code, and the signal to die of where one of ours ended it."""
+
+    code: int
+    signum: int | None = None
+
+    @classmethod
+    def of_signal(cls, signum: int) -> Outcome:
+        return cls(128 + signum, signum)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line, and gives its exit code; 128+n where signal n stopped it."""
+    return _run_command(sys.argv[1:] if argv is None else argv, os.environ).code
+
+
+def main_and_exit() -> NoReturn:
+    """Runs the command line as this process (the console script, `python -m aelastic`)."""
+    # A Ctrl-C before or after the job ends this process as it ends any other, without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    outcome = _run_command(sys.argv[1:], os.environ)
+    for stream in (sys.stdout, sys.stderr):
+        # Closed, or a pipe that nobody reads any more: the exit code matters more.
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    if outcome.signum is not None:
+        # Whoever waits for us is to see what it did: a shell ends its script on a SIGINT death, and on
+        # no exit code.  For PID 1 the kernel drops signals with the default action (pid_namespaces(7)).
+        signal.signal(outcome.signum, signal.SIG_DFL)
+        os.kill(os.getpid(), outcome.signum)
+    # Taking the interpreter apart costs 10 ms, and whoever waits for the job waits for them.  All
+    # that is left to this process has been closed or flushed.
+    os._exit(outcome.code)
+
+
+def _run_command(argv: Sequence[str], environ: Mapping[str, str]) -> Outcome:
+    _configure_logging(environ.get("LOGLEVEL", ""))
+    try:
+        invocation = parse(argv, environ)
+    except InputError as error:
+        return _refuse(error)
+    except SystemExit:  # `--help` and `--version` have said it
+        return Outcome(0)
+    except KeyboardInterrupt:
+        return Outcome.of_signal(signal.SIGINT)
+    outcome = _run_job(invocation)
+    if invocation.exit_codes == "torchrun" and outcome.code not in {0, EXIT_INPUT}:
+        return Outcome(EXIT_FAILURE)
+    return outcome
+
+
+def _run_job(invocation: Invocation) -> Outcome:
+    job = _Job(invocation)
+    try:
+        result = _run_on_loop(job.run(), invocation.loop)
+    except BaseException as error:  # noqa: BLE001  the last line of the CLI: whatever it is, it is said and has a code
+        return _explain(error)
+    return _conclude(invocation, result, job.stopped_by)
+
+
+# Run.
+
+
+class _Job:
+    """One run of a supervisor under the signals of this process."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self._invocation = invocation
+        self.stopped_by: int | None = None  # the first signal that asked us to stop
+
+    async def run(self) -> RunResult:
+        import asyncio
+
+        from aelastic.supervisor import Supervisor
+
+        supervisor = Supervisor(self._invocation.spec)
+        loop = asyncio.get_running_loop()
+        with self._handle_signals(loop, supervisor), _reap_as_init(loop):
+            return await supervisor.run()
+
+    @contextmanager
+    def _handle_signals(self, loop: AbstractEventLoop, supervisor: Supervisor) -> Iterator[None]:
+        def stop(signum: int) -> None:
+            self.stopped_by = self.stopped_by or signum
+            supervisor.stop(signum)
+
+        # Who ignores a signal for us (nohup, a shell's background job) wants it ignored.
+        before = {signum: signal.getsignal(signum) for signum in self._invocation.signals}
+        handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
+        for signum in handled:
+            loop.add_signal_handler(signum, stop, signum)
+        try:
+            yield
+        finally:
+            for signum in handled:
+                loop.remove_signal_handler(signum)
+                signal.signal(signum, before[signum])
+
+
+@contextmanager
+def _reap_as_init(loop: AbstractEventLoop) -> Iterator[None]:
+    """As PID 1, the first process of a container, we inherit its orphans; elsewhere they are not ours."""
+    if os.getpid() != 1:
+        yield
+        return
+    from aelastic.children import reap_orphans
+
+    # Not `loop.add_signal_handler`: uvloop keeps SIGCHLD for itself and refuses.
+    before = signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(reap_orphans))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
+    """Runs on a loop of our own; the policy, and the thread's current loop, stay what they are."""
+    import asyncio
+
+    with asyncio.Runner(loop_factory=_loop_factory(name)) as runner:
+        return runner.run(job)
+
+
+def _loop_factory(name: str) -> Callable[[], AbstractEventLoop]:
+    if name == "uvloop":
+        try:
+            import uvloop
+        except ImportError as error:
+            _log.info("uvloop cannot be imported (%s): running on asyncio", error)
+        else:
+            return uvloop.new_event_loop
+    import asyncio
+
+    return asyncio.SelectorEventLoop
+
+
+# Say how it ended.
+
+
+def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> Outcome:
+    if result.is_failed() and result.failures:
+        return _report(ChildFailedError(invocation.name, result.failures, dict.fromkeys(result.victims, "")))
+    if stopped_by is not None and result.state.name == "STOPPED":
+        _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; all workers have ended")
+        return Outcome.of_signal(stopped_by)
+    if result.state.name == "SUCCEEDED":
+        return Outcome(0)
+    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'no reason is known'}")
+    return Outcome(EXIT_FAILURE)
+
+
+def _report(failed: ChildFailedError) -> Outcome:
+    """Tells of the workers that failed, and passes the cause on to whoever runs us (a scheduler, another agent)."""
+    _say(str(failed))
+    _, cause = failed.get_first_failure()
+    if _has_error_file():
+        get_error_handler().write_failure(cause)
+    return Outcome(exit_code_of(cause))
+
+
+def _explain(raised: BaseException) -> Outcome:
+    error = _unwrap(raised)
+    match error:
+        case KeyboardInterrupt():  # SIGINT, where it is not among the signals to handle
+            return Outcome.of_signal(signal.SIGINT)
+        case InputError():
+            return _refuse(error)
+        case ChildFailedError():
+            return _report(error)
+        case AelasticError():  # an `InternalError` brings its story
+            _say(f"aelastic: error: {error}")
+        case _:
+            import traceback
+
+            trace = "".join(traceback.format_exception(raised))
+            _say(f"{trace}aelastic: error: {error!r} (a bug in aelastic: please report it, with the lines above)")
+    if _has_error_file():
+        get_error_handler().record_exception(error)
+    return Outcome(exit_code_of(error) if isinstance(error, AelasticError) else EXIT_INTERNAL)
+
+
+def _has_error_file() -> bool:
+    return bool(os.environ.get(ERROR_FILE_VARIABLE))
+
+
+def _unwrap(error: BaseException) -> BaseException:
+    """The cause inside the groups that task groups make: what is ours goes before what followed from it."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [_unwrap(each) for each in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, AelasticError)), causes[0])
+
+
+def _refuse(error: InputError) -> Outcome:
+    _say(f"aelastic: error: {' '.join(str(error).split())} (see python -m aelastic --help)")
+    return Outcome(EXIT_INPUT)
+
+
+def _say(text: str) -> None:
+    with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or nobody reads it
+        print(text, file=sys.stderr, flush=True)
+
+
+def _configure_logging(level: str) -> None:
+    """Our loggers write to stderr from `LOGLEVEL` up; the root logger and those of others stay as they are."""
+    number = logging.getLevelNamesMapping().get(level.strip().upper())
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    ours = logging.getLogger("aelastic")
+    ours.handlers[:] = [handler]
+    ours.propagate = False
+    ours.setLevel(logging.WARNING if number is None else number)
+    if level and number is None:
+        ours.warning("LOGLEVEL=%s is not a level: using WARNING", level)

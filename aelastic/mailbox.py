@@ -1,0 +1,35 @@
+"""A mailbox: what happened, in the order it was posted, for one reader with one deadline."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Generic, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Whoever runs a core waits here for its next event.
+
+    Its length is bounded by its writers: each task posts a known number of events and ends.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._arrived = anyio.Event()
+
+    def post(self, item: T) -> None:
+        """Never blocks; safe in a signal handler of the loop."""
+        self._items.append(item)
+        self._arrived.set()
+
+    async def next(self, deadline: float | None) -> T | None:
+        """The next item, or `None` once the deadline (of the loop's clock) has passed without one."""
+        with anyio.CancelScope(deadline=math.inf if deadline is None else deadline):
+            while not self._items:
+                self._arrived = anyio.Event()
+                await self._arrived.wait()
+        return self._items.popleft() if self._items else None
