@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.arguments import Invocation, parse
+from aelastic.error_files import ERROR_FILE_VARIABLE
 from aelastic.errors import (
-    ERROR_FILE_VARIABLE,
     EXIT_FAILURE,
     EXIT_INPUT,
     EXIT_INTERNAL,

@@ -21,40 +21,43 @@ Importing this module is cheap, since workers do: what only a failure needs is i
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+
+from aelastic.error_files import (
+    ERROR_FILE_VARIABLE,
+    NO_MESSAGE,
+    Json,
+    epoch_s,
+    log,
+    parse_record,
+    printable,
+    read_error_file,
+    record_of,
+    replace_file,
+    with_error_code,
+)
 
 if TYPE_CHECKING:
-    import logging
     from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Json: TypeAlias = dict[str, Any]
-
-ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-# A traceback is some KiB; an error file beyond this is not one.
-ERROR_FILE_BYTES_MAX = 1024 * 1024
-# The report is for people: what is beyond these is in the logs.
-REPORT_TRACEBACK_CHARS = 32 * 1024
-REPORT_FAILURES_MAX = 64
-REPORT_WIDTH_MAX = 60
 
 EXIT_FAILURE = 1
 EXIT_INPUT = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 
-# torch's words, which log scrapers and callers compare with.
+# torch's word, which log scrapers and callers compare with.
 NOT_AVAILABLE = "<N/A>"
-NO_MESSAGE = "<NONE>"
+# A traceback that another host tells is cut to this.
+TRACEBACK_CHARS_MAX = 32 * 1024
 
 
 class ErrorCategory(Enum):
@@ -185,10 +188,10 @@ class ProcessFailure:
     timestamp: int = field(init=False)  # of the recorded exception, else of now; seconds since the epoch
 
     def __post_init__(self) -> None:
-        data = _read_error_file(self.error_file)
+        data = read_error_file(self.error_file)
         if data is None and not os.path.isfile(self.error_file):
             self._set("error_file", NOT_AVAILABLE)
-        message, traceback, timestamp = _parse_record(data or {})
+        message, traceback, timestamp = parse_record(data or {})
         self._set("error_file_data", data or {"message": NO_MESSAGE})
         self._set("timestamp", timestamp or int(time.time()))
         if not message:
@@ -254,9 +257,9 @@ class ProcessFailure:
     ) -> ProcessFailure:
         """The failure of a worker of another host, as that one tells it; its error file is not here."""
         failure = cls(local_rank, pid, exitcode, NOT_AVAILABLE, host=host, oom=oom)
-        failure._set("timestamp", _epoch_s(timestamp) or failure.timestamp)
-        failure._set("message", _printable(message.strip()) or failure.message)
-        failure._set("traceback", _printable(traceback[-REPORT_TRACEBACK_CHARS:]))
+        failure._set("timestamp", epoch_s(timestamp) or failure.timestamp)
+        failure._set("message", printable(message.strip()) or failure.message)
+        failure._set("traceback", printable(traceback[-TRACEBACK_CHARS_MAX:]))
         return failure
 
 
@@ -298,62 +301,9 @@ class ChildFailedError(AelasticError):
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """The report, in torch's layout; the parameters keep torch's names."""
-        root_rank, root = self.get_first_failure()
-        index = {rank: at for at, rank in enumerate(self.failures)}
-        others = [(rank, failure) for rank, failure in self.failures.items() if rank != root_rank]
-        blocks = [_describe(index[rank], rank, failure) for rank, failure in others[:REPORT_FAILURES_MAX]]
-        if unseen := [rank for rank, _ in others[REPORT_FAILURES_MAX:]]:
-            blocks.append(f"  ... and {len(unseen)} more: ranks {_ranges(unseen)}")
-        cause = _describe(index[root_rank], root_rank, root, is_root=True)
-        title = f"{self.name} FAILED"
-        width = max(len(line) for text in (title, cause, *blocks) for line in text.split("\n"))
-        border, section = (delim * min(width, REPORT_WIDTH_MAX) for delim in (boarder_delim, section_delim))
-        lines = ["", border, title, section, "Failures:", *(blocks or ["  <NO_OTHER_FAILURES>"]), section]
-        lines += ["Root Cause (first observed failure):", cause]
-        if self.victims:
-            lines += [section, f"Stopped by the agent: ranks {_ranges(self.victims)}"]
-        return "\n".join([*lines, border])
+        from aelastic.report import report
 
-
-def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool = False) -> str:
-    name = failure.signal_name()
-    lines = [
-        f"[{index}]:",
-        f"  time      : {failure.timestamp_isoformat()}",
-        # The name this host calls itself; a look-up in DNS may take seconds, and fail.
-        f"  host      : {failure.host or os.uname().nodename}",
-        f"  rank      : {rank} (local_rank: {failure.local_rank})",
-        f"  exitcode  : {failure.exitcode} (pid: {failure.pid}){f' ({name})' if name != NOT_AVAILABLE else ''}",
-        f"  error_file: {failure.error_file}",
-    ]
-    if failure.note and failure.note not in failure.message:
-        lines.append(f"  note      : {failure.note}")
-    if failure.oom and failure.oom not in failure.message:
-        lines.append(f"  memory    : {failure.oom}")
-    if not is_root:
-        return "\n".join([*lines, f"  traceback : {failure.headline}"])
-    lines.append(f"  cause     : {failure.headline}")
-    text = failure.traceback.strip("\n")
-    if not text:
-        from aelastic.causes import last_line
-
-        if said := last_line(failure.stderr_tail):
-            lines.append(f"  stderr    : {said}")
-        text = failure.message.strip()
-    if len(text) > REPORT_TRACEBACK_CHARS:
-        text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
-    return "\n".join([*lines, "  traceback : " + text.replace("\n", "\n  ")])
-
-
-def _ranges(ranks: Iterable[int]) -> str:
-    """`0, 2-4, 9` for 0, 2, 3, 4, 9; two in a row are no range."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+        return report(self, boarder_delim, section_delim)
 
 
 def exit_code_of(error: BaseException | ProcessFailure) -> int:
@@ -366,57 +316,6 @@ def exit_code_of(error: BaseException | ProcessFailure) -> int:
     if _is_child_failed_error(error):
         return exit_code_of(_first_failure(error))
     return error.exit_code if isinstance(error, AelasticError) else EXIT_FAILURE
-
-
-def _parse_record(data: Json) -> tuple[str, str, int]:
-    """The message, traceback and time in an error file; empty where it does not say, or in no shape we know.
-
-    torch writes a dict under "message"; a sentence there has its time beside it.
-    """
-    message = data.get("message")
-    if isinstance(message, dict):
-        extra = message.get("extraInfo")
-        extra = extra if isinstance(extra, dict) else {}
-        text, callstack, at = message.get("message"), extra.get("py_callstack"), extra.get("timestamp")
-    else:
-        text, callstack, at = message, data.get("callstack"), data.get("timestamp")
-    if text == NO_MESSAGE or not isinstance(text, str):
-        text = ""
-    # "NoneType: None" is what `traceback.format_exc` calls no traceback.
-    if not isinstance(callstack, str) or callstack.startswith("NoneType: None"):
-        callstack = ""
-    text = text.strip() or callstack.strip().rpartition("\n")[2]
-    return _printable(text), _printable(callstack), _epoch_s(at)
-
-
-def _epoch_s(value: object) -> int:
-    """A point in time between 1970 and 9999, or 0."""
-    try:
-        seconds = int(float(value)) if isinstance(value, (str, int, float)) else 0
-    except (ValueError, OverflowError):
-        return 0
-    return seconds if 0 < seconds < 253_402_300_800 else 0
-
-
-def _printable(text: str) -> str:
-    """The text with lone surrogates replaced, which JSON may hold and no stream can print."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _read_error_file(path: str) -> Json | None:
-    """What an error file holds; `None` where it is missing, damaged, too long, or something else."""
-    # Opening a FIFO would wait for a writer, for ever.
-    if not os.path.isfile(path):
-        return None
-    import json
-
-    try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read(ERROR_FILE_BYTES_MAX))
-    except (OSError, ValueError, RecursionError) as error:
-        _log().warning("error file %s cannot be read: %s: %s", path, type(error).__name__, str(error)[:200])
-        return None
-    return data if isinstance(data, dict) else None
 
 
 class ErrorHandler:
@@ -433,34 +332,34 @@ class ErrorHandler:
         try:
             faulthandler.enable(all_threads=True)
         except (OSError, ValueError, RuntimeError, AttributeError) as error:  # stderr is closed, or not a file
-            _log().warning("faulthandler cannot be enabled: %s", error)
+            log().warning("faulthandler cannot be enabled: %s", error)
 
     def record_exception(self, e: BaseException) -> None:
         """Writes an exception, its traceback and the time."""
         import traceback
 
         lines = traceback.format_exception(type(e), e, _without_own_frames(e.__traceback__))
-        self._write(_record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
+        self._write(record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copies a child's record to this process's error file, with the child's exit code added.
 
         A child that a signal ended could not write its own exit code.  A damaged file is reported as one.
         """
-        data = _read_error_file(rootcause_error_file)
+        data = read_error_file(rootcause_error_file)
         if data is None:
-            data = _record_of(f"the error file {rootcause_error_file} cannot be read", "", int(time.time()))
-        self._write(_with_error_code(data, error_code))
+            data = record_of(f"the error file {rootcause_error_file} cannot be read", "", int(time.time()))
+        self._write(with_error_code(data, error_code))
 
     def write_failure(self, failure: ProcessFailure) -> None:
         """Writes a child's failure to this process's error file, also where the child recorded nothing."""
         data = failure.error_file_data
-        if not _parse_record(data)[0]:
+        if not parse_record(data)[0]:
             message = failure.message
             if failure.oom and failure.oom not in message:
                 message = f"{message}; {failure.oom}"
-            data = _record_of(message, failure.traceback, failure.timestamp)
-        self._write(_with_error_code(data, failure.exitcode))
+            data = record_of(message, failure.traceback, failure.timestamp)
+        self._write(with_error_code(data, failure.exitcode))
 
     def _get_error_file_path(self) -> str | None:
         """Where to write, `None` to log only; asked each time, since launchers change the variable between."""
@@ -472,12 +371,12 @@ class ErrorHandler:
         text = json.dumps(data)
         path = self._get_error_file_path()
         if path is None:
-            _log().error("no error file is set (%s); it would hold: %s", ERROR_FILE_VARIABLE, text)
+            log().error("no error file is set (%s); it would hold: %s", ERROR_FILE_VARIABLE, text)
             return
         try:
-            _replace_file(path, text.encode())
+            replace_file(path, text.encode())
         except (OSError, ValueError) as error:  # ValueError: a path no file system takes
-            _log().warning("error file %s cannot be written: %s; it would hold: %s", path, error, text)
+            log().warning("error file %s cannot be written: %s; it would hold: %s", path, error, text)
 
 
 def get_error_handler() -> ErrorHandler:
@@ -512,7 +411,7 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
                 _record(handler, error)
             # A user's handler: it must not hide the exception it was called for.
             except Exception:  # noqa: BLE001
-                _log().warning("error handler %s failed", type(handler).__name__, exc_info=True)
+                log().warning("error handler %s failed", type(handler).__name__, exc_info=True)
             raise
 
     return wrapper
@@ -543,20 +442,6 @@ def _first_failure(error: Any) -> ProcessFailure:
     return ProcessFailure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
 
 
-def _record_of(message: str, callstack: str, timestamp: int) -> Json:
-    """The shape that torch writes: the time is a string."""
-    extra = {"py_callstack": callstack, "timestamp": str(timestamp)}
-    return {"message": {"message": message, "extraInfo": extra}}
-
-
-def _with_error_code(data: Json, error_code: int) -> Json:
-    """Adds the code where torch puts it; a record whose message is a sentence has no such place."""
-    message = data.get("message")
-    if not error_code or not isinstance(message, dict):
-        return data
-    return {**data, "message": {**message, "errorCode": error_code}}
-
-
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
@@ -570,37 +455,3 @@ def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
     while first is not None and first.tb_frame.f_code.co_filename == __file__:
         first = first.tb_next
     return first or tb
-
-
-def _replace_file(path: str, content: bytes) -> None:
-    """Writes a file that readers see whole or not at all, where there is a choice."""
-    try:
-        is_special = not stat.S_ISREG(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        is_special = False
-    if is_special:
-        # A link, a FIFO, /dev/stderr: a rename would put a file in its place.
-        _write_file(path, content, os.O_TRUNC | os.O_NONBLOCK)
-        return
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        _write_file(temporary, content, os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
-        os.replace(temporary, path)
-    except OSError as error:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        # A file that is mounted (Kubernetes' termination log) is busy, one in a closed folder denies: write in place.
-        if error.errno not in {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS} or not os.path.exists(path):
-            raise
-        _write_file(path, content, os.O_TRUNC)
-
-
-def _write_file(path: str, content: bytes, flags: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644), "wb") as file:
-        file.write(content)
-
-
-def _log() -> logging.Logger:
-    import logging
-
-    return logging.getLogger(__name__)

@@ -1,0 +1,124 @@
+"""Error files: one process's last words, for the agent above it.
+
+The format is torch's (`torch.distributed.elastic.multiprocessing.errors`): JSON, the message and its traceback
+inside "message".  What is read may be missing, damaged or of another shape; what is written is seen whole, or
+not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import logging
+
+Json: TypeAlias = dict[str, Any]
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+# A traceback is some KiB; an error file beyond this is not one.
+ERROR_FILE_BYTES_MAX = 1024 * 1024
+# torch's word, which log scrapers and callers compare with.
+NO_MESSAGE = "<NONE>"
+
+
+def parse_record(data: Json) -> tuple[str, str, int]:
+    """The message, traceback and time in an error file; empty where it does not say, or in no shape we know.
+
+    torch writes a dict under "message"; a sentence there has its time beside it.
+    """
+    message = data.get("message")
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        extra = extra if isinstance(extra, dict) else {}
+        text, callstack, at = message.get("message"), extra.get("py_callstack"), extra.get("timestamp")
+    else:
+        text, callstack, at = message, data.get("callstack"), data.get("timestamp")
+    if text == NO_MESSAGE or not isinstance(text, str):
+        text = ""
+    # "NoneType: None" is what `traceback.format_exc` calls no traceback.
+    if not isinstance(callstack, str) or callstack.startswith("NoneType: None"):
+        callstack = ""
+    text = text.strip() or callstack.strip().rpartition("\n")[2]
+    return printable(text), printable(callstack), epoch_s(at)
+
+
+def epoch_s(value: object) -> int:
+    """A point in time between 1970 and 9999, or 0."""
+    try:
+        seconds = int(float(value)) if isinstance(value, (str, int, float)) else 0
+    except (ValueError, OverflowError):
+        return 0
+    return seconds if 0 < seconds < 253_402_300_800 else 0
+
+
+def printable(text: str) -> str:
+    """The text with lone surrogates replaced, which JSON may hold and no stream can print."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def read_error_file(path: str) -> Json | None:
+    """What an error file holds; `None` where it is missing, damaged, too long, or something else."""
+    # Opening a FIFO would wait for a writer, for ever.
+    if not os.path.isfile(path):
+        return None
+    import json
+
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(ERROR_FILE_BYTES_MAX))
+    except (OSError, ValueError, RecursionError) as error:
+        log().warning("error file %s cannot be read: %s: %s", path, type(error).__name__, str(error)[:200])
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def record_of(message: str, callstack: str, timestamp: int) -> Json:
+    """The shape that torch writes: the time is a string."""
+    extra = {"py_callstack": callstack, "timestamp": str(timestamp)}
+    return {"message": {"message": message, "extraInfo": extra}}
+
+
+def with_error_code(data: Json, error_code: int) -> Json:
+    """Adds the code where torch puts it; a record whose message is a sentence has no such place."""
+    message = data.get("message")
+    if not error_code or not isinstance(message, dict):
+        return data
+    return {**data, "message": {**message, "errorCode": error_code}}
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """Writes a file that readers see whole or not at all, where there is a choice."""
+    try:
+        is_special = not stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        is_special = False
+    if is_special:
+        # A link, a FIFO, /dev/stderr: a rename would put a file in its place.
+        _write_file(path, content, os.O_TRUNC | os.O_NONBLOCK)
+        return
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        _write_file(temporary, content, os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+        os.replace(temporary, path)
+    except OSError as error:
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        # A file that is mounted (Kubernetes' termination log) is busy, one in a closed folder denies: write in place.
+        if error.errno not in {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS} or not os.path.exists(path):
+            raise
+        _write_file(path, content, os.O_TRUNC)
+
+
+def _write_file(path: str, content: bytes, flags: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644), "wb") as file:
+        file.write(content)
+
+
+def log() -> logging.Logger:
+    """The logger of whoever reads and writes error files; `logging` is imported when there is something to say."""
+    import logging
+
+    return logging.getLogger("aelastic.errors")
