@@ -1,0 +1,126 @@
+"""The house keeps its layers: lower never imports higher, cores import nothing that waits."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "aelastic"
+
+# Room to layer.  A new room must be placed here, or the first test fails.
+LAYERS = {
+    "": 0,  # aelastic/__init__.py: names only, imported when used
+    "error_files": 0,
+    "errors": 0,
+    "causes": 0,
+    "report": 0,
+    "spec": 0,
+    "rdzv": 1,
+    "rdzv.messages": 1,
+    "rdzv.coordinator": 1,
+    "rdzv.link": 1,
+    "group": 1,
+    "policy": 1,
+    "ranks": 1,
+    "env": 1,
+    "workers": 1,
+    "guard": 2,
+    "children": 2,
+    "mailbox": 2,
+    "inotify": 2,
+    "oom": 2,
+    "procs": 2,
+    "functions": 2,
+    "logs": 2,
+    "store": 2,
+    "store_server": 2,
+    "rdzv.inproc": 2,
+    "supervisor": 3,
+    "options": 4,
+    "arguments": 4,
+    "cli": 4,
+    "__main__": 4,
+}
+# Cores decide: they neither wait, nor look at the clock, the environment or the network.
+CORES = ("rdzv.messages", "rdzv.coordinator", "group", "policy", "ranks", "env", "causes")
+NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}
+# Layer-2 rooms do not import each other, but for the tools that several of them share.
+SHARED_TOOLS = {"guard", "children", "mailbox", "inotify"}
+OWN_CHILDREN = {("procs", "functions")}
+
+
+def rooms() -> list[str]:
+    names = [path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".") for path in PACKAGE.rglob("*.py")]
+    return sorted(name.removesuffix("__init__").removesuffix(".") for name in names)
+
+
+def imports_of(room: str) -> set[str]:
+    base = PACKAGE / room.replace(".", "/")
+    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found |= {f"aelastic.{alias.name}" for alias in node.names} if module == "aelastic" else {module}
+    return found
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {m.removeprefix("aelastic.") for m in modules if m.startswith("aelastic.")} & set(LAYERS)
+
+
+def test_every_room_has_a_layer() -> None:
+    assert rooms() == sorted(LAYERS)
+
+
+@pytest.mark.parametrize("room", [room for room in LAYERS if room])
+def test_a_room_imports_lower_layers_only(room: str) -> None:
+    higher = {other for other in ours(imports_of(room)) if LAYERS[other] > LAYERS[room]}
+
+    assert not higher
+
+
+@pytest.mark.parametrize("room", [room for room in LAYERS if LAYERS[room] == 2 and not room.startswith("rdzv")])
+def test_shells_do_not_import_each_other(room: str) -> None:
+    shells = {other for other in ours(imports_of(room)) if LAYERS[other] == 2} - SHARED_TOOLS
+
+    assert {(room, other) for other in shells} <= OWN_CHILDREN
+
+
+@pytest.mark.parametrize("room", CORES)
+def test_a_core_imports_nothing_that_waits(room: str) -> None:
+    assert not {module.partition(".")[0] for module in imports_of(room)} & NOT_FOR_CORES
+
+
+@pytest.mark.parametrize("module", ["aelastic", "aelastic.supervisor", "aelastic.cli"])
+def test_importing_pulls_in_neither_torch_nor_aiohttp(module: str) -> None:
+    code = f"import {module}, sys; print(sorted({{'torch', 'aiohttp', 'numpy'}} & set(sys.modules)))"
+
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+    assert seen.stdout == "[]\n"
+
+
+def test_importing_the_package_alone_imports_none_of_its_rooms() -> None:
+    code = "import aelastic, sys; print([name for name in sys.modules if name.startswith('aelastic.')])"
+
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+    assert seen.stdout == "[]\n"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import aelastic
+
+    missing = [name for name in aelastic.__all__ if getattr(aelastic, name, None) is None]
+
+    assert not missing
+    assert set(aelastic.__all__) <= set(dir(aelastic))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = aelastic.nonsense
