@@ -307,7 +307,7 @@ class WorkerGroup:
             case Phase.STOPPING:
                 return []  # on the way to the next round, or out, already
             case Phase.AWAITING | Phase.BARRIER:
-                self.reason = event.reason
+                self.state, self.reason = WorkerState.STOPPED, event.reason
                 return self._join()
             case Phase.JOINING | Phase.DONE:
                 return []  # the round is behind us
@@ -336,7 +336,7 @@ class WorkerGroup:
 
     def _on_spawned(self, event: Spawned) -> list[Action]:
         if event.generation == self.generation:
-            self.workers = tuple(self._worker(local_rank, event.ids.get(local_rank)) for local_rank in event.ids)
+            self.workers = tuple(self._worker(w.local_rank, event.ids.get(w.local_rank)) for w in self.workers)
         return []
 
     def _on_exited(self, event: Exited, now: float) -> list[Action]:

@@ -26,6 +26,10 @@ import sys
 # that each still find something mean that a process survives SIGKILL (uninterruptible sleep).
 LOOKS_MAX = 200
 LOOK_AGAIN_MS = 25
+# The guard of an agent within our agent knows of daemons that we can't find: it is left alone for so many looks.
+LOOKS_FOR_GUARDS = 100
+# How a guard is told from other processes, by its command line.
+NAME = "guards-the-workers-of"
 
 
 class Process:
@@ -81,6 +85,15 @@ def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process
     return [entry for entry in table if entry.pid in found]
 
 
+def is_guard(pid: int) -> bool:
+    """Whether a process is a guard, ours or another agent's.  Once its agent is dead, it ends by itself."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return NAME.encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
 def kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
@@ -92,12 +105,13 @@ def sweep(sessions: set[int], mark: bytes) -> list[Process]:
     """Kills what belongs to a dead agent; gives what survives even that."""
     spare = {os.getpid()}
     left: list[Process] = []
-    for _ in range(LOOKS_MAX):
+    for look in range(LOOKS_MAX):
         left = belongings(sessions, mark, spare)
         if not left:
             break
         for entry in left:
-            kill(entry.pid)
+            if look >= LOOKS_FOR_GUARDS or not is_guard(entry.pid):
+                kill(entry.pid)
         select.select([], [], [], LOOK_AGAIN_MS / 1000)
     return left
 
@@ -154,4 +168,6 @@ def remove(folder: str) -> None:
 if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(ignored, signal.SIG_IGN)
-    main(int(sys.argv[2]), os.fsencode(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    # In hexadecimal: our own name is part of the paths, and `pkill -f aelastic` is not to find it here.
+    agent_pid, mark_hex, scratch_hex, control_fd = sys.argv[2:]
+    main(int(agent_pid), bytes.fromhex(mark_hex), os.fsdecode(bytes.fromhex(scratch_hex)), int(control_fd))

@@ -56,28 +56,33 @@ class WorkerFiles:
 class RunLogs:
     """The files of one run, and what of them is shown on the console.
 
-    Raises:
-        InputError: the log folder can't be written.
+    Nothing is made before `open`: whoever cleans up after us can be told where to look first.
     """
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
         name = re.sub(r"[^\w.-]", "_", run_id)
-        try:
-            if spec.log_dir is None:
-                self._base = Path(tempfile.mkdtemp(prefix="aelastic_"))
-            else:
-                self._base = Path(os.path.abspath(spec.log_dir))
-                self._base.mkdir(parents=True, exist_ok=True)
-            self.root = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=self._base))
-        except OSError as error:
-            raise InputError(f"log folder {spec.log_dir or tempfile.gettempdir()}: {error.strerror}") from None
+        temporary = Path(tempfile.gettempdir(), f"aelastic_{os.urandom(4).hex()}")
+        self._base = temporary if spec.log_dir is None else Path(os.path.abspath(spec.log_dir))
+        self.root = self._base / f"{name}_{os.urandom(4).hex()}"
         self._wanted = spec.log_dir is not None or any(
             streams_of(streams, rank) for streams in (spec.redirects, spec.tee) for rank in range(spec.local_world_size)
         )
         self._growth = Growth()
         self._consoles = {Std.OUT: _Console(_fd_of(sys.stdout, 1)), Std.ERR: _Console(_fd_of(sys.stderr, 2))}
         self._files: dict[int, WorkerFiles] = {}
+
+    def open(self) -> None:
+        """Makes the folder of the run.
+
+        Raises:
+            InputError: it can't be written.
+        """
+        try:
+            self._base.mkdir(mode=0o700 if self._spec.log_dir is None else 0o777, parents=True, exist_ok=True)
+            self.root.mkdir()
+        except OSError as error:
+            raise InputError(f"log folder {self._base}: {error.strerror}; choose another with --log-dir") from None
 
     @property
     def scratch(self) -> Path | None:

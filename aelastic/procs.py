@@ -181,6 +181,7 @@ class LocalWorkers(WorkerBackend):
         self._start_method = start_method
         self._monitor_interval = monitor_interval
         self._guard = _GuardProcess(mark, scratch)
+        self._guard.ensure()
         self._workers: dict[int, _Worker | WorkerExit] = {}
 
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
@@ -251,7 +252,8 @@ class _GuardProcess:
         theirs, self._control = os.pipe()
         try:
             with open(guard.__file__, "rb") as program:
-                who = ["guards-the-workers-of", str(os.getpid()), self._mark, str(self._scratch or ""), str(theirs)]
+                paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
+                who = [guard.NAME, str(os.getpid()), *paths, str(theirs)]
                 self._popen = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-", *who],
                     stdin=program,

@@ -73,7 +73,7 @@ def order_nodes(
     seats: dict[int, str] = {}
     for node in chosen:
         wanted = previous.index(node) if node in survivors else candidates[node][0]
-        if wanted is not None and wanted < len(chosen):
+        if wanted is not None and 0 <= wanted < len(chosen):
             seats.setdefault(wanted, node)
     seated = set(seats.values())
     rest = iter([node for node in chosen if node not in seated])
@@ -82,5 +82,5 @@ def order_nodes(
 
 def _precedence(preferred: int | None, host: str) -> tuple[float, list[tuple[int, int | str]]]:
     """node2 comes before node10: digits compare as numbers."""
-    parts = [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", host) if part]
+    parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", host) if part]
     return (float("inf") if preferred is None else preferred, parts)

@@ -1,9 +1,10 @@
 """torch's TCPStore for the workers of rank 0's node, served by a child process of the agent.
 
 The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.
-It binds the port, starts the workers, and hands the listening socket to the child (`store_server.py`), which
-imports torch while the workers do.  Workers that connect early wait in the socket's queue.  Every
-round gets a port and a store of its own, so no key of an earlier round is ever read.
+It binds the port once, starts the workers, and hands the listening socket to the child (`store_server.py`),
+which imports torch while the workers do.  Workers that connect early wait in the socket's queue.  Every
+round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
+can't be taken by somebody else in between.
 
 If no store can be served, that is told, and the port is closed: workers that need it fail by themselves,
 others never notice.
@@ -12,6 +13,7 @@ others never notice.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -30,23 +32,8 @@ BACKLOG = 4096
 _SERVER = Path(__file__).with_name("store_server.py")
 
 
-def open_listener(port: int) -> socket.socket:
-    """A listening socket on all interfaces, IPv6 and IPv4; `port` 0 picks a free one.
-
-    Raises:
-        InputError: the port is in use, or not allowed.
-    """
-    try:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-        return socket.create_server(("", port), backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"port {port} can't be opened for the workers' store ({reason}): choose another") from None
-
-
 class StoreHost:
-    """Serves one store after the other, each on a socket that the agent has opened.
+    """One port, and one store after the other on it.
 
     Args:
         env: the environment of the child process.
@@ -54,42 +41,59 @@ class StoreHost:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
+        self._listener: socket.socket | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._listener: socket.socket | None = None  # kept until its store serves
+        self._started = anyio.Event()
+        self._is_wanted = False  # a round is on
+        self._has_served = False  # the child that runs now, or ran last
         self._mode = "quick"  # "careful" once the quick way to import torch has failed
-        self._wanted = anyio.Event()
 
-    def serve(self, listener: socket.socket) -> None:
-        """Serves a new store on the socket, which is ours from now on, and drops the store before.
+    def open(self, port: int) -> int:
+        """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
 
-        Does not wait: the store comes up while the workers start.
+        Args:
+            port: 0 picks a free one.
+
+        Raises:
+            InputError: the port is in use, or not allowed.
         """
-        self._drop_listener()
-        self._listener = listener
+        self._is_wanted = False
+        self._say(b"drop")
+        if self._listener is None:
+            self._listener = _listen(port)
+        number: int = self._listener.getsockname()[1]
+        return number
+
+    def serve(self) -> None:
+        """Serves a new store on the port.  Does not wait: the store comes up while the workers start."""
+        self._is_wanted = True
         if self._popen is None:
             self._start()
-        self._hand_over()
-        self._wanted.set()
+        else:
+            self._hand_over()
 
     async def run(self) -> None:
-        """Follows the child, and starts another should it die before its store serves.  Runs until cancelled."""
+        """Follows the child, and starts another should it die.  Runs until cancelled."""
         while True:
-            await self._wanted.wait()
+            await self._started.wait()
             assert self._control is not None
             await anyio.wait_readable(self._control)
-            answer = self._control.recv(4096).decode()
-            if not answer:
+            try:
+                answer = self._control.recv(64)
+            except ConnectionError:
+                answer = b""
+            if answer:
+                self._has_served = True
+            else:
                 await self._on_death()
-            elif self._listener is not None and answer == f"serving {self._listener.getsockname()[1]}":
-                self._drop_listener()
 
     async def aclose(self) -> None:
         """Ends the child and closes the port."""
-        self._drop_listener()
         if self._popen is not None:
             self._popen.kill()
             await self._forget()
+        self._close_port()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -106,39 +110,60 @@ class StoreHost:
             )
         waited_for.add(self._popen.pid)
         self._control = ours
+        self._has_served = False
+        self._hand_over()
+        self._started.set()
 
     def _hand_over(self) -> None:
-        assert self._control is not None and self._listener is not None
-        try:
-            socket.send_fds(self._control, [b"serve"], [self._listener.fileno()])
-        except OSError:
-            pass  # it has died; `run` finds that out and sees to it
+        assert self._listener is not None
+        self._say(b"serve", self._listener.fileno())
+
+    def _say(self, what: bytes, *descriptors: int) -> None:
+        if self._control is not None:
+            try:
+                socket.send_fds(self._control, [what], descriptors)
+            except OSError:
+                pass  # it has died; `run` finds that out and sees to it
 
     async def _on_death(self) -> None:
         code = await self._forget()
-        if self._listener is None:
-            self._wanted = anyio.Event()
-            _log.warning("the process that serves the workers' store died (exit code %s)", code)
+        if not self._is_wanted:
+            return  # the next round starts another
+        if self._has_served:
+            # Its keys are lost, so this round's workers will fail.  Those yet to connect must not wait for nobody.
+            _log.warning("the process that serves the workers' store died (exit code %s); starting another", code)
         elif self._mode == "quick":
             self._mode = "careful"
-            self._start()
-            self._hand_over()
         else:
-            self._wanted = anyio.Event()
-            self._drop_listener()
-            _log.warning("the workers' store can't be served (exit code %s): can this Python import torch?", code)
+            self._close_port()
+            _log.warning(
+                "the workers' store can't be served (exit code %s): can %s import torch?", code, sys.executable
+            )
+            return
+        self._start()
 
     async def _forget(self) -> int | None:
         assert self._popen is not None and self._control is not None
-        popen = self._popen
-        self._control.close()
-        await wait_ended(popen.pid)
-        code = popen.poll()
-        waited_for.discard(popen.pid)
+        popen, control = self._popen, self._control
         self._popen = self._control = None
-        return code
+        self._started = anyio.Event()
+        control.close()
+        await wait_ended(popen.pid)
+        waited_for.discard(popen.pid)
+        return popen.poll()
 
-    def _drop_listener(self) -> None:
+    def _close_port(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _listen(port: int) -> socket.socket:
+    """A listening socket on all interfaces, IPv6 and IPv4."""
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+        return socket.create_server(("", port), backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise InputError(f"port {port} can't be opened for the workers' store ({reason}): choose another") from None

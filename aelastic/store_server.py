@@ -1,8 +1,8 @@
 """The program that serves torch's TCPStore; `store.py` starts it and tells how it is used.
 
-Started as `python -P store_server.py CONTROL MODE`.  Each message on the control socket brings a listening
-socket; a store is served on it and the one before is dropped.  The answer is `serving PORT`.
-The end of the control socket is the end of the program.
+Started as `python -P store_server.py CONTROL MODE`.  `serve` on the control socket brings a listening socket: a
+new store is served on it, which is answered by `serving`.  `drop` ends the store there is.  The end of
+the control socket is the end of the program.
 
 The store is a C++ object, and 80 % of `import torch` is Python code that it does not need.  On a
 machine whose workers are importing torch at that moment, that time is theirs.  So the quick mode loads torch's
@@ -41,40 +41,48 @@ def import_store(mode: str) -> Any:
     return _C._distributed_c10d.TCPStore  # noqa: SLF001
 
 
-def newest_listener(control: socket.socket) -> int:
-    """Waits for a listening socket; of several that wait only the last is wanted.  -1 at the end of the control."""
-    newest = -1
+def newest_command(control: socket.socket) -> tuple[bytes, int]:
+    """Waits for a command and its listening socket, if it brings one; of several only the last is wanted."""
+    command, listener = b"", -1
     control.setblocking(True)
     while True:
         try:
             said, listeners, *_ = socket.recv_fds(control, 64, 1)
         except BlockingIOError:
-            return newest
-        if newest >= 0:
-            socket.close(newest)
-        if not said:
-            return -1
-        newest = listeners[0]
+            return command, listener
+        if listener >= 0:
+            socket.close(listener)
+        command, listener = said, listeners[0] if listeners else -1
+        if not command:
+            return command, listener
         control.setblocking(False)
 
 
 def main(control: socket.socket, mode: str) -> None:
     store_class = import_store(mode)
     store = None
-    while (listener := newest_listener(control)) >= 0:
-        with socket.socket(fileno=socket.dup(listener)) as seen:
-            port = seen.getsockname()[1]
-        del store  # closes its port
-        store = store_class(
-            host_name="127.0.0.1",
-            port=port,
-            world_size=None,
-            is_master=True,
-            timeout=TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
-        control.send(f"serving {port}".encode())
+    while True:
+        command, listener = newest_command(control)
+        store = None  # before the next one: two would share the connections that come in
+        if command == b"serve":
+            store = serve(store_class, listener)  # noqa: F841  it serves as long as it lives
+            control.send(b"serving")
+        elif not command:
+            return
+
+
+def serve(store_class: Any, listener: int) -> Any:
+    with socket.socket(fileno=socket.dup(listener)) as seen:
+        port = seen.getsockname()[1]
+    return store_class(
+        host_name="127.0.0.1",
+        port=port,
+        world_size=None,
+        is_master=True,
+        timeout=TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
 
 
 if __name__ == "__main__":

@@ -49,9 +49,20 @@ from aelastic.procs import LocalWorkers
 from aelastic.rdzv.coordinator import Coordinator
 from aelastic.rdzv.inproc import InProcessLink
 from aelastic.rdzv.link import Link
-from aelastic.rdzv.messages import Assigned, Failed, FailureReport, Left, Node, Outcome, Ready, Succeeded
+from aelastic.rdzv.messages import (
+    Assigned,
+    Ended,
+    Failed,
+    FailureReport,
+    Interrupted,
+    Left,
+    Node,
+    Outcome,
+    Ready,
+    Succeeded,
+)
 from aelastic.spec import WorkerSpec
-from aelastic.store import StoreHost, open_listener
+from aelastic.store import StoreHost
 from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
 
 _log = logging.getLogger(__name__)
@@ -98,7 +109,6 @@ class Supervisor:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._failures: dict[int, ProcessFailure] = {}  # of this generation, by local rank
         self._return_values: dict[int, Any] = {}  # likewise
-        self._listener: socket.socket | None = None  # the port we joined the coming round with
         self._oom = OomWatch()
 
     @property
@@ -163,6 +173,7 @@ class Supervisor:
     async def _run_shielded(self, done: anyio.Event) -> None:
         with anyio.CancelScope(shield=True):
             try:
+                self._logs.open()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._logs.run, name="logs")
                     tasks.start_soon(self._store.run, name="store")
@@ -203,7 +214,7 @@ class Supervisor:
                 assert_never(action)
 
     def _join(self) -> None:
-        self._listener = open_listener(self.spec.master_port or 0)
+        port = self._store.open(self.spec.master_port or 0)
         self._link.tell(
             Ready(
                 Node(
@@ -212,13 +223,12 @@ class Supervisor:
                     role=self.spec.role,
                     local_world_size=self.spec.local_world_size,
                     master_addr=self.spec.master_addr or "localhost",
-                    master_port=self._listener.getsockname()[1],
+                    master_port=port,
                 )
             )
         )
 
     async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
-        assert self._listener is not None
         self._failures, self._return_values = {}, {}
         self._logs.end_attempt()
         files = self._logs.open_attempt(spawn.generation - 1)
@@ -226,10 +236,7 @@ class Supervisor:
         ids = await self._backend.start(starts)
         # After the workers: they need a second before they need the store.
         if spawn.assigned.ranks.group_rank == 0:
-            self._store.serve(self._listener)
-        else:
-            self._listener.close()
-        self._listener = None
+            self._store.serve()
         self._mailbox.post(Spawned(spawn.generation, ids))
         for start in starts:
             tasks.start_soon(self._follow, spawn.generation, start, name=f"worker {start.local_rank}")
@@ -315,15 +322,16 @@ class Supervisor:
         match event:
             case Exited(failure=FailureReport() as failure) if failure.local_rank not in self._group.stopped:
                 _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
+            case Interrupted(_, reason):
+                _log.warning("all workers start again: %s", reason)
+            case Ended(outcome, reason):
+                _log.info("the job has %s: %s", outcome, reason)
             case StopRequested(signum):
-                _log.info("stopping: %s", signal.Signals(signum).name)
+                _log.info("asked to stop by signal %d", signum)
             case _:
-                if hasattr(event, "reason"):
-                    _log.info("%s: %s", type(event).__name__.lower(), event.reason)
+                pass
 
     async def _close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
         await self._backend.aclose()
         await self._store.aclose()
         self._logs.close()
