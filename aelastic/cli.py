@@ -183,7 +183,7 @@ def _loop_factory(name: str) -> Callable[[], AbstractEventLoop]:
 
 def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> Outcome:
     if result.is_failed() and result.failures:
-        return _report(ChildFailedError(invocation.name, result.failures, dict.fromkeys(result.victims, "")))
+        return _report(ChildFailedError(invocation.name, result.failures, result.victims))
     if stopped_by is not None and result.state.name == "STOPPED":
         _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; all workers have ended")
         return Outcome.of_signal(stopped_by)

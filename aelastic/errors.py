@@ -24,24 +24,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from aelastic.error_files import (
     ERROR_FILE_VARIABLE,
-    NO_MESSAGE,
     Json,
-    epoch_s,
     log,
     parse_record,
-    printable,
     read_error_file,
     record_of,
     replace_file,
     with_error_code,
 )
+from aelastic.failures import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,11 +50,6 @@ EXIT_FAILURE = 1
 EXIT_INPUT = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
-
-# torch's word, which log scrapers and callers compare with.
-NOT_AVAILABLE = "<N/A>"
-# A traceback that another host tells is cut to this.
-TRACEBACK_CHARS_MAX = 32 * 1024
 
 
 class ErrorCategory(Enum):
@@ -156,117 +148,6 @@ class InternalError(AelasticError):
         return "\n  ".join([f"{self.what} (a bug in aelastic: please report it)", *self.story])
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFailure:
-    """How a worker failed, as far as anybody can tell (torch: `ProcessFailure`).
-
-    Complete from the moment it exists: the error file is read here, once.  A missing or damaged one is no error;
-    the tail of stderr speaks then, or else the exit code.
-
-    Args:
-        local_rank: the worker's.
-        pid: its process id, or -1 where none was started.
-        exitcode: what it exited with; `-n` for signal n.
-        error_file: where it may have recorded its exception; becomes `<N/A>` where there is no such file.
-        stderr_tail: the end of what it printed.
-        host: where it ran; "" is here.
-        oom: a sentence, where an out-of-memory kill was seen.
-        note: what the agent knows better than the exit code, as in "could not be started: no such file".
-    """
-
-    local_rank: int
-    pid: int
-    exitcode: int
-    error_file: str
-    stderr_tail: str = field(default="", repr=False, kw_only=True)
-    host: str = field(default="", kw_only=True)
-    oom: str = field(default="", kw_only=True)
-    note: str = field(default="", kw_only=True)
-    error_file_data: Json = field(init=False, repr=False, hash=False)
-    message: str = field(init=False)  # one sentence or headline, never empty
-    traceback: str = field(init=False, repr=False)  # "" where none is known
-    timestamp: int = field(init=False)  # of the recorded exception, else of now; seconds since the epoch
-
-    def __post_init__(self) -> None:
-        data = read_error_file(self.error_file)
-        if data is None and not os.path.isfile(self.error_file):
-            self._set("error_file", NOT_AVAILABLE)
-        message, traceback, timestamp = parse_record(data or {})
-        self._set("error_file_data", data or {"message": NO_MESSAGE})
-        self._set("timestamp", timestamp or int(time.time()))
-        if not message:
-            message, traceback = self._explain_from_stderr()
-        self._set("message", message)
-        self._set("traceback", traceback)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _explain_from_stderr(self) -> tuple[str, str]:
-        from aelastic.causes import describe_exit, last_exception
-
-        words = describe_exit(self.exitcode)
-        if self.oom and self.signal_name() == "SIGKILL":
-            words = f"{words.partition(':')[0]}: {self.oom}"
-        words = self.note or words
-        # Whoever was killed from outside did not die of an exception it had printed before.
-        is_own_doing = not self.is_signal or self.signal_name() in _SIGNALS_OF_ITS_OWN
-        cause = last_exception(self.stderr_tail) if self.stderr_tail and is_own_doing else None
-        if cause is None:
-            return words, ""
-        if self.note or self.is_signal:
-            return f"{words}; its last words: {cause.headline}", cause.traceback
-        return cause.headline, cause.traceback
-
-    @property
-    def is_signal(self) -> bool:
-        """Whether a signal ended it."""
-        return self.exitcode < 0
-
-    @property
-    def headline(self) -> str:
-        """One line with the place, where known, as in `ValueError: batch is empty at train.py:12`."""
-        from aelastic.causes import last_exception
-
-        line = self.message.strip().partition("\n")[0].strip()
-        cause = last_exception(self.traceback) if self.traceback else None
-        return f"{line} at {cause.file}:{cause.line}" if cause and cause.file else line
-
-    def signal_name(self) -> str:
-        """`SIGKILL`, or `<N/A>` where no signal ended it or the number has no name."""
-        from aelastic.causes import signal_name
-
-        return (signal_name(-self.exitcode) if self.is_signal else "") or NOT_AVAILABLE
-
-    def timestamp_isoformat(self) -> str:
-        """Local time, as in `2026-10-17_12:00:00`."""
-        return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(self.timestamp))
-
-    @classmethod
-    def from_elsewhere(
-        cls,
-        local_rank: int,
-        pid: int,
-        exitcode: int,
-        *,
-        host: str,
-        message: str,
-        traceback: str = "",
-        timestamp: int = 0,
-        oom: str = "",
-    ) -> ProcessFailure:
-        """The failure of a worker of another host, as that one tells it; its error file is not here."""
-        failure = cls(local_rank, pid, exitcode, NOT_AVAILABLE, host=host, oom=oom)
-        failure._set("timestamp", epoch_s(timestamp) or failure.timestamp)
-        failure._set("message", printable(message.strip()) or failure.message)
-        failure._set("traceback", printable(traceback[-TRACEBACK_CHARS_MAX:]))
-        return failure
-
-
-# Native code raises these in its own process; a Python interrupt ends with SIGINT.
-_SIGNALS_OF_ITS_OWN = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGSYS", "SIGTRAP"}
-
-
 class ChildFailedError(AelasticError):
     """Workers failed; `str()` of it is the report (torch: `ChildFailedError`).
 
@@ -276,7 +157,7 @@ class ChildFailedError(AelasticError):
     Args:
         name: what they ran.
         failures: by global rank, in the order they were observed.
-        victims: how those ended that the agent stopped because of the failures, by global rank.
+        victims: global ranks that the agent stopped because of the failures.
 
     Raises:
         InputError: there are no failures.
@@ -284,12 +165,10 @@ class ChildFailedError(AelasticError):
 
     category = ErrorCategory.WORKER
 
-    def __init__(
-        self, name: str, failures: Mapping[int, ProcessFailure], victims: Mapping[int, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, failures: Mapping[int, ProcessFailure], victims: Iterable[int] = ()) -> None:
         if not failures:
             raise InputError("failures is empty: raise ChildFailedError for at least one failed worker")
-        self.name, self.failures, self.victims = name, dict(failures), dict(victims or {})
+        self.name, self.failures, self.victims = name, dict(failures), tuple(victims)
         super().__init__(self.name, self.failures, self.victims)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
@@ -303,7 +182,7 @@ class ChildFailedError(AelasticError):
         """The report, in torch's layout; the parameters keep torch's names."""
         from aelastic.report import report
 
-        return report(self, boarder_delim, section_delim)
+        return report(self.name, self.failures, self.get_first_failure(), self.victims, boarder_delim, section_delim)
 
 
 def exit_code_of(error: BaseException | ProcessFailure) -> int:

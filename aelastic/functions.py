@@ -12,9 +12,10 @@ import runpy
 import signal
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from aelastic.errors import record
+from aelastic.errors import ErrorHandler, record
 from aelastic.workers import WorkerStart
 
 
@@ -29,16 +30,25 @@ def run(start: WorkerStart) -> None:
     An exception goes to the error file and, without frames of ours, to stderr; the exit code is 1.
     """
     _become_a_worker(start)
-    assert not isinstance(start.entrypoint, str)
     try:
-        value = record(start.entrypoint)(*start.args)
-        _keep(value, return_file_of(start.error_file))
+        record(_call, _Handler())(start)
     except Exception as error:  # noqa: BLE001  a user's function may raise anything; its traceback goes to stderr
         _print_traceback(error)
         raise SystemExit(1) from None
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _call(start: WorkerStart) -> None:
+    assert not isinstance(start.entrypoint, str)
+    try:
+        value = start.entrypoint(*start.args)
+    except SystemExit as error:
+        if error.code not in {None, 0}:
+            raise
+        value = None
+    _keep(value, return_file_of(start.error_file))
 
 
 def run_script_path(path: str, *args: str) -> None:
@@ -56,17 +66,31 @@ def _become_a_worker(start: WorkerStart) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(start.env)
-    for stream, path in ((sys.stdout, start.stdout), (sys.stderr, start.stderr)):
+    for name, usual, path in (("stdout", 1, start.stdout), ("stderr", 2, start.stderr)):
         if path is not None:
-            stream.flush()
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            os.dup2(fd, stream.fileno())
-            os.close(fd)
+            _redirect(name, usual, path)
+
+
+def _redirect(name: str, usual: int, path: Path) -> None:
+    """Sends a standard stream to a file: what Python prints, and what programs it starts write."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(fd, usual)
+    os.close(fd)
+    stream = getattr(sys, name)
+    try:
+        has_usual = stream.fileno() == usual
+    except (AttributeError, OSError, ValueError):
+        has_usual = False
+    if not has_usual:  # a program around the agent had replaced it, and we were forked
+        setattr(sys, name, open(usual, "w", buffering=1, closefd=False))  # noqa: SIM115  for the rest of our life
 
 
 def _keep(value: Any, path: Path) -> None:
     with path.open("wb") as file:
-        pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # noqa: BLE001  pickling runs the user's code
+            raise TypeError(f"the return value can't be pickled: {type(error).__name__}: {error}") from None
 
 
 def read_return_value(path: Path) -> Any:
@@ -77,13 +101,22 @@ def read_return_value(path: Path) -> Any:
     return value
 
 
+class _Handler(ErrorHandler):
+    def record_exception(self, e: BaseException) -> None:
+        super().record_exception(e.with_traceback(_without_ours(e.__traceback__)))
+
+
 def _print_traceback(error: BaseException) -> None:
     import traceback
 
-    frames = error.__traceback__
+    traceback.print_exception(error.with_traceback(_without_ours(error.__traceback__)))
+
+
+def _without_ours(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's first frame; none where the error is not in one."""
     while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OURS:
         frames = frames.tb_next
-    traceback.print_exception(error.with_traceback(frames))
+    return frames
 
 
-_OURS = {__name__, "aelastic.errors"}
+_OURS = {__name__, "aelastic.errors", "runpy"}

@@ -101,7 +101,7 @@ class Exited:
 
     generation: int
     local_rank: int
-    failure: FailureReport | None  # None: it succeeded
+    failure: FailureReport | None  # None: it succeeded, or we had asked it to end
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,17 @@ import ctypes
 import logging
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from aelastic import guard
 from aelastic.errors import InputError
 from aelastic.inotify import Growth
 from aelastic.spec import Std, WorkerSpec, streams_of
@@ -61,13 +62,16 @@ class RunLogs:
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
-        name = re.sub(r"[^\w.-]", "_", run_id)
-        temporary = Path(tempfile.gettempdir(), f"aelastic_{os.urandom(4).hex()}")
-        self._base = temporary if spec.log_dir is None else Path(os.path.abspath(spec.log_dir))
-        self.root = self._base / f"{name}_{os.urandom(4).hex()}"
-        self._wanted = spec.log_dir is not None or any(
+        temporary, mine = Path(tempfile.gettempdir()), os.urandom(4).hex()
+        # Removed at the end: what nobody asked for.
+        self.scratch = temporary / f"aelastic_{mine}"
+        self._is_asked = any(
             streams_of(streams, rank) for streams in (spec.redirects, spec.tee) for rank in range(spec.local_world_size)
         )
+        kept = temporary / f"aelastic_logs_{mine}" if self._is_asked else self.scratch
+        name = re.sub(r"[^\w.-]", "_", run_id)
+        self.root = Path(os.path.abspath(spec.log_dir or kept), f"{name}_{mine}")
+        self._is_kept = False  # the scratch, after all
         self._growth = Growth()
         self._consoles = {Std.OUT: _Console(_fd_of(sys.stdout, 1)), Std.ERR: _Console(_fd_of(sys.stderr, 2))}
         self._files: dict[int, WorkerFiles] = {}
@@ -78,16 +82,20 @@ class RunLogs:
         Raises:
             InputError: it can't be written.
         """
-        try:
-            self._base.mkdir(mode=0o700 if self._spec.log_dir is None else 0o777, parents=True, exist_ok=True)
-            self.root.mkdir()
-        except OSError as error:
-            raise InputError(f"log folder {self._base}: {error.strerror}; choose another with --log-dir") from None
+        with self._refusing():
+            self.scratch.mkdir(mode=0o700)
+            self.root.mkdir(parents=True)
+        if self._is_asked and self._spec.log_dir is None:
+            _log.warning("the workers' output is kept in %s; choose another folder with --log-dir", self.root)
 
-    @property
-    def scratch(self) -> Path | None:
-        """The folder that nobody asked for, to be removed at the end."""
-        return None if self._wanted else self._base
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"log folder {self.root.parent}: {error.strerror}; choose another with --log-dir"
+            ) from None
 
     @property
     def mark(self) -> str:
@@ -96,7 +104,8 @@ class RunLogs:
 
     def open_attempt(self, attempt: int) -> dict[int, WorkerFiles]:
         """Makes the files of the next generation, by local rank, and follows those that are shown."""
-        self._files = {rank: self._open(attempt, rank) for rank in range(self._spec.local_world_size)}
+        with self._refusing():
+            self._files = {rank: self._open(attempt, rank) for rank in range(self._spec.local_world_size)}
         return self._files
 
     def _open(self, attempt: int, rank: int) -> WorkerFiles:
@@ -111,6 +120,7 @@ class RunLogs:
         if Std.ERR in teed:
             self._follow(stderr, Std.ERR, prefix)
         elif Std.ERR not in kept:
+            stderr = self.scratch / f"stderr_{attempt}_{rank}.log"
             self._follow(stderr, Std.ERR, b"", scratch=True)
         return WorkerFiles(stdout, stderr, folder / "error.json")
 
@@ -156,16 +166,16 @@ class RunLogs:
                     await console.progress()
                 console.is_stalled = waited.cancelled_caught
             if console.is_stalled:
-                self._wanted = True
-                _log.warning("the console takes no more output; all of it is in %s", self.root)
+                self._is_kept = True
+                _log.warning("the console takes no more output; the rest is in %s and %s", self.scratch, self.root)
 
     def close(self) -> None:
-        """Closes what is open and removes what nobody asked for."""
+        """Closes what is open and removes the scratch."""
         for console in self._consoles.values():
             console.close()
         self._growth.close()
-        if not self._wanted:
-            shutil.rmtree(self._base, ignore_errors=True)
+        if not self._is_kept:
+            guard.remove(str(self.scratch))
 
 
 class _Follower:
@@ -174,6 +184,7 @@ class _Follower:
     def __init__(self, path: Path, prefix: bytes, watch: int | None, *, scratch: bool) -> None:
         self.watch = watch
         self.is_ended = False  # nobody writes any more
+        self._path = path
         self._fd = os.open(path, os.O_RDWR if scratch else os.O_RDONLY)
         self._prefix = prefix
         self._scratch = scratch
@@ -218,6 +229,8 @@ class _Follower:
 
     def close(self) -> None:
         os.close(self._fd)
+        if self._scratch and self.is_ended:
+            self._path.unlink(missing_ok=True)
 
 
 class _Console:

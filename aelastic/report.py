@@ -6,10 +6,10 @@ The layout is torch's (`ChildFailedError.format_msg`); the words are ours.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from aelastic.causes import last_line
-from aelastic.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure
+from aelastic.failures import NOT_AVAILABLE, ProcessFailure
 
 # What is beyond these is in the logs.
 REPORT_TRACEBACK_CHARS = 32 * 1024
@@ -17,22 +17,29 @@ REPORT_FAILURES_MAX = 64
 REPORT_WIDTH_MAX = 60
 
 
-def report(failed: ChildFailedError, boarder_delim: str, section_delim: str) -> str:
+def report(
+    name: str,
+    failures: Mapping[int, ProcessFailure],
+    first: tuple[int, ProcessFailure],
+    victims: Iterable[int],
+    boarder_delim: str,
+    section_delim: str,
+) -> str:
     """The root cause with its traceback, the other failures with a line each, and who was stopped for them."""
-    root_rank, root = failed.get_first_failure()
-    index = {rank: at for at, rank in enumerate(failed.failures)}
-    others = [(rank, failure) for rank, failure in failed.failures.items() if rank != root_rank]
+    root_rank, root = first
+    index = {rank: at for at, rank in enumerate(failures)}
+    others = [(rank, failure) for rank, failure in failures.items() if rank != root_rank]
     blocks = [_describe(index[rank], rank, failure) for rank, failure in others[:REPORT_FAILURES_MAX]]
     if unseen := [rank for rank, _ in others[REPORT_FAILURES_MAX:]]:
         blocks.append(f"  ... and {len(unseen)} more: ranks {_ranges(unseen)}")
     cause = _describe(index[root_rank], root_rank, root, is_root=True)
-    title = f"{failed.name} FAILED"
+    title = f"{name} FAILED"
     width = max(len(line) for text in (title, cause, *blocks) for line in text.split("\n"))
     border, section = (delim * min(width, REPORT_WIDTH_MAX) for delim in (boarder_delim, section_delim))
     lines = ["", border, title, section, "Failures:", *(blocks or ["  <NO_OTHER_FAILURES>"]), section]
     lines += ["Root Cause (first observed failure):", cause]
-    if failed.victims:
-        lines += [section, f"Stopped by the agent: ranks {_ranges(failed.victims)}"]
+    if victims:
+        lines += [section, f"Stopped by the agent: ranks {_ranges(victims)}"]
     return "\n".join([*lines, border])
 
 

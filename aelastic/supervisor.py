@@ -276,7 +276,9 @@ class Supervisor:
         self._mailbox.post(Cleared(generation, start.local_rank))
 
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
-        """Reads what the worker left: its return value, or why it failed."""
+        """Reads what the worker left: its return value, or why it failed; nothing of one that we stopped."""
+        if start.local_rank in self._group.stopped:
+            return None
         note = exit_.note
         if exit_.exitcode == 0:
             try:
@@ -345,7 +347,10 @@ class Supervisor:
         rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
         failures = {rank_of[local]: self._failures[local] for local in group.failed}
         if group.state is WorkerState.FAILED and not failures:
-            raise InternalError("failed without a failure", story=group.story)
+            cause = group.verdict.cause if group.verdict is not None else None
+            if cause is None:
+                raise InternalError("failed without a failure", story=group.story)
+            failures = {cause.rank: _failure_of(cause)}
         values = self._return_values if group.state is WorkerState.SUCCEEDED and callable(self.spec.entrypoint) else {}
         return RunResult(
             state=group.state,
@@ -354,6 +359,19 @@ class Supervisor:
             victims=tuple(sorted(rank_of[local] for local in group.stopped)),
             reason=group.reason,
         )
+
+
+def _failure_of(report: FailureReport) -> ProcessFailure:
+    """The failure of another node's worker, as that node told it."""
+    return ProcessFailure.from_elsewhere(
+        report.local_rank,
+        report.pid,
+        report.exitcode,
+        host=report.host,
+        message=report.message,
+        traceback=report.traceback,
+        timestamp=report.timestamp_s,
+    )
 
 
 def _random_run_id() -> str:

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "aelastic"
 LAYERS = {
     "": 0,  # aelastic/__init__.py: names only, imported when used
     "error_files": 0,
+    "failures": 0,
     "errors": 0,
     "causes": 0,
     "report": 0,

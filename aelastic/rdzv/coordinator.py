@@ -166,8 +166,10 @@ class Coordinator:
 
     def _on_succeeded(self, event: Succeeded) -> list[Send]:
         member = self._members.get(event.node_id)
-        if self.phase is not Phase.RUNNING or event.round != self.round or member is None:
+        if self.phase is not Phase.RUNNING or event.round != self.round or event.node_id not in self._participants:
             return []  # the round it speaks of is over already
+        if member is None:
+            return []  # it was lost meanwhile
         member.standing = Standing.FINISHED
         return self._close_if_finished()
 
