@@ -39,6 +39,8 @@ STATUS_LOST = 255
 CLEAR_LOOK_AGAIN_S = 0.05
 # The guard needs milliseconds, unless a process survives SIGKILL; it says so itself after 5 s.
 GUARD_TIMEOUT_S = 8.0
+# Something on this host does not want it; to go on for ever helps nobody.
+GUARD_DEATHS_MAX = 10
 
 
 class _Child(Protocol):
@@ -184,6 +186,9 @@ class LocalWorkers(WorkerBackend):
         self._guard.ensure()
         self._workers: dict[int, _Worker | WorkerExit] = {}
 
+    async def run(self) -> None:
+        await self._guard.run()
+
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
         self._guard.ensure()
         self._workers = {start.local_rank: self._start(start) for start in starts}
@@ -267,6 +272,17 @@ class _GuardProcess:
         waited_for.add(self._popen.pid)
         for session in sorted(self._sessions):
             self._write("+", session)
+
+    async def run(self) -> None:
+        """Replaces the guard should it die.  Runs until cancelled."""
+        for _ in range(GUARD_DEATHS_MAX):
+            if self._popen is None:
+                return
+            await wait_ended(self._popen.pid)
+            self.ensure()
+        _log.warning(
+            "the guard process died %d times: should the agent be killed, look for leftovers", GUARD_DEATHS_MAX
+        )
 
     def tell(self, sign: str, session: int) -> None:
         (self._sessions.add if sign == "+" else self._sessions.discard)(session)

@@ -175,6 +175,7 @@ class Supervisor:
             try:
                 self._logs.open()
                 async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._backend.run, name="backend")
                     tasks.start_soon(self._logs.run, name="logs")
                     tasks.start_soon(self._store.run, name="store")
                     tasks.start_soon(self._link.run, self._mailbox.post, name="rendezvous")

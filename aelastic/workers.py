@@ -46,6 +46,9 @@ class WorkerBackend(ABC):
     Whatever a method raises is a failure of the agent, not of a worker.
     """
 
+    async def run(self) -> None:  # noqa: B027  nothing to watch is a fair answer
+        """Watches what has to be watched besides the workers, during the whole run.  Cancelled at its end."""
+
     @abstractmethod
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, Any]:
         """Starts every worker; gives local rank to worker id (a pid here; any name elsewhere).
