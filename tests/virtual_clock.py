@@ -1,0 +1,78 @@
+"""A virtual clock for asyncio: when nothing is ready, time jumps to the next deadline.
+
+Certain, not merely quick: nothing runs outside the loop.  What would go to a thread runs at once, inline, and what
+the kernel has for us is asked for, without waiting, before time may jump.  So a test depends on no scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+
+class Deadlock(AssertionError):
+    """No task is ready and no timer is armed: everybody would wait for ever."""
+
+
+class _JumpSelector(selectors.DefaultSelector):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            raise Deadlock("no task is ready and no timer is armed")
+        self.now += timeout
+        return ready
+
+
+class VirtualClockLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock starts at 0 and costs no time."""
+
+    def __init__(self) -> None:
+        self._jump = _JumpSelector()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Runs it now: aiofiles goes through here."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001  handed to whoever awaits it
+            future.set_exception(error)
+        return future
+
+
+async def _run_inline(func: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Stands in for `anyio.to_thread.run_sync`."""
+    await anyio.lowlevel.checkpoint()
+    return func(*args)
+
+
+def on_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs an asynchronous test on a loop of its own whose clock jumps."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **fixtures: Any) -> None:
+        async def main() -> None:
+            await test(*args, **fixtures)
+
+        with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
+            patch.setattr(anyio.to_thread, "run_sync", _run_inline)
+            runner.run(main())
+
+    return run
