@@ -25,7 +25,8 @@ if TYPE_CHECKING:
         get_error_handler,
         record,
     )
-    from aelastic.group import Worker, WorkerGroup, WorkerState
+    from aelastic.group import WorkerGroup
+    from aelastic.group_events import Worker, WorkerState
     from aelastic.spec import Std, WorkerSpec
     from aelastic.supervisor import RunResult, Supervisor
     from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
@@ -61,7 +62,8 @@ _HOMES = {
         "AelasticError", "ChildFailedError", "ErrorHandler", "InputError", "InternalError", "ProcessFailure",
         "RendezvousError", "RendezvousTimeoutError", "UnkillableWorkerError", "get_error_handler", "record",
     ),
-    "group": ("Worker", "WorkerGroup", "WorkerState"),
+    "group": ("WorkerGroup",),
+    "group_events": ("Worker", "WorkerState"),
     "spec": ("Std", "WorkerSpec"),
     "supervisor": ("RunResult", "Supervisor"),
     "workers": ("WorkerBackend", "WorkerExit", "WorkerStart"),

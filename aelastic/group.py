@@ -19,12 +19,30 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum, StrEnum, auto
+from enum import StrEnum, auto
 from typing import Any, TypeAlias, assert_never
 
 from aelastic.errors import InternalError
+from aelastic.group_events import (
+    Action,
+    Cleared,
+    DeadlinePassed,
+    Event,
+    Exited,
+    Finish,
+    Join,
+    Spawn,
+    Spawned,
+    Start,
+    Stop,
+    StopRequested,
+    TellFailed,
+    TellLeft,
+    TellSucceeded,
+    Worker,
+    WorkerState,
+)
 from aelastic.ranks import NodeRanks
 from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 from aelastic.spec import WorkerSpec
@@ -34,23 +52,6 @@ from aelastic.spec import WorkerSpec
 KILL_COUNT_MAX = 2
 # SIGKILL takes effect at once or not soon; the kernel needs time only to tear down large address spaces.
 KILL_WAIT_S = 10.0
-
-
-class WorkerState(Enum):
-    """State of a worker group (torch: `torch.distributed.elastic.agent.server.WorkerState`)."""
-
-    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; unrecoverable
-    INIT = "INIT"  # not yet started
-    HEALTHY = "HEALTHY"  # workers run
-    UNHEALTHY = "UNHEALTHY"  # workers run, and one of them failed
-    STOPPED = "STOPPED"  # interrupted by the agent, to be started again unless the agent was told to leave
-    SUCCEEDED = "SUCCEEDED"  # every worker exited with 0
-    FAILED = "FAILED"  # a worker failed and no restart is left
-
-    @staticmethod
-    def is_running(state: WorkerState) -> bool:
-        """Whether worker processes exist, healthy or not."""
-        return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
 
 
 class Phase(StrEnum):
@@ -63,124 +64,6 @@ class Phase(StrEnum):
     AWAITING = auto()  # a worker failed, all are gone: restart or not?
     BARRIER = auto()  # our workers succeeded, waiting for those of other nodes
     DONE = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One worker of a round (torch: `torch.distributed.elastic.agent.server.Worker`).
-
-    `id` is whatever the back end calls it: the pid, for a process of this machine.
-    """
-
-    local_rank: int
-    global_rank: int = -1
-    role_rank: int = -1
-    world_size: int = -1
-    role_world_size: int = -1
-    id: Any = None
-
-
-# Events.
-
-
-@dataclass(frozen=True, slots=True)
-class Start: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    """The back end has started the workers."""
-
-    generation: int
-    ids: Mapping[int, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A worker's own process has ended."""
-
-    generation: int
-    local_rank: int
-    failure: FailureReport | None  # None: it succeeded, or we had asked it to end
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Nothing that the worker left behind is alive.  Follows its `Exited`."""
-
-    generation: int
-    local_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """The agent is asked to leave.  Asked a second time, it kills."""
-
-    signum: int = signal.SIGTERM
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed: ...
-
-
-Event: TypeAlias = Start | Assigned | Interrupted | Ended | Spawned | Exited | Cleared | StopRequested | DeadlinePassed
-
-
-# Actions.
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Tell the rendezvous that this node is ready.  Answered by `Assigned` or `Ended`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Start every local worker.  Answered by `Spawned`, and by `Exited` and `Cleared` once per local rank."""
-
-    generation: int
-    assigned: Assigned
-
-
-@dataclass(frozen=True, slots=True)
-class TellFailed:
-    """Tell the rendezvous of a failure.  Answered by `Interrupted` or `Ended`."""
-
-    round: int
-    failure: FailureReport
-
-
-@dataclass(frozen=True, slots=True)
-class TellSucceeded:
-    """Tell the rendezvous that all local workers succeeded.  Answered by `Ended` or `Interrupted`."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellLeft:
-    """Tell the rendezvous that this node leaves the job.  Not answered."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Signal workers that still live; SIGKILL takes all that belongs to them.  Not answered; `Exited` follows."""
-
-    generation: int
-    local_ranks: tuple[int, ...]
-    signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Return from the supervisor with the state the group has now."""
-
-    reason: str
-
-
-Action: TypeAlias = Join | Spawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish
 
 
 class InvalidTransition(InternalError):
@@ -227,12 +110,14 @@ class WorkerGroup:
     assigned: Assigned | None = None  # of the current generation
     workers: tuple[Worker, ...] = ()  # of the current generation
     failed: dict[int, FailureReport] = field(default_factory=dict[int, FailureReport])  # local ranks, as they failed
-    stopped: set[int] = field(default_factory=set[int])  # local ranks that ended because we asked
+    stopped: set[int] = field(default_factory=set[int])  # local ranks that ended because we asked them to
     verdict: Ended | None = None
     _alive: set[int] = field(default_factory=set[int])
     _uncleared: set[int] = field(default_factory=set[int])
     _wish: _Wish = field(default_factory=_Rejoin)
     _kill_count: int = 0
+    _is_spawned: bool = False  # the back end has started this generation; before that nobody can be signalled
+    _signum: int = signal.SIGTERM  # what the workers of this generation were asked to end with
     _story: deque[str] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
@@ -335,9 +220,11 @@ class WorkerGroup:
     # What the workers do.
 
     def _on_spawned(self, event: Spawned) -> list[Action]:
-        if event.generation == self.generation:
-            self.workers = tuple(self._worker(w.local_rank, event.ids.get(w.local_rank)) for w in self.workers)
-        return []
+        if event.generation != self.generation or self._is_spawned:
+            return []  # an earlier generation's, or told twice
+        self._is_spawned = True
+        self.workers = tuple(self._worker(w.local_rank, event.ids.get(w.local_rank)) for w in self.workers)
+        return self._signal(self._signum) if self.phase is Phase.STOPPING else []
 
     def _on_exited(self, event: Exited, now: float) -> list[Action]:
         if event.generation != self.generation or event.local_rank not in self._alive:
@@ -353,9 +240,12 @@ class WorkerGroup:
                 self.failed[event.local_rank] = event.failure
                 tell = TellFailed(self.assigned.round, event.failure)
                 return [tell, *self._stop(_Await(), WorkerState.UNHEALTHY, event.failure.message, now)]
+            case Phase.STOPPING if event.failure is None:
+                self.stopped.add(event.local_rank)
+                return []
             case Phase.STOPPING:
-                if event.local_rank not in self.stopped and event.failure is not None:
-                    self.failed[event.local_rank] = event.failure  # it failed before we asked it to end
+                assert event.failure is not None  # or the case above
+                self.failed[event.local_rank] = event.failure  # it did not need us to end
                 return []
             case Phase.DONE:
                 return []  # we gave up on it
@@ -439,6 +329,7 @@ class WorkerGroup:
         self.assigned = assigned
         self.phase, self.state, self.reason = Phase.RUNNING, WorkerState.HEALTHY, ""
         self._wish = _Rejoin()
+        self._is_spawned = False
         self._alive = set(range(self.spec.local_world_size))
         self._uncleared = set(self._alive)
         self.failed, self.stopped = {}, set()
@@ -465,15 +356,21 @@ class WorkerGroup:
         self.deadline = now + self.spec.shutdown_timeout_s
         if not self.unended:
             return self._stopped()
-        self.stopped = set(self._alive)
-        return [Stop(self.generation, tuple(sorted(self._alive)), signum)]
+        return self._signal(signum)
 
     def _kill(self, now: float) -> list[Action]:
         if self._kill_count == KILL_COUNT_MAX:
             return []  # asked again while the last wait is on
         self._kill_count += 1
         self.deadline = now + KILL_WAIT_S
-        return [Stop(self.generation, self.unended, signal.SIGKILL)]
+        return self._signal(signal.SIGKILL)
+
+    def _signal(self, signum: int) -> list[Action]:
+        self._signum = signum
+        if not self._is_spawned:
+            return []  # `Spawned` makes up for it
+        local_ranks = self.unended if signum == signal.SIGKILL else tuple(sorted(self._alive))
+        return [Stop(self.generation, local_ranks, signum)] if local_ranks else []
 
     def _stopped(self) -> list[Action]:
         match self._wish:
@@ -481,7 +378,7 @@ class WorkerGroup:
                 self.state = WorkerState.STOPPED
                 return self._join()
             case _Await():
-                self.phase, self.deadline = Phase.AWAITING, None
+                self.phase, self.state, self.deadline = Phase.AWAITING, WorkerState.STOPPED, None
                 return []
             case _End() as end:
                 return self._finish(end)
@@ -491,6 +388,7 @@ class WorkerGroup:
     def _enter_barrier(self, now: float) -> list[Action]:
         assert self.assigned is not None
         self.phase, self.deadline = Phase.BARRIER, now + self.spec.exit_barrier_timeout_s
+        self.state, self.reason = WorkerState.SUCCEEDED, "every worker of this node succeeded"
         return [TellSucceeded(self.assigned.round)]
 
     def _finish(self, end: _End) -> list[Action]:

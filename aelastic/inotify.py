@@ -14,6 +14,8 @@ from pathlib import Path
 import anyio
 
 IN_MODIFY = 0x00000002
+# The watch that stands for all of them: more happened than the kernel keeps (IN_Q_OVERFLOW).
+LOST = -1
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 # Where the kernel does not tell: as often as torch's agent looks at its log files.
 LOOK_AGAIN_S = 0.1
@@ -43,7 +45,7 @@ class Growth:
             self._libc.inotify_rm_watch(self._fd, watch)
 
     async def wait(self, *, blind: bool) -> set[int]:
-        """Which files have grown.
+        """Which files have grown; `LOST` among them: any may have.
 
         Args:
             blind: some file could not be watched: come back after an interval in any case.

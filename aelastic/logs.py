@@ -28,7 +28,7 @@ import anyio.to_thread
 
 from aelastic import guard
 from aelastic.errors import InputError
-from aelastic.inotify import Growth
+from aelastic.inotify import LOST, Growth
 from aelastic.spec import Std, WorkerSpec, streams_of
 
 _log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class RunLogs:
         self.root = Path(os.path.abspath(spec.log_dir or kept), f"{name}_{mine}")
         self._is_kept = False  # the scratch, after all
         self._growth = Growth()
+        self._waiting = anyio.CancelScope()  # for growth
         self._consoles = {Std.OUT: _Console(_fd_of(sys.stdout, 1)), Std.ERR: _Console(_fd_of(sys.stderr, 2))}
         self._files: dict[int, WorkerFiles] = {}
 
@@ -128,6 +129,8 @@ class RunLogs:
         path.touch()
         follower = _Follower(path, prefix, self._growth.watch(path), scratch=scratch)
         self._consoles[stream].add(follower)
+        if follower.watch is None:
+            self._waiting.cancel()  # the kernel will not tell of this one: look at intervals from now on
 
     async def tail(self, local_rank: int) -> str:
         """The end of what a worker of this generation wrote to stderr; "" if it can't be read."""
@@ -153,7 +156,9 @@ class RunLogs:
                 tasks.start_soon(console.run, self._growth.forget, name=f"console {stream.name}")
             while True:
                 blind = any(console.is_blind for console in self._consoles.values())
-                grown = await self._growth.wait(blind=blind)
+                grown: set[int] = set()
+                with anyio.CancelScope() as self._waiting:
+                    grown = await self._growth.wait(blind=blind)
                 for console in self._consoles.values():
                     console.wake(grown)
 
@@ -265,7 +270,7 @@ class _Console:
 
     def wake(self, watches: set[int]) -> None:
         self._watches |= watches
-        self._everything |= self.is_blind
+        self._everything |= self.is_blind or LOST in watches
         self._grown.set()
 
     async def progress(self) -> None:

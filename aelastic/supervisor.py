@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, assert_never
@@ -21,7 +22,8 @@ from anyio.abc import TaskGroup
 
 from aelastic.env import worker_args, worker_env
 from aelastic.errors import InternalError, ProcessFailure, RendezvousTimeoutError, UnkillableWorkerError
-from aelastic.group import (
+from aelastic.group import WorkerGroup
+from aelastic.group_events import (
     Action,
     Cleared,
     DeadlinePassed,
@@ -38,7 +40,6 @@ from aelastic.group import (
     TellLeft,
     TellSucceeded,
     Worker,
-    WorkerGroup,
     WorkerState,
 )
 from aelastic.logs import RunLogs, WorkerFiles
@@ -109,6 +110,8 @@ class Supervisor:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._failures: dict[int, ProcessFailure] = {}  # of this generation, by local rank
         self._return_values: dict[int, Any] = {}  # likewise
+        self._asked: set[int] = set()  # likewise: who was asked to end
+        self._looking_back = anyio.Lock()
         self._oom = OomWatch()
 
     @property
@@ -182,8 +185,10 @@ class Supervisor:
                     await self._run_group(tasks)
                     tasks.cancel_scope.cancel()
             finally:
-                await self._close()
-                done.set()
+                try:
+                    await self._close()
+                finally:
+                    done.set()
 
     async def _run_group(self, tasks: TaskGroup) -> None:
         self._mailbox.post(Start())
@@ -208,6 +213,7 @@ class Supervisor:
                 self._link.tell(Left(self._node_id, reason))
             case Stop(_, local_ranks, signum):
                 for local_rank in local_ranks:
+                    self._asked.add(local_rank)
                     self._backend.stop(local_rank, signum)
             case Finish():
                 pass  # the loop sees that the group is done
@@ -230,7 +236,7 @@ class Supervisor:
         )
 
     async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
-        self._failures, self._return_values = {}, {}
+        self._failures, self._return_values, self._asked = {}, {}, set()
         self._logs.end_attempt()
         files = self._logs.open_attempt(spawn.generation - 1)
         starts = [self._worker_start(rank, files[rank], spawn.assigned) for rank in sorted(files)]
@@ -267,19 +273,19 @@ class Supervisor:
     async def _follow(self, generation: int, start: WorkerStart) -> None:
         """Waits for one worker's end, and for the end of all it leaves behind."""
         exit_ = await self._backend.wait(start.local_rank)
-        failure = await self._look_back(start, exit_)
         report = None
-        if failure is not None:
-            self._failures[start.local_rank] = failure
-            report = self._report_of(start.local_rank, failure)
+        if start.local_rank not in self._asked:  # else it is a victim, whatever it says
+            async with self._looking_back:  # one by one: who ended first is told first
+                failure = await self._look_back(start, exit_)
+            if failure is not None:
+                self._failures[start.local_rank] = failure
+                report = self._report_of(start.local_rank, failure)
         self._mailbox.post(Exited(generation, start.local_rank, report))
         await self._backend.clear(start.local_rank)
         self._mailbox.post(Cleared(generation, start.local_rank))
 
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
-        """Reads what the worker left: its return value, or why it failed; nothing of one that we stopped."""
-        if start.local_rank in self._group.stopped:
-            return None
+        """Reads what the worker left: its return value, or why it failed."""
         note = exit_.note
         if exit_.exitcode == 0:
             try:
@@ -323,7 +329,7 @@ class Supervisor:
     def _log_event(self, event: Event) -> None:
         """Says what a person who watches wants to know, when it happens."""
         match event:
-            case Exited(failure=FailureReport() as failure) if failure.local_rank not in self._group.stopped:
+            case Exited(failure=FailureReport() as failure):
                 _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
             case Interrupted(_, reason):
                 _log.warning("all workers start again: %s", reason)
@@ -335,14 +341,15 @@ class Supervisor:
                 pass
 
     async def _close(self) -> None:
-        await self._backend.aclose()
-        await self._store.aclose()
-        self._logs.close()
+        async with AsyncExitStack() as stack:  # each is closed, whatever the others raise
+            stack.callback(self._logs.close)
+            stack.push_async_callback(self._store.aclose)
+            stack.push_async_callback(self._backend.aclose)
 
     def _result(self) -> RunResult:
         group = self._group
         if group.state is WorkerState.UNKNOWN:
-            raise UnkillableWorkerError([self._backend.describe(rank) for rank in group.unended])
+            raise UnkillableWorkerError([self._backend.describe(rank) for rank in group.unended] or [group.reason])
         if group.verdict is not None and group.verdict.outcome is Outcome.TIMED_OUT:
             raise RendezvousTimeoutError(group.verdict.reason)
         rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}

@@ -10,17 +10,14 @@ from typing import Any, get_args
 
 import pytest
 
-from aelastic.group import (
-    KILL_COUNT_MAX,
-    KILL_WAIT_S,
+from aelastic.group import KILL_COUNT_MAX, KILL_WAIT_S, InvalidTransition, Phase, WorkerGroup
+from aelastic.group_events import (
     Cleared,
     DeadlinePassed,
     Event,
     Exited,
     Finish,
-    InvalidTransition,
     Join,
-    Phase,
     Spawn,
     Spawned,
     Start,
@@ -29,7 +26,6 @@ from aelastic.group import (
     TellFailed,
     TellLeft,
     TellSucceeded,
-    WorkerGroup,
     WorkerState,
 )
 from aelastic.ranks import NodeRanks
@@ -192,7 +188,8 @@ def test_workers_stand_in_the_order_of_their_local_ranks_whatever_the_back_end_s
     story = joining()
     story.tell(assigned(1), Spawned(1, {1: "b"}))
     assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, None), (1, "b")]
-    story.tell(Spawned(1, {1: "b", 0: "a"}))
+    story = joining()
+    story.tell(assigned(1), Spawned(1, {1: "b", 0: "a"}))
     assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, "a"), (1, "b")]
 
 
@@ -328,8 +325,22 @@ def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> N
 
 def test_a_worker_that_ends_because_we_asked_is_a_victim_not_a_culprit() -> None:
     story = stopping_for_a_failure()
-    story.tell(Exited(1, 1, OTHER_FAILURE))
+    story.tell(Exited(1, 1, None))
     assert (story.group.failed, story.group.stopped) == ({0: FAILURE}, {1})
+
+
+def test_a_worker_that_failed_before_it_could_be_asked_is_a_culprit_too() -> None:
+    story = stopping_for_a_failure()
+    story.tell(Exited(1, 1, OTHER_FAILURE))
+    assert (story.group.failed, story.group.stopped) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
+
+
+def test_workers_that_are_not_started_yet_are_signalled_once_they_are() -> None:
+    story = Story()
+    story.tell(Start(), assigned(1))
+    assert story.tell(StopRequested(signal.SIGINT)) == [TellLeft(story.group.reason)]
+    assert story.tell(Spawned(1, {0: 100, 1: 101})) == [Stop(1, (0, 1), signal.SIGINT)]
+    assert story.tell(Spawned(1, {0: 100, 1: 101})) == []
 
 
 def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
@@ -363,6 +374,7 @@ def test_only_those_that_still_run_are_stopped() -> None:
     story = running()
     story.end(0)
     assert story.tell(interrupted(1)) == [Stop(1, (1,), signal.SIGTERM)]
+    story.end(1)
     assert story.group.stopped == {1}
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from aelastic import group as g
-from aelastic.group import KILL_COUNT_MAX, KILL_WAIT_S, WorkerGroup, WorkerState
+from aelastic import group_events as g
+from aelastic.group import KILL_COUNT_MAX, KILL_WAIT_S, WorkerGroup
+from aelastic.group_events import WorkerState
 from aelastic.policy import RestartPolicy
 from aelastic.rdzv import coordinator as c
 from aelastic.rdzv.messages import (

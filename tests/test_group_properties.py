@@ -11,15 +11,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aelastic.group import (
-    KILL_COUNT_MAX,
+from aelastic.group import KILL_COUNT_MAX, Phase, WorkerGroup
+from aelastic.group_events import (
     Cleared,
     DeadlinePassed,
     Event,
     Exited,
     Finish,
     Join,
-    Phase,
     Spawn,
     Spawned,
     Start,
@@ -28,7 +27,6 @@ from aelastic.group import (
     TellFailed,
     TellLeft,
     TellSucceeded,
-    WorkerGroup,
     WorkerState,
 )
 from aelastic.ranks import assign_ranks
@@ -160,11 +158,12 @@ class FakeWorld(RuleBasedStateMachine):
         self.past.append(event)
         self.tell(event)
 
-    @precondition(lambda self: "runs" in self.alive.values())
+    @precondition(lambda self: self.generation in self.spawned and "runs" in self.alive.values())
     @rule(data=st.data(), fails=st.sampled_from([False, False, True]), clears=st.booleans())
     def worker_exits(self, data: Any, fails: bool, clears: bool) -> None:
         generation, rank = data.draw(st.sampled_from(sorted(w for w, how in self.alive.items() if how == "runs")))
         self.alive[generation, rank] = "left something behind"
+        fails = fails and rank not in self.signalled  # what it says then is not told
         event = Exited(generation, rank, FAILURE if fails else None)
         self.real_failures += fails
         self.failed |= {rank} if fails else set()
@@ -185,15 +184,16 @@ class FakeWorld(RuleBasedStateMachine):
         self.past.append(event)
         self.tell(event)
 
-    @precondition(lambda self: "runs" in self.alive.values())
+    @precondition(lambda self: self.generation in self.spawned and "runs" in self.alive.values())
     @rule(fails=st.booleans())
     def all_workers_end(self, fails: bool) -> None:
         """A shortcut: a random walk alone rarely comes to the next generation."""
         for generation, rank in sorted(w for w, how in self.alive.items() if how == "runs"):
-            self.real_failures += fails
-            self.failed |= {rank} if fails else set()
+            failed = fails and rank not in self.signalled
+            self.real_failures += failed
+            self.failed |= {rank} if failed else set()
             self.alive[generation, rank] = "left something behind"
-            self.tell(Exited(generation, rank, FAILURE if fails else None))
+            self.tell(Exited(generation, rank, FAILURE if failed else None))
         for generation, rank in sorted(self.alive):
             self.clear(generation, rank)
 
@@ -263,8 +263,10 @@ class FakeWorld(RuleBasedStateMachine):
             case WorkerState.UNHEALTHY:
                 assert self.spawns
             case WorkerState.STOPPED:
-                assert self.restarts_allowed or self.stop_requests
-            case WorkerState.SUCCEEDED | WorkerState.FAILED:
+                assert self.restarts_allowed or self.stop_requests or self.told_failures
+            case WorkerState.SUCCEEDED:
+                assert not runs and (self.finished or self.group.phase is Phase.BARRIER)
+            case WorkerState.FAILED:
                 assert self.finished and not runs
             case WorkerState.UNKNOWN:
                 assert self.finished

@@ -25,6 +25,7 @@ LAYERS = {
     "rdzv.coordinator": 1,
     "rdzv.link": 1,
     "group": 1,
+    "group_events": 1,
     "policy": 1,
     "ranks": 1,
     "env": 1,
@@ -47,7 +48,7 @@ LAYERS = {
     "__main__": 4,
 }
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.
-CORES = ("rdzv.messages", "rdzv.coordinator", "group", "policy", "ranks", "env", "causes")
+CORES = ("rdzv.messages", "rdzv.coordinator", "group", "group_events", "policy", "ranks", "env", "causes")
 NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}
 # Layer-2 rooms do not import each other, but for the tools that several of them share.
 SHARED_TOOLS = {"guard", "children", "mailbox", "inotify"}

@@ -213,7 +213,6 @@ class Coordinator:
     def _interrupt(self, reason: str, now: float) -> list[Send]:
         """Ends the round; the next begins when everybody who lives is ready again."""
         self.phase = Phase.FORMING
-        self._join_by = self._last_call = None
         sends = []
         for node_id in self._participants:
             member = self._members.get(node_id)
