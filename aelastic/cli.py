@@ -10,6 +10,7 @@ for torch.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -67,6 +68,8 @@ def main_and_exit() -> NoReturn:
         # Closed, or a pipe that nobody reads any more: the exit code matters more.
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
+    # What others want done at the end, as `multiprocessing` its temporary folder.
+    atexit._run_exitfuncs()  # noqa: SLF001
     if outcome.signum is not None:
         # Whoever waits for us is to see what it did: a shell ends its script on a SIGINT death, and on
         # no exit code.  For PID 1 the kernel drops signals with the default action (pid_namespaces(7)).
