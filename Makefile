@@ -1,0 +1,48 @@
+# Everything a developer types. `make demo` and `make test` need Python 3.11 or newer and nothing else: they make their
+# own virtual environment in .venv first. `make PYTHON=python3.12 …` picks the interpreter, `make test ARGS='-k name'`
+# hands arguments on.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types bench clean
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
+		printf '  make %-6s %s\n' "$$verb" "$$what"; done
+
+demo: $(INSTALLED)  ## train on two workers, kill one in the middle, see it finish from its checkpoint
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(INSTALLED)  ## run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)  ## check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED)  ## check types
+	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## measure against torchrun, some minutes; figures go to benchmarks/results/
+	$(BIN)/python benchmarks/one_node.py $(ARGS)
+
+clean:  ## remove what was made here: .venv, caches, builds
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "make: there is no $(PYTHON); aelastic needs Python 3.11 or newer: try make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: aelastic needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1): try make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "make: $(PYTHON) has no venv module; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "make: installing into $(VENV); the first time takes a minute or more, torch is large"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
