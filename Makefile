@@ -29,6 +29,7 @@ types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
 
 bench: $(INSTALLED)  ## measure against torchrun, some minutes; figures go to benchmarks/results/
+	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled
 	$(BIN)/python benchmarks/one_node.py $(ARGS)
 
 clean:  ## remove what was made here: .venv, caches, builds

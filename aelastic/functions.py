@@ -93,12 +93,15 @@ def _keep(value: Any, path: Path) -> None:
             raise TypeError(f"the return value can't be pickled: {type(error).__name__}: {error}") from None
 
 
-def read_return_value(path: Path) -> Any:
+async def read_return_value(path: Path) -> Any:
     """The value a function returned, written by our own child on this machine; the file is removed."""
-    with path.open("rb") as file:
-        value = pickle.load(file)  # noqa: S301
-    path.unlink()
-    return value
+    import aiofiles
+    import anyio.to_thread
+
+    async with aiofiles.open(path, "rb") as file:
+        pickled = await file.read()
+    await anyio.to_thread.run_sync(path.unlink)
+    return await anyio.to_thread.run_sync(pickle.loads, pickled)
 
 
 class _Handler(ErrorHandler):

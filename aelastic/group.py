@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, TypeAlias, assert_never
 
@@ -45,6 +45,7 @@ from aelastic.group_events import (
 )
 from aelastic.ranks import NodeRanks
 from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.record import Record
 from aelastic.spec import WorkerSpec
 
 # A process in uninterruptible sleep survives SIGKILL.  We ask twice, then leave: an agent that waits
@@ -74,18 +75,15 @@ class InvalidTransition(InternalError):
         super().__init__(f"{event!r} in phase {phase}", story=story)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rejoin:
+class _Rejoin(Record):
     """Once the workers are gone: take part in the next round."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Await:
+class _Await(Record):
     """Once the workers are gone: do what the coordinator will say."""
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
+class _End(Record):
     """Once the workers are gone: return."""
 
     state: WorkerState
@@ -285,7 +283,8 @@ class WorkerGroup:
             case Phase.STOPPING if isinstance(self._wish, _End) and self._wish.asked:
                 return self._kill(now)
             case Phase.STOPPING if isinstance(self._wish, _End):
-                self._wish = replace(self._wish, asked=True)  # ending already, with a verdict worth keeping
+                # Ending already, with a verdict worth keeping.
+                self._wish = _End(self._wish.state, self._wish.reason, asked=True)
                 return []
             case Phase.STOPPING:
                 self._wish, self.reason = end, reason

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
 from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted
+from aelastic.record import Record
 
 
 class WorkerState(Enum):
@@ -32,8 +32,7 @@ class WorkerState(Enum):
         return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Record):
     """One worker of a round (torch: `torch.distributed.elastic.agent.server.Worker`).
 
     `id` is whatever the back end calls it: the pid, for a process of this machine.
@@ -50,20 +49,17 @@ class Worker:
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class Start: ...
+class Start(Record): ...
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(Record):
     """The back end has started the workers."""
 
     generation: int
     ids: Mapping[int, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Record):
     """A worker's own process has ended."""
 
     generation: int
@@ -71,23 +67,20 @@ class Exited:
     failure: FailureReport | None  # None: it succeeded, or we had asked it to end
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(Record):
     """Nothing that the worker left behind is alive.  Follows its `Exited`."""
 
     generation: int
     local_rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Record):
     """The agent is asked to leave.  Asked a second time, it kills."""
 
     signum: int = signal.SIGTERM
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed: ...
+class DeadlinePassed(Record): ...
 
 
 Event: TypeAlias = Start | Assigned | Interrupted | Ended | Spawned | Exited | Cleared | StopRequested | DeadlinePassed
@@ -96,43 +89,37 @@ Event: TypeAlias = Start | Assigned | Interrupted | Ended | Spawned | Exited | C
 # Actions.
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Record):
     """Tell the rendezvous that this node is ready.  Answered by `Assigned` or `Ended`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Record):
     """Start every local worker.  Answered by `Spawned`, and by `Exited` and `Cleared` once per local rank."""
 
     generation: int
     assigned: Assigned
 
 
-@dataclass(frozen=True, slots=True)
-class TellFailed:
+class TellFailed(Record):
     """Tell the rendezvous of a failure.  Answered by `Interrupted` or `Ended`."""
 
     round: int
     failure: FailureReport
 
 
-@dataclass(frozen=True, slots=True)
-class TellSucceeded:
+class TellSucceeded(Record):
     """Tell the rendezvous that all local workers succeeded.  Answered by `Ended` or `Interrupted`."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class TellLeft:
+class TellLeft(Record):
     """Tell the rendezvous that this node leaves the job.  Not answered."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Record):
     """Signal workers that still live; SIGKILL takes all that belongs to them.  Not answered; `Exited` follows."""
 
     generation: int
@@ -140,8 +127,7 @@ class Stop:
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Record):
     """Return from the supervisor with the state the group has now."""
 
     reason: str

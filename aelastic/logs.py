@@ -132,15 +132,13 @@ class RunLogs:
         if follower.watch is None:
             self._waiting.cancel()  # the kernel will not tell of this one: look at intervals from now on
 
-    async def tail(self, local_rank: int) -> str:
-        """The end of what a worker of this generation wrote to stderr; "" if it can't be read."""
-        import aiofiles
-
+    def tail(self, local_rank: int) -> str:
+        """The end of what a worker of this generation wrote to stderr; "" if it can't be read.  May block."""
         try:
-            async with aiofiles.open(self._files[local_rank].stderr, "rb") as file:
-                size = await file.seek(0, os.SEEK_END)
-                await file.seek(max(0, size - TAIL_BYTES))
-                return (await file.read(TAIL_BYTES)).decode(errors="replace")
+            with self._files[local_rank].stderr.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL_BYTES))
+                return file.read(TAIL_BYTES).decode(errors="replace")
         except OSError:
             return ""
 

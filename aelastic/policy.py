@@ -6,11 +6,10 @@ without paying.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from aelastic.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(Record):
     """A budget of restarts for the whole job (torchrun: `--max-restarts`, but per agent there)."""
 
     max_restarts: int

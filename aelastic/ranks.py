@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from aelastic.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRanks:
+class NodeRanks(Record):
     """The ranks of one node's workers in one round."""
 
     group_rank: int

@@ -13,10 +13,10 @@ import socket
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, assert_never
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
@@ -194,9 +194,9 @@ class Supervisor:
         self._mailbox.post(Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or DeadlinePassed()
-            self._log_event(event)
             for action in self._group.handle(event, anyio.current_time()):
                 self._carry_out(action, tasks)
+            self._log_event(event)
         await self._logs.finish()
 
     def _carry_out(self, action: Action, tasks: TaskGroup) -> None:
@@ -247,6 +247,7 @@ class Supervisor:
         self._mailbox.post(Spawned(spawn.generation, ids))
         for start in starts:
             tasks.start_soon(self._follow, spawn.generation, start, name=f"worker {start.local_rank}")
+        await anyio.to_thread.run_sync(_prepare_for_failure)
 
     def _worker_start(self, local_rank: int, files: WorkerFiles, assigned: Assigned) -> WorkerStart:
         env = worker_env(
@@ -281,6 +282,7 @@ class Supervisor:
                 self._failures[start.local_rank] = failure
                 report = self._report_of(start.local_rank, failure)
         self._mailbox.post(Exited(generation, start.local_rank, report))
+        await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
         await self._backend.clear(start.local_rank)
         self._mailbox.post(Cleared(generation, start.local_rank))
 
@@ -294,25 +296,27 @@ class Supervisor:
                 note = f"its return value can't be read: {error!r}"
             else:
                 return None
+        return await anyio.to_thread.run_sync(self._explain, start, exit_, note)
+
+    def _explain(self, start: WorkerStart, exit_: WorkerExit, note: str) -> ProcessFailure:
+        """Why a worker failed.  Reads its error file and its stderr: in a thread, since disks may hang."""
         worker = self._group.workers[start.local_rank]
-        explain = partial(
-            ProcessFailure,
+        return ProcessFailure(
             local_rank=start.local_rank,
             pid=worker.id if isinstance(worker.id, int) else -1,
             exitcode=exit_.exitcode or 1,
             error_file=str(start.error_file),
-            stderr_tail=await self._logs.tail(start.local_rank),
+            stderr_tail=self._logs.tail(start.local_rank),
             oom=self._oom.explain(exit_.exitcode),
             note=note,
         )
-        return await anyio.to_thread.run_sync(explain)  # it reads the error file, and disks may hang
 
     async def _return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
         if isinstance(start.entrypoint, str) or self._given_backend is not None:
             return exit_.return_value
         from aelastic.functions import read_return_value, return_file_of  # pickle is not for everybody's start
 
-        return await anyio.to_thread.run_sync(read_return_value, return_file_of(start.error_file))
+        return await read_return_value(return_file_of(start.error_file))
 
     def _report_of(self, local_rank: int, failure: ProcessFailure) -> FailureReport:
         return FailureReport(
@@ -380,6 +384,11 @@ def _failure_of(report: FailureReport) -> ProcessFailure:
         traceback=report.traceback,
         timestamp=report.timestamp_s,
     )
+
+
+def _prepare_for_failure() -> None:
+    """Loads what only a failure needs while the workers start, so that a restart need not wait for it."""
+    from aelastic import causes  # noqa: F401
 
 
 def _random_run_id() -> str:

@@ -19,6 +19,7 @@ LAYERS = {
     "errors": 0,
     "causes": 0,
     "report": 0,
+    "record": 0,
     "spec": 0,
     "rdzv": 1,
     "rdzv.messages": 1,

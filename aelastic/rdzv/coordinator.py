@@ -38,6 +38,7 @@ from aelastic.rdzv.messages import (
     Ready,
     Succeeded,
 )
+from aelastic.record import Record
 
 # torch's `last_call_timeout` and `join_timeout`.
 LAST_CALL_TIMEOUT_S = 30.0
@@ -46,23 +47,20 @@ JOIN_TIMEOUT_S = 600.0
 SETTLE_TIME_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Record):
     """A node went away without a word: its connection closed for good, or its lease ran out."""
 
     node_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed: ...
+class DeadlinePassed(Record): ...
 
 
 Event: TypeAlias = NodeMessage | Lost | DeadlinePassed
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Record):
     """Deliver a message to one node.  In order per node; a node that is gone is reported by `Lost`."""
 
     node_id: str

@@ -7,15 +7,14 @@ a current one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
 from aelastic.ranks import NodeRanks
+from aelastic.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Record):
     """One agent, as it introduces itself.
 
     `node_id` is new each time an agent starts; `preferred_rank` is what the user asked for
@@ -31,8 +30,7 @@ class Node:
     preferred_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FailureReport:
+class FailureReport(Record):
     """A worker's failure, told to other nodes."""
 
     host: str
@@ -48,15 +46,13 @@ class FailureReport:
 # Node to coordinator.
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Record):
     """No worker of this node runs; it wants the next round.  Answered by `Assigned` or `Ended`."""
 
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Record):
     """A worker of this node failed.  Answered by `Interrupted` or `Ended`, unless the round is over."""
 
     node_id: str
@@ -64,16 +60,14 @@ class Failed:
     failure: FailureReport
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(Record):
     """Every worker of this node succeeded.  Answered by `Ended`, or by `Interrupted` if the job restarts."""
 
     node_id: str
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Record):
     """This node's part is over, the job's is not.  Not answered."""
 
     node_id: str
@@ -86,8 +80,7 @@ NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left
 # Coordinator to node.
 
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(Record):
     """A round is complete and this node takes part in it."""
 
     round: int
@@ -97,8 +90,7 @@ class Assigned:
     master_port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(Record):
     """The round is over: stop the workers, then be `Ready` for the next."""
 
     round: int
@@ -111,8 +103,7 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed out"  # too few nodes came
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Record):
     """The job is over: its verdict, the same for every node."""
 
     outcome: Outcome

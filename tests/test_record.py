@@ -1,0 +1,70 @@
+"""A record is a frozen dataclass in all that matters to cores and tests."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from aelastic.record import Record
+
+
+class Point(Record):
+    x: int
+    y: int = 7
+
+
+class Other(Record):
+    x: int
+    y: int = 7
+
+
+class Empty(Record): ...
+
+
+def test_fields_come_by_position_by_name_and_by_default() -> None:
+    assert (Point(1).x, Point(1).y) == (1, 7)
+    assert Point(1, 2) == Point(y=2, x=1)
+
+
+def test_records_are_equal_by_type_and_value() -> None:
+    assert Point(1, 2) == Point(1, 2)
+    assert Point(1, 2) != Point(1, 3)
+    assert Point(1, 2) != Other(1, 2)
+    assert Empty() == Empty()
+    assert len({Point(1, 2), Point(1, 2), Other(1, 2)}) == 2
+
+
+def test_a_record_cannot_be_changed() -> None:
+    point = Point(1)
+
+    with pytest.raises(AttributeError, match="Point is immutable"):
+        point.x = 2  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="Point is immutable"):
+        del point.x
+
+
+def test_match_takes_it_apart_by_position() -> None:
+    match Point(3, 4):
+        case Point(x, 4):
+            assert x == 3
+        case _:
+            pytest.fail("no match")
+
+
+def test_wrong_fields_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="Point lacks x"):
+        Point()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Point has no field z"):
+        Point(1, z=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Point has 2 fields, 3 were given"):
+        Point(1, 2, 3)  # type: ignore[call-arg]
+
+
+def test_it_is_copied_pickled_and_shown_by_value() -> None:
+    point = Point(1, 2)
+
+    assert copy.deepcopy(point) == point
+    assert pickle.loads(pickle.dumps(point)) == point
+    assert repr(point) == "Point(x=1, y=2)"
