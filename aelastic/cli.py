@@ -15,8 +15,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.arguments import Invocation, parse
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# As long as the workers' output waits for the console (`logs`).
+STALL_TIMEOUT_S = 30.0
 LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
 
 
@@ -55,7 +59,9 @@ class Outcome(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, and gives its exit code; 128+n where signal n stopped it."""
-    return _run_command(sys.argv[1:] if argv is None else argv, os.environ).code
+    outcome = _run_command(sys.argv[1:] if argv is None else argv, os.environ)
+    _speaker.finish()
+    return outcome.code
 
 
 def main_and_exit() -> NoReturn:
@@ -64,10 +70,11 @@ def main_and_exit() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     outcome = _run_command(sys.argv[1:], os.environ)
-    for stream in (sys.stdout, sys.stderr):
-        # Closed, or a pipe that nobody reads any more: the exit code matters more.
-        with suppress(AttributeError, OSError, ValueError):
-            stream.flush()
+    if _speaker.finish():
+        for stream in (sys.stdout, sys.stderr):
+            # Closed, or a pipe that nobody reads any more: the exit code matters more.
+            with suppress(AttributeError, OSError, ValueError):
+                stream.flush()
     # What others want done at the end, as `multiprocessing` its temporary folder.
     atexit._run_exitfuncs()  # noqa: SLF001
     if outcome.signum is not None:
@@ -243,18 +250,48 @@ def _refuse(error: InputError) -> Outcome:
     return Outcome(EXIT_INPUT)
 
 
-def _say(text: str) -> None:
-    with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or nobody reads it
-        print(text, file=sys.stderr, flush=True)
+class _Speaker(logging.Handler):
+    """Writes to stderr from a thread of its own: a console that nobody reads holds up that thread, and nobody else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: SimpleQueue[str | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(self.format(record))
+
+    def say(self, text: str) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="stderr", daemon=True)
+            self._thread.start()
+        self._texts.put(text)
+
+    def _write(self) -> None:
+        while (text := self._texts.get()) is not None:
+            with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or nobody reads it any more
+                print(text, file=sys.stderr, flush=True)
+
+    def finish(self) -> bool:
+        """Waits until all is said, or the console has not taken it for a while; gives which."""
+        if self._thread is None:
+            return True
+        self._texts.put(None)
+        self._thread.join(STALL_TIMEOUT_S)
+        is_said, self._thread = not self._thread.is_alive(), None
+        return is_said
+
+
+_speaker = _Speaker()
+_say = _speaker.say
 
 
 def _configure_logging(level: str) -> None:
     """Our loggers write to stderr from `LOGLEVEL` up; the root logger and those of others stay as they are."""
     number = logging.getLevelNamesMapping().get(level.strip().upper())
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    _speaker.setFormatter(logging.Formatter(LOG_FORMAT))
     ours = logging.getLogger("aelastic")
-    ours.handlers[:] = [handler]
+    ours.handlers[:] = [_speaker]
     ours.propagate = False
     ours.setLevel(logging.WARNING if number is None else number)
     if level and number is None:

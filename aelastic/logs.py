@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +71,6 @@ class RunLogs:
         kept = temporary / f"aelastic_logs_{mine}" if self._is_asked else self.scratch
         name = re.sub(r"[^\w.-]", "_", run_id)
         self.root = Path(os.path.abspath(spec.log_dir or kept), f"{name}_{mine}")
-        self._is_kept = False  # the scratch, after all
         self._growth = Growth()
         self._waiting = anyio.CancelScope()  # for growth
         self._consoles = {Std.OUT: _Console(_fd_of(sys.stdout, 1)), Std.ERR: _Console(_fd_of(sys.stderr, 2))}
@@ -83,20 +82,15 @@ class RunLogs:
         Raises:
             InputError: it can't be written.
         """
-        with self._refusing():
+        with _refusing(f"temporary folder {self.scratch.parent}", "set TMPDIR to another"):
             self.scratch.mkdir(mode=0o700)
+        with self._refusing_log_dir():
             self.root.mkdir(parents=True)
         if self._is_asked and self._spec.log_dir is None:
             _log.warning("the workers' output is kept in %s; choose another folder with --log-dir", self.root)
 
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"log folder {self.root.parent}: {error.strerror}; choose another with --log-dir"
-            ) from None
+    def _refusing_log_dir(self) -> AbstractContextManager[None]:
+        return _refusing(f"log folder {self.root.parent}", "choose another with --log-dir")
 
     @property
     def mark(self) -> str:
@@ -105,7 +99,7 @@ class RunLogs:
 
     def open_attempt(self, attempt: int) -> dict[int, WorkerFiles]:
         """Makes the files of the next generation, by local rank, and follows those that are shown."""
-        with self._refusing():
+        with self._refusing_log_dir():
             self._files = {rank: self._open(attempt, rank) for rank in range(self._spec.local_world_size)}
         return self._files
 
@@ -167,18 +161,35 @@ class RunLogs:
             while not console.is_idle and not console.is_stalled:
                 with anyio.move_on_after(STALL_TIMEOUT_S) as waited:
                     await console.progress()
-                console.is_stalled = waited.cancelled_caught
-            if console.is_stalled:
-                self._is_kept = True
-                _log.warning("the console takes no more output; the rest is in %s and %s", self.scratch, self.root)
+                console.is_stalled |= waited.cancelled_caught
+        if any(console.is_stalled for console in self._consoles.values()):
+            self._keep_scratch()
+
+    def _keep_scratch(self) -> None:
+        kept = self.scratch.with_name(f"{self.scratch.name}_kept")  # out of reach of those who remove the scratch
+        self.scratch.rename(kept)
+        places = [kept] if self.scratch in self.root.parents else [kept, self.root]
+        _log.warning("the console takes no more output: what it has not shown is in %s", " and ".join(map(str, places)))
+
+    def give_up(self) -> None:
+        """Ends `finish` now, whatever the console has taken."""
+        for console in self._consoles.values():
+            console.give_up()
 
     def close(self) -> None:
         """Closes what is open and removes the scratch."""
         for console in self._consoles.values():
             console.close()
         self._growth.close()
-        if not self._is_kept:
-            guard.remove(str(self.scratch))
+        guard.remove(str(self.scratch))
+
+
+@contextmanager
+def _refusing(what: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what} can't be written ({error.strerror}): {remedy}") from None
 
 
 class _Follower:
@@ -270,6 +281,10 @@ class _Console:
         self._watches |= watches
         self._everything |= self.is_blind or LOST in watches
         self._grown.set()
+
+    def give_up(self) -> None:
+        self.is_stalled = True
+        self._progress.set()
 
     async def progress(self) -> None:
         self._progress = anyio.Event()

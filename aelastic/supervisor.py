@@ -129,6 +129,8 @@ class Supervisor:
         Asked a second time, they are killed now.  Never blocks; safe in a signal handler of the loop.
         """
         self._mailbox.post(StopRequested(signum))
+        if self._group.is_done:
+            self._logs.give_up()  # nothing is left to wait for but the console
 
     async def run(self) -> RunResult:
         """Runs the job to its end.

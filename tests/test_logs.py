@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import threading
 from pathlib import Path
 from typing import IO
 
 import pytest
-from launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_both_loops, wait_for
+from launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_both_loops, wait_for
 
 MIB = 1 << 20
 
@@ -381,3 +382,31 @@ def test_a_log_folder_that_cannot_be_made_is_told_before_anything_starts(launch:
     assert job.wait() == 2
     assert "file/logs" in job.stderr and job.stderr.count("\n") == 1 and not job.lines
     job.assert_nothing_left()
+
+
+@on_both_loops
+def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not_shown_is_lost(
+    launch: Launcher, loop: str
+) -> None:
+    nobody_reads, stderr = os.pipe()
+    job = launch(
+        "for number in range(20_000):\n    os.write(2, b'line %d of many\\n' % number)", loop=loop, stderr=stderr
+    )
+    os.close(stderr)
+    last = b"line 19999 of many\n"
+    wait_for("the last line", lambda: [f for f in job.tmp.glob("*/stderr_*.log") if f.read_bytes().endswith(last)])
+    wait_for("the worker's end", lambda: not [pid for pid in job.left() if "-u" in cmdline(pid)])
+
+    job.signal(signal.SIGINT)
+    (kept,) = wait_for("what was not shown", lambda: list(job.tmp.glob("*_kept")))
+
+    def over() -> bool:  # what the agent has to say about it, the console does not take either
+        job.signal(signal.SIGINT)
+        return job.process.poll() is not None
+
+    wait_for("the end", over)
+    assert job.wait() == -signal.SIGINT
+    assert not job.left()
+    (rest,) = kept.glob("stderr_*.log")
+    assert rest.read_bytes().endswith(last)
+    os.close(nobody_reads)
