@@ -42,9 +42,15 @@ def reap_orphans() -> None:
     """Takes the status of dead children that nobody waits for.
 
     A process with pid 1 inherits every orphan of its container; as zombies they would fill the
-    process table.
+    process table.  Orphans come from workers, and so from other sessions than ours: who is in ours was
+    started by this process, by `multiprocessing` say, and is waited for there.
     """
     for name in os.listdir("/proc"):
         entry = guard.process(name) if name.isdigit() else None
-        if entry and entry.state == "Z" and entry.parent == os.getpid() and entry.pid not in waited_for:
-            os.waitpid(entry.pid, os.WNOHANG)
+        if entry is None or entry.state != "Z" or entry.parent != os.getpid() or entry.pid in waited_for:
+            continue
+        if entry.session != os.getsid(0):
+            try:
+                os.waitpid(entry.pid, os.WNOHANG)
+            except ChildProcessError:
+                pass  # somebody else in this process took it

@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def main_and_exit() -> NoReturn:
     """Runs the command line as this process (the console script, `python -m aelastic`)."""
+    _open_standard_streams()
     # A Ctrl-C before or after the job ends this process as it ends any other, without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -85,6 +86,13 @@ def main_and_exit() -> NoReturn:
     # Taking the interpreter apart costs 10 ms, and whoever waits for the job waits for them.  All
     # that is left to this process has been closed or flushed.
     os._exit(outcome.code)
+
+
+def _open_standard_streams() -> None:
+    """Puts /dev/null where a standard stream is closed: else the next file opened would be taken for it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _run_command(argv: Sequence[str], environ: Mapping[str, str]) -> Outcome:
@@ -212,8 +220,7 @@ def _report(failed: ChildFailedError) -> Outcome:
     return Outcome(exit_code_of(cause))
 
 
-def _explain(raised: BaseException) -> Outcome:
-    error = _unwrap(raised)
+def _explain(error: BaseException) -> Outcome:
     match error:
         case KeyboardInterrupt():  # SIGINT, where it is not among the signals to handle
             return Outcome.of_signal(signal.SIGINT)
@@ -226,7 +233,7 @@ def _explain(raised: BaseException) -> Outcome:
         case _:
             import traceback
 
-            trace = "".join(traceback.format_exception(raised))
+            trace = "".join(traceback.format_exception(error))
             _say(f"{trace}aelastic: error: {error!r} (a bug in aelastic: please report it, with the lines above)")
     if _has_error_file():
         get_error_handler().record_exception(error)
@@ -235,14 +242,6 @@ def _explain(raised: BaseException) -> Outcome:
 
 def _has_error_file() -> bool:
     return bool(os.environ.get(ERROR_FILE_VARIABLE))
-
-
-def _unwrap(error: BaseException) -> BaseException:
-    """The cause inside the groups that task groups make: what is ours goes before what followed from it."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    causes = [_unwrap(each) for each in error.exceptions]
-    return next((cause for cause in causes if isinstance(cause, AelasticError)), causes[0])
 
 
 def _refuse(error: InputError) -> Outcome:

@@ -8,6 +8,7 @@
     │   ├── RendezvousConnectionError  infra failure 1           nobody answers at the endpoint: retry
     │   └── RendezvousStateError    infra failure    1           something else writes at the endpoint
     ├── ChildFailedError            worker failure   its own     the job: read the report
+    ├── HostError                   infra failure    1           the host: a disk is full, descriptors ran out
     ├── UnkillableWorkerError       infra failure    70          the host: look at it, reboot it
     └── InternalError               agent failure    70          us: report it, with its story
 
@@ -102,6 +103,15 @@ class RendezvousConnectionError(RendezvousError):
 
 class RendezvousStateError(RendezvousError):
     """The endpoint holds what no agent wrote.  Do not retry; look for another program, or another job's run id."""
+
+
+class HostError(AelasticError):
+    """The host refused what a running job needs: room on a disk, a descriptor, a process.
+
+    The host's fault: look at its disks and limits.  Retry once it has room, or on another.
+    """
+
+    category = ErrorCategory.INFRA
 
 
 class UnkillableWorkerError(AelasticError):

@@ -123,6 +123,11 @@ class WorkerGroup:
         return self.phase is Phase.DONE
 
     @property
+    def is_killing(self) -> bool:
+        """Whether the workers were sent SIGKILL."""
+        return self._kill_count > 0
+
+    @property
     def unended(self) -> tuple[int, ...]:
         """Local ranks of which something is still alive."""
         return tuple(sorted(self._alive | self._uncleared))
@@ -327,7 +332,7 @@ class WorkerGroup:
         self.generation += 1
         self.assigned = assigned
         self.phase, self.state, self.reason = Phase.RUNNING, WorkerState.HEALTHY, ""
-        self._wish = _Rejoin()
+        self._wish, self._kill_count = _Rejoin(), 0
         self._is_spawned = False
         self._alive = set(range(self.spec.local_world_size))
         self._uncleared = set(self._alive)

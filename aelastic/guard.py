@@ -8,7 +8,8 @@ What belongs to an agent:
 
 - whoever is in the session of a worker (the agent tells which: lines `+PID` and `-PID` on a pipe);
 - whoever carries the agent's mark in its environment: `TORCHELASTIC_ERROR_FILE` inside the agent's
-  own run folder, whose name is random.  Daemons that left the session still carry it;
+  own run folder, whose name is random.  Daemons that left the session still carry it (but for those that a
+  function worker forks and that never exec: theirs is the environment the agent was started with);
 - whoever descends from one of these.  A nested agent, its guard and its workers, say.
 
 Nothing else is ever signalled.  The program imports the standard library's cheapest modules only, and
@@ -83,7 +84,12 @@ def carries(pid: int, mark: bytes) -> bool:
 def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process]:
     """Who belongs to an agent, as the module says; `spare` are pids that are never part of it."""
     table = [entry for entry in processes() if entry.pid not in spare]
-    found = {entry.pid for entry in table if entry.session in sessions or (mark and carries(entry.pid, mark))}
+    found = {
+        entry.pid
+        for entry in table
+        # A function's process is known by its pid before it leads a session.
+        if entry.session in sessions or entry.pid in sessions or (mark and carries(entry.pid, mark))
+    }
     grown = True
     while grown:
         children = {entry.pid for entry in table if entry.parent in found} - found
@@ -130,7 +136,7 @@ def main(agent: int, mark: bytes, scratch: str, control: int) -> None:
         agent: pid of the agent.
         mark: what its workers' environment holds.
         scratch: a folder to remove after that; empty for none.
-        control: a pipe on which the agent tells of sessions; its end is the end of the agent's run.
+        control: a pipe on which the agent tells of sessions; a line `.`, or its end, is the end of the agent's run.
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -148,6 +154,8 @@ def main(agent: int, mark: bytes, scratch: str, control: int) -> None:
         if not chunk:
             break
         *lines, said = (said + chunk).split(b"\n")
+        if b"." in lines:
+            break
         for line in lines:
             (sessions.add if line[:1] == b"+" else sessions.discard)(int(line[1:]))
     left = sweep(sessions, mark)

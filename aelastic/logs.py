@@ -13,13 +13,14 @@ Layout, as torchrun's: `<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{st
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ import anyio
 import anyio.to_thread
 
 from aelastic import guard
-from aelastic.errors import InputError
+from aelastic.errors import HostError, InputError
 from aelastic.inotify import LOST, Growth
 from aelastic.spec import Std, WorkerSpec, streams_of
 
@@ -35,6 +36,10 @@ _log = logging.getLogger(__name__)
 
 # Read and shown at once; large enough that a system call costs little per byte.
 CHUNK_BYTES = 1 << 18
+# So much of one worker's output is shown before another's turn comes.
+CHUNKS_PER_TURN = 4
+# A console that can't be written to just now is tried again.
+RETRY_S = 0.05
 # A line longer than this is shown in pieces; it is whole in the file.
 LINE_BYTES_MAX = 1 << 16
 # Of a worker's stderr, what is searched for the cause of its death.
@@ -62,7 +67,7 @@ class RunLogs:
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
-        temporary, mine = Path(tempfile.gettempdir()), os.urandom(4).hex()
+        temporary, mine = _temporary_folder(spec.log_dir), os.urandom(4).hex()
         # Removed at the end: what nobody asked for.
         self.scratch = temporary / f"aelastic_{mine}"
         self._is_asked = any(
@@ -83,14 +88,11 @@ class RunLogs:
             InputError: it can't be written.
         """
         with _refusing(f"temporary folder {self.scratch.parent}", "set TMPDIR to another"):
-            self.scratch.mkdir(mode=0o700)
-        with self._refusing_log_dir():
+            self.scratch.mkdir(mode=0o700, parents=True)
+        with _refusing(f"log folder {self.root.parent}", "choose another with --log-dir"):
             self.root.mkdir(parents=True)
         if self._is_asked and self._spec.log_dir is None:
             _log.warning("the workers' output is kept in %s; choose another folder with --log-dir", self.root)
-
-    def _refusing_log_dir(self) -> AbstractContextManager[None]:
-        return _refusing(f"log folder {self.root.parent}", "choose another with --log-dir")
 
     @property
     def mark(self) -> str:
@@ -99,9 +101,21 @@ class RunLogs:
 
     def open_attempt(self, attempt: int) -> dict[int, WorkerFiles]:
         """Makes the files of the next generation, by local rank, and follows those that are shown."""
-        with self._refusing_log_dir():
+        try:
             self._files = {rank: self._open(attempt, rank) for rank in range(self._spec.local_world_size)}
+        except OSError as error:
+            raise HostError(f"the workers' log files can't be made in {self.root}: {error.strerror}") from None
         return self._files
+
+    def trouble(self) -> str:
+        """A sentence where a disk that workers write to is full; else ""."""
+        for folder in (self.scratch, self.root):
+            try:
+                if os.statvfs(folder).f_bavail == 0:
+                    return f"the disk that holds {folder} is full"
+            except OSError:
+                pass  # gone: then it is not what is full
+        return ""
 
     def _open(self, attempt: int, rank: int) -> WorkerFiles:
         folder = self.root / f"attempt_{attempt}" / str(rank)
@@ -157,17 +171,18 @@ class RunLogs:
     async def finish(self) -> None:
         """Returns when the console has taken everything, or takes no more."""
         self.end_attempt()
-        for console in self._consoles.values():
-            while not console.is_idle and not console.is_stalled:
-                with anyio.move_on_after(STALL_TIMEOUT_S) as waited:
-                    await console.progress()
-                console.is_stalled |= waited.cancelled_caught
+        async with anyio.create_task_group() as tasks:
+            for console in self._consoles.values():
+                tasks.start_soon(console.drain)
         if any(console.is_stalled for console in self._consoles.values()):
             self._keep_scratch()
 
     def _keep_scratch(self) -> None:
         kept = self.scratch.with_name(f"{self.scratch.name}_kept")  # out of reach of those who remove the scratch
-        self.scratch.rename(kept)
+        try:
+            self.scratch.rename(kept)
+        except OSError:
+            kept = self.scratch  # somebody was there before us
         places = [kept] if self.scratch in self.root.parents else [kept, self.root]
         _log.warning("the console takes no more output: what it has not shown is in %s", " and ".join(map(str, places)))
 
@@ -182,6 +197,15 @@ class RunLogs:
             console.close()
         self._growth.close()
         guard.remove(str(self.scratch))
+
+
+def _temporary_folder(otherwise: Path | None) -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # a container whose root is read-only, say
+        if otherwise is None:
+            raise InputError("no temporary folder can be written: set TMPDIR to one, or use --log-dir") from None
+        return Path(os.path.abspath(otherwise))
 
 
 @contextmanager
@@ -206,16 +230,16 @@ class _Follower:
         self._partial = b""  # a line that has begun
         self._is_inside = False  # of a line whose beginning has been shown already
 
-    def pieces(self) -> Iterator[bytes]:
-        """What has been written since the last call, piece by piece."""
-        while chunk := os.pread(self._fd, CHUNK_BYTES, self._read):
+    def next_piece(self) -> bytes | None:
+        """The next of what has been written; `None` when there is no more for now."""
+        if chunk := os.pread(self._fd, CHUNK_BYTES, self._read):
             self._read += len(chunk)
-            if piece := self._shown(chunk):
-                yield piece
             self._punch()
+            return self._shown(chunk)
         if self.is_ended and self._partial:
-            yield self._prefixed(self._partial + b"\n")
-            self._partial = b""
+            rest, self._partial = self._prefixed(self._partial + b"\n"), b""
+            return rest
+        return None
 
     def _shown(self, chunk: bytes) -> bytes:
         if not self._prefix:
@@ -286,32 +310,46 @@ class _Console:
         self.is_stalled = True
         self._progress.set()
 
-    async def progress(self) -> None:
-        self._progress = anyio.Event()
-        await self._progress.wait()
+    async def drain(self) -> None:
+        """Returns when everything has been shown, or nothing was taken for a while."""
+        while not self.is_idle and not self.is_stalled:
+            self._progress = anyio.Event()
+            with anyio.move_on_after(STALL_TIMEOUT_S) as waited:
+                await self._progress.wait()
+            self.is_stalled |= waited.cancelled_caught
 
     async def run(self, forget: Callable[[int], None]) -> None:
+        unfinished: list[_Follower] = []
         while True:
             await self._grown.wait()
             self._grown = anyio.Event()
             watches, everything = self._watches, self._everything
             self._watches, self._everything = set(), False
-            for follower in list(self._followers):
-                if everything or follower.watch in watches:
-                    await self._show(follower)
-                    if follower.is_ended and everything:
-                        self._followers.remove(follower)
-                        if follower.watch is not None:
-                            forget(follower.watch)
-                        follower.close()
+            turn = [f for f in self._followers if everything or f.watch in watches or f in unfinished]
+            unfinished = []
+            for follower in turn:
+                was_ended = follower.is_ended
+                if not await self._show(follower):
+                    unfinished.append(follower)
+                    self._grown.set()
+                elif was_ended:
+                    self._followers.remove(follower)
+                    if follower.watch is not None:
+                        forget(follower.watch)
+                    follower.close()
             self._progress.set()
 
-    async def _show(self, follower: _Follower) -> None:
-        for piece in follower.pieces():
-            if self._fd is not None:
+    async def _show(self, follower: _Follower) -> bool:
+        """Shows some of what has been written, and gives whether that was all; then others have their turn."""
+        for _ in range(CHUNKS_PER_TURN):
+            piece = follower.next_piece()
+            if piece is None:
+                return True
+            if piece and self._fd is not None:
                 # In a thread: the console may stall, the loop must not.
                 await anyio.to_thread.run_sync(self._write, self._fd, piece, abandon_on_cancel=True)
                 self._progress.set()
+        return False
 
     def _write(self, fd: int, piece: bytes) -> None:
         rest = memoryview(piece)
@@ -319,10 +357,12 @@ class _Console:
             try:
                 rest = rest[os.write(fd, rest) :]
             except BlockingIOError:  # somebody made it non-blocking; it is shared, so we can't undo that
-                anyio.from_thread.run(anyio.sleep, 0.01)
-            except OSError:
-                self._fd = None  # nobody reads it any more; files are still kept
-                return
+                anyio.from_thread.run(anyio.sleep, RETRY_S)
+            except OSError as error:
+                if error.errno in {errno.EPIPE, errno.EBADF, errno.EIO}:
+                    self._fd = None  # nobody reads it any more; files are still kept
+                    return
+                anyio.from_thread.run(anyio.sleep, RETRY_S)  # a full disk may have room again; a stall, till then
 
     def close(self) -> None:
         for follower in self._followers:
@@ -330,7 +370,9 @@ class _Console:
 
 
 def _fd_of(stream: object, usual: int) -> int | None:
-    """The descriptor behind the agent's stream, which a program around us may have replaced."""
+    """The descriptor behind the agent's stream, which a program around us may have replaced; `None` if it is closed."""
+    if stream is None:
+        return None
     try:
         return stream.fileno()  # type: ignore[attr-defined,no-any-return]
     except (AttributeError, OSError, ValueError):

@@ -369,7 +369,10 @@ class _Parser(argparse.ArgumentParser):
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"aelastic {__version__}")  # noqa: T201  stdout may be closed, which `print` takes
+        try:
+            print(f"aelastic {__version__}", flush=True)  # noqa: T201
+        except OSError:
+            pass  # nobody reads it
         parser.exit()
 
 

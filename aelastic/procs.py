@@ -5,7 +5,8 @@ checkpoint (data loaders, say) lives as long as it does; once it is gone, or at 
 session goes.  Its exit is an event: a pidfd becomes readable (`pidfd_open(2)`).
 
 A worker stays a zombie until its session is empty.  A zombie keeps its pid, and so the session's number,
-from being given to anybody else: nothing unrelated can ever be signalled.
+from being given to anybody else: nothing unrelated can ever be signalled.  (Only a fork server takes the status of
+its children itself, at once; there the number is safe as long as anybody lives in the session.)
 
 `guard.py` kills what is left when the agent itself dies.
 """
@@ -26,6 +27,7 @@ import anyio
 
 from aelastic import guard
 from aelastic.children import pidfd_of, wait_ended, waited_for
+from aelastic.errors import InputError
 from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
 
 _log = logging.getLogger(__name__)
@@ -75,12 +77,19 @@ class _Function:
 
     def __init__(self, start: WorkerStart, method: str) -> None:
         import multiprocessing
+        import pickle
 
         from aelastic import functions
 
         context: Any = multiprocessing.get_context(method)
         self._process = context.Process(target=functions.run, args=(start,), name=f"worker {start.local_rank}")
-        self._process.start()
+        try:
+            self._process.start()
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            what = getattr(start.entrypoint, "__qualname__", repr(start.entrypoint))
+            raise InputError(
+                f"{what} or its arguments can't be sent to a worker ({error}): define it at the top of a module"
+            ) from None
         self.pid = self._process.pid
 
     def reap(self) -> int | None:
@@ -131,6 +140,10 @@ class _Worker:
         if result is None:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def is_running(self) -> bool:
+        entry = guard.process(self.pid)
+        return entry is not None and entry.state not in "ZX"
 
     async def clear(self) -> None:
         """Kills what is left of the session, waits until it is gone, then takes the status."""
@@ -191,7 +204,9 @@ class LocalWorkers(WorkerBackend):
 
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
         self._guard.ensure()
-        self._workers = {start.local_rank: self._start(start) for start in starts}
+        self._workers = {}
+        for start in starts:  # one by one: should a later one raise, those before are not forgotten
+            self._workers[start.local_rank] = self._start(start)
         return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in self._workers.items()}
 
     def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
@@ -215,13 +230,16 @@ class LocalWorkers(WorkerBackend):
             self._guard.tell("-", worker.pid)
             self._workers[local_rank] = WorkerExit(0)
 
-    def stop(self, local_rank: int, signum: int) -> None:
+    def stop(self, local_rank: int, signum: int) -> bool:
         worker = self._workers[local_rank]
-        if isinstance(worker, _Worker):
-            if signum == signal.SIGKILL:
-                worker.kill()
-            else:
-                worker.signal(signum)
+        if isinstance(worker, WorkerExit):
+            return False
+        is_running = worker.is_running()
+        if signum == signal.SIGKILL:
+            worker.kill()
+        else:
+            worker.signal(signum)
+        return is_running
 
     def describe(self, local_rank: int) -> str:
         worker = self._workers[local_rank]
@@ -297,11 +315,18 @@ class _GuardProcess:
     async def aclose(self) -> None:
         if self._popen is None:
             return
-        os.close(self._control)
-        self._control = -1
-        with anyio.move_on_after(GUARD_TIMEOUT_S):
+        try:
+            os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open
+        except BrokenPipeError:
+            pass  # it has died; the pipe's reader is gone with it
+        with anyio.move_on_after(GUARD_TIMEOUT_S) as waited:
             await wait_ended(self._popen.pid)
-        self._popen.poll()
+        if waited.cancelled_caught or self._popen.poll() != 0:
+            self._popen.kill()
+            await anyio.to_thread.run_sync(guard.sweep, self._sessions, self._mark.encode())
+            with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):
+                await wait_ended(self._popen.pid)
+            self._popen.poll()
         self._forget()
 
     def _forget(self) -> None:

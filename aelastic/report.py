@@ -39,7 +39,8 @@ def report(
     lines = ["", border, title, section, "Failures:", *(blocks or ["  <NO_OTHER_FAILURES>"]), section]
     lines += ["Root Cause (first observed failure):", cause]
     if victims:
-        lines += [section, f"Stopped by the agent: ranks {_ranges(victims)}"]
+        stopped = tuple(victims)
+        lines += [section, f"Stopped by the agent: {'ranks' if len(stopped) > 1 else 'rank'} {_ranges(stopped)}"]
     return "\n".join([*lines, border])
 
 
@@ -65,7 +66,7 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
     if not text:
         if said := last_line(failure.stderr_tail):
             lines.append(f"  stderr    : {said}")
-        text = failure.message.strip()
+        text = NOT_AVAILABLE
     if len(text) > REPORT_TRACEBACK_CHARS:
         text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
     return "\n".join([*lines, "  traceback : " + text.replace("\n", "\n  ")])

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntFlag
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -115,6 +116,10 @@ class WorkerSpec:
         _check(bool(self.entrypoint), "entrypoint is empty: name a program or pass a function")
         _check(self.local_world_size >= 1, f"local_world_size is {self.local_world_size}: at least 1 worker is needed")
         _check(self.max_restarts >= 0, f"max_restarts is {self.max_restarts}: use 0 for no restarts")
+        _check(not isinstance(self.args, str), f"args is the string {self.args!r}: use a tuple of arguments")
+        if isinstance(self.entrypoint, str):
+            strange = [arg for arg in self.args if not isinstance(arg, str | bytes | PathLike) or "\0" in str(arg)]
+            _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
         _check(bool(self.role), "role is empty: give the workers a name")
         _check(self.monitor_interval > 0, f"monitor_interval is {self.monitor_interval}: use seconds above 0")
         for name in ("shutdown_timeout_s", "exit_barrier_timeout_s"):
@@ -131,7 +136,7 @@ class WorkerSpec:
         if not isinstance(streams, Std):
             strange = [rank for rank in streams if not 0 <= rank < self.local_world_size]
             last = self.local_world_size - 1
-            _check(not strange, f"{name} names local rank {strange[:1]}: ranks here are 0 to {last}")
+            _check(not strange, f"{name} names local rank {', '.join(map(str, strange))}: ranks here are 0 to {last}")
 
     def get_entrypoint_name(self) -> str:
         """The function's qualified name, or the program's path."""

@@ -32,6 +32,8 @@ BACKLOG = 4096
 # The workers go first: so long they start their interpreters, and on a machine that is full of them the child would
 # take that time from them.  Measured on 2 cores: without it the first line comes a sixth later, the store no sooner.
 HEAD_START_S = 0.1
+# A killed process is gone at once, unless the kernel holds it (it may be importing torch from a dead network disk).
+END_TIMEOUT_S = 5.0
 _SERVER = Path(__file__).with_name("store_server.py")
 
 
@@ -156,7 +158,10 @@ class StoreHost:
         popen, control = self._popen, self._control
         self._popen = self._control = None
         control.close()
-        await wait_ended(popen.pid)
+        with anyio.move_on_after(END_TIMEOUT_S) as waited:
+            await wait_ended(popen.pid)
+        if waited.cancelled_caught:
+            _log.warning("process %d, which served the workers' store, survives SIGKILL", popen.pid)
         waited_for.discard(popen.pid)
         return popen.poll()
 

@@ -21,7 +21,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from aelastic.env import worker_args, worker_env
-from aelastic.errors import InternalError, ProcessFailure, RendezvousTimeoutError, UnkillableWorkerError
+from aelastic.errors import AelasticError, InternalError, ProcessFailure, RendezvousTimeoutError, UnkillableWorkerError
 from aelastic.group import WorkerGroup
 from aelastic.group_events import (
     Action,
@@ -215,8 +215,8 @@ class Supervisor:
                 self._link.tell(Left(self._node_id, reason))
             case Stop(_, local_ranks, signum):
                 for local_rank in local_ranks:
-                    self._asked.add(local_rank)
-                    self._backend.stop(local_rank, signum)
+                    if self._backend.stop(local_rank, signum):
+                        self._asked.add(local_rank)
             case Finish():
                 pass  # the loop sees that the group is done
             case _:
@@ -310,7 +310,7 @@ class Supervisor:
             error_file=str(start.error_file),
             stderr_tail=self._logs.tail(start.local_rank),
             oom=self._oom.explain(exit_.exitcode),
-            note=note,
+            note=note or self._logs.trouble(),
         )
 
     async def _return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
@@ -341,8 +341,9 @@ class Supervisor:
                 _log.warning("all workers start again: %s", reason)
             case Ended(outcome, reason):
                 _log.info("the job has %s: %s", outcome, reason)
-            case StopRequested(signum):
-                _log.info("asked to stop by signal %d", signum)
+            case StopRequested(signum) if not self._group.is_done:
+                within = "now" if self._group.is_killing else f"within {self.spec.shutdown_timeout_s:g} s"
+                _log.warning("asked to stop (signal %d): workers end %s; ask again to kill them", signum, within)
             case _:
                 pass
 
@@ -401,5 +402,5 @@ def _random_run_id() -> str:
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The cause in a group that task groups made: what followed from it is cancelled tasks."""
-    first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+    causes = [_first_of(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
+    return next((cause for cause in causes if isinstance(cause, AelasticError)), causes[0])

@@ -64,10 +64,10 @@ class WorkerBackend(ABC):
         """Returns when nothing the worker left behind is alive.  Called once, after `wait`."""
 
     @abstractmethod
-    def stop(self, local_rank: int, signum: int) -> None:
+    def stop(self, local_rank: int, signum: int) -> bool:
         """Asks a worker to end with a signal; SIGKILL ends it and all that belongs to it.  Does not wait.
 
-        The worker may be gone already.
+        Gives whether the worker was still running: one that had ended by itself is no victim of ours.
         """
 
     def describe(self, local_rank: int) -> str:

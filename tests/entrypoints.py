@@ -104,3 +104,8 @@ def fail_once() -> int:
     if restart == 0:
         sys.exit(1)
     return restart
+
+
+def wait_for_file(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)

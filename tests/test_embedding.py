@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,7 +20,8 @@ import pytest
 import uvloop
 from launching import DEADLINE_S, LOOK_AGAIN_S, Launcher, alive, on_both_loops, wait_for
 
-from aelastic import RunResult, Std, Supervisor, WorkerSpec, WorkerState, guard
+from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState, guard
+from aelastic.procs import GUARD_TIMEOUT_S
 
 T = TypeVar("T")
 
@@ -455,3 +457,45 @@ def test_an_exception_in_run_path_shows_the_scripts_frames_only(launch: Launcher
     assert "KeyError" in job.stderr and "worker.py" in job.stderr
     assert "functions.py" not in job.stderr and "runpy" not in job.stderr
     job.assert_nothing_left()
+
+
+@on_both_loops
+def test_a_forked_worker_of_one_supervisor_does_not_hold_up_the_end_of_another(loop: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    async def main() -> float:
+        first = asyncio.ensure_future(
+            Supervisor(python(f"while not __import__('os').path.exists({str(go)!r}): pass")).run()
+        )
+        await until(children)
+        second = call(entrypoints.wait_for_file, str(tmp_path / "never"), start_method="fork")
+        running = asyncio.ensure_future(second.run())
+        await until(lambda: second.workers and second.workers[0].id)
+        go.touch()
+        began = time.monotonic()
+        await first
+        took = time.monotonic() - began
+        second.stop()
+        await running
+        return took
+
+    assert run(loop, main()) < GUARD_TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        ({"args": "train.py"}, "args is the string 'train.py'"),
+        ({"args": ("-c", 3)}, "strings without NUL"),
+        ({"args": ("a\0b",)}, "strings without NUL"),
+    ],
+)
+def test_arguments_that_no_command_takes_are_refused(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        WorkerSpec(entrypoint="true", **spec)
+
+
+@on_both_loops
+def test_a_function_that_cannot_be_sent_to_a_worker_is_refused(loop: str) -> None:
+    with pytest.raises(InputError, match="define it at the top of a module"):
+        run(loop, Supervisor(WorkerSpec(entrypoint=lambda: 0)).run())

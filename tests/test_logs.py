@@ -410,3 +410,58 @@ def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not
     (rest,) = kept.glob("stderr_*.log")
     assert rest.read_bytes().endswith(last)
     os.close(nobody_reads)
+
+
+@on_both_loops
+def test_a_worker_that_floods_does_not_keep_another_from_the_console(launch: Launcher, loop: str) -> None:
+    reader, stderr = os.pipe()
+    job = launch(
+        """
+        if rank == 1:
+            wait_for("flooding")
+            os.write(2, b"here is rank 1\\n")
+            time.sleep(600)
+        while True:
+            os.write(2, b"flood\\n" * 100_000)
+            open("flooding", "w")
+        """,
+        "--nproc-per-node=2",
+        "--shutdown-timeout=0",
+        loop=loop,
+        stderr=stderr,
+    )
+    os.close(stderr)
+
+    def seen() -> bool:
+        return b"here is rank 1\n" in os.read(reader, 1 << 20)
+
+    wait_for("the word of rank 1", seen)
+    job.signal(signal.SIGTERM)
+    drain = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(reader, MIB), b"")])
+    drain.start()
+    job.wait(LAUNCH_TIMEOUT_S)
+    drain.join(DEADLINE_S)
+    os.close(reader)
+
+
+@on_both_loops
+def test_a_log_folder_lost_while_the_job_runs_is_the_hosts_fault_and_no_usage_error(
+    launch: Launcher, loop: str
+) -> None:
+    job = launch(
+        """
+        import shutil
+        shutil.rmtree(sys.argv[1])
+        open(sys.argv[1], "w").close()
+        sys.exit(3)
+        """,
+        "--max-restarts=1",
+        "--log-dir=logs",
+        loop=loop,
+        args=["logs"],
+    )
+
+    assert job.wait() == 1
+    assert "rank 0 failed on" in job.stderr
+    assert "the workers' log files can't be made in" in job.stderr.splitlines()[-1]
+    assert "Traceback" not in job.stderr

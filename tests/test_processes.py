@@ -560,3 +560,35 @@ def test_without_pidfds_a_worker_is_stopped_too(launch: Launcher, loop: str) -> 
     job.signal(signal.SIGTERM)
     assert job.wait() == -signal.SIGTERM
     job.assert_nothing_left()
+
+
+@on_both_loops
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_nothing_but_what_is_seen(launch: Launcher, loop: str, closed: str) -> None:
+    job = launch("sys.exit(3)", loop=loop, prefix=["sh", "-c", f'exec "$@" {closed}', "sh"])
+
+    assert job.wait() == 3
+    job.assert_nothing_left()
+
+
+def test_a_function_worker_that_is_still_importing_does_not_outlive_a_sigkilled_agent(launch: Launcher) -> None:
+    main = """
+        import asyncio, os, time
+        from aelastic import Supervisor, WorkerSpec
+
+        def function():
+            pass
+
+        if __name__ == "__mp_main__":
+            os.write(1, b"importing\\n")
+            time.sleep(600)
+        if __name__ == "__main__":
+            asyncio.run(Supervisor(WorkerSpec(entrypoint=function)).run())
+            raise SystemExit
+    """
+    job = launch.command(wrapper=main)
+    job.wait_line("importing")
+
+    job.signal(signal.SIGKILL)
+
+    job.wait_nothing_left()

@@ -37,7 +37,7 @@ def test_a_plain_script_is_told_with_its_exception_its_traceback_and_its_rank(la
     assert re.search(r"worker\.py\", line \d+, in train", report)
     assert "rank      : 1 (local_rank: 1)" in report
     assert "exitcode  : 1 (pid: " in report
-    assert "Stopped by the agent: ranks 0" in report
+    assert "Stopped by the agent: rank 0" in report
 
 
 def test_the_users_stderr_comes_once_and_no_frame_of_the_agent_comes_at_all(launch: Launcher) -> None:

@@ -50,9 +50,11 @@ class RemoteBackend(WorkerBackend):
     async def wait(self, local_rank: int) -> WorkerExit:
         return await asyncio.shield(self.exits[local_rank])
 
-    def stop(self, local_rank: int, signum: int) -> None:
-        if not self.exits[local_rank].done():
+    def stop(self, local_rank: int, signum: int) -> bool:
+        was_running = not self.exits[local_rank].done()
+        if was_running:
             self.exits[local_rank].set_result(WorkerExit(-signum))
+        return was_running
 
 
 @dataclass
@@ -107,10 +109,11 @@ class FakeBackend(WorkerBackend):
     async def clear(self, local_rank: int) -> None:
         await anyio.sleep(self.plans[local_rank].leaves_behind_s)
 
-    def stop(self, local_rank: int, signum: int) -> None:
+    def stop(self, local_rank: int, signum: int) -> bool:
         self.signals.append((anyio.current_time(), local_rank, signum))
         if signum not in self.plans[local_rank].ignores and not self.deaths[local_rank].done():
             self.deaths[local_rank].set_result(signum)
+        return local_rank in self.running
 
     def describe(self, local_rank: int) -> str:
         return f"worker {local_rank} of nowhere"
@@ -540,8 +543,9 @@ class Broken(FakeBackend):
     async def clear(self, local_rank: int) -> None:
         self.break_in("clear")
 
-    def stop(self, local_rank: int, signum: int) -> None:
+    def stop(self, local_rank: int, signum: int) -> bool:
         self.break_in("stop")
+        return True
 
     async def aclose(self) -> None:
         await super().aclose()
