@@ -238,11 +238,11 @@ async def test_a_run_is_not_over_before_what_the_workers_left_behind_is_gone() -
 @on_virtual_time
 async def test_a_worker_gets_the_environment_of_its_rank() -> None:
     backend = FakeBackend([SUCCEEDS] * 2)
-    await supervise(backend, run_id="job", env={"HOME": "/nowhere"}, args=("--rank=${local_rank}", 7)).run()
+    await supervise(backend, run_id="job", env={"HOME": "/nowhere"}, args=("--rank=${local_rank}", "7")).run()
     first, second = backend.starts[0]
     assert (second.env["RANK"], second.env["LOCAL_RANK"], second.env["WORLD_SIZE"]) == ("1", "1", "2")
     assert (second.env["TORCHELASTIC_RUN_ID"], second.env["HOME"]) == ("job", "/nowhere")
-    assert (first.args, second.args) == (("--rank=0", 7), ("--rank=1", 7))
+    assert (first.args, second.args) == (("--rank=0", "7"), ("--rank=1", "7"))
     assert int(first.env["MASTER_PORT"]) == stores[0].served[0]
 
 
