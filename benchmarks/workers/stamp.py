@@ -11,6 +11,9 @@ STARTED = time.monotonic()
 import os  # noqa: E402
 import sys  # noqa: E402
 
+# A launcher starts helpers in its first moments; what a running job does is measured after them.
+LIVES_S = 2.0
+
 
 def stamp(kind: str, at: float) -> None:
     """One line into the harness's FIFO, atomic because it is short (pipe(7), PIPE_BUF)."""
@@ -23,6 +26,8 @@ def stamp(kind: str, at: float) -> None:
 stamp("started", STARTED)
 what = sys.argv[2]
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if what == "exit" or (what == "crash" and first and os.environ["RANK"] == "1"):
+    time.sleep(LIVES_S)
 if what == "crash" and first and os.environ["RANK"] == "1":
     stamp("crashed", time.monotonic())
     os._exit(1)
