@@ -67,6 +67,8 @@ from aelastic.store import StoreHost
 from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
 
 _log = logging.getLogger(__name__)
+# Whether and where our words are seen is for the program around us to say; the command line does.
+logging.getLogger("aelastic").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True)

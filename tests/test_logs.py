@@ -397,15 +397,14 @@ def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not
     wait_for("the last line", lambda: [f for f in job.tmp.glob("*/stderr_*.log") if f.read_bytes().endswith(last)])
     wait_for("the worker's end", lambda: not [pid for pid in job.left() if "-u" in cmdline(pid)])
 
-    job.signal(signal.SIGINT)
-    (kept,) = wait_for("what was not shown", lambda: list(job.tmp.glob("*_kept")))
-
-    def over() -> bool:  # what the agent has to say about it, the console does not take either
+    def over() -> bool:  # however far it has come: the first may find the worker's exit yet unseen
         job.signal(signal.SIGINT)
         return job.process.poll() is not None
 
     wait_for("the end", over)
-    assert job.wait() == -signal.SIGINT
+    # It has succeeded or was stopped, by when the first came; its last words may or may not fit into the pipe.
+    assert job.wait() in {0, -signal.SIGINT}
+    (kept,) = job.tmp.glob("*_kept")
     assert not job.left()
     (rest,) = kept.glob("stderr_*.log")
     assert rest.read_bytes().endswith(last)
