@@ -268,7 +268,8 @@ def test_nothing_of_a_sigkilled_agent_lives_on_and_nothing_else_is_touched(
     job = launch(HAS_FAMILY + "time.sleep(600)", "--nproc-per-node", "2", loop=loop)
     other.wait_line("ready")
     job.wait_line("ready", 2)
-    job.child(GUARD), job.child(STORE)
+    # All of both jobs is there: the store comes a little after the workers.
+    job.child(GUARD), job.child(STORE), other.child(GUARD), other.child(STORE)
     others = set(other.left())
     # Per worker: itself, a child, a shell with a child, a daemon.  Agent, guard, store.
     assert len(job.left()) >= 2 * 5 + 3, job.left_described()
