@@ -34,7 +34,7 @@ async def wait_ended(pid: int) -> None:
         finally:
             os.close(pidfd)
         return
-    while (entry := guard.process(pid)) is not None and entry.state not in "ZX":  # noqa: ASYNC110  no kernel to tell us
+    while guard.is_alive(pid):  # noqa: ASYNC110  no kernel to tell us
         await anyio.sleep(LOOK_AGAIN_S)
 
 

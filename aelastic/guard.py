@@ -61,6 +61,12 @@ def process(pid: int | str) -> Process | None:
     return Process(int(pid), fields[0].decode(), int(fields[1]), int(fields[3]))
 
 
+def is_alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    entry = process(pid)
+    return entry is not None and entry.state not in "ZX"
+
+
 def processes() -> list[Process]:
     """Every process that lives.  Zombies are dead: they hold nothing and can't be killed."""
     table = (process(name) for name in os.listdir("/proc") if name.isdigit())

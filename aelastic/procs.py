@@ -141,10 +141,6 @@ class _Worker:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
-    def is_running(self) -> bool:
-        entry = guard.process(self.pid)
-        return entry is not None and entry.state not in "ZX"
-
     async def clear(self) -> None:
         """Kills what is left of the session, waits until it is gone, then takes the status."""
         while left := self.others():
@@ -234,7 +230,7 @@ class LocalWorkers(WorkerBackend):
         worker = self._workers[local_rank]
         if isinstance(worker, WorkerExit):
             return False
-        is_running = worker.is_running()
+        is_running = guard.is_alive(worker.pid)
         if signum == signal.SIGKILL:
             worker.kill()
         else:

@@ -77,8 +77,7 @@ def wait_for(what: str, condition: Callable[[], Any], limit_s: float = DEADLINE_
 
 
 def alive(pid: int) -> bool:
-    entry = guard.process(pid)
-    return entry is not None and entry.state not in "ZX"
+    return guard.is_alive(pid)
 
 
 def cmdline(pid: int) -> list[str]:
