@@ -6,6 +6,9 @@ which imports torch while the workers do.  Workers that connect early wait in th
 round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
 can't be taken by somebody else in between.
 
+Where the agents find each other through this very store (`--rdzv-backend static`), they do so before there is a
+round: then it is there from `open` on, and holds the preset keys.
+
 If no store can be served, that is told, and the port is closed: workers that need it fail by themselves,
 others never notice.
 """
@@ -15,15 +18,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import anyio
 
-from aelastic.children import wait_ended, waited_for
 from aelastic.errors import InputError
+from aelastic.store_process import Death, StoreProcess
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +33,6 @@ BACKLOG = 4096
 # The workers go first: so long they start their interpreters, and on a machine that is full of them the child would
 # take that time from them.  Measured on 2 cores: without it the first line comes a sixth later, the store no sooner.
 HEAD_START_S = 0.1
-# A killed process is gone at once, unless the kernel holds it (it may be importing torch from a dead network disk).
-END_TIMEOUT_S = 5.0
-_SERVER = Path(__file__).with_name("store_server.py")
 
 
 class StoreHost:
@@ -45,14 +43,12 @@ class StoreHost:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
         self._listener: socket.socket | None = None
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._called = anyio.Event()  # set by `serve`, while there is no child
-        self._is_wanted = False  # a round is on
-        self._has_served = False  # the child that runs now, or ran last
-        self._mode = "quick"  # "careful" once the quick way to import torch has failed
+        self._process = StoreProcess(env, "served the workers' store")
+        self._called = anyio.Event()  # set when a store is wanted, while there is no child
+        self._is_wanted = False  # a round is on, or the agents meet here
+        self._is_new = False  # nobody's workers have used the store
+        self._presets: dict[str, str] = {}
 
     def open(self, port: int) -> int:
         """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
@@ -63,107 +59,89 @@ class StoreHost:
         Raises:
             InputError: the port is in use, or not allowed.
         """
-        self._is_wanted = False
-        self._say(b"drop")
+        self._is_wanted = self._is_new = False
         if self._listener is None:
             self._listener = _listen(port)
+        if self._presets:
+            self.serve()
+            self._is_new = True
+        else:
+            self._process.say("drop")
         number: int = self._listener.getsockname()[1]
         return number
+
+    def hold(self, port: int) -> int:
+        """Makes sure that nobody is given a port that a worker serves a store on, and gives its number.
+
+        Args:
+            port: 0 picks a free one.
+
+        Raises:
+            InputError: the port is in use, or not allowed.
+        """
+        if self._listener is None:
+            self._listener = _refusing(_bind, port)
+        number: int = self._listener.getsockname()[1]
+        return number
+
+    def preset(self, key: str, value: str) -> None:
+        """Sets a key of every store from now on, and of the one that is served."""
+        self._presets[key] = value
+        if self._is_wanted:
+            self._process.say("set", key=key, value=value)
 
     def serve(self) -> None:
         """Serves a new store on the port.  Does not wait: the store comes up while the workers start."""
         self._is_wanted = True
-        self._hand_over()
+        if not self._is_new:  # else workers of other nodes may be connected to it already
+            self._hand_over()
+        self._is_new = False
         self._called.set()
 
     async def run(self) -> None:
         """Follows the child, and starts another should it die.  Runs until cancelled."""
         while True:
-            if self._popen is None:
-                await self._called.wait()
-                await anyio.sleep(HEAD_START_S)
-                self._called = anyio.Event()
-                if self._is_wanted and self._listener is not None:
-                    self._start()
-            else:
+            if self._process.is_running:
                 await self._listen_to_child()
-
-    async def _listen_to_child(self) -> None:
-        assert self._control is not None
-        await anyio.wait_readable(self._control)
-        try:
-            answer = self._control.recv(64)
-        except ConnectionError:
-            answer = b""
-        if answer:
-            self._has_served = True
-        else:
-            await self._on_death()
+                continue
+            await self._called.wait()
+            await anyio.sleep(HEAD_START_S)
+            self._called = anyio.Event()
+            if self._is_wanted and self._listener is not None:
+                self._start()
 
     async def aclose(self) -> None:
         """Ends the child and closes the port."""
-        if self._popen is not None:
-            self._popen.kill()
-            await self._forget()
+        await self._process.aclose()
         self._close_port()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._popen = subprocess.Popen(
-                # -P: the folder of the program holds our modules, not ones it may import.
-                [sys.executable, "-P", str(_SERVER), str(theirs.fileno()), self._mode],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a Ctrl-C at the terminal is not for it
-            )
-        waited_for.add(self._popen.pid)
-        self._control = ours
-        self._has_served = False
+        self._process.start()
         self._hand_over()
 
     def _hand_over(self) -> None:
         if self._listener is not None:
-            self._say(b"serve", self._listener.fileno())
+            self._process.say("serve", self._listener.fileno(), keys=self._presets)
 
-    def _say(self, what: bytes, *descriptors: int) -> None:
-        if self._control is not None:
-            try:
-                socket.send_fds(self._control, [what], descriptors)
-            except OSError:
-                pass  # it has died; `run` finds that out and sees to it
+    async def _listen_to_child(self) -> None:
+        try:
+            await self._process.hear()
+        except Death as death:
+            self._on_death(death)
 
-    async def _on_death(self) -> None:
-        code = await self._forget()
+    def _on_death(self, death: Death) -> None:
         if not self._is_wanted:
             return  # the next round starts another
-        if self._has_served:
+        if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must not wait for nobody.
-            _log.warning("the process that serves the workers' store died (exit code %s); starting another", code)
-        elif self._mode == "quick":
-            self._mode = "careful"
-        else:
+            _log.warning("the process that serves the workers' store died (exit code %s); starting another", death.code)
+        elif death.is_hopeless:
             self._close_port()
             _log.warning(
-                "the workers' store can't be served (exit code %s): can %s import torch?", code, sys.executable
+                "the workers' store can't be served (exit code %s): can %s import torch?", death.code, sys.executable
             )
             return
         self._start()
-
-    async def _forget(self) -> int | None:
-        assert self._popen is not None and self._control is not None
-        popen, control = self._popen, self._control
-        self._popen = self._control = None
-        control.close()
-        with anyio.move_on_after(END_TIMEOUT_S) as waited:
-            await wait_ended(popen.pid)
-        if waited.cancelled_caught:
-            _log.warning("process %d, which served the workers' store, survives SIGKILL", popen.pid)
-        waited_for.discard(popen.pid)
-        return popen.poll()
 
     def _close_port(self) -> None:
         if self._listener is not None:
@@ -171,12 +149,40 @@ class StoreHost:
             self._listener = None
 
 
-def _listen(port: int) -> socket.socket:
-    """A listening socket on all interfaces, IPv6 and IPv4."""
+def listen(port: int) -> socket.socket:
+    """A listening socket on all interfaces, IPv6 and IPv4.
+
+    Raises:
+        OSError: the port is in use, or not allowed.
+        OverflowError: it is no port.
+    """
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    return socket.create_server(("", port), backlog=BACKLOG)
+
+
+def _bind(port: int) -> socket.socket:
+    """A socket that takes no connections, and lets others of this user do so (`SO_REUSEADDR` in socket(7))."""
+    is_dual = socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
     try:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-        return socket.create_server(("", port), backlog=BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_dual:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("", port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _listen(port: int) -> socket.socket:
+    return _refusing(listen, port)
+
+
+def _refusing(make: Callable[[int], socket.socket], port: int) -> socket.socket:
+    try:
+        return make(port)
     except (OSError, OverflowError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise InputError(f"port {port} can't be opened for the workers' store ({reason}): choose another") from None

@@ -1,8 +1,10 @@
-"""The program that serves torch's TCPStore; `store.py` starts it and tells how it is used.
+"""The program that holds torch's TCPStore for the agent; `store_process.py` starts it and speaks to it.
 
-Started as `python -P store_server.py CONTROL MODE`.  `serve` on the control socket brings a listening socket: a
-new store is served on it, which is answered by `serving`.  `drop` ends the store there is.  The end of
-the control socket is the end of the program.
+Started as `python -P store_server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
+it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or by
+the words of an error.  `serve` brings a listening socket: a new store is served on it, and holds the given keys at
+once.  `connect` makes it a client of another's store.  `drop` ends the store there is.  The others ask the
+store.  The end of the control socket is the end of the program, whatever it is doing.
 
 The store is a C++ object, and 80 % of `import torch` is Python code that it does not need.  On a
 machine whose workers are importing torch at that moment, that time is theirs.  So the quick mode loads torch's
@@ -12,16 +14,26 @@ starts the program again in careful mode, which imports torch as everybody does.
 
 from __future__ import annotations
 
+import binascii
+import ctypes
 import importlib
 import importlib.util
+import json
+import os
+import select
 import socket
 import sys
+import threading
 import types
 from datetime import timedelta
 from typing import Any
 
-# How long a store waits for a key if its client does not say; torch's default.
+# How long a store that is served waits for a key if its client does not say; torch's default.
 TIMEOUT = timedelta(seconds=300)
+COMMAND_BYTES_MAX = 192 * 1024  # of what a socket takes at once, 208 KiB by default (`net.core.wmem_default`)
+# Of a value that is longer, which no agent wrote, only the beginning is told; in base64.
+VALUE_BYTES_MAX = 80 * 1024
+WORDS_MAX = 300
 
 
 def import_store(mode: str) -> Any:
@@ -41,41 +53,86 @@ def import_store(mode: str) -> Any:
     return _C._distributed_c10d.TCPStore  # noqa: SLF001
 
 
-def newest_command(control: socket.socket) -> tuple[bytes, int]:
-    """Waits for a command and its listening socket, if it brings one; of several only the last is wanted."""
-    command, listener = b"", -1
+def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], int]]:
+    """Waits for commands, each with the listening socket that it brings, or -1; none at the end of the control socket.
+
+    A store that was replaced or dropped before it was made is not made, nor asked: it would take the connections that
+    are for the next one.
+    """
+    commands: list[tuple[dict[str, Any], int]] = []
     control.setblocking(True)
     while True:
         try:
-            said, listeners, *_ = socket.recv_fds(control, 64, 1)
+            said, listeners, *_ = socket.recv_fds(control, COMMAND_BYTES_MAX, 1)
         except BlockingIOError:
-            return command, listener
-        if listener >= 0:
-            socket.close(listener)
-        command, listener = said, listeners[0] if listeners else -1
-        if not command:
-            return command, listener
+            return commands
+        if not said:
+            return []
+        command = json.loads(said)
+        if command["do"] in {"serve", "drop"}:
+            for _, listener in commands:
+                if listener >= 0:
+                    socket.close(listener)
+            commands = []
+        commands.append((command, listeners[0] if listeners else -1))
         control.setblocking(False)
 
 
 def main(control: socket.socket, mode: str) -> None:
+    ask_no_name_server()
+    threading.Thread(target=end_with, args=(control.fileno(),), daemon=True).start()
     store_class = import_store(mode)
+    answer(control, 0)
     store = None
-    while True:
-        command, listener = newest_command(control)
-        store = None  # before the next one: two would share the connections that come in
-        if command == b"serve":
-            store = serve(store_class, listener)  # noqa: F841  it serves as long as it lives
-            control.send(b"serving")
-        elif not command:
-            return
+    while commands := newest_commands(control):
+        for command, listener in commands:
+            do, number, arguments = command.pop("do"), command.pop("number"), command
+            if do in {"serve", "connect", "drop"}:
+                store = None  # before the next one: two would share the connections that come in
+            try:
+                if do == "serve":
+                    store = serve(store_class, listener, **arguments)
+                elif do == "connect":
+                    store = connect(store_class, **arguments)
+                answer(control, number, value=ask(store, do, **arguments) if do in QUESTIONS else None)
+            except RuntimeError as error:  # all that torch says of connections is one
+                if do == "serve":
+                    raise  # the agent tries the careful mode
+                answer(control, number, error=str(error).partition("\n")[0][:WORDS_MAX] or type(error).__name__)
 
 
-def serve(store_class: Any, listener: int) -> Any:
+def ask_no_name_server() -> None:
+    """Lets this program know only those hosts that stand in `/etc/hosts`.
+
+    Of each connection, torch wants to know the name behind the address, for its own log.  A name server that
+    does not answer would hold up the store, and all who use it, for many seconds each time.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "__nss_configure_lookup"):  # glibc, see its nss.h; what else there is has no such choice
+        libc["__nss_configure_lookup"](b"hosts", b"files")
+
+
+def end_with(control: int) -> None:
+    """Ends the program with the control socket, also while torch waits for another machine, which has no limit."""
+    poll = select.poll()
+    poll.register(control, 0)  # hanging up is always told
+    poll.poll()
+    os._exit(0)
+
+
+def answer(control: socket.socket, number: int, **what: Any) -> None:
+    try:
+        control.setblocking(True)
+        control.send(json.dumps({"number": number, **what}).encode())
+    except ConnectionError:
+        pass  # the agent has gone, and so have we
+
+
+def serve(store_class: Any, listener: int, keys: dict[str, str]) -> Any:
     with socket.socket(fileno=socket.dup(listener)) as seen:
         port = seen.getsockname()[1]
-    return store_class(
-        host_name="127.0.0.1",
+    store = store_class(
+        host_name=loopback_address(),  # of its own client
         port=port,
         world_size=None,
         is_master=True,
@@ -83,6 +140,50 @@ def serve(store_class: Any, listener: int) -> Any:
         wait_for_workers=False,
         master_listen_fd=listener,
     )
+    for key, value in keys.items():
+        store.set(key, value)
+    return store
+
+
+def loopback_address() -> str:
+    """IPv4's, unless this machine has none."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError:
+        return "::1"
+    return "127.0.0.1"
+
+
+def connect(store_class: Any, host: str, port: int, limit_s: float) -> Any:
+    return store_class(
+        host_name=host,
+        port=port,
+        world_size=None,
+        is_master=False,
+        timeout=timedelta(seconds=limit_s),
+        wait_for_workers=False,
+    )
+
+
+QUESTIONS = {"get", "set", "compare_set"}
+
+
+def ask(store: Any, do: str, key: str, **arguments: Any) -> str | None:
+    """A value in base64, since it may be any bytes; `None` where there is none."""
+    if store is None:
+        raise RuntimeError("there is no store")
+    if do == "get":
+        return told(store.get(key)) if store.check([key]) else None  # `get` alone would wait for the key
+    if do == "compare_set":
+        expected, value = (binascii.a2b_base64(arguments[name]) for name in ("expected", "value"))
+        return told(store.compare_set(key, expected, value))
+    store.set(key, arguments["value"])
+    return None
+
+
+def told(value: bytes) -> str:
+    return binascii.b2a_base64(value[:VALUE_BYTES_MAX], newline=False).decode()
 
 
 if __name__ == "__main__":

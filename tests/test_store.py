@@ -276,3 +276,28 @@ def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch:
     third = launch("say('port', os.environ['MASTER_PORT'])", "--master-port", port, loop=loop, name="c")
     assert third.wait() == 0, third.story
     assert third.lines == [line]
+
+
+@on_both_loops
+def test_where_a_worker_serves_the_store_nobody_else_gets_its_port(launch: Launcher, loop: str) -> None:
+    job = launch(
+        """
+        import errno, socket
+
+        port = int(os.environ["MASTER_PORT"])
+        with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as other:
+            try:
+                other.bind(("", port))
+            except OSError as error:
+                say("another", errno.errorcode[error.errno])
+        with socket.create_server(("", port)):
+            say("served")
+        raise SystemExit(restart == 0)
+        """,
+        "--max-restarts=1",
+        loop=loop,
+        env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
+    assert job.wait() == 0, job.story
+    assert job.lines == ["another EADDRINUSE", "served"] * 2
+    job.assert_nothing_left()

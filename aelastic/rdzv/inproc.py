@@ -8,7 +8,7 @@ import anyio
 
 from aelastic.mailbox import Mailbox
 from aelastic.rdzv.coordinator import Coordinator, DeadlinePassed, Event
-from aelastic.rdzv.messages import CoordinatorMessage, NodeMessage
+from aelastic.rdzv.messages import CoordinatorMessage, Departed, NodeMessage
 
 
 class InProcessLink:
@@ -25,4 +25,8 @@ class InProcessLink:
         while True:
             event = await self._mailbox.next(self._coordinator.deadline) or DeadlinePassed()
             for send in self._coordinator.handle(event, anyio.current_time()):
-                deliver(send.message)
+                if not isinstance(send.message, Departed):  # there is nobody else to coordinate
+                    deliver(send.message)
+
+    async def finish(self) -> None:
+        """There is nobody to tell."""

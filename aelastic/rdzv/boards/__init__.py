@@ -1,0 +1,1 @@
+"""What a board can be made of, a room each."""

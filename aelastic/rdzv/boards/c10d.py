@@ -1,0 +1,210 @@
+"""The board `c10d`: torch's TCPStore at `host:port`, served by the agent that can bind it, or by anybody else.
+
+Binding decides, not names alone: of the agents on the host with that address one gets the port and serves the store,
+in a child process; the others, there and elsewhere, are its clients.  When the one that serves dies, so does the
+store, and whoever binds the port next serves an empty one.  The coordinator, if it lives, finds that out by its
+next `keep`, and writes its reign there anew.
+
+All that is said about a run id is one key (`texts.py`), changed by compare-and-set only and never deleted.  So of a
+beat and a claim, or of two claims, one comes first, and the epoch rises as long as the store lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+
+from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
+from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of, useful_elsewhere
+from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError, TcpStore, read_timeout_of, run_key
+from aelastic.rdzv.boards.texts import State, changed, state_of, text_of, vacancy_after
+from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
+from aelastic.store import listen
+
+_log = logging.getLogger(__name__)
+
+# Only a coordinator and those that want to be one write, rarely.
+TRIES_MAX = 20
+# No agent of this job finds a board where it gets one of these.
+_NO_BOARD = (RefusedError, OtherJobError, NoStoreError)
+
+
+class C10dBoard(Board):
+    """One run id in a TCPStore (torch: `C10dRendezvousBackend`).
+
+    Args:
+        settings: `endpoint` is `host:port`, by default this machine; port 0 picks a free one, and tells which.
+            `config` knows `is_host` (whether to serve the store; by default, whether the host is this machine) and
+            `read_timeout` (60 s: how long the store may be silent).
+        run_id: the job's name.
+        env: the environment of the child process.
+
+    Raises:
+        InputError: a value that cannot work.
+    """
+
+    def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str]) -> None:
+        endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
+        self._is_host = _switch(settings, "is_host")
+        if endpoint.port == 0 and self._is_host is False:
+            raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: say the port at which it is served")
+        self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings))
+        self._key = run_key(run_id, "reign")
+        self._local_address: str | None = None  # of the endpoint, if that is this machine
+        self._last = State(b"")  # what we wrote last
+
+    async def open(self) -> None:
+        """Serves the store if this agent can, else becomes its client; never waits for another agent to serve it."""
+        await self._open(may_serve=True)
+
+    async def read(self) -> Reign | None:
+        await self.open()
+        reign = (await self._look()).reign
+        if reign is None:
+            await self._store.check_run_id()  # whoever began to serve as we came may have told us too late
+        return reign
+
+    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+        await self.open()
+        await self._store.check_run_id()  # likewise
+        state = await self._look()
+        if state.reign != seen:
+            return state.reign
+        reign = Reign(epoch=max(above, state.epoch) + 1, claim=claim, beat=0)
+        state = self._state_of(await self._store.compare_set(self._key, state.text, text_of(reign)))
+        self._last = state
+        return state.reign
+
+    async def keep(self, reign: Reign) -> bool:
+        was_connected = self._store.is_connected
+        try:
+            return await self._keep(reign)
+        except _NO_BOARD:
+            return True
+        except RendezvousConnectionError:
+            if not was_connected or self._store.is_connected:
+                raise
+        # The connection is lost.  And the store?
+        try:
+            return await self._keep(reign)
+        except _NO_BOARD:
+            return True
+
+    async def _keep(self, reign: Reign) -> bool:
+        await self.open()
+        state = self._last if is_same_reign(self._last.reign, reign) else await self._look()
+        return await self._change(state, reign, lambda now: text_of(changed(now, beat=(now.beat or 0) + 1)))
+
+    async def close(self, reign: Reign, verdict: str) -> bool:
+        await self._open(may_serve=False)
+        return await self._change(
+            await self._look(), reign, lambda now: text_of(changed(now, beat=now.beat, verdict=verdict))
+        )
+
+    async def resign(self, reign: Reign) -> None:
+        await self._open(may_serve=False)
+        await self._change(await self._look(), reign, vacancy_after)
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    @property
+    def name(self) -> str:
+        return f"c10d at {self._store.endpoint}"
+
+    @property
+    def own_address(self) -> str:
+        if not self._store.is_serving:
+            return self._store.own_address
+        return useful_elsewhere(self._local_address or "")
+
+    @property
+    def endpoint_host(self) -> str:
+        is_here = self._store.is_serving or self._local_address is not None
+        return self._store.endpoint.host if is_here else ""
+
+    @property
+    def pid(self) -> int | None:
+        """The child process that speaks to the store, or serves it."""
+        return self._store.pid
+
+    async def _open(self, *, may_serve: bool) -> None:
+        if self._store.is_connected:
+            return
+        if self._store.is_about_to_serve:
+            await self._store.serve()
+            return
+        if not self._is_host:
+            self._local_address = await local_address_of(self._store.endpoint)
+        may_serve &= self._is_host or (self._is_host is None and self._local_address is not None)
+        if may_serve and (listener := self._listen()):
+            await self._store.serve(listener)
+            return
+        if self._store.endpoint.port == 0:
+            raise InputError(f"rendezvous endpoint {self._store.endpoint}: port 0 is for a host that is this machine")
+        await self._store.connect()
+
+    def _listen(self) -> socket.socket | None:
+        """The port, open; `None` if somebody on this machine has it."""
+        endpoint = self._store.endpoint
+        try:
+            listener = listen(endpoint.port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and not self._is_host:
+                return None
+            raise InputError(
+                f"the rendezvous endpoint {endpoint} can't be served ({os.strerror(error.errno or 0)}): "
+                "choose another port" + (", or say is_host=false" if self._is_host else "")
+            ) from None
+        if endpoint.port == 0:
+            self._store.endpoint = Endpoint(endpoint.host, listener.getsockname()[1])
+            # The user has to tell the other agents.
+            _log.warning("the rendezvous endpoint is %s", self._store.endpoint)
+        return listener
+
+    async def _look(self) -> State:
+        return self._state_of(await self._store.get(self._key) or b"")
+
+    async def _change(self, state: State, reign: Reign, new_text: Callable[[Reign], bytes]) -> bool:
+        """Replaces what the store says of our reign, if it still says so.
+
+        A store that says nothing of the run id is a new one, since nothing is ever deleted: then ours is the last
+        reign, and goes on.
+        """
+        for _ in range(TRIES_MAX):
+            if state.text and not is_same_reign(state.reign, reign):
+                return False
+            if not state.text:
+                _log.warning("the store of %s is a new one: the coordinator writes itself there anew", self.name)
+            text = new_text(state.reign or reign)
+            state = self._state_of(await self._store.compare_set(self._key, state.text, text))
+            if state.text == text:
+                self._last = state
+                return True
+        raise RendezvousConnectionError(f"the rendezvous endpoint {self._store.endpoint} changes all the time")
+
+    def _state_of(self, text: bytes) -> State:
+        try:
+            return state_of(text)
+        except ValueError as error:
+            raise RendezvousStateError(
+                f"key {self._key} at {self._store.endpoint} holds what no agent wrote ({error}): "
+                "choose another run id, or another endpoint"
+            ) from None
+
+
+def _switch(settings: RendezvousSettings, name: str) -> bool | None:
+    text = settings.config.get(name)
+    if text is None:
+        return None
+    # torch takes these.
+    if (word := text.lower()) in {"1", "true", "t", "yes", "y"}:
+        return True
+    if word in {"0", "false", "f", "no", "n"}:
+        return False
+    raise InputError(f"rendezvous setting {name}={text}: use true or false")

@@ -1,0 +1,153 @@
+"""An endpoint of one host and port: whether it is this machine, and what is found there.
+
+Everything here is bounded and looks only: nothing is said to what answers, but for `first_words`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+from aelastic.errors import InputError, RendezvousConnectionError
+from aelastic.rdzv.addresses import is_loopback, plain_address
+from aelastic.record import Record
+
+RESOLVE_TIMEOUT_S = 10.0
+# A machine answers in milliseconds, or its firewall never does; a lost packet is sent again after 1 s.
+PROBE_TIMEOUT_S = 2.0
+_WORDS_MAX = 40
+
+
+class Endpoint(Record):
+    """One host and port."""
+
+    host: str  # as the user wrote it, without the brackets of IPv6
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class RefusedError(RendezvousConnectionError):
+    """The port is closed: nobody serves anything there."""
+
+
+class Way(Record):
+    """A way to an endpoint that has worked."""
+
+    address: str  # its address
+    own_address: str  # ours
+
+
+async def local_address_of(endpoint: Endpoint) -> str | None:
+    """An address of the endpoint's host that is this machine's, a loopback one only if there is no other.
+
+    A name alone says nothing: it may be an alias, a service's or a container's.  An address of this machine is one
+    that can be bound here.
+
+    Returns:
+        `None` if it is another machine.
+
+    Raises:
+        RendezvousConnectionError: the name is not known, at least not yet.
+        InputError: no host can have this name.
+    """
+    found = [str(sockaddr[0]) for family, sockaddr in await _addresses(endpoint) if _can_be_bound(family, sockaddr)]
+    return next((address for address in found if not is_loopback(address)), found[0] if found else None)
+
+
+def useful_elsewhere(address: str) -> str:
+    """An address of this machine, if others may reach us there; else nothing."""
+    address = plain_address(address)
+    is_of_no_use = is_loopback(address) or address in {"0.0.0.0", "::"} or "%" in address  # noqa: S104  compared only
+    return "" if is_of_no_use else address
+
+
+async def probe(endpoint: Endpoint) -> Way:
+    """Connects, and hangs up.
+
+    Raises:
+        RefusedError: the port is closed.
+        RendezvousConnectionError: the host is not known, or can't be reached.
+        InputError: no host can have this name.
+    """
+    async with await _connect(endpoint) as stream:
+        own, other = _ends(stream)
+    return Way(address=str(other[0]), own_address=plain_address(str(own[0])))
+
+
+async def first_words(endpoint: Endpoint) -> str:
+    """What a server says that waits for a line of text, or speaks first; empty if nothing, or nothing in time."""
+    data = b""
+    with anyio.move_on_after(PROBE_TIMEOUT_S):
+        try:
+            async with await _connect(endpoint) as stream:
+                await stream.send(b"GET / HTTP/1.0\r\n\r\n")
+                data = await stream.receive(_WORDS_MAX)
+        except (OSError, RendezvousConnectionError, anyio.EndOfStream, anyio.BrokenResourceError):
+            pass  # it hangs up, as a TCPStore does
+    return repr(data.decode(errors="replace").partition("\r\n")[0]) if data else ""
+
+
+async def _connect(endpoint: Endpoint) -> SocketStream:
+    reasons: list[str] = []
+    is_refused = True
+    for _, sockaddr in await _addresses(endpoint):
+        try:
+            with anyio.fail_after(PROBE_TIMEOUT_S):
+                stream = await anyio.connect_tcp(str(sockaddr[0]), endpoint.port)
+        except TimeoutError:
+            is_refused, reason = False, f"no answer within {PROBE_TIMEOUT_S:g} s"
+        except OSError as error:
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            is_refused &= isinstance(cause, ConnectionRefusedError)
+            reason = os.strerror(cause.errno) if cause.errno else str(cause)
+        else:
+            # A port that the kernel gave to this very connection, which has met itself (RFC 9293, simultaneous open).
+            own, other = _ends(stream)
+            if other is not None and own != other:
+                return stream
+            await stream.aclose()
+            is_refused &= other is not None
+            reason = os.strerror(errno.ECONNRESET if other is None else errno.ECONNREFUSED)
+        reasons.append(reason)
+    words = f"nobody answers at the rendezvous endpoint {endpoint}: {', '.join(dict.fromkeys(reasons))}"
+    raise (RefusedError if is_refused else RendezvousConnectionError)(words)
+
+
+def _ends(stream: SocketStream) -> tuple[Any, Any]:
+    """Our address and that of the other side; `None` for one that has hung up already (ENOTCONN, getpeername(2))."""
+    sock = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  not Django's
+    try:
+        return sock.getsockname(), sock.getpeername()
+    except OSError:
+        return None, None
+
+
+async def _addresses(endpoint: Endpoint) -> list[tuple[int, tuple[Any, ...]]]:
+    infos: list[Any] = []
+    reason = f"no answer within {RESOLVE_TIMEOUT_S:g} s"
+    with anyio.move_on_after(RESOLVE_TIMEOUT_S):
+        try:
+            infos = await anyio.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        except UnicodeError:
+            raise InputError(f"rendezvous endpoint {endpoint}: no host can have this name") from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+    if not infos:
+        raise RendezvousConnectionError(f"the host of the rendezvous endpoint {endpoint} can't be found: {reason}")
+    return [(family, sockaddr) for family, _, _, _, sockaddr in infos]
+
+
+def _can_be_bound(family: int, sockaddr: tuple[Any, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((sockaddr[0], 0, *sockaddr[2:]))
+    except OSError:
+        return False
+    return True

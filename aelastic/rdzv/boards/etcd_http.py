@@ -1,0 +1,314 @@
+"""Asking an etcd cluster over HTTP: several endpoints, TLS, a limit for everything; which API is not said here.
+
+An endpoint that does not answer in time, or says that it cannot now, is passed over for the next.  A question may so
+be asked twice though its first answer was merely lost: the boards ask only what may be repeated.  Proxies
+that the environment names are not used: they would see who coordinates, and its token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
+from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.record import Record
+
+if TYPE_CHECKING:
+    import asyncio
+
+    import aiohttp
+
+T = TypeVar("T")
+
+# etcd answers in milliseconds, and in tens of them while its disk is slow.  The others must have their turn in a lease.
+ANSWER_LIMIT_S = 2.0
+# The largest value etcd takes by default (1.5 MiB), as base64; a larger answer is none to us.
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+_SHOWN_OF_ANSWER = 100
+
+
+class NoSuchApiError(RendezvousStateError):
+    """An etcd answers, but not in the API that was asked for."""
+
+
+class Elsewhere(Exception):
+    """This member cannot answer now, another may: raised by those who understand answers."""
+
+
+class NotUnderstood(Exception):
+    """No such answer is in the API: raised by those who understand answers."""
+
+
+class Answer(Record):
+    """What an endpoint answered."""
+
+    endpoint: Endpoint
+    what: str  # the question, for people
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def __str__(self) -> str:
+        text = " ".join(self.body[: 4 * _SHOWN_OF_ANSWER].decode(errors="replace").split())[:_SHOWN_OF_ANSWER]
+        server = f", Server: {self.headers['Server'][:_SHOWN_OF_ANSWER]}" if "Server" in self.headers else ""
+        return f"{self.endpoint} answers {self.what} with {self.status} ({text}{server})"
+
+
+class EtcdHttp:
+    """One client of an etcd cluster.  One question at a time.
+
+    Args:
+        settings: where it is, and how to speak to it.
+        backend: as the user calls it.
+        without_api: what to do where an etcd does not know the paths that are asked for.
+
+    Raises:
+        InputError: a setting that cannot work.
+    """
+
+    def __init__(self, settings: RendezvousSettings, backend: str, without_api: str) -> None:
+        self.settings = etcd_settings(settings)
+        self._without_api = without_api
+        self.name = f"{backend} at {','.join(map(str, self.settings.endpoints))}"
+        self._lease_s = settings.lease_s
+        # Each endpoint has its turn within a lease.
+        self._limit_s = min(ANSWER_LIMIT_S, self._lease_s / len(self.settings.endpoints))
+        self._first = 0  # the endpoint that answered last
+        self._asked = self.settings.endpoints[0]
+        self._ends: dict[Endpoint, tuple[str, str]] = {}  # of the last connection to it: ours, its
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def own_address(self) -> str:
+        return self._ends.get(self.settings.endpoints[self._first], ("", ""))[0]
+
+    @property
+    def endpoint_host(self) -> str:
+        endpoint = self.settings.endpoints[self._first]
+        ours, theirs = self._ends.get(endpoint, ("", ""))
+        # Who connects to one of this machine's own addresses does so from there; from 127.0.0.1 to any of 127/8.
+        is_here = bool(ours) and (ours == theirs or ip_address(ours).is_loopback)
+        return endpoint.host if is_here else ""
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with anyio.CancelScope(shield=True):
+                await session.close()
+
+    @contextmanager
+    def within_lease(self) -> Iterator[None]:
+        """Bounds an operation of several questions: what takes longer helps nobody.
+
+        Raises:
+            RendezvousConnectionError: it took longer.
+        """
+        try:
+            with anyio.fail_after(self._lease_s):
+                yield
+        except TimeoutError:
+            raise RendezvousConnectionError(
+                f"{self.name} is too slow: no end of an operation within a lease ({self._lease_s:g} s)"
+            ) from None
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        understand: Callable[[Answer], T],
+        *,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """Asks one endpoint after the other until one answers, and gives what `understand` makes of it.
+
+        Args:
+            method: of HTTP.
+            path: as it goes over the wire, with a query if there is one.
+            understand: may raise `Elsewhere`: the next endpoint is asked; anything else is for the caller.
+            body: the keywords of aiohttp's `request` that say what is sent: `json` or `data`.
+            headers: further ones.
+
+        Raises:
+            RendezvousConnectionError: none of them answers; says why not, for each.
+            NoSuchApiError: an etcd does, but it does not know the path.
+            RendezvousStateError: one does, but is no etcd.
+            InputError: TLS is wanted by one side only, or one does not trust the other.
+        """
+        endpoints = self.settings.endpoints
+        start, reasons = self._first, []
+        for turn in range(len(endpoints)):
+            index = (start + turn) % len(endpoints)
+            self._asked = endpoints[index]
+            try:
+                with anyio.fail_after(self._limit_s):
+                    answer = await self._exchange(method, path, body or {}, headers or {})
+                self._first = index
+                return understand(answer)
+            except TimeoutError:
+                reasons.append(f"{self._asked}: no answer within {self._limit_s:g} s")
+            except Elsewhere as error:
+                reasons.append(f"{self._asked}: {error}")
+            except NotUnderstood:
+                raise await self._who_is(answer) from None
+        raise RendezvousConnectionError(f"no etcd answers ({'; '.join(reasons)}): look at its servers and the network")
+
+    async def stream_until(
+        self, path: str, is_enough: Callable[[bytes], bool], *, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> bytes:
+        """Reads an answer that goes on and on, from the endpoint that answered last; other questions may be asked.
+
+        Args:
+            path: as it goes over the wire.
+            is_enough: of all that has come so far.
+            body: as for `ask`.
+            headers: likewise.
+
+        Returns:
+            What came.  If it is not enough, the answer broke off, or there was none: ask, and see why.
+        """
+        import aiohttp
+        from yarl import URL
+
+        endpoint = self.settings.endpoints[self._first]
+        url = URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True)
+        received = b""
+        try:
+            async with self._open_session().post(url, headers=dict(headers), allow_redirects=False, **body) as response:
+                async for chunk in response.content.iter_any():
+                    received = (received + chunk)[-MAX_ANSWER_BYTES:]
+                    if is_enough(received):
+                        break
+        except (aiohttp.ClientError, OSError):
+            pass
+        return received
+
+    async def _exchange(self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+        import aiohttp
+
+        try:
+            try:
+                return await self._request(method, path, body, headers)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+                # A connection kept from before, to a server that has been restarted since: ask on a new one.
+                return await self._request(method, path, body, headers)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._cause(error) from None
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+        from yarl import URL
+
+        endpoint = self._asked
+        async with self._open_session().request(
+            method,
+            URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True),
+            headers=dict(headers),
+            allow_redirects=False,
+            **body,
+        ) as response:
+            received = bytearray()
+            async for chunk in response.content.iter_any():
+                received += chunk
+                if len(received) > MAX_ANSWER_BYTES:
+                    raise RendezvousStateError(
+                        f"{endpoint} answers {method} {path} with more than {MAX_ANSWER_BYTES} bytes"
+                    )
+            return Answer(
+                endpoint=endpoint,
+                what=f"{method} {path}",
+                status=response.status,
+                headers=response.headers,
+                body=bytes(received),
+            )
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is not None:
+            return self._session
+        note = self._note_ends
+
+        class Connector(aiohttp.TCPConnector):
+            """Tells both ends of a new connection: when a short answer is here, it is already back in the pool."""
+
+            async def _create_connection(self, *args: Any, **keywords: Any) -> Any:
+                protocol = await super()._create_connection(*args, **keywords)
+                note(protocol.transport)
+                return protocol
+
+        self._session = aiohttp.ClientSession(
+            connector=Connector(ssl=self.settings.tls if self.settings.tls is not None else True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # ours hold
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+        return self._session
+
+    def _note_ends(self, transport: asyncio.BaseTransport | None) -> None:
+        if transport is not None:
+            ours, theirs = (_host(transport.get_extra_info(which)) for which in ("sockname", "peername"))
+            self._ends[self._asked] = (ours, theirs)
+
+    def _cause(self, error: Exception) -> Exception:
+        """What a failed exchange means."""
+        import aiohttp
+
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            certificate_error = error.certificate_error
+            reason = getattr(certificate_error, "verify_message", "") or str(certificate_error)
+            return InputError(
+                f"the certificate of etcd at {self._asked} is not trusted ({reason}): name its CA, cacert=FILE"
+            )
+        tls_error = next((e for e in (cause, cause.__cause__, cause.__context__) if isinstance(e, ssl.SSLError)), None)
+        if tls_error is not None and not isinstance(tls_error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            reason = (tls_error.reason or str(tls_error)).lower().replace("_", " ")
+            return InputError(
+                f"etcd at {self._asked} and we do not agree on TLS ({reason}): look at the rendezvous settings "
+                "protocol, cert, key and cacert"
+            )
+        if isinstance(error, aiohttp.ClientResponseError):
+            return RendezvousStateError(f"what answers at {self._asked} does not speak HTTP: is it etcd?")
+        if isinstance(error, aiohttp.ServerDisconnectedError) or isinstance(cause, ConnectionResetError | ssl.SSLError):
+            # An etcd hangs up on who speaks TLS and should not, or the other way round; and so does one that is ending.
+            hint = "does it speak TLS?" if self._asked.scheme == "https" else "does it want TLS, protocol=https?"
+            return Elsewhere(f"it closes the connection without an answer ({hint})")
+        if isinstance(cause, OSError):  # asyncio has words of its own for what the system says; a resolver has no errno
+            number = cause.errno or 0
+            return Elsewhere(os.strerror(number) if number > 0 else cause.strerror or str(cause))
+        return Elsewhere(str(cause) or type(error).__name__)
+
+    async def _who_is(self, answer: Answer) -> Exception:
+        """Who gave an answer that the API does not have."""
+        if b"HTTP request to an HTTPS server" in answer.body:
+            return InputError(f"etcd at {answer.endpoint} wants TLS: add the rendezvous setting protocol=https")
+        if answer.status == 404 and (version := await self._version()):
+            return NoSuchApiError(f"etcd {version} at {answer.endpoint} {self._without_api}")
+        return RendezvousStateError(f"this is no etcd that we know: {answer}")
+
+    async def _version(self) -> str:
+        """What the endpoint asked last calls itself, if it is an etcd; else empty."""
+        try:
+            with anyio.fail_after(self._limit_s):
+                answer = await self._exchange("GET", "/version", {}, {})
+            version = json.loads(answer.body)["etcdserver"]
+        except (Elsewhere, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
+            return ""
+        return version if isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,40}", version) else ""
+
+
+def _host(address: Any) -> str:
+    """The host of a socket's address, without the zone of IPv6."""
+    return str(address[0]).partition("%")[0] if isinstance(address, tuple) else ""

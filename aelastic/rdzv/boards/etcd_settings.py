@@ -1,0 +1,160 @@
+"""Where etcd is and how to speak to it: what the user chose, checked before anything is asked.
+
+The names are those of torch's two etcd back ends, which differ from each other: `protocol`, `cert` or `ssl_cert`,
+`key` or `ssl_cert_key`, `cacert` or `ca_cert`, `etcd_prefix`.  `user`, `password` and `password_file` are ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from aelastic.errors import InputError
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.record import Record
+
+if TYPE_CHECKING:
+    import ssl
+
+DEFAULT_PORT = 2379
+DEFAULT_PREFIX = "/aelastic"
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[^\[\]/@\s]+)\]|(?P<host>[^\[\]:/@?#\s]+))(?::(?P<port>[0-9]+))?")
+
+
+class Endpoint(Record):
+    """One member of an etcd cluster."""
+
+    scheme: str
+    host: str  # as the user wrote it, without the brackets of IPv6
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class EtcdSettings(Record):
+    """What the user chose, checked."""
+
+    endpoints: tuple[Endpoint, ...]
+    tls: ssl.SSLContext | None
+    user: str  # empty: without
+    password: str
+    prefix: str  # starts with a slash, and does not end with one
+
+    def key(self, run_id: str) -> str:
+        """The key of a run id."""
+        return f"{self.folder(run_id)}/coordinator"
+
+    def folder(self, run_id: str) -> str:
+        """What all keys of a run id begin with: any text, without what has a meaning in a path."""
+        name = quote(run_id, safe="", errors="surrogatepass")
+        if not name.strip("."):  # etcd v2 would clean such a path
+            name = name.replace(".", "%2E") or "%"
+        return f"{self.prefix}/{name}"
+
+    @property
+    def floor_key(self) -> str:
+        """A key that no run id has: the highest epoch that was not etcd's own count."""
+        return f"{self.prefix}/+epoch"
+
+
+def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
+    """Reads and checks what the user chose, and the files named there.
+
+    Raises:
+        InputError: a value that cannot work; says which and what to do.
+    """
+    config = settings.config
+    cert, key, cacert = _either(config, "cert"), _either(config, "key"), _either(config, "cacert")
+    protocol = config.get("protocol", "").lower()
+    if protocol not in {"", "http", "https"}:
+        raise InputError(f"rendezvous setting protocol={config['protocol']}: use http or https")
+    # Who names certificates wants TLS; torch would go without and say nothing.
+    default = protocol or ("https" if cert or key or cacert else "http")
+    endpoints = tuple(
+        _endpoint(text.strip(), protocol, default) for text in settings.endpoint.split(",") if text.strip()
+    )
+    if not endpoints:
+        raise InputError("etcd needs an endpoint: host:port, or several of them separated by commas")
+    user, password = _credentials(config)
+    return EtcdSettings(
+        endpoints=endpoints,
+        tls=_tls(cert, key, cacert) if any(endpoint.scheme == "https" for endpoint in endpoints) else None,
+        user=user,
+        password=password,
+        prefix=_prefix(config.get("etcd_prefix", DEFAULT_PREFIX)),
+    )
+
+
+_NAMES = {"cert": ("cert", "ssl_cert"), "key": ("key", "ssl_cert_key"), "cacert": ("cacert", "ca_cert")}
+
+
+def _either(config: Mapping[str, str], name: str) -> str:
+    return next((config[spelling] for spelling in _NAMES[name] if config.get(spelling)), "")
+
+
+def _endpoint(text: str, protocol: str, default: str) -> Endpoint:
+    scheme, _, rest = text.rpartition("://")
+    if "@" in rest:  # not shown: there is a password in it
+        raise InputError("an etcd endpoint has a user in it: use the rendezvous settings user and password_file")
+    match = _HOST_AND_PORT.fullmatch(rest.removesuffix("/"))
+    port = int(match["port"] or DEFAULT_PORT) if match and len(match["port"] or "") < 6 else 0
+    if not match or not 0 < port < 2**16 or (match["v6"] and ":" not in match["v6"]):
+        raise InputError(f"etcd endpoint {text}: use host:port, with an IPv6 address in brackets: [::1]:{DEFAULT_PORT}")
+    if scheme.lower() not in {"", "http", "https"}:
+        raise InputError(f"etcd endpoint {text}: use http:// or https://, or neither")
+    if scheme and protocol and scheme.lower() != protocol:
+        raise InputError(f"etcd endpoint {text}, but rendezvous setting protocol={protocol}: say it once")
+    return Endpoint(scheme=scheme.lower() or default, host=match["v6"] or match["host"], port=port)
+
+
+def _credentials(config: Mapping[str, str]) -> tuple[str, str]:
+    user, separator, password = config.get("user", "").partition(":")
+    given = [name for name in ("password", "password_file") if name in config] + (["user=name:…"] if separator else [])
+    if len(given) > 1:
+        raise InputError(f"the password of etcd's user is given twice, by {' and '.join(given)}: say it once")
+    if given and not user:
+        raise InputError(f"rendezvous setting {given[0]}, but no user: add user=NAME")
+    if user and not given:
+        raise InputError(f"rendezvous setting user={user} without a password: add password_file=FILE, or password=…")
+    if "password_file" in config:
+        path = config["password_file"]
+        try:
+            with open(path, encoding="utf-8") as file:
+                return user, file.read().rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            raise InputError(f"rendezvous setting password_file={path}: {_reason(error)}") from None
+    return user, config.get("password", password)
+
+
+def _prefix(text: str) -> str:
+    parts = text.strip("/").split("/")
+    if any(part in {"", ".", ".."} for part in parts) or not text.isprintable():
+        raise InputError(f"rendezvous setting etcd_prefix={text!r}: use a path such as {DEFAULT_PREFIX}")
+    return "/" + "/".join(parts)
+
+
+def _tls(cert: str, key: str, cacert: str) -> ssl.SSLContext:
+    import ssl
+
+    if key and not cert:
+        raise InputError("rendezvous setting key without cert: name the certificate, too")
+    try:
+        context = ssl.create_default_context(cafile=cacert or None)
+    except (OSError, ValueError) as error:
+        raise InputError(f"rendezvous setting cacert={cacert}: {_reason(error)}: name a PEM file of CAs") from None
+    if cert:
+        try:
+            context.load_cert_chain(cert, key or None, password="")  # without one it would ask the terminal
+        except (OSError, ValueError) as error:
+            what = f"cert={cert}" + (f",key={key}" if key else "")
+            raise InputError(
+                f"rendezvous setting {what}: {_reason(error)}: name PEM files, of a certificate and its plain key"
+            ) from None
+    return context
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,0 +1,199 @@
+"""The board `etcd-v3`: a leased key on etcd 3.4 or newer, through the JSON gateway that every such etcd serves.
+
+    <prefix>/<run id>/coordinator   the reign, under a lease: it vanishes with its coordinator
+    <prefix>/+epoch                 the highest epoch that is not of etcd's own making; mostly there is none
+
+The epoch rises for ever because etcd's revision does, which outlives the key: it is the revision at which the key was
+made, or one above that at which it was last overwritten.  Only where an agent has seen a higher one (etcd's data was
+lost meanwhile) does the second key keep it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from aelastic.errors import RendezvousConnectionError, RendezvousStateError
+from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.boards.etcd_v3_calls import (
+    FAILED_PRECONDITION,
+    NOT_FOUND,
+    EtcdV3Calls,
+    JsonObject,
+    part_of,
+    to_base64,
+)
+from aelastic.rdzv.boards.reign_text import is_same_reign, reign_from_bytes, reign_to_bytes
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.record import Record
+
+# How often somebody else may write between our look and our write: each time one of them gets ahead.
+MAX_LOOKS = 20
+
+
+class _Seen(Record):
+    """What etcd has under our keys, at one revision."""
+
+    reign: Reign | None
+    revision: int  # of etcd
+    modified: int = 0  # revision of the last write to the reign; 0: there is none
+    lease: int = 0
+    floor: int = 0
+    floor_modified: int = 0
+
+
+class EtcdV3Board(Board):
+    """A run id on an etcd, as one agent uses it.
+
+    Args:
+        settings: `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
+        run_id: any text.
+
+    Raises:
+        InputError: a setting that cannot work.
+    """
+
+    def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
+        self._etcd = EtcdV3Calls(settings)
+        self._http = self._etcd.http
+        self._key = self._http.settings.key(run_id)
+        self._ttl_s = math.ceil(settings.lease_s)
+
+    async def open(self) -> None:
+        await self.read()
+
+    async def read(self) -> Reign | None:
+        with self._http.within_lease():
+            return (await self._look()).reign
+
+    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+        with self._http.within_lease():
+            for _ in range(MAX_LOOKS):
+                now = await self._look()
+                if now.reign != seen:
+                    return now.reign
+                if (reign := await self._write_claim(claim, now, above)) is not None:
+                    return reign
+        raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
+
+    async def keep(self, reign: Reign) -> bool:
+        with self._http.within_lease():
+            now = await self._look()
+            if not is_same_reign(now.reign, reign):
+                return False
+            answer = await self._etcd.call("lease/keepalive", {"ID": str(now.lease)}, or_no=NOT_FOUND)
+            return answer is not None and self._etcd.number(part_of(answer, "result"), "TTL") > 0
+
+    async def close(self, reign: Reign, verdict: str) -> bool:
+        with self._http.within_lease():
+            for _ in range(MAX_LOOKS):
+                now = await self._look()
+                if now.reign is None or not is_same_reign(now.reign, reign):
+                    return False
+                if now.reign.verdict == verdict:
+                    return True  # written before, and the answer was lost
+                closed = Reign(epoch=reign.epoch, claim=reign.claim, verdict=verdict)
+                if await self._write(now, [self._put(self._key, _bytes_of(closed), now.lease)]):
+                    return True
+        raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
+
+    async def resign(self, reign: Reign) -> None:
+        with self._http.within_lease():
+            now = await self._look()
+            if is_same_reign(now.reign, reign):
+                # The key goes with the lease; should it be another's by now, it is under another lease.
+                await self._etcd.call("lease/revoke", {"ID": str(now.lease)}, or_no=NOT_FOUND)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    @property
+    def name(self) -> str:
+        return self._http.name
+
+    @property
+    def own_address(self) -> str:
+        return self._http.own_address
+
+    @property
+    def endpoint_host(self) -> str:
+        return self._http.endpoint_host
+
+    async def _look(self) -> _Seen:
+        ranges = [{"request_range": {"key": to_base64(key)}} for key in (self._key, self._http.settings.floor_key)]
+        answer = await self._etcd.call("kv/txn", {"success": ranges}) or {}
+        try:
+            responses = answer["responses"]
+            reign, floor = (_only(response["response_range"]) for response in responses)
+            now = _Seen(
+                reign=None,
+                revision=self._etcd.number(answer["header"], "revision"),
+                modified=self._etcd.number(reign, "mod_revision"),
+                lease=self._etcd.number(reign, "lease"),
+                floor=int(b64decode(floor["value"])) if floor else 0,
+                floor_modified=self._etcd.number(floor, "mod_revision"),
+            )
+        except (LookupError, TypeError, ValueError):
+            raise RendezvousStateError(
+                f"{self.name} answers kv/txn with what no etcd does, or {self._http.settings.floor_key} is no number"
+            ) from None
+        return now if not reign else self._with_reign(now, reign)
+
+    def _with_reign(self, now: _Seen, kv: JsonObject) -> _Seen:
+        try:
+            reign = reign_from_bytes(b64decode(kv.get("value", "")) if now.lease else b"")
+            made = self._etcd.number(kv, "create_revision")
+        except (TypeError, ValueError) as error:
+            reason = error if now.lease else "for ever"
+            raise RendezvousStateError(
+                f"{self.name}: key {self._key} holds what no agent wrote ({reason}): delete it, or use another run id"
+            ) from None
+        # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
+        # went, and so wrote the same epoch.  But it wrote at a higher revision.
+        reign = Reign(epoch=max(reign.epoch, made), claim=reign.claim, verdict=reign.verdict)
+        return _Seen(**{**now.__dict__, "reign": reign})
+
+    async def _write_claim(self, claim: Claim, now: _Seen, above: int) -> Reign | None:
+        """The reign of `claim`; `None` where somebody wrote since we looked."""
+        epoch = max(above, now.floor, now.revision, now.reign.epoch if now.reign else 0) + 1
+        lease = secrets.randbelow(2**63 - 1) + 1  # ours to choose, so that asking twice makes one
+        # "Lease already exists" says that we were granted it, and the answer was lost.
+        await self._etcd.call("lease/grant", {"ID": str(lease), "TTL": str(self._ttl_s)}, or_no=FAILED_PRECONDITION)
+        puts = [self._put(self._key, _bytes_of(Reign(epoch=epoch, claim=claim)), lease)]
+        if epoch > now.revision + 1:
+            puts.append(self._put(self._http.settings.floor_key, str(epoch).encode()))
+        if not (written := await self._write(now, puts)):
+            return None
+        return Reign(epoch=epoch if now.reign else max(epoch, written), claim=claim)
+
+    async def _write(self, now: _Seen, puts: list[JsonObject]) -> int:
+        """Writes if nobody has since we looked; gives the revision, 0 if somebody has."""
+        compared = ((self._key, now.modified), (self._http.settings.floor_key, now.floor_modified))
+        compare = [
+            {"key": to_base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+            for key, revision in compared
+        ]
+        # Not found is a lease that has ended meanwhile.
+        answer = await self._etcd.call("kv/txn", {"compare": compare, "success": puts}, or_no=NOT_FOUND) or {}
+        return self._etcd.number(part_of(answer, "header"), "revision") if answer.get("succeeded") is True else 0
+
+    @staticmethod
+    def _put(key: str, value: bytes, lease: int = 0) -> JsonObject:
+        return {"request_put": {"key": to_base64(key), "value": b64encode(value).decode(), "lease": str(lease)}}
+
+
+def _bytes_of(reign: Reign) -> bytes:
+    try:
+        return reign_to_bytes(reign)
+    except ValueError as error:
+        raise RendezvousStateError(f"this cannot be written on the board: {error}") from None
+
+
+def _only(response: Mapping[str, Any]) -> JsonObject:
+    """The one key that a range of one key gives, empty if there is none."""
+    kvs = response.get("kvs") or [{}]
+    kv: JsonObject = kvs[0]
+    return kv

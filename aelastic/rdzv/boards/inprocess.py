@@ -1,0 +1,91 @@
+"""A board in this process, for several agents that share one: in tests, and for who embeds them.
+
+It does not forget a dead coordinator: like a plain store without leases it counts how often a reign was kept, and the
+others see the count stand still.
+"""
+
+from __future__ import annotations
+
+import anyio.lowlevel
+
+from aelastic.errors import RendezvousConnectionError
+from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.boards.reign_text import is_same_reign
+
+
+class SharedWorld:
+    """What the boards of one process share: a store that is always consistent, and answers unless told not to."""
+
+    def __init__(self) -> None:
+        self.reigns: dict[str, Reign] = {}
+        self.epochs: dict[str, int] = {}  # the last of each run id; outlives its reign
+        self.is_down = False
+
+
+class InProcessBoard(Board):
+    """One run id in a shared world, as one agent uses it."""
+
+    def __init__(self, run_id: str, world: SharedWorld) -> None:
+        self._run_id = run_id
+        self._world = world
+
+    async def open(self) -> None:
+        await self._reach()
+
+    async def read(self) -> Reign | None:
+        await self._reach()
+        return self._world.reigns.get(self._run_id)
+
+    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+        await self._reach()
+        now = self._world.reigns.get(self._run_id)
+        if now != seen:
+            return now
+        epoch = max(above, self._world.epochs.get(self._run_id, 0)) + 1
+        self._world.epochs[self._run_id] = epoch
+        return self._write(Reign(epoch=epoch, claim=claim, beat=0))
+
+    async def keep(self, reign: Reign) -> bool:
+        now = await self._ours(reign)
+        if now is not None:
+            self._write(Reign(epoch=now.epoch, claim=now.claim, beat=(now.beat or 0) + 1, verdict=now.verdict))
+        return now is not None
+
+    async def close(self, reign: Reign, verdict: str) -> bool:
+        now = await self._ours(reign)
+        if now is not None:
+            self._write(Reign(epoch=now.epoch, claim=now.claim, beat=now.beat, verdict=verdict))
+        return now is not None
+
+    async def resign(self, reign: Reign) -> None:
+        if await self._ours(reign) is not None:
+            del self._world.reigns[self._run_id]
+
+    async def aclose(self) -> None:
+        """Nothing to give back: the world is whose who made it."""
+
+    @property
+    def name(self) -> str:
+        return "a board in this process"
+
+    @property
+    def own_address(self) -> str:
+        return "127.0.0.1"
+
+    @property
+    def endpoint_host(self) -> str:
+        return "127.0.0.1"  # for all who share it
+
+    async def _reach(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        if self._world.is_down:
+            raise RendezvousConnectionError("the board in this process is down")
+
+    async def _ours(self, reign: Reign) -> Reign | None:
+        await self._reach()
+        now = self._world.reigns.get(self._run_id)
+        return now if is_same_reign(now, reign) else None
+
+    def _write(self, reign: Reign) -> Reign:
+        self._world.reigns[self._run_id] = reign
+        return reign

@@ -1,0 +1,153 @@
+"""The board `static`: node rank 0 coordinates, and says so in the store that its agent serves for the workers.
+
+Nothing is elected: which node is which was said on the command lines.  Node 0's board is its own memory, and
+what others are to know are preset keys of torch's TCPStore at `--master-addr:--master-port`, which is made afresh
+for each round; so the others connect again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from aelastic.errors import RendezvousConnectionError, RendezvousStateError
+from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
+from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, read_timeout_of, run_key
+from aelastic.rdzv.boards.texts import changed, state_of, text_of, vacancy_after
+from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
+
+_log = logging.getLogger(__name__)
+
+
+class KeyHost(Protocol):
+    """Who serves the workers' store: `aelastic.store.StoreHost`, which must be running."""
+
+    def open(self, port: int) -> int: ...
+
+    def preset(self, key: str, value: str) -> None: ...
+
+
+class StaticBoard(Board):
+    """One run id, as one node sees it (torch: `StaticTCPRendezvous`).
+
+    Args:
+        settings: `endpoint` is the master's `host:port`; `node_rank` says who we are.
+            `config` knows `read_timeout` (60 s: how long the store may be silent).
+        run_id: the job's name.
+        env: the environment of the child process, on other nodes than 0.
+        host: who serves the workers' store on this node.
+
+    Raises:
+        InputError: a value that cannot work.
+    """
+
+    def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str], host: KeyHost) -> None:
+        self._endpoint = Endpoint(*split_endpoint(settings.endpoint))
+        self._is_master = settings.node_rank == 0
+        self._run_id = run_id
+        self._host = host
+        self._is_open = False  # node 0's part
+        self._store = TcpStore(self._endpoint, run_id, env, read_timeout_of(settings))
+        self._key = run_key(run_id, "reign")
+        self._local_address: str | None = None  # of the endpoint, if that is this machine
+        self._text = b""  # node 0's part: what the key holds
+
+    async def open(self) -> None:
+        if not self._is_master:
+            await self._connect()
+            return
+        if self._is_open:
+            return
+        self._host.preset(SERVED_FOR, printable(self._run_id))
+        self._host.open(self._endpoint.port)
+        self._is_open = True
+        try:
+            self._local_address = await local_address_of(self._endpoint)
+        except RendezvousConnectionError as error:
+            _log.warning("%s: it is for the other nodes to find", error)
+
+    async def _connect(self) -> None:
+        if not self._store.is_connected:
+            self._local_address = await local_address_of(self._endpoint)
+            await self._store.connect()
+
+    async def read(self) -> Reign | None:
+        if self._is_master:
+            return state_of(self._text).reign
+        was_connected = self._store.is_connected
+        try:
+            text = await self._get()
+        except RendezvousConnectionError:
+            if not was_connected:
+                raise
+            text = await self._get()  # a new round, a new store
+        try:
+            reign = state_of(text).reign
+        except ValueError as error:
+            raise RendezvousStateError(
+                f"key {self._key} at {self._endpoint} holds what no agent wrote ({error}): choose another run id"
+            ) from None
+        # Node 0 does not count for others: nobody can take its place.
+        return None if reign is None else changed(reign, beat=None)
+
+    async def _get(self) -> bytes:
+        await self._connect()
+        text = await self._store.get(self._key)
+        if text is None:
+            await self._store.check_run_id()  # who began to serve as we came may have told us too late
+        return text or b""
+
+    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+        if not self._is_master:
+            return await self.read()
+        state = state_of(self._text)
+        if state.reign != seen:
+            return state.reign
+        await self.open()
+        return self._write(text_of(Reign(epoch=max(above, state.epoch) + 1, claim=claim, beat=0)))
+
+    async def keep(self, reign: Reign) -> bool:
+        return self._is_ours(reign)
+
+    async def close(self, reign: Reign, verdict: str) -> bool:
+        if self._is_ours(reign):
+            self._write(text_of(changed(reign, beat=reign.beat, verdict=verdict)))
+            return True
+        return False
+
+    async def resign(self, reign: Reign) -> None:
+        if self._is_ours(reign):
+            self._write(vacancy_after(reign))
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    @property
+    def name(self) -> str:
+        return f"static at {self._endpoint}"
+
+    @property
+    def own_address(self) -> str:
+        if not self._is_master:
+            return self._store.own_address
+        return useful_elsewhere(self._local_address or "")
+
+    @property
+    def endpoint_host(self) -> str:
+        return self._endpoint.host if self._is_master or self._local_address is not None else ""
+
+    @property
+    def pid(self) -> int | None:
+        """The child process that is a client of the master's store."""
+        return self._store.pid
+
+    def _is_ours(self, reign: Reign) -> bool:
+        return self._is_master and is_same_reign(state_of(self._text).reign, reign)
+
+    def _write(self, text: bytes) -> Reign | None:
+        self._text = text
+        self._host.preset(self._key, text.decode())
+        return state_of(text).reign

@@ -1,0 +1,277 @@
+"""torch's TCPStore as the boards use it: a child process that serves one at an endpoint, or is a client of it.
+
+torch's own client says all that is said to a store.  It has no limits, though: it waits for ever for an answer, and
+repeats what cannot work.  So the way to the endpoint is first tried by a connection of our own, which also
+shows what our address is, and a child that does not come back is killed.
+
+A store whose process is starting accepts connections and says nothing, for half a second or for a minute.  What
+says something else is certainly no store.
+"""
+
+from __future__ import annotations
+
+import binascii
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+import anyio
+
+from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.store_process import Death, Refusal, StoreProcess, Unanswered
+
+# The default of torch's setting `read_timeout`.
+READ_TIMEOUT_S = 60.0
+# For so long torch's client repeats a connection that fails; after that we know.
+CONNECT_TIMEOUT_S = 3.0
+# After so long without a word we look whether something else answers, which waits for the end of a line.
+SILENCE_S = 5.0
+# A round trip to a process that does nothing else.
+ANSWER_TIMEOUT_S = 5.0
+# A store that an agent serves lives and dies with the agent's job: this key says with which.
+SERVED_FOR = "aelastic/served_for"
+# What torch's client says when it got an answer that no store gives.
+_NOT_UNDERSTOOD = "Ping failed"
+
+
+class NoStoreError(RendezvousStateError):
+    """What answers at the endpoint is no TCPStore."""
+
+
+class OtherJobError(InputError):
+    """The store at the endpoint is served for another run id."""
+
+
+def run_key(run_id: str, name: str = "") -> str:
+    """A key of a run id, which may be any text."""
+    return f"aelastic/{printable(run_id)}/{name}"
+
+
+def printable(run_id: str) -> str:
+    return quote(run_id, safe="", errors="surrogatepass")
+
+
+def read_timeout_of(settings: RendezvousSettings) -> float:
+    """How long an endpoint may be silent.
+
+    Raises:
+        InputError: it is no number of seconds.
+    """
+    text = settings.config.get("read_timeout", str(READ_TIMEOUT_S))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise InputError(f"rendezvous setting read_timeout={text}: use a number of seconds above 0")
+    return value
+
+
+class TcpStore:
+    """The store at an endpoint, as one board uses it: one operation at a time; each may be cancelled.
+
+    What asks the store raises `RendezvousConnectionError` if that is lost; then `is_connected` is false, mostly.
+
+    Args:
+        endpoint: where it is.
+        run_id: a store that an agent of another one serves is refused.
+        env: the environment of the child process.
+        read_timeout_s: how long a store may be silent.
+    """
+
+    def __init__(self, endpoint: Endpoint, run_id: str, env: Mapping[str, str], read_timeout_s: float) -> None:
+        self.endpoint = endpoint
+        self.is_connected = False
+        self.is_serving = False
+        self.own_address = ""  # our end of the way to it, where it is another's
+        self._run_id = run_id
+        self._read_timeout_s = read_timeout_s
+        self._process = StoreProcess(env, "held the rendezvous store")
+        self._listener: socket.socket | None = None  # until the child serves on it
+        self._was_reached = False
+        self._late = 0  # answers in a row that did not come in time
+
+    @property
+    def pid(self) -> int | None:
+        """The child process, if there is one."""
+        return self._process.pid
+
+    @property
+    def is_about_to_serve(self) -> bool:
+        """Whether the port is open, but the store is not there: `serve` was cancelled."""
+        return self._listener is not None
+
+    async def serve(self, listener: socket.socket | None = None) -> None:
+        """Serves a store.
+
+        Args:
+            listener: where; it is ours from now on.  `None` is the one that was given to a call that was cancelled.
+
+        Raises:
+            RendezvousConnectionError: the child died, or hangs.
+            InputError: it can't import torch.
+        """
+        self._listener = listener or self._listener
+        assert self._listener is not None
+        self.is_connected, self.is_serving = False, True
+        keys = {SERVED_FOR: printable(self._run_id)}
+        try:
+            await self._ask("serve", self._listener.fileno(), timeout_s=self._read_timeout_s, keys=keys)
+        except (RendezvousConnectionError, InputError):
+            self._close_listener()
+            raise
+        # Were it still open here, the port would outlive the store.
+        self._close_listener()
+        self.is_connected = self._was_reached = True
+
+    async def connect(self) -> None:
+        """Becomes a client of the store at the endpoint.
+
+        Raises:
+            RefusedError: the port is closed.
+            RendezvousConnectionError: it can't be reached, or hangs up.
+            NoStoreError: what answers is no TCPStore.
+            OtherJobError: it is served for another run id.
+            InputError: the child can't import torch.
+        """
+        self.is_connected = self.is_serving = False
+        way = await probe(self.endpoint)
+        self.own_address = "" if "%" in way.own_address else way.own_address  # a scope is known to this machine only
+        if self._process.is_busy:  # with what may never end, for somebody who was cancelled
+            await self._process.aclose()
+        await self._handshake(way.address)
+        self.is_connected = self._was_reached = True
+        await self.check_run_id()
+
+    async def _handshake(self, host: str) -> None:
+        silence_s = min(SILENCE_S, self._read_timeout_s)
+        try:
+            try:
+                await self._process.ask(
+                    "connect", timeout_s=silence_s, host=host, port=self.endpoint.port, limit_s=CONNECT_TIMEOUT_S
+                )
+            except Unanswered as late:
+                if not late.number:
+                    raise
+                if words := await first_words(self.endpoint):
+                    raise self._no_store(f"it says {words}") from None
+                await self._process.answer_to(late.number, self._read_timeout_s - silence_s)
+        except Refusal as refusal:
+            if _NOT_UNDERSTOOD in str(refusal):
+                raise self._no_store(str(refusal)) from None
+            raise RendezvousConnectionError(f"the rendezvous endpoint {self.endpoint} hangs up: {refusal}") from None
+        except Death as death:
+            raise self._died(death) from None
+        except Unanswered as late:
+            if not late.number:
+                raise self._is_starting() from None
+            await self._process.aclose()
+            silence = f"it is silent for {self._read_timeout_s:g} s"
+            if self._was_reached:
+                raise RendezvousConnectionError(f"the rendezvous endpoint {self.endpoint} hangs: {silence}") from None
+            raise self._no_store(silence) from None
+
+    def _no_store(self, why: str) -> NoStoreError:
+        return NoStoreError(
+            f"what answers at {self.endpoint} is no TCPStore: {why}: is another program there? choose another endpoint"
+        )
+
+    async def check_run_id(self) -> None:
+        """Makes sure that the store is served for our run id, if for any.
+
+        Raises:
+            OtherJobError: it is another's.
+        """
+        served_for = await self.get(SERVED_FOR)
+        if served_for is not None and served_for != printable(self._run_id).encode():
+            self.is_connected = False
+            other = unquote(served_for.decode(errors="replace"), errors="replace")
+            raise OtherJobError(
+                f"the rendezvous endpoint {self.endpoint} serves run {other}, not {self._run_id}: "
+                f"use --rdzv-id {other}, or another endpoint"
+            )
+
+    async def get(self, key: str) -> bytes | None:
+        """The value of a key, if it has one; of a very long one the beginning."""
+        value: str | None = await self._ask("get", key=key)
+        return None if value is None else binascii.a2b_base64(value)
+
+    async def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Sets a key to a value, if it has the expected one.
+
+        Args:
+            key: which.
+            expected: nothing stands for a key that is not there.
+            value: the new one.
+
+        Returns:
+            What it is now; nothing if it is not there.
+        """
+        answer: str = await self._ask("compare_set", key=key, expected=_told(expected), value=_told(value))
+        now = binascii.a2b_base64(answer)
+        # Of a key that is not there, but should be, torch says that it is what it should be.
+        return b"" if now == expected and now != value else now
+
+    async def aclose(self) -> None:
+        """Ends the child, and the store if we serve it."""
+        self.is_connected = self.is_serving = False
+        self._close_listener()
+        await self._process.aclose()
+
+    async def _ask(self, do: str, *descriptors: int, timeout_s: float | None = None, **arguments: Any) -> Any:
+        limit_s = ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
+        try:
+            value = await self._process.ask(do, *descriptors, timeout_s=limit_s, **arguments)
+        except anyio.get_cancelled_exc_class():
+            # Whoever asked had no more time.  If the network was cut and is mended, TCP takes as long as that lasted
+            # to find out, on the connection there is; a new one works at once.
+            self.is_connected &= self.is_serving
+            raise
+        except Refusal as refusal:
+            self.is_connected = False
+            raise RendezvousConnectionError(
+                f"the connection to the rendezvous endpoint {self.endpoint} is lost: {refusal}"
+            ) from None
+        except Death as death:
+            self.is_connected = False
+            raise self._died(death) from None
+        except Unanswered as late:
+            if not late.number:
+                raise self._is_starting() from None
+            await self._on_silence()
+            raise RendezvousConnectionError(
+                f"the rendezvous endpoint {self.endpoint} hangs: no answer within {limit_s:g} s"
+            ) from None
+        self._late = 0
+        return value
+
+    async def _on_silence(self) -> None:
+        self._late += 1
+        # With the child that serves, the store would go: it gets more time.
+        if not self.is_serving or self._late * ANSWER_TIMEOUT_S >= self._read_timeout_s:
+            self.is_connected, self._late = False, 0
+            await self._process.aclose()
+
+    def _is_starting(self) -> RendezvousError:
+        return RendezvousConnectionError("the process for the rendezvous endpoint is still importing torch")
+
+    def _died(self, death: Death) -> RendezvousConnectionError | InputError:
+        if death.is_hopeless and death.code == 1:  # an exception
+            return InputError(f"the rendezvous needs torch's TCPStore: {sys.executable} can't import torch")
+        what = "served" if self.is_serving else "was connected to"
+        return RendezvousConnectionError(
+            f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})"
+        )
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def _told(value: bytes) -> str:
+    return binascii.b2a_base64(value, newline=False).decode()

@@ -1,0 +1,93 @@
+"""Names of rendezvous back ends, and what is behind them.
+
+A board of your own gets a name with `register`, and is chosen as `RendezvousSettings.backend`.  Names that are neither
+here nor registered are torch's: its own, and those of the entry-point group `torchrun.handlers`; `torch:NAME` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from aelastic.errors import InputError
+from aelastic.policy import RestartPolicy
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.link import Link
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.record import Record
+from aelastic.spec import WorkerSpec
+
+
+class Surroundings(Record):
+    """What of its agent a board may need: the run id, the environment of helper processes, the workers' store."""
+
+    run_id: str
+    env: Mapping[str, str]
+    store: Any  # `store.StoreHost`
+
+
+BoardFactory: TypeAlias = Callable[[RendezvousSettings, Surroundings], Board]
+
+
+def _board(room: str, name: str) -> Callable[..., Any]:
+    """A class in `boards/`, imported when a job wants it: each costs what the others need not pay."""
+    return getattr(import_module(f"aelastic.rdzv.boards.{room}"), name)  # type: ignore[no-any-return]
+
+
+_FACTORIES: dict[str, BoardFactory] = {
+    "c10d": lambda settings, around: _board("c10d", "C10dBoard")(settings, around.run_id, around.env),
+    "static": lambda settings, around: _board("static", "StaticBoard")(
+        settings, around.run_id, around.env, around.store
+    ),
+    "etcd": lambda settings, around: _board("etcd", "EtcdBoard")(settings, around.run_id),
+    "etcd-v2": lambda settings, around: _board("etcd_v2", "EtcdV2Board")(settings, around.run_id),
+    "etcd-v3": lambda settings, around: _board("etcd_v3", "EtcdV3Board")(settings, around.run_id),
+}
+
+
+def register(name: str, factory: BoardFactory) -> None:
+    """Gives a board a name (torch: `rendezvous_handler_registry.register`).
+
+    Raises:
+        InputError: the name is taken.
+    """
+    if name in _FACTORIES:
+        raise InputError(f"rendezvous back end {name} exists already: choose another name")
+    _FACTORIES[name] = factory
+
+
+def names() -> list[str]:
+    """The names that this registry knows."""
+    return sorted(_FACTORIES)
+
+
+def open_link(spec: WorkerSpec, node_id: str, around: Surroundings) -> Link:
+    """This agent's line to the coordinator of its job, as the spec has it.
+
+    Raises:
+        InputError: there is no such back end.
+    """
+    settings = spec.rdzv
+    if spec.rdzv_handler is None and settings is None:
+        from aelastic.rdzv.coordinator import Coordinator
+        from aelastic.rdzv.inproc import InProcessLink
+
+        return InProcessLink(Coordinator(1, 1, RestartPolicy(spec.max_restarts)))
+    if settings is not None and settings.backend in _FACTORIES:
+        from aelastic.rdzv.agent_link import AgentLink
+
+        board = _FACTORIES[settings.backend](settings, around)
+        return AgentLink(board, settings, around.run_id, node_id, RestartPolicy(spec.max_restarts))
+    return _open_torch_link(spec, around.run_id)
+
+
+def _open_torch_link(spec: WorkerSpec, run_id: str) -> Link:
+    from aelastic.rdzv.torch_handler import TorchHandlerLink, handler_opener
+
+    handler, settings = spec.rdzv_handler, spec.rdzv
+    if handler is not None:
+        return TorchHandlerLink(lambda: handler, spec)
+    assert settings is not None  # or there would be an in-process coordinator
+    opener = handler_opener(settings.backend, settings, run_id)
+    return TorchHandlerLink(opener, spec, local_addr=settings.local_addr)

@@ -1,0 +1,181 @@
+"""How the agents of a job find each other: what the user chose, checked once.
+
+The names and defaults of `config` are those of torchelastic's rendezvous (`--rdzv-conf`); unknown ones
+are for the back end, and no error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from aelastic.errors import InputError
+from aelastic.record import Record
+
+# torch's `join_timeout`, `last_call_timeout`.
+JOIN_TIMEOUT_S = 600.0
+LAST_CALL_TIMEOUT_S = 30.0
+# A silent agent is lost after so long.  torch asks for 3 missed heartbeats of 5 s and then does nothing.
+LEASE_S = 5.0
+# Nodes that a scheduler starts together arrive within this time of each other: one interruption for all.
+SETTLE_TIME_S = 0.5
+
+# torch's, where an endpoint has none.
+C10D_PORT = 29400
+ETCD_PORT = 2379
+
+
+def split_endpoint(endpoint: str, default_port: int | None = None) -> tuple[str, int]:
+    """Host and port of `host:port`, `[v6]:port` or, where there is a default port, `host`; the brackets are taken off.
+
+    Raises:
+        InputError: it is nothing of that.
+    """
+    found = re.fullmatch(r"(?:\[([\w.:%]+)\]|([\w.-]+))(?::([0-9]{1,5}))?", endpoint)
+    if found is None:
+        hint = "HOST:PORT, an IPv6 address in brackets" + (", no protocol" if "://" in endpoint else "")
+        raise InputError(f"rendezvous endpoint {endpoint!r}: use {hint}")
+    host, port = found[1] or found[2], default_port if found[3] is None else int(found[3])
+    if port is None:
+        raise InputError(f"rendezvous endpoint {endpoint}: the port is missing: use {endpoint}:PORT")
+    if port > 65535:
+        raise InputError(f"rendezvous endpoint {endpoint}: the highest port is 65535")
+    return host, port
+
+
+class RendezvousSettings(Record):
+    """Where and how the agents meet (torch: `RendezvousParameters`, and `nnodes` of `torchrun`).
+
+    Args:
+        backend: `c10d`, `etcd`, `etcd-v2`, `etcd-v3`, `static`, or the name of a torch rendezvous handler.
+        endpoint: where the board is: `host:port`, for etcd several, separated by commas.
+        min_nodes: the job waits for so many nodes.
+        max_nodes: and takes at most so many; the others wait as spares.
+        node_rank: which node this is: a wish for its group rank and, across restarts of its agent, its identity;
+            under `static` a command.
+        local_addr: where the others reach this node; by default, where its connections come from.
+        config: `join_timeout`, `last_call_timeout`, `lease`, `settle_time` (seconds), `keep_alive_interval` and
+            `keep_alive_max_attempt` (their product is another way to say `lease`), and what the back end takes.
+
+    Raises:
+        InputError: a value that cannot work; says which and what to do.
+    """
+
+    backend: str
+    endpoint: str = ""
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_rank: int | None = None
+    local_addr: str | None = None
+    config: Mapping[str, str] = MappingProxyType({})
+
+    if not TYPE_CHECKING:  # who calls it is checked against the fields
+
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            super().__init__(*args, **fields)
+            self._check()
+
+    def _check(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise InputError(
+                f"nodes are {self.min_nodes}:{self.max_nodes}: use MIN:MAX, at least 1 and the smaller number first"
+            )
+        if self.node_rank is not None and self.node_rank < 0:
+            raise InputError(f"node rank is {self.node_rank}: count from 0")
+        # `torch:c10d` meets by the same rules.
+        match self.backend.removeprefix("torch:"):
+            case "static":
+                self._check_static()
+            case "c10d":
+                self._check_c10d()
+            case "etcd" | "etcd-v2" | "etcd-v3":
+                self._check_etcd()
+            case _:
+                pass  # its handler knows
+        for name in (
+            "join_timeout",
+            "last_call_timeout",
+            "lease",
+            "settle_time",
+            "keep_alive_interval",
+            "keep_alive_max_attempt",
+        ):
+            self._seconds(name, 1.0)
+        _ = self.join_timeout_s, self.lease_s
+
+    def _check_static(self) -> None:
+        if self.min_nodes != self.max_nodes:
+            raise InputError(
+                f"rendezvous static takes a fixed number of nodes, not {self.min_nodes}:{self.max_nodes}: "
+                "use c10d (--rdzv-backend c10d) for a range"
+            )
+        if self.node_rank is None or self.node_rank >= self.max_nodes:
+            raise InputError(
+                f"node rank is {self.node_rank} with {self.max_nodes} nodes: rendezvous static needs each of "
+                f"0 to {self.max_nodes - 1} on one of them (--node-rank)"
+            )
+        _, port = split_endpoint(self.endpoint)
+        if port == 0:
+            self._refuse_free_port()
+
+    def _check_c10d(self) -> None:
+        if not self.endpoint and self.max_nodes > 1:
+            self._refuse_no_endpoint()
+        _, port = split_endpoint(self.endpoint or "localhost", C10D_PORT)
+        if port == 0 and self.min_nodes > 1:
+            self._refuse_free_port()
+
+    def _check_etcd(self) -> None:
+        if not self.endpoint:
+            self._refuse_no_endpoint()
+        if self.backend in {"torch:etcd", "torch:etcd-v2"}:  # ours take several, and look at them themselves
+            split_endpoint(self.endpoint, ETCD_PORT)
+
+    def _refuse_no_endpoint(self) -> NoReturn:
+        raise InputError(f"rendezvous {self.backend} needs --rdzv-endpoint HOST:PORT: the same on every node")
+
+    def _refuse_free_port(self) -> NoReturn:
+        raise InputError(
+            f"rendezvous endpoint {self.endpoint}: port 0 is a free one, which no other node knows: name one"
+        )
+
+    @property
+    def join_timeout_s(self) -> float:
+        if "join_timeout" not in self.config and self.backend in {"static", "etcd"}:
+            return self._seconds("timeout", JOIN_TIMEOUT_S)  # what these two call it in torch
+        return self._seconds("join_timeout", JOIN_TIMEOUT_S)
+
+    @property
+    def last_call_timeout_s(self) -> float:
+        return self._seconds("last_call_timeout", LAST_CALL_TIMEOUT_S)
+
+    @property
+    def settle_time_s(self) -> float:
+        return self._seconds("settle_time", SETTLE_TIME_S)
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds of silence after which an agent is lost."""
+        if "lease" not in self.config and self.config.keys() & {"keep_alive_interval", "keep_alive_max_attempt"}:
+            lease_s = self._seconds("keep_alive_interval", 5.0) * self._seconds("keep_alive_max_attempt", 3.0)
+            if not 0 < lease_s < float("inf"):
+                raise InputError(
+                    f"rendezvous settings keep_alive_interval times keep_alive_max_attempt are {lease_s:g} s: "
+                    "use a lease of a few seconds"
+                )
+            return lease_s
+        return self._seconds("lease", LEASE_S)
+
+    def _seconds(self, name: str, default: float) -> float:
+        text = self.config.get(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < float("inf"):
+            raise InputError(f"rendezvous setting {name}={text}: use a number above 0; times are in seconds")
+        return value

@@ -1,0 +1,40 @@
+"""What the tests of etcd's boards share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.boards.etcd import EtcdBoard
+from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
+from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
+from aelastic.rdzv.settings import RendezvousSettings
+
+A = Claim(node_id="a", addresses=("10.0.0.1",), port=29500, token="secret")
+B = Claim(node_id="b", addresses=("10.0.0.2",), port=29500, token="other secret")
+# Closes a board when the test ends.
+Closing = Callable[[Board], Board]
+
+BOARDS: dict[str, Callable[[RendezvousSettings, str], Board]] = {
+    "etcd-v3": EtcdV3Board,
+    "etcd-v2": EtcdV2Board,
+    "etcd": EtcdBoard,
+}
+each_board = pytest.mark.parametrize("backend", BOARDS)
+both_apis = pytest.mark.parametrize("backend", ["etcd-v3", "etcd-v2"])
+
+
+def settings_of(endpoint: str, **config: str) -> RendezvousSettings:
+    return RendezvousSettings(backend="etcd", endpoint=endpoint, config={"lease": "10", **config})
+
+
+def board_of(backend: str, endpoint: str, run_id: str = "job", **config: str) -> Board:
+    return BOARDS[backend](settings_of(endpoint, **config), run_id)
+
+
+async def reign_of(board: Board, claim: Claim, seen: Reign | None = None) -> Reign:
+    reign = await board.claim(claim, seen, 0)
+    assert reign is not None and reign.claim == claim
+    return reign

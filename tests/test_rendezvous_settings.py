@@ -1,0 +1,141 @@
+"""What the user chose for the rendezvous: numbers that can work, and endpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aelastic.errors import InputError
+from aelastic.rdzv.settings import (
+    JOIN_TIMEOUT_S,
+    LAST_CALL_TIMEOUT_S,
+    LEASE_S,
+    SETTLE_TIME_S,
+    RendezvousSettings,
+    split_endpoint,
+)
+
+TIMES = ["join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt"]
+
+
+def c10d(nodes: tuple[int, int] = (1, 2), config: dict[str, str] | None = None, **others: Any) -> RendezvousSettings:
+    given = {"backend": "c10d", "endpoint": "node0", "min_nodes": nodes[0], "max_nodes": nodes[1], **others}
+    return RendezvousSettings(config=config or {}, **given)
+
+
+def test_the_defaults_are_torchs_where_torch_has_them() -> None:
+    settings = c10d()
+    assert settings.join_timeout_s == JOIN_TIMEOUT_S == 600.0
+    assert settings.last_call_timeout_s == LAST_CALL_TIMEOUT_S == 30.0
+    assert (settings.lease_s, settings.settle_time_s) == (LEASE_S, SETTLE_TIME_S)
+
+
+def test_each_time_is_taken_as_it_is_given() -> None:
+    settings = c10d(config={"join_timeout": "7", "last_call_timeout": "0.5", "lease": "1e1", "settle_time": " 2 "})
+    times = (settings.join_timeout_s, settings.last_call_timeout_s, settings.lease_s, settings.settle_time_s)
+    assert times == (7.0, 0.5, 10.0, 2.0)
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "-inf", "1e999", "", "soon", "5s", "0x5", "1,5"])
+def test_a_time_that_cannot_work_is_refused(name: str, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        c10d(config={name: text})
+    assert str(caught.value) == f"rendezvous setting {name}={text}: use a number above 0; times are in seconds"
+
+
+@given(st.sampled_from(TIMES), st.text(max_size=8))
+def test_any_text_is_a_time_above_0_or_refused(name: str, text: str) -> None:
+    try:
+        settings = c10d(config={name: text})
+    except InputError:
+        return
+    for time in (settings.join_timeout_s, settings.last_call_timeout_s, settings.lease_s, settings.settle_time_s):
+        assert 0 < time < float("inf")
+
+
+def test_the_lease_is_also_an_interval_and_how_many_may_be_missed() -> None:
+    assert c10d(config={"keep_alive_interval": "2", "keep_alive_max_attempt": "4"}).lease_s == 8.0
+    assert c10d(config={"keep_alive_interval": "2"}).lease_s == 6.0
+    assert c10d(config={"keep_alive_max_attempt": "2"}).lease_s == 10.0
+    assert c10d(config={"keep_alive_interval": "2", "lease": "3"}).lease_s == 3.0
+
+
+@pytest.mark.parametrize("interval, attempts", [("1e200", "1e200"), ("1e-200", "1e-200")])
+def test_a_lease_that_cannot_work_is_refused_however_it_is_said(interval: str, attempts: str) -> None:
+    with pytest.raises(InputError, match="keep_alive_interval times keep_alive_max_attempt are"):
+        c10d(config={"keep_alive_interval": interval, "keep_alive_max_attempt": attempts})
+
+
+def test_what_is_for_the_back_end_is_no_error() -> None:
+    assert c10d(config={"is_host": "maybe", "timeout": "x", "protocol": ""}).join_timeout_s == JOIN_TIMEOUT_S
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (-1, 1), (2, 1), (0, 0)])
+def test_a_range_of_nodes_has_at_least_one_and_the_smaller_number_first(nodes: tuple[int, int]) -> None:
+    fewest, most = nodes
+    with pytest.raises(InputError, match=f"nodes are {fewest}:{most}: use MIN:MAX"):
+        c10d(nodes)
+
+
+def test_a_node_rank_counts_from_0() -> None:
+    assert c10d(node_rank=0).node_rank == 0
+    assert c10d(node_rank=99).node_rank == 99, "a wish beyond the number of nodes is a name"
+    with pytest.raises(InputError, match="node rank is -1: count from 0"):
+        c10d(node_rank=-1)
+
+
+@pytest.mark.parametrize("rank", [None, 2, 3])
+def test_under_static_each_node_has_a_rank_of_its_own(rank: int | None) -> None:
+    with pytest.raises(InputError, match=f"node rank is {rank} with 2 nodes: rendezvous static needs each of 0 to 1"):
+        RendezvousSettings(backend="static", endpoint="node0:1", min_nodes=2, max_nodes=2, node_rank=rank)
+
+
+def test_a_record_that_is_wrong_in_itself_is_a_mistake_of_the_program() -> None:
+    with pytest.raises(TypeError, match="has no field nodes"):
+        RendezvousSettings(backend="c10d", nodes=2)  # type: ignore[call-arg]
+
+
+# Endpoints.
+
+
+@pytest.mark.parametrize(
+    "endpoint, found",
+    [
+        ("node0:1", ("node0", 1)),
+        ("node0", ("node0", 29400)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[fd00::1]:29400", ("fd00::1", 29400)),
+        ("[fd00::1]", ("fd00::1", 29400)),
+        ("[fe80::1%eth0]:5", ("fe80::1%eth0", 5)),
+        ("my_host-2.example.com:08080", ("my_host-2.example.com", 8080)),
+        ("localhost:0", ("localhost", 0)),
+    ],
+)
+def test_an_endpoint_is_a_host_and_a_port(endpoint: str, found: tuple[str, int]) -> None:
+    assert split_endpoint(endpoint, 29400) == found
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "", ":", ":5", "a:", "a:b", "a:-1", "a:1:2", "fd00::1", "[fd00::1", "fd00::1]:5", "[]:5", "a b:1", "a:1\n", "a:1 ",
+        "a/b:1", "a,b:1", "http://a:1", "a:٣", "a:100000000",
+    ],
+)  # fmt: skip
+def test_what_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(InputError, match=r"rendezvous endpoint .*: use HOST:PORT, an IPv6 address in brackets"):
+        split_endpoint(endpoint, 29400)
+
+
+def test_a_port_beyond_the_highest_is_refused() -> None:
+    with pytest.raises(InputError, match="rendezvous endpoint a:65536: the highest port is 65535"):
+        split_endpoint("a:65536")
+
+
+def test_a_port_is_needed_where_there_is_no_usual_one() -> None:
+    with pytest.raises(InputError, match="rendezvous endpoint a: the port is missing: use a:PORT"):
+        split_endpoint("a")
