@@ -16,21 +16,36 @@ class Record:
     """Base of an immutable value; the annotations of a class that derives from it are its fields."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
+    _names: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]
+        cls._names = frozenset(cls.__match_args__)
 
     def __init__(self, *args: Any, **fields: Any) -> None:
-        names = self.__match_args__
+        names, values = self.__match_args__, self.__dict__
+        values.update(zip(names, args, strict=False))
+        values.update(fields)
+        # A coordinator makes tens of thousands in a second: the common case is told by its length alone.
+        if len(args) != len(names) or fields:
+            self._complete(args, fields)
+
+    def _complete(self, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        """Adds the defaults, and refuses what was given wrongly."""
+        names, values, cls = self.__match_args__, self.__dict__, type(self)
         if len(args) > len(names):
-            raise TypeError(f"{type(self).__name__} has {len(names)} fields, {len(args)} were given")
-        fields = {**dict(zip(names, args, strict=False)), **fields}
-        if missing := [name for name in names if name not in fields and not hasattr(type(self), name)]:
-            raise TypeError(f"{type(self).__name__} lacks {', '.join(missing)}")
-        if unknown := fields.keys() - set(names):
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
-        for name in names:
-            self.__dict__[name] = fields[name] if name in fields else getattr(type(self), name)
+            raise TypeError(f"{cls.__name__} has {len(names)} fields, {len(args)} were given")
+        if twice := fields.keys() & set(names[: len(args)]):
+            raise TypeError(f"{cls.__name__} was given {', '.join(sorted(twice))} twice")
+        if len(values) < len(names):
+            for name in names:
+                if name not in values:
+                    if not hasattr(cls, name):
+                        missing = [name for name in names if name not in values and not hasattr(cls, name)]
+                        raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}")
+                    values[name] = getattr(cls, name)
+        if len(values) != len(names) or not values.keys() <= cls._names:
+            raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(values.keys() - cls._names))}")
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is immutable")
@@ -42,8 +57,8 @@ class Record:
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def __hash__(self) -> int:
-        return hash((type(self), *self.__dict__.values()))
+        return hash((type(self), *[self.__dict__[name] for name in self.__match_args__]))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        fields = ", ".join(f"{name}={self.__dict__[name]!r}" for name in self.__match_args__)
         return f"{type(self).__name__}({fields})"

@@ -9,9 +9,6 @@ import pytest
 
 from aelastic.policy import RestartPolicy
 from aelastic.rdzv.coordinator import (
-    JOIN_TIMEOUT_S,
-    LAST_CALL_TIMEOUT_S,
-    SETTLE_TIME_S,
     Coordinator,
     DeadlinePassed,
     Event,
@@ -21,6 +18,7 @@ from aelastic.rdzv.coordinator import (
 )
 from aelastic.rdzv.messages import (
     Assigned,
+    Departed,
     Ended,
     Failed,
     FailureReport,
@@ -30,7 +28,9 @@ from aelastic.rdzv.messages import (
     Outcome,
     Ready,
     Succeeded,
+    Waiting,
 )
+from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, SETTLE_TIME_S
 
 
 def node(name: str, *, role: str = "default", size: int = 2, preferred: int | None = None) -> Node:
@@ -195,7 +195,7 @@ def test_a_node_that_comes_again_brings_its_new_port() -> None:
 def test_a_failure_interrupts_every_node_of_the_round_and_pays_one_restart() -> None:
     job = running("abc")
     reason = "rank 0 failed on host-b; restart 1 of 3"
-    assert job.fail("b") == dict.fromkeys("abc", Interrupted(1, reason))
+    assert job.fail("b") == dict.fromkeys("abc", Interrupted(1, reason, restart_count=1))
     assert (job.core.phase, job.core.restart_count) == (Phase.FORMING, 1)
     assert job.core.deadline is None
 
@@ -357,10 +357,27 @@ def test_a_newcomer_that_goes_within_the_settle_time_interrupts_nobody() -> None
 
 def test_a_newcomer_without_room_waits_as_a_spare() -> None:
     job = running("ab")
-    assert job.ready("s") == {}
+    text = "all 2 places are taken: this node is a spare, and replaces the next that is lost"
+    assert job.ready("s") == {"s": Waiting(text)}
     assert job.core.deadline is None
     assert job.tell(Lost("s", "x")) == {}
     assert job.core.phase is Phase.RUNNING
+
+
+def test_an_interruption_says_the_restart_count_of_the_round_to_come() -> None:
+    job = running("abc")
+    job.fail("b")
+    job.ready("abc")
+    heard = job.tell(Lost("c", "x"))
+    assert {message.restart_count for message in heard.values()} == {1}
+    assert {message.restart_count for message in job.ready("ab").values()} == {1}
+
+
+def test_a_round_says_which_rank_has_the_coordinator() -> None:
+    for own, rank in (("a", 0), ("b", 1), ("elsewhere", -1)):
+        job = Job(1, 2)
+        job.core.own_node_id = own
+        assert {message.coordinator_rank for message in job.ready("ab").values()} == {rank}
 
 
 def test_a_spare_replaces_a_lost_node_in_the_very_next_round() -> None:
@@ -377,6 +394,7 @@ def test_a_spare_stays_a_spare_while_all_members_live() -> None:
     job.ready("s")
     job.fail("a")
     heard = job.ready("ab")
+    assert isinstance(heard.pop("s"), Waiting)
     assert order(heard) == "ab"
     assert job.core.deadline is None
 
@@ -412,7 +430,8 @@ def test_a_finished_node_is_started_again_when_another_fails() -> None:
 def test_a_finished_node_that_is_lost_is_not_missed() -> None:
     job = running("abc")
     job.succeed("a")
-    assert job.tell(Lost("a", "x")) == {}
+    # The others keep it in mind for a coordinator that may come after this one.
+    assert job.tell(Lost("a", "x")) == dict.fromkeys("bc", Departed(1, 0))
     job.succeed("b")
     assert set(job.succeed("c")) == {"b", "c"}
     assert job.core.phase is Phase.CLOSED

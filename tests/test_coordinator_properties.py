@@ -12,18 +12,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aelastic.policy import RestartPolicy
-from aelastic.rdzv.coordinator import Coordinator, DeadlinePassed, Event, Lost
+from aelastic.rdzv.coordinator import Coordinator, DeadlinePassed, Event, Lost, Send
 from aelastic.rdzv.messages import (
     Assigned,
     CoordinatorMessage,
+    Departed,
     Ended,
     Failed,
     FailureReport,
     Interrupted,
     Left,
     Node,
+    Outcome,
     Ready,
     Succeeded,
+    Waiting,
 )
 
 NODES = 6
@@ -43,6 +46,7 @@ class FakeNode:
     # ready, busy, failed (its workers are being stopped), stopping (likewise, for the next round), awaiting (the
     # answer to a failure), finished, ended; away: crashed or left
     phase: str = "ready"
+    is_replaced: bool = False  # another came in its name: its workers are told to end, and nobody waits for that
     round: int = 0
     up: deque[Event] = field(default_factory=deque)
     down: deque[CoordinatorMessage] = field(default_factory=deque)
@@ -78,6 +82,8 @@ class FakeNode:
                     self.say_ready()
             case Ended():
                 self.phase = "ended"
+            case Waiting():
+                assert self.phase == "ready", f"told to wait while {self.phase}"
 
     def workers_gone(self) -> None:
         if self.phase == "failed":
@@ -99,10 +105,12 @@ class World:
     paid_rounds: set[int] = field(default_factory=set)
     known_ready: set[str] = field(default_factory=set)  # nodes whose last word to the coordinator was Ready
     members: set[str] = field(default_factory=set)  # nodes it knows of
+    holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
     verdict: Ended | None = None
 
     def tell(self, event: Event) -> None:
         self.check_fence(event)
+        replaced = self.replaced_by(event)
         self.note(event)
         sends = self.core.handle(event, self.now)
         if isinstance(event, Failed) and sends and self.verdict is None:
@@ -111,24 +119,59 @@ class World:
                 assert self.round not in self.paid_rounds, "two failures of one round were paid"
                 self.paid_rounds.add(self.round)
                 self.paid += 1
+        if replaced is not None:
+            assert any(send.node_id == replaced and isinstance(send.message, Ended) for send in sends)
+            self.nodes[replaced].is_replaced = True
         closed_before = self.verdict
         if assigned := {s.node_id: s.message for s in sends if isinstance(s.message, Assigned)}:
             self.check_round(assigned)
         for send in sends:
-            match send.message:
-                case Interrupted():
-                    assert send.message.round == self.round
-                    assert send.node_id in self.participants
-                case Ended():
-                    self.verdict = self.verdict or send.message
-                    assert send.message == self.verdict, "two verdicts"
-                case _:
-                    pass
             if closed_before:
                 assert isinstance(send.message, Ended) and isinstance(event, Ready), "closed stays closed"
-            self.nodes[send.node_id].down.append(send.message)
+            self.check_send(send, sends, event, replaced)
+            if not isinstance(send.message, Departed):  # that is for who coordinates next, and no supervisor
+                self.nodes[send.node_id].down.append(send.message)
         if self.round and self.members == self.known_ready and len(self.members) >= self.core.min_nodes:
             assert self.core.phase != "forming", "a later round waits for nobody else"
+
+    def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
+        message = send.message
+        match message:
+            case Interrupted():
+                assert message.round == self.round
+                assert message.restart_count == self.paid
+                assert send.node_id in self.participants
+            case Waiting():
+                # Once when it comes, and once for each round that it has no part in.
+                comes = isinstance(event, Ready) and event.node.node_id == send.node_id
+                assert comes or any(isinstance(other.message, Assigned) for other in sends)
+                assert sum(send == other for other in sends) == 1, "told once"
+                assert send.node_id in self.known_ready and send.node_id not in self.participants
+                assert len(self.participants) == self.core.max_nodes
+            case Departed():
+                assert message.round == self.round
+                gone = self.participants[message.group_rank]
+                assert gone == replaced or (isinstance(event, Left | Lost) and event.node_id == gone)
+            case Ended(outcome=Outcome.REPLACED):
+                assert isinstance(event, Ready) and send.node_id == replaced
+                self.nodes[send.node_id].up.clear()  # its connection is closed, with what it has yet to say
+            case Ended():
+                self.verdict = self.verdict or message
+                assert message == self.verdict, "two verdicts"
+            case Assigned():
+                pass  # `check_round` has looked at all of them
+
+    def replaced_by(self, event: Event) -> str | None:
+        """Whose next self an agent is, by the rank that both ask for."""
+        if not isinstance(event, Ready) or event.node.preferred_rank is None or self.verdict is not None:
+            return None
+        old = self.holders.get(event.node.preferred_rank)
+        self.holders[event.node.preferred_rank] = event.node.node_id
+        if old is None or old == event.node.node_id or old not in self.members:
+            return None
+        self.members.discard(old)
+        self.known_ready.discard(old)
+        return old
 
     def note(self, event: Event) -> None:
         match event:
@@ -157,7 +200,7 @@ class World:
         assert self.core.min_nodes <= len(heard) <= self.core.max_nodes
         assert set(heard) <= self.known_ready
         for node in self.nodes.values():
-            assert not node.has_workers, "two rounds alive at once"
+            assert not node.has_workers or node.is_replaced, "two rounds alive at once"
         by_rank = sorted(heard, key=lambda node_id: heard[node_id].ranks.group_rank)
         assert [heard[i].ranks.group_rank for i in by_rank] == list(range(len(heard)))
         assert {m.ranks.group_world_size for m in messages} == {len(heard)}
@@ -176,7 +219,9 @@ class World:
         self.known_ready -= set(heard)
 
     def deliver_up(self, node: FakeNode) -> None:
-        self.tell(node.up.popleft())
+        event = node.up.popleft()
+        if not node.is_replaced:  # its connection is closed
+            self.tell(event)
 
     def deliver_all(self) -> None:
         while busy := [node for node in self.nodes.values() if node.up or node.down]:

@@ -15,4 +15,12 @@ class Link(Protocol):
         """Passes a message on, in order.  Never blocks."""
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
-        """Hands over what the coordinator says, in order.  Runs until cancelled."""
+        """Hands over what the coordinator says, in order.  Runs until cancelled, and then leaves nothing behind.
+
+        Raises:
+            InputError: the job does not want this agent, and says why.
+            RendezvousError: nobody could be reached for too long, or what answers is no board.
+        """
+
+    async def finish(self) -> None:
+        """Leaves in order, while `run` still runs: all that was told is sent, what is ours is handed over.  Bounded."""

@@ -1,0 +1,301 @@
+"""This agent's line to a coordinator that may run anywhere, even here: carries out what the member core asks for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, assert_never
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from aelastic.mailbox import Mailbox
+from aelastic.policy import RestartPolicy
+from aelastic.rdzv import board as boards
+from aelastic.rdzv.addresses import is_loopback
+from aelastic.rdzv.board import Board, Reign
+from aelastic.rdzv.chair import Chair
+from aelastic.rdzv.coordinator import Coordinator
+from aelastic.rdzv.member import Member
+from aelastic.rdzv.member_events import (
+    Action,
+    BoardFailed,
+    Broken,
+    ChairLost,
+    Claim,
+    Connect,
+    Connected,
+    ConnectFailed,
+    DeadlinePassed,
+    Deliver,
+    Disconnect,
+    Event,
+    GiveUp,
+    Heard,
+    Look,
+    NotOurs,
+    Seen,
+    TakeChair,
+    Tell,
+    Told,
+)
+from aelastic.rdzv.messages import CoordinatorMessage, NodeMessage, Terms
+from aelastic.rdzv.server import CoordinatorServer
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
+from aelastic.rdzv.wire import DOWNWARD, WireError, encode
+from aelastic.store import listen
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# What is unsent when we leave is small and on its way already.
+FAREWELL_S = 1.0
+
+
+class AgentLink:
+    """Finds the coordinator on a board, stays with it, and is it where the board says so (`Link`).
+
+    Args:
+        board: where the agents of this job find each other.
+        settings: what the user chose.
+        run_id: the job's name.
+        node_id: this agent's.
+        policy: for the coordinator, should it be here.
+    """
+
+    def __init__(
+        self, board: Board, settings: RendezvousSettings, run_id: str, node_id: str, policy: RestartPolicy
+    ) -> None:
+        self._board = _OneByOne(board)
+        self._settings = settings
+        self._policy = policy
+        terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
+        self._member = Member(node_id, terms, settings.lease_s, settings.join_timeout_s)
+        self._mailbox: Mailbox[Event] = Mailbox()
+        self._listener: Any = None  # the socket that our next claim names
+        self._claimed: boards.Claim | None = None  # our last claim, and when we asked for it
+        self._claimed_at = 0.0
+        self._server: CoordinatorServer | None = None
+        self._stream: Stream | None = None
+        self._connecting = anyio.CancelScope()
+
+    def tell(self, message: NodeMessage) -> None:
+        self._mailbox.post(Told(message))
+
+    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    event = await self._mailbox.next(self._member.deadline) or DeadlinePassed()
+                    for action in self._member.handle(event, anyio.current_time()):
+                        self._carry_out(action, deliver, tasks)
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+            if self._listener is not None:
+                self._listener.close()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(FAREWELL_S):
+                await self._board.aclose()
+
+    async def finish(self) -> None:
+        await anyio.lowlevel.checkpoint()  # what was told last is in the mailbox yet
+        if self._stream is not None:  # first: who coordinates, be it here, is to know that this node leaves
+            self._stream.close()
+            with anyio.move_on_after(FAREWELL_S):
+                await self._stream.closed.wait()
+        if self._server is not None:
+            await self._server.finish()
+
+    def _carry_out(self, action: Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup) -> None:
+        match action:
+            case Look():
+                tasks.start_soon(self._look, name="look at the board")
+            case Claim(seen, above):
+                tasks.start_soon(self._claim, seen, above, name="claim the board")
+            case TakeChair(reign, is_heir):
+                self._take_chair(reign, tasks, is_heir=is_heir)
+            case Connect(conn, reign):
+                self._disconnect()
+                tasks.start_soon(self._connect, conn, reign, name="connect to the coordinator")
+            case Disconnect():
+                self._disconnect()
+            case Tell(message):
+                if self._stream is not None:
+                    self._stream.send(encode(message))
+            case Deliver(message):
+                deliver(message)
+            case GiveUp(reason, is_refused):
+                raise InputError(reason) if is_refused else RendezvousConnectionError(reason)
+            case _:
+                assert_never(action)
+
+    # The board.
+
+    async def _look(self) -> None:
+        await self._ask(self._read)
+
+    async def _read(self) -> Event:
+        return Seen(await self._board.read())
+
+    async def _claim(self, seen: Reign | None, above: int) -> None:
+        async def claim() -> Event:
+            self._claimed = self._new_claim()
+            reign = await self._board.claim(self._claimed, seen, above)
+            return NotOurs() if reign is None else Seen(reign)
+
+        self._claimed_at = anyio.current_time()
+        await self._ask(claim)
+
+    async def _ask(self, question: Callable[[], Awaitable[Event]]) -> None:
+        """Asks the board, reaching it first where that is needed; posts its answer."""
+        try:
+            await self._board.ensure_open()
+            with anyio.fail_after(self._member.lease_s):
+                answer = await question()
+        except (RendezvousError, InputError, TimeoutError) as error:
+            self._board.is_open = False
+            is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.seen_epoch
+            if is_hopeless:
+                raise
+            answer = BoardFailed(str(error) or f"{self._board.name} does not answer")
+        self._mailbox.post(answer)
+
+    def _new_claim(self) -> boards.Claim:
+        if self._listener is None:
+            self._listener = listen(0)
+        if self._settings.local_addr:
+            addresses = [self._settings.local_addr]
+        else:
+            near, own = self._board.endpoint_host, self._board.own_address
+            far = [own] if own and not is_loopback(own) else outward_addresses()
+            addresses = [address for address in (near, *far) if address] or ["localhost"]
+        port = self._listener.getsockname()[1]
+        return boards.Claim(self._member.node_id, tuple(dict.fromkeys(addresses)), port, os.urandom(16).hex())
+
+    # The coordinator, here.
+
+    def _take_chair(self, reign: Reign, tasks: TaskGroup, *, is_heir: bool) -> None:
+        if self._listener is None or reign.claim != self._claimed:
+            # The board speaks of a chair that we had once.
+            self._mailbox.post(ChairLost())
+            return
+        settings = self._settings
+        coordinator = Coordinator(
+            settings.min_nodes,
+            settings.max_nodes,
+            self._policy,
+            last_call_timeout_s=settings.last_call_timeout_s,
+            join_timeout_s=settings.join_timeout_s,
+            settle_time_s=settings.settle_time_s,
+            recovery_timeout_s=settings.lease_s,
+            own_node_id=self._member.node_id,
+            is_heir=is_heir,
+        )
+        chair = Chair(
+            self._member.terms,
+            reign.claim.token,
+            reign.epoch,
+            coordinator,
+            settings.lease_s,
+            self._claimed_at,
+            beat=reign.beat or 0,
+            has_fixed_ranks=settings.backend == "static",
+        )
+        listener, self._listener = self._listener, None
+        self._server = CoordinatorServer(chair, reign, self._board, listener, self._on_vacated)
+        _log.info("this agent coordinates (%s, epoch %d)", self._board.name, reign.epoch)
+        tasks.start_soon(self._server.run, name="coordinator")
+
+    def _on_vacated(self) -> None:
+        self._server = None
+        self._mailbox.post(ChairLost())
+
+    # The connection.
+
+    def _disconnect(self) -> None:
+        self._connecting.cancel()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    async def _connect(self, conn: int, reign: Reign) -> None:
+        is_here = reign.claim.node_id == self._member.node_id
+        addresses = ("127.0.0.1", "::1") if is_here else reign.claim.addresses
+        with anyio.CancelScope() as self._connecting:
+            try:
+                stream = await connect(addresses, reign.claim.port, lambda: Stream(self, DOWNWARD))
+            except NoConnectionError as error:
+                self._mailbox.post(ConnectFailed(conn, error.is_refused, str(error)))
+                return
+            stream.conn, self._stream = conn, stream
+            self._mailbox.post(Connected(conn))
+
+    def on_message(self, stream: Stream, message: Any) -> None:
+        self._mailbox.post(Heard(stream.conn, message))
+
+    def on_garbage(self, stream: Stream, error: WireError) -> None:
+        self._mailbox.post(Broken(stream.conn, str(error)))
+        stream.abort()
+
+    def on_closed(self, stream: Stream, reason: str) -> None:
+        self._mailbox.post(Broken(stream.conn, f"the coordinator is gone: {reason}"))
+
+
+class _OneByOne(Board):
+    """A board that the member and the coordinator of this agent share: one operation at a time."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._lock = anyio.Lock()
+        self.is_open = False
+
+    async def ensure_open(self) -> None:
+        if self.is_open:
+            return
+        async with self._lock:
+            if not self.is_open:
+                await self._board.open()
+                self.is_open = True
+
+    async def open(self) -> None:
+        await self.ensure_open()
+
+    async def read(self) -> Reign | None:
+        async with self._lock:
+            return await self._board.read()
+
+    async def claim(self, claim: boards.Claim, seen: Reign | None, above: int) -> Reign | None:
+        async with self._lock:
+            return await self._board.claim(claim, seen, above)
+
+    async def keep(self, reign: Reign) -> bool:
+        async with self._lock:
+            return await self._board.keep(reign)
+
+    async def close(self, reign: Reign, verdict: str) -> bool:
+        async with self._lock:
+            return await self._board.close(reign, verdict)
+
+    async def resign(self, reign: Reign) -> None:
+        async with self._lock:
+            await self._board.resign(reign)
+
+    async def aclose(self) -> None:
+        await self._board.aclose()
+
+    @property
+    def name(self) -> str:
+        return self._board.name
+
+    @property
+    def own_address(self) -> str:
+        return self._board.own_address
+
+    @property
+    def endpoint_host(self) -> str:
+        return self._board.endpoint_host

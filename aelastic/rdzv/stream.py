@@ -1,0 +1,179 @@
+"""One connection between an agent and the coordinator: bytes in, messages out, and the other way round.
+
+Callbacks instead of tasks: a coordinator has thousands of these, and each says a word every other second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import anyio
+
+from aelastic.rdzv.addresses import is_address
+from aelastic.rdzv.wire import Decoder, OtherProtocolError, WireError
+from aelastic.record import Record
+
+# A peer that reads nothing (it is suspended, or cut off) is dropped before it costs more memory than this.
+UNSENT_MAX = 4 << 20
+# A network that carries on at all answers a connection attempt within this; SYNs are sent again after 1 s.
+CONNECT_TIMEOUT_S = 2.5
+
+
+class Listener(Protocol):
+    """Who is told what happens on a connection."""
+
+    def on_message(self, stream: Stream, message: Any) -> None: ...
+
+    def on_garbage(self, stream: Stream, error: WireError) -> None: ...
+
+    def on_closed(self, stream: Stream, reason: str) -> None: ...
+
+
+class Stream(asyncio.Protocol):
+    """A connection, seen from either end.
+
+    Args:
+        listener: is told of each message, once of garbage, and once of the end.
+        words: what the other end may say: `wire.UPWARD` or `wire.DOWNWARD`.
+        on_open: called when there is a connection.
+    """
+
+    def __init__(
+        self, listener: Listener, words: dict[str, type[Record]], on_open: Callable[[Stream], None] | None = None
+    ) -> None:
+        self._listener = listener
+        self._decoder = Decoder(words)
+        self._on_open = on_open
+        self._transport: asyncio.Transport | None = None
+        self._is_deaf = False
+        self.closed = anyio.Event()
+        self.conn = 0  # what its owner calls it
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end."""
+        return self._address("peername")
+
+    @property
+    def own_address(self) -> str:
+        """The address at our end."""
+        return self._address("sockname")
+
+    def _address(self, which: str) -> str:
+        name = self._transport.get_extra_info(which) if self._transport is not None else None
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    def send(self, frame: bytes) -> None:
+        """Never blocks.  To a connection that has closed: does nothing, its end is told by `on_closed`."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(frame)
+        if self._transport.get_write_buffer_size() > UNSENT_MAX:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Sends what is unsent, and closes."""
+        self._is_deaf = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes now."""
+        self._is_deaf = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        try:
+            for message in self._decoder.feed(data):
+                self._listener.on_message(self, message)
+        except WireError as error:
+            self._is_deaf = True
+            self._listener.on_garbage(self, error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set()
+        self._listener.on_closed(self, "its connection closed" if error is None else f"its connection broke: {error}")
+
+
+class NoConnectionError(Exception):
+    """Nobody could be connected to.  `is_refused`: the host is there, and nobody listens at that port."""
+
+    def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int) -> None:
+        reasons = {f"{address}: {_in_words(error)}": None for address, error in attempts}
+        super().__init__(f"nobody answers at port {port} ({'; '.join(reasons) or 'no address is known'})")
+        # A name that can't be resolved here says nothing about who listens there.
+        heard = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
+        self.is_refused = bool(heard) and all(error.errno == errno.ECONNREFUSED for error in heard)
+
+
+async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream]) -> Stream:
+    """Connects to the first of some addresses, of the same host, that answers.
+
+    Raises:
+        NoConnectionError: none does.
+    """
+    loop = asyncio.get_running_loop()
+    attempts: list[tuple[str, OSError]] = []
+    for address in addresses:
+        try:
+            hosts = await _resolve(address)
+        except OSError as error:
+            attempts.append((address, error))
+            continue
+        for host in hosts:
+            try:
+                with anyio.fail_after(CONNECT_TIMEOUT_S):
+                    _, stream = await loop.create_connection(make, host, port)
+            except TimeoutError:
+                attempts.append((address, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))))
+            except OSError as error:
+                attempts.append((address, error))
+            else:
+                return stream
+    raise NoConnectionError(attempts, port)
+
+
+async def _resolve(host: str) -> list[str]:
+    """Addresses of a name; an address is its own, and costs no thread."""
+    if is_address(host):
+        return [host]
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+
+
+def outward_addresses() -> list[str]:
+    """This machine's addresses on its way out, by the kernel's routes; no packet is sent (`connect(2)` on UDP)."""
+    found = []
+    # Addresses set aside for documentation (RFC 5737, RFC 3849): nobody has them, so the default route counts.
+    for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((somewhere, 9))
+                found.append(str(probe.getsockname()[0]))
+        except OSError:
+            pass  # no such way
+    return found
+
+
+def is_other_protocol(error: WireError) -> bool:
+    return isinstance(error, OtherProtocolError)
+
+
+def _in_words(error: OSError) -> str:
+    # asyncio puts "[Errno 111] Connect call failed ('::1', 80, 0, 0)" where the kernel's word says more.
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
