@@ -2,21 +2,24 @@
 
 The standard library does not have it; this is all we need of it.  Where it is not to be had (not Linux, or all of the
 user's instances are taken), looking at intervals takes its place.
+
+Each file is watched for one event and then anew: a worker that writes line by line would make an event of each, which
+it pays for as it writes, and we as we read them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import struct
-from pathlib import Path
 
 import anyio
 
 IN_MODIFY = 0x00000002
+IN_ONESHOT = 0x80000000
 # The watch that stands for all of them: more happened than the kernel keeps (IN_Q_OVERFLOW).
 LOST = -1
-_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+# An event of a file: watch, mask, cookie, and the length of a name that files don't have here.
+_EVENT_INTS = 4
 # Where the kernel does not tell: as often as torch's agent looks at its log files.
 LOOK_AGAIN_S = 0.1
 
@@ -32,20 +35,33 @@ class Growth:
             self._fd = None
         if self._fd == -1:
             self._fd = None
+        self._files: dict[int, set[int]] = {}  # by the kernel's number; what is opened twice has one
+        self._is_blind = False  # a file could not be watched anew
 
-    def watch(self, path: Path) -> int | None:
-        """Starts to watch a file; gives the number it is named by, `None` where the kernel does not tell."""
-        if self._fd is None:
-            return None
-        watch: int = self._libc.inotify_add_watch(self._fd, os.fsencode(path), IN_MODIFY)
-        return None if watch == -1 else watch
+    def watch(self, file: int) -> int | None:
+        """Starts to watch an open file, and gives the number it is named by: `None` where the kernel does not tell."""
+        return file if self._fd is not None and self._arm(file) else None
 
-    def forget(self, watch: int) -> None:
-        if self._fd is not None:
-            self._libc.inotify_rm_watch(self._fd, watch)
+    def _arm(self, file: int) -> bool:
+        # By descriptor: its name may lead elsewhere by now, or nowhere.
+        path = b"/proc/self/fd/%d" % file
+        number: int = self._libc.inotify_add_watch(self._fd, path, ctypes.c_uint32(IN_MODIFY | IN_ONESHOT))
+        if number != -1:
+            self._files.setdefault(number, set()).add(file)
+        return number != -1
+
+    def forget(self, file: int) -> None:
+        """Ends a `watch`; called before the file is closed."""
+        for number in [number for number, files in self._files.items() if file in files]:
+            self._files[number].discard(file)
+            if self._fd is not None and not self._files[number]:
+                del self._files[number]
+                self._libc.inotify_rm_watch(self._fd, number)
 
     async def wait(self, *, blind: bool) -> set[int]:
         """Which files have grown; `LOST` among them: any may have.
+
+        What is written before the files are read next is in them by then; what is written later, the next call tells.
 
         Args:
             blind: some file could not be watched: come back after an interval in any case.
@@ -53,10 +69,10 @@ class Growth:
         if self._fd is None:
             await anyio.sleep(LOOK_AGAIN_S)
             return set()
-        with anyio.move_on_after(LOOK_AGAIN_S if blind else None):
+        with anyio.move_on_after(LOOK_AGAIN_S if blind or self._is_blind else None):
             await anyio.wait_readable(self._fd)
             return self._read()
-        return set()
+        return {LOST}
 
     def _read(self) -> set[int]:
         assert self._fd is not None
@@ -64,11 +80,12 @@ class Growth:
             events = os.read(self._fd, 65536)
         except BlockingIOError:
             return set()
-        grown, at = set(), 0
-        while at < len(events):
-            watch, _, _, length = _EVENT.unpack_from(events, at)
-            grown.add(watch)
-            at += _EVENT.size + length
+        grown = set()
+        for number in set(memoryview(events).cast("i")[::_EVENT_INTS]):
+            files = {LOST} if number == LOST else self._files.pop(number, set())
+            grown |= files
+            for file in files - {LOST}:
+                self._is_blind |= not self._arm(file)
         return grown
 
     def close(self) -> None:

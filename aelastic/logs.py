@@ -4,50 +4,50 @@ A stream that is kept goes straight into a file: the worker writes it, whatever 
 never blocked by a slow console.  What the console shows as well is read from that file as it grows.
 The file is the buffer: memory stays bounded, and what a stalled console has not shown is not lost.
 
-stderr goes through a file even when nobody asked for one, because its end tells why a worker died.
-Such a file is scratch: what has been shown is given back to the file system, but for the end.
+stderr goes through a file even when nobody asked for one, because its end tells why a worker died; stdout, where it is
+a pipe or a terminal, so that nobody who stops reading holds up a worker.  Such a file is scratch: what has been
+shown is given back to the file system, but for the end.
 
-Layout, as torchrun's: `<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`.
+`logs_specs` says where the files are, whether it is the user's or our own.  `latest` in `--log-dir` is a link to the
+folder of the run that was started last.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
-import re
+import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 import anyio
 import anyio.to_thread
 
 from aelastic import guard
+from aelastic.console import Descriptor, Lane, Nowhere, Sink, sinks_of
+from aelastic.error_files import ERROR_FILE_VARIABLE
 from aelastic.errors import HostError, InputError
-from aelastic.inotify import LOST, Growth
+from aelastic.following import TAIL_BYTES, Follower
+from aelastic.inotify import Growth
+from aelastic.lines import Cut, Filtered, Lines
+from aelastic.logs_specs import INHERITED, LogsDest, ask, check_logs_specs, lay_out, name_of_run
 from aelastic.spec import Std, WorkerSpec, streams_of
 
 _log = logging.getLogger(__name__)
 
-# Read and shown at once; large enough that a system call costs little per byte.
-CHUNK_BYTES = 1 << 18
-# So much of one worker's output is shown before another's turn comes.
-CHUNKS_PER_TURN = 4
-# A console that can't be written to just now is tried again.
-RETRY_S = 0.05
-# A line longer than this is shown in pieces; it is whole in the file.
-LINE_BYTES_MAX = 1 << 16
-# Of a worker's stderr, what is searched for the cause of its death.
-TAIL_BYTES = 1 << 16
-# Scratch that has been shown is given back in steps of this size.
-PUNCH_BYTES = 1 << 20
-# At the end, a console that takes nothing for this long is given up; the files are kept then.
-STALL_TIMEOUT_S = 30.0
+# Growth is looked at so often at most: a worker that writes line by line does not keep the loop busy with each.
+# Both are well below the 10 ms that a line may take; a flood costs less where more of it is shown at once.
+COALESCE_S = 0.001
+COALESCE_FLOOD_S = 0.003
+FLOOD_BYTES = 1 << 16  # shown since the last look
+# What is open for each worker: stdout and stderr as they are shown, and what tells of its end.
+FILES_PER_WORKER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,59 +57,158 @@ class WorkerFiles:
     stdout: Path | None
     stderr: Path
     error_file: Path
+    return_file: Path  # what a function returns
 
 
 class RunLogs:
     """The files of one run, and what of them is shown on the console.
 
     Nothing is made before `open`: whoever cleans up after us can be told where to look first.
+
+    Raises:
+        InputError: there is no folder to write to, or `logs_specs` is none.
     """
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
+        if spec.logs_specs is not None:
+            check_logs_specs(spec.logs_specs)
         self._spec = spec
         temporary, mine = _temporary_folder(spec.log_dir), os.urandom(4).hex()
         # Removed at the end: what nobody asked for.
         self.scratch = temporary / f"aelastic_{mine}"
-        self._is_asked = any(
-            streams_of(streams, rank) for streams in (spec.redirects, spec.tee) for rank in range(spec.local_world_size)
-        )
+        self._log_dir = None if spec.logs_specs is not None or _drops_all(spec) else spec.log_dir
+        self._is_asked = spec.logs_specs is None and not _drops_all(spec) and _asks_for_files(spec)
         kept = temporary / f"aelastic_logs_{mine}" if self._is_asked else self.scratch
-        name = re.sub(r"[^\w.-]", "_", run_id)
-        self.root = Path(os.path.abspath(spec.log_dir or kept), f"{name}_{mine}")
+        self.root = Path(os.path.abspath(self._log_dir or kept), f"{name_of_run(run_id)}_{mine}")
         self._growth = Growth()
         self._waiting = anyio.CancelScope()  # for growth
-        self._consoles = {Std.OUT: _Console(_fd_of(sys.stdout, 1)), Std.ERR: _Console(_fd_of(sys.stderr, 2))}
+        out, err = sinks_of(sys.stdout, sys.stderr)
+        self._sinks: dict[Std, Sink] = {Std.OUT: out, Std.ERR: err}
+        self._lane_of = {Std.OUT: Lane()}
+        self._lane_of[Std.ERR] = self._lane_of[Std.OUT] if out is err else Lane()
+        self._quiet_lane = Lane()  # what goes on without a console: filtered lines, scratch that nobody is shown
+        self._lanes = list(dict.fromkeys([*self._lane_of.values(), self._quiet_lane]))
         self._files: dict[int, WorkerFiles] = {}
 
     def open(self) -> None:
         """Makes the folder of the run.
 
         Raises:
-            InputError: it can't be written.
+            InputError: it can't be written, or this process may not open as many files as the workers need.
         """
+        _check_open_files(self._spec.local_world_size)
         with _refusing(f"temporary folder {self.scratch.parent}", "set TMPDIR to another"):
             self.scratch.mkdir(mode=0o700, parents=True)
         with _refusing(f"log folder {self.root.parent}", "choose another with --log-dir"):
             self.root.mkdir(parents=True)
-        if self._is_asked and self._spec.log_dir is None:
+        if self._log_dir is not None:
+            _link_latest(self.root)
+        elif self._is_asked:
             _log.warning("the workers' output is kept in %s; choose another folder with --log-dir", self.root)
 
-    @property
-    def mark(self) -> str:
-        """What the environment of every worker of this run holds, and no other process's."""
-        return f"TORCHELASTIC_ERROR_FILE={self.root}/"
+    async def open_attempt(self, attempt: int, envs: dict[int, dict[str, str]]) -> dict[int, WorkerFiles]:
+        """Makes the files of the next generation, by local rank, and follows those that are shown.
 
-    def open_attempt(self, attempt: int) -> dict[int, WorkerFiles]:
-        """Makes the files of the next generation, by local rank, and follows those that are shown."""
+        Args:
+            attempt: counts generations, from 0.
+            envs: the complete environments of the workers; each is told its error file.
+
+        Raises:
+            InputError: `logs_specs` answers what can't be done.
+            HostError: the files could be made before, and can't be any more.
+        """
+        for env in envs.values():
+            env.pop(ERROR_FILE_VARIABLE, None)  # the agent's own
         try:
-            self._files = {rank: self._open(attempt, rank) for rank in range(self._spec.local_world_size)}
+            dest = await self._reify(attempt, envs)
+            self._files = {rank: self._open(attempt, rank, dest, envs[rank]) for rank in sorted(envs)}
         except OSError as error:
-            raise HostError(f"the workers' log files can't be made in {self.root}: {error.strerror}") from None
+            raise self._refusal(attempt, error) from None
         return self._files
+
+    async def _reify(self, attempt: int, envs: dict[int, dict[str, str]]) -> LogsDest:
+        spec = self._spec
+        if spec.logs_specs is not None:
+            dest = await anyio.to_thread.run_sync(ask, spec.logs_specs, envs)  # a user's hook takes its time
+        else:
+            none = _drops_all(spec)  # then the filter holds for nothing, as with torchrun
+            dest = lay_out(
+                str(self.root / f"attempt_{attempt}"),
+                envs,
+                Std.NONE if none else spec.redirects,
+                Std.NONE if none else spec.tee,
+                None if none else spec.local_ranks_filter,
+            )
+        for texts, path, what in (
+            (spec.duplicate_stdout_filters, dest.filtered_stdout, "filtered_stdout"),
+            (spec.duplicate_stderr_filters, dest.filtered_stderr, "filtered_stderr"),
+        ):
+            if texts and not path:
+                raise InputError(f"logs_specs names no {what}: filtered lines have nowhere to go")
+            if texts:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+        return dest
+
+    def _refusal(self, attempt: int, error: OSError) -> InputError | HostError:
+        """What it means that files can't be made."""
+        where = error.filename or self.root
+        if self._spec.logs_specs is not None and attempt == 0:
+            return InputError(f"logs_specs: {where} can't be written ({error.strerror}); name another place")
+        place = self.root if self._spec.logs_specs is None else where
+        return HostError(f"the workers' log files can't be made in {place}: {error.strerror}")
+
+    def _open(self, attempt: int, rank: int, dest: LogsDest, env: dict[str, str]) -> WorkerFiles:
+        prefix = self._prefix(rank, env)
+        stdout = _touched(dest.stdouts.get(rank, INHERITED))
+        stderr = _touched(dest.stderrs.get(rank, INHERITED))
+        if stdout is None and self._sinks[Std.OUT].may_stall:
+            stdout = self._shown_scratch(f"stdout_{attempt}_{rank}.log", Std.OUT)
+        if stderr is None:
+            stderr = self._shown_scratch(f"stderr_{attempt}_{rank}.log", Std.ERR)
+        elif stderr == _DROPPED:
+            # Where a worker's words are dropped, their end is still searched for the cause of its death.
+            stderr = self.scratch / f"stderr_{attempt}_{rank}.log"
+            stderr.touch()
+            self._follow(stderr, Lines(None), self._quiet_lane, Nowhere(), is_scratch=True)
+        for stream, teed, filtered, texts in (
+            (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
+            (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
+        ):
+            path = _touched(teed.get(rank, INHERITED))
+            if path is None or not path.is_file():
+                continue  # /dev/null, say: there is nothing to be read
+            self._follow(path, Lines(prefix), self._lane_of[stream], self._sinks[stream])
+            if texts:
+                into = Descriptor(os.open(filtered, os.O_WRONLY | os.O_APPEND), is_ours=True)
+                self._follow(path, Filtered(prefix, texts), self._quiet_lane, into)
+        error_file = env.get(ERROR_FILE_VARIABLE) or dest.error_files.get(rank, "")
+        if error_file in {"", os.devnull}:  # nobody keeps it: then it is for us
+            error_file = str(self.scratch / f"error_{attempt}_{rank}.json")
+        env[ERROR_FILE_VARIABLE] = error_file
+        return WorkerFiles(stdout, stderr, Path(error_file), self.scratch / f"return_value_{attempt}_{rank}.pickle")
+
+    def _shown_scratch(self, name: str, stream: Std) -> Path:
+        """A file for a stream that nobody keeps: it is shown as if the worker had written to the console."""
+        path = self.scratch / name
+        path.touch()
+        self._follow(path, Lines(None), self._lane_of[stream], self._sinks[stream], is_scratch=True)
+        return path
+
+    def _prefix(self, rank: int, env: dict[str, str]) -> bytes:
+        template = self._spec.log_line_prefix_template or "[${role_name}${local_rank}]:"
+        words = {"role_name": env["ROLE_NAME"], "rank": env["RANK"], "local_rank": rank}
+        return Template(template).safe_substitute(words).encode("utf-8", "surrogateescape")
+
+    def _follow(self, path: Path, cut: Cut, lane: Lane, sink: Sink, *, is_scratch: bool = False) -> None:
+        follower = Follower(path, cut, is_scratch=is_scratch)
+        follower.watch = self._growth.watch(follower.fileno())
+        lane.add(follower, sink)
+        if follower.watch is None:
+            self._waiting.cancel()  # the kernel will not tell of this one: look at intervals from now on
 
     def trouble(self) -> str:
         """A sentence where a disk that workers write to is full; else ""."""
-        for folder in (self.scratch, self.root):
+        for folder in dict.fromkeys([self.scratch, *(path.parent for path in self._written())]):
             try:
                 if os.statvfs(folder).f_bavail == 0:
                     return f"the disk that holds {folder} is full"
@@ -117,33 +216,17 @@ class RunLogs:
                 pass  # gone: then it is not what is full
         return ""
 
-    def _open(self, attempt: int, rank: int) -> WorkerFiles:
-        folder = self.root / f"attempt_{attempt}" / str(rank)
-        folder.mkdir(parents=True)
-        teed, kept = streams_of(self._spec.tee, rank), streams_of(self._spec.redirects, rank)
-        stdout = folder / "stdout.log" if Std.OUT in teed | kept else None
-        stderr = folder / "stderr.log"
-        prefix = f"[{self._spec.role}{rank}]:".encode()
-        if stdout is not None and Std.OUT in teed:
-            self._follow(stdout, Std.OUT, prefix)
-        if Std.ERR in teed:
-            self._follow(stderr, Std.ERR, prefix)
-        elif Std.ERR not in kept:
-            stderr = self.scratch / f"stderr_{attempt}_{rank}.log"
-            self._follow(stderr, Std.ERR, b"", scratch=True)
-        return WorkerFiles(stdout, stderr, folder / "error.json")
-
-    def _follow(self, path: Path, stream: Std, prefix: bytes, *, scratch: bool = False) -> None:
-        path.touch()
-        follower = _Follower(path, prefix, self._growth.watch(path), scratch=scratch)
-        self._consoles[stream].add(follower)
-        if follower.watch is None:
-            self._waiting.cancel()  # the kernel will not tell of this one: look at intervals from now on
+    def _written(self) -> Iterator[Path]:
+        for files in self._files.values():
+            yield from (path for path in (files.stdout, files.stderr) if path is not None and path != _DROPPED)
 
     def tail(self, local_rank: int) -> str:
         """The end of what a worker of this generation wrote to stderr; "" if it can't be read.  May block."""
+        path = self._files[local_rank].stderr
+        if not path.is_file():
+            return ""  # opening a FIFO would wait for a writer
         try:
-            with self._files[local_rank].stderr.open("rb") as file:
+            with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL_BYTES))
                 return file.read(TAIL_BYTES).decode(errors="replace")
@@ -152,29 +235,32 @@ class RunLogs:
 
     def end_attempt(self) -> None:
         """Nobody writes any more: what is left in the files is shown, then they are let go."""
-        for console in self._consoles.values():
-            console.end_followers()
+        for lane in self._lanes:
+            lane.end_followers()
 
     async def run(self) -> None:
         """Shows what is followed, as it is written.  Runs until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for stream, console in self._consoles.items():
-                tasks.start_soon(console.run, self._growth.forget, name=f"console {stream.name}")
+            for number, lane in enumerate(self._lanes):
+                tasks.start_soon(lane.run, self._growth.forget, name=f"console {number}")
+            shown = 0
             while True:
-                blind = any(console.is_blind for console in self._consoles.values())
+                blind = any(lane.is_blind for lane in self._lanes)
                 grown: set[int] = set()
                 with anyio.CancelScope() as self._waiting:
                     grown = await self._growth.wait(blind=blind)
-                for console in self._consoles.values():
-                    console.wake(grown)
+                for lane in self._lanes:
+                    lane.wake(grown)
+                before, shown = shown, sum(sink.bytes_taken for sink in self._sinks.values())
+                await anyio.sleep(COALESCE_FLOOD_S if shown - before > FLOOD_BYTES else COALESCE_S)
 
     async def finish(self) -> None:
         """Returns when the console has taken everything, or takes no more."""
         self.end_attempt()
         async with anyio.create_task_group() as tasks:
-            for console in self._consoles.values():
-                tasks.start_soon(console.drain)
-        if any(console.is_stalled for console in self._consoles.values()):
+            for lane in self._lanes:
+                tasks.start_soon(lane.drain)
+        if any(lane.is_stalled for lane in self._lanes):
             self._keep_scratch()
 
     def _keep_scratch(self) -> None:
@@ -183,20 +269,55 @@ class RunLogs:
             self.scratch.rename(kept)
         except OSError:
             kept = self.scratch  # somebody was there before us
-        places = [kept] if self.scratch in self.root.parents else [kept, self.root]
+        written = (path.parent.parent for path in self._written() if self.scratch not in path.parents)
+        places = dict.fromkeys([kept, *written])
         _log.warning("the console takes no more output: what it has not shown is in %s", " and ".join(map(str, places)))
 
     def give_up(self) -> None:
         """Ends `finish` now, whatever the console has taken."""
-        for console in self._consoles.values():
-            console.give_up()
+        for lane in self._lanes:
+            lane.give_up()
 
     def close(self) -> None:
         """Closes what is open and removes the scratch."""
-        for console in self._consoles.values():
-            console.close()
+        for lane in self._lanes:
+            lane.close()
         self._growth.close()
         guard.remove(str(self.scratch))
+
+
+_DROPPED = Path(os.devnull)
+
+
+def _drops_all(spec: WorkerSpec) -> bool:
+    """Whether the user's log folder is `/dev/null`; torchrun then lets the workers write to the console themselves."""
+    return spec.log_dir == _DROPPED
+
+
+def _asks_for_files(spec: WorkerSpec) -> bool:
+    ranks = range(spec.local_world_size)
+    return any(streams_of(streams, rank) for streams in (spec.redirects, spec.tee) for rank in ranks)
+
+
+def _check_open_files(local_world_size: int) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and local_world_size * FILES_PER_WORKER > limit:
+        raise InputError(
+            f"local_world_size is {local_world_size}, and this process may open {limit} files, "
+            f"{FILES_PER_WORKER} for each worker at least: start fewer workers, or raise the limit (ulimit -n)"
+        )
+
+
+def _touched(path: str) -> Path | None:
+    """A file that is there from now on; `None` for the agent's own stream."""
+    if path == INHERITED:
+        return None
+    absolute = Path(os.path.abspath(path))
+    if absolute.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(absolute))
+    if absolute != _DROPPED:
+        absolute.touch()
+    return absolute
 
 
 def _temporary_folder(otherwise: Path | None) -> Path:
@@ -208,186 +329,23 @@ def _temporary_folder(otherwise: Path | None) -> Path:
         return Path(os.path.abspath(otherwise))
 
 
+def _link_latest(root: Path) -> None:
+    """Makes `latest` beside the folder of the run lead to it: the old link, or the new one, at any time."""
+    new = root.with_name(f".{root.name}.latest")
+    try:
+        new.symlink_to(root.name)
+    except OSError:
+        return  # a file system without links
+    try:
+        new.replace(root.with_name("latest"))
+    except OSError:  # somebody has a folder of that name
+        with suppress(OSError):
+            new.unlink()
+
+
 @contextmanager
 def _refusing(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise InputError(f"{what} can't be written ({error.strerror}): {remedy}") from None
-
-
-class _Follower:
-    """Reads a file from where it was left, in pieces fit for the console."""
-
-    def __init__(self, path: Path, prefix: bytes, watch: int | None, *, scratch: bool) -> None:
-        self.watch = watch
-        self.is_ended = False  # nobody writes any more
-        self._path = path
-        self._fd = os.open(path, os.O_RDWR if scratch else os.O_RDONLY)
-        self._prefix = prefix
-        self._scratch = scratch
-        self._read = self._punched = 0  # bytes
-        self._partial = b""  # a line that has begun
-        self._is_inside = False  # of a line whose beginning has been shown already
-
-    def next_piece(self) -> bytes | None:
-        """The next of what has been written; `None` when there is no more for now."""
-        if chunk := os.pread(self._fd, CHUNK_BYTES, self._read):
-            self._read += len(chunk)
-            self._punch()
-            return self._shown(chunk)
-        if self.is_ended and self._partial:
-            rest, self._partial = self._prefixed(self._partial + b"\n"), b""
-            return rest
-        return None
-
-    def _shown(self, chunk: bytes) -> bytes:
-        if not self._prefix:
-            return chunk  # as the worker would have written it itself
-        whole, newline, self._partial = (self._partial + chunk).rpartition(b"\n")
-        piece = self._prefixed(whole + newline) if newline else b""
-        if len(self._partial) > LINE_BYTES_MAX:
-            piece += self._prefixed(self._partial)
-            self._partial, self._is_inside = b"", True
-        return piece
-
-    def _prefixed(self, lines: bytes) -> bytes:
-        beginning = b"" if self._is_inside else self._prefix
-        self._is_inside = False
-        ending = lines.endswith(b"\n")
-        body = lines[:-1] if ending else lines
-        return beginning + body.replace(b"\n", b"\n" + self._prefix) + (b"\n" if ending else b"")
-
-    def _punch(self) -> None:
-        """Gives back what has been shown, but for the end, which may tell the cause of a failure."""
-        end = self._read - TAIL_BYTES
-        if self._scratch and end - self._punched >= PUNCH_BYTES and _fallocate is not None:
-            _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._punched, end - self._punched)
-            self._punched = end
-
-    def close(self) -> None:
-        os.close(self._fd)
-        if self._scratch and self.is_ended:
-            self._path.unlink(missing_ok=True)
-
-
-class _Console:
-    """One of the agent's own streams, and the files whose growth it shows."""
-
-    def __init__(self, fd: int | None) -> None:
-        self.is_stalled = False
-        self._fd = fd  # None once nobody reads it
-        self._followers: list[_Follower] = []
-        self._grown = anyio.Event()
-        self._progress = anyio.Event()
-        self._everything = False  # any file may have grown
-        self._watches: set[int] = set()
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether the kernel does not tell of every file's growth."""
-        return any(follower.watch is None for follower in self._followers)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._followers
-
-    def add(self, follower: _Follower) -> None:
-        self._followers.append(follower)
-
-    def end_followers(self) -> None:
-        for follower in self._followers:
-            follower.is_ended = True
-        self._everything = True
-        self._grown.set()
-
-    def wake(self, watches: set[int]) -> None:
-        self._watches |= watches
-        self._everything |= self.is_blind or LOST in watches
-        self._grown.set()
-
-    def give_up(self) -> None:
-        self.is_stalled = True
-        self._progress.set()
-
-    async def drain(self) -> None:
-        """Returns when everything has been shown, or nothing was taken for a while."""
-        while not self.is_idle and not self.is_stalled:
-            self._progress = anyio.Event()
-            with anyio.move_on_after(STALL_TIMEOUT_S) as waited:
-                await self._progress.wait()
-            self.is_stalled |= waited.cancelled_caught
-
-    async def run(self, forget: Callable[[int], None]) -> None:
-        unfinished: list[_Follower] = []
-        while True:
-            await self._grown.wait()
-            self._grown = anyio.Event()
-            watches, everything = self._watches, self._everything
-            self._watches, self._everything = set(), False
-            turn = [f for f in self._followers if everything or f.watch in watches or f in unfinished]
-            unfinished = []
-            for follower in turn:
-                was_ended = follower.is_ended
-                if not await self._show(follower):
-                    unfinished.append(follower)
-                    self._grown.set()
-                elif was_ended:
-                    self._followers.remove(follower)
-                    if follower.watch is not None:
-                        forget(follower.watch)
-                    follower.close()
-            self._progress.set()
-
-    async def _show(self, follower: _Follower) -> bool:
-        """Shows some of what has been written, and gives whether that was all; then others have their turn."""
-        for _ in range(CHUNKS_PER_TURN):
-            piece = follower.next_piece()
-            if piece is None:
-                return True
-            if piece and self._fd is not None:
-                # In a thread: the console may stall, the loop must not.
-                await anyio.to_thread.run_sync(self._write, self._fd, piece, abandon_on_cancel=True)
-                self._progress.set()
-        return False
-
-    def _write(self, fd: int, piece: bytes) -> None:
-        rest = memoryview(piece)
-        while rest:
-            try:
-                rest = rest[os.write(fd, rest) :]
-            except BlockingIOError:  # somebody made it non-blocking; it is shared, so we can't undo that
-                anyio.from_thread.run(anyio.sleep, RETRY_S)
-            except OSError as error:
-                if error.errno in {errno.EPIPE, errno.EBADF, errno.EIO}:
-                    self._fd = None  # nobody reads it any more; files are still kept
-                    return
-                anyio.from_thread.run(anyio.sleep, RETRY_S)  # a full disk may have room again; a stall, till then
-
-    def close(self) -> None:
-        for follower in self._followers:
-            follower.close()
-
-
-def _fd_of(stream: object, usual: int) -> int | None:
-    """The descriptor behind the agent's stream, which a program around us may have replaced; `None` if it is closed."""
-    if stream is None:
-        return None
-    try:
-        return stream.fileno()  # type: ignore[attr-defined,no-any-return]
-    except (AttributeError, OSError, ValueError):
-        return usual
-
-
-def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
-    """fallocate(2): the standard library has no call that gives a part of a file back."""
-    try:
-        function = ctypes.CDLL(None).fallocate
-    except (AttributeError, OSError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return function
-
-
-_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-_fallocate = _find_fallocate()

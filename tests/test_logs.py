@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 def files(folder: Path) -> dict[str, bytes]:
     """What lies in the one run of a log folder, by path."""
-    (root,) = folder.iterdir()
+    root = folder / "latest"
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
@@ -49,7 +49,7 @@ def test_files_lie_where_torchrun_puts_them_and_stay(launch: Launcher, loop: str
         loop=loop,
     )
     assert job.wait() == 0, job.story
-    (root,) = (job.folder / "logs").iterdir()
+    root = (job.folder / "logs" / "latest").resolve()
     assert re.fullmatch(r"[0-9a-f-]{36}_\w+", root.name)
     assert files(job.folder / "logs") == {
         f"attempt_{restart}/{rank}/{name}.log": f"{word} {restart} {rank}\n".encode()
@@ -114,7 +114,9 @@ def test_lines_are_prefixed_and_the_files_are_not(launch: Launcher, loop: str) -
         "attempt_0/0/stdout.log": text + b"\n" + long,
         "attempt_0/0/stderr.log": text,
     }
-    prefixed = b"".join(b"[default0]:" + line + b"\n" for line in text.split(b"\n"))
+    prefixed = b"".join(b"[default0]:" + line + b"\n" for line in text.split(b"\n")).replace(
+        b"\rbar", b"\r[default0]:bar"
+    )
     assert (job.folder / "stderr").read_bytes() == prefixed
     stdout = (job.folder / "stdout").read_bytes()
     assert stdout == prefixed + b"[default0]:" + long + b"\n"
@@ -144,10 +146,11 @@ def test_every_byte_is_in_the_file_when_a_worker_is_sigkilled(launch: Launcher, 
 
 
 @on_both_loops
-def test_every_byte_is_in_the_file_when_the_agent_is_sigkilled(launch: Launcher, loop: str) -> None:
+@pytest.mark.parametrize("option", ["--redirects=1", "--tee=1"])
+def test_every_byte_is_in_the_file_when_the_agent_is_sigkilled(launch: Launcher, loop: str, option: str) -> None:
     job = launch(
         "os.write(1, bytes(range(256)) * 4096)\nopen('written', 'w').close()\ntime.sleep(600)",
-        "--redirects=1",
+        option,
         "--log-dir=logs",
         loop=loop,
     )
@@ -277,7 +280,7 @@ def test_a_console_that_never_takes_more_is_given_up_and_the_files_are_named(lau
         "--log-dir=logs",
         loop=loop,
         stdout=subprocess.PIPE,
-        wrapper="import aelastic.logs\naelastic.logs.STALL_TIMEOUT_S = 0.3\n",
+        wrapper="import aelastic.console\naelastic.console.STALL_TIMEOUT_S = 0.3\n",
     )
     assert job.wait() == 0, job.stderr
     assert "console takes no more" in job.stderr and str(job.folder / "logs") in job.stderr
