@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from aelastic.command_line import Groups, Settings, read_options
 from aelastic.errors import InputError
-from aelastic.options import Settings, read_options
+from aelastic.meeting import meeting_point
+from aelastic.options import GROUPS
+from aelastic.output import output_fields
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -56,18 +59,20 @@ class Invocation:
     signals: tuple[signal.Signals, ...]
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Invocation:
     """Reads and checks the command line.
+
+    Args:
+        groups: the options there are.
 
     Raises:
         InputError: what was asked for cannot be; one line says why and what to do.
         SystemExit: after `--help` and `--version`.
     """
-    chosen = read_options(argv, environ)
-    entrypoint, args = _command(chosen, environ)
-    if chosen["log_dir"]:
-        _check_can_write(Path(chosen["log_dir"]), chosen.source("log_dir"))
-    local_world_size = _count_workers(chosen, environ)
+    chosen = read_options(argv, environ, groups)
+    entrypoint, args = command_of(chosen, environ)
+    check_command(chosen, environ)
+    local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
     spec = WorkerSpec(
         entrypoint=entrypoint,
         args=args,
@@ -75,13 +80,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         local_world_size=local_world_size,
         max_restarts=chosen["max_restarts"],
         monitor_interval=chosen["monitor_interval"],
-        redirects=chosen["redirects"],
-        tee=chosen["tee"],
-        log_dir=Path(chosen["log_dir"]) if chosen["log_dir"] else None,
         start_method=chosen["start_method"],
         shutdown_timeout_s=chosen["shutdown_timeout"],
+        numa_binding=chosen["numa_binding"],
+        virtual_local_rank=chosen["virtual_local_rank"],
+        event_log_handler=chosen["event_log_handler"],
         env=_worker_environ(environ, chosen, local_world_size),
-        **_meeting_point(chosen),
+        **output_fields(chosen, environ),
+        **meeting_point(chosen, environ),
     )
     return Invocation(
         name=chosen.script,
@@ -90,20 +96,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         exit_codes=chosen["exit_codes"],
         signals=chosen["signals_to_handle"],
     )
-
-
-def _meeting_point(chosen: Settings) -> dict[str, Any]:
-    """Address, port and run id, as torchrun 2.13 picks them for one node.
-
-    A port given without `--standalone` makes the rendezvous static: that address and port, run id `none`.
-    Anything else is a rendezvous on `localhost` with a random id, and an address alone is not used.
-    """
-    if chosen["master_port"] is not None and not chosen["standalone"]:
-        return {"master_addr": chosen["master_addr"], "master_port": chosen["master_port"], "run_id": "none"}
-    for dest in ("master_addr", "master_port"):
-        if not chosen.by_dest[dest].is_default:
-            _log.info("%s is not used: it takes a --master-port and no --standalone", chosen.source(dest))
-    return {"master_addr": "localhost", "master_port": None, "run_id": None}
 
 
 def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:
@@ -118,29 +110,52 @@ def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_si
 # What to run.
 
 
-def _command(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Callable[..., Any], tuple[str, ...]]:
-    """The entrypoint and its arguments, as torchrun has them; `--run-path` goes before the other two."""
+def command_of(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Callable[..., Any], tuple[str, ...]]:
+    """The entrypoint and its arguments, as torchrun has them; `--run-path` goes before the other two.
+
+    Raises:
+        InputError: options that exclude each other.
+    """
     script, args = chosen.script, chosen.script_args
+    if "use_env" in chosen.by_dest and not chosen["use_env"]:
+        if chosen["no_python"]:
+            raise InputError("--no-python without --use-env: a program reads LOCAL_RANK, add --use-env")
+        args = ("--local-rank=${local_rank}", *args)
     if chosen["run_path"]:
-        _check_script(script)
         from aelastic.functions import run_script_path
 
         return run_script_path, (script, *args)
     if chosen["no_python"]:
         if chosen["module"]:
             raise InputError("--no-python and --module exclude each other: a module needs python")
-        _check_program(script, environ, f"program {script}")
         return script, args
-    python = environ.get("PYTHON_EXEC", sys.executable)
+    return _python(environ), ("-u", *(["-m"] if chosen["module"] else []), script, *args)
+
+
+def _python(environ: Mapping[str, str]) -> str:
+    return environ.get("PYTHON_EXEC", sys.executable)
+
+
+def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:
+    """Looks for the script, the program or the module.
+
+    Raises:
+        InputError: it is not there.
+    """
+    script, python = chosen.script, _python(environ)
+    if chosen["run_path"]:
+        _check_script(script)
+        return
+    if chosen["no_python"]:
+        _check_program(script, environ, f"program {script}")
+        return
     if python != sys.executable:
         _check_program(python, environ, f"PYTHON_EXEC={python}")
-    if chosen["module"]:
-        if python == sys.executable:  # another Python may see other modules
-            _check_module(script)
-        return python, ("-u", "-m", script, *args)
-    if not script.startswith("-"):  # `-` and, after `--`, `-c` are for python itself
-        _check_script(script)
-    return python, ("-u", script, *args)
+    if not chosen["module"]:
+        if not script.startswith("-"):  # `-` and, after `--`, `-c` are for python itself
+            _check_script(script)
+    elif python == sys.executable:  # another Python may see other modules
+        _check_module(script)
 
 
 def _check_script(script: str) -> None:
@@ -192,30 +207,20 @@ def _working_folder() -> str:
         return "a working folder that was removed"
 
 
-# Where to write.
-
-
-def _check_can_write(folder: Path, source: str) -> None:
-    """Makes and removes a folder in the nearest one there is: permission bits alone do not tell (root, read-only)."""
-    try:
-        nearest = folder.absolute()
-        while not os.path.lexists(nearest):
-            nearest = nearest.parent
-        probe = nearest / f".aelastic-probe-{os.getpid()}"
-        probe.mkdir()
-        probe.rmdir()
-    except OSError as error:
-        raise InputError(f"{source}: cannot write there ({error.strerror}): choose another folder") from None
-
-
 # How many.
 
 
-def _count_workers(chosen: Settings, environ: Mapping[str, str]) -> int:
-    workers: int | str = chosen["nproc_per_node"]
+def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -> int:
+    """A number of workers, as it is or as its word has it counted.
+
+    Args:
+        source: what to call it in a complaint.
+
+    Raises:
+        InputError: there is nothing to count.
+    """
     if isinstance(workers, int):
         return workers
-    source = chosen.source("nproc_per_node")
     count = 0 if workers == "cpu" else _count_devices(workers, environ, source)
     if not count and workers in {"gpu", "xpu"}:
         raise InputError(f"{source}: torch sees no such device here: check the driver, or use cpu, auto or a number")

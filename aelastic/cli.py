@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.arguments import Invocation, parse
+from aelastic.command_line import Groups
 from aelastic.error_files import ERROR_FILE_VARIABLE
 from aelastic.errors import (
     EXIT_FAILURE,
@@ -33,6 +34,7 @@ from aelastic.errors import (
     exit_code_of,
     get_error_handler,
 )
+from aelastic.options import GROUPS
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -43,7 +45,13 @@ _log = logging.getLogger(__name__)
 
 # As long as the workers' output waits for the console (`logs`).
 STALL_TIMEOUT_S = 30.0
+# A helper of `multiprocessing` ends in milliseconds.
+HELPER_TIMEOUT_S = 2.0
 LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
+
+
+# Container objects made, and not yet freed, before the collector looks.
+COLLECT_AFTER = (100_000, 20, 100)
 
 
 class Outcome(NamedTuple):
@@ -64,13 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.code
 
 
-def main_and_exit() -> NoReturn:
-    """Runs the command line as this process (the console script, `python -m aelastic`)."""
+def main_and_exit(groups: Groups = GROUPS) -> NoReturn:
+    """Runs the command line as this process (the console script, `python -m aelastic`).
+
+    Args:
+        groups: the options there are.
+    """
     _open_standard_streams()
+    collect_rarely()
     # A Ctrl-C before or after the job ends this process as it ends any other, without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    outcome = _run_command(sys.argv[1:], os.environ)
+    outcome = _run_command(sys.argv[1:], os.environ, groups)
     if _speaker.finish():
         for stream in (sys.stdout, sys.stderr):
             # Closed, or a pipe that nobody reads any more: the exit code matters more.
@@ -78,6 +91,7 @@ def main_and_exit() -> NoReturn:
                 stream.flush()
     # What others want done at the end, as `multiprocessing` its temporary folder.
     atexit._run_exitfuncs()  # noqa: SLF001
+    _end_multiprocessing()
     if outcome.signum is not None:
         # Whoever waits for us is to see what it did: a shell ends its script on a SIGINT death, and on
         # no exit code.  For PID 1 the kernel drops signals with the default action (pid_namespaces(7)).
@@ -88,6 +102,22 @@ def main_and_exit() -> NoReturn:
     os._exit(outcome.code)
 
 
+def _end_multiprocessing() -> None:
+    """Waits for the helpers that functions as workers needed: they would end just after us, and be seen."""
+    helpers = [("multiprocessing.forkserver", "_forkserver"), ("multiprocessing.resource_tracker", "_resource_tracker")]
+    running = [getattr(sys.modules[module], name) for module, name in helpers if module in sys.modules]
+    for helper in running:
+        # In a thread: should somebody hold the pipe that tells them, we do not wait for ever.
+        ending = threading.Thread(target=_end_helper, args=(helper,), daemon=True)
+        ending.start()
+        ending.join(HELPER_TIMEOUT_S)
+
+
+def _end_helper(helper: Any) -> None:
+    with suppress(OSError):  # it has ended, and what it removes is gone
+        helper._stop()  # noqa: SLF001  there is no other way
+
+
 def _open_standard_streams() -> None:
     """Puts /dev/null where a standard stream is closed: else the next file opened would be taken for it."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -95,10 +125,10 @@ def _open_standard_streams() -> None:
     os.close(fd)
 
 
-def _run_command(argv: Sequence[str], environ: Mapping[str, str]) -> Outcome:
+def _run_command(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Outcome:
     _configure_logging(environ.get("LOGLEVEL", ""))
     try:
-        invocation = parse(argv, environ)
+        invocation = parse(argv, environ, groups)
     except InputError as error:
         return _refuse(error)
     except SystemExit:  # `--help` and `--version` have said it
@@ -109,6 +139,17 @@ def _run_command(argv: Sequence[str], environ: Mapping[str, str]) -> Outcome:
     if invocation.exit_codes == "torchrun" and outcome.code not in {0, EXIT_INPUT}:
         return Outcome(EXIT_FAILURE)
     return outcome
+
+
+def collect_rarely() -> None:
+    """Lets the garbage collector look seldom: what an agent makes is freed by its reference counts.
+
+    A coordinator of thousands makes hundreds of objects for each in a round; with the usual 700 the collector walks
+    through all of them again and again, and a third of the round is its.
+    """
+    import gc
+
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _run_job(invocation: Invocation) -> Outcome:
@@ -179,11 +220,12 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
     """Runs on a loop of our own; the policy, and the thread's current loop, stay what they are."""
     import asyncio
 
-    with asyncio.Runner(loop_factory=_loop_factory(name)) as runner:
+    with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
         return runner.run(job)
 
 
-def _loop_factory(name: str) -> Callable[[], AbstractEventLoop]:
+def loop_factory(name: str) -> Callable[[], AbstractEventLoop]:
+    """What makes a loop of that name; asyncio's own where uvloop is not installed."""
     if name == "uvloop":
         try:
             import uvloop

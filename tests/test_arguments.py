@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from aelastic.arguments import Invocation, parse
+from aelastic.command_line import HELP_WIDTH, help_text, read_options
 from aelastic.errors import InputError
 from aelastic.functions import run_script_path
-from aelastic.options import HELP_WIDTH, OPTIONS, help_text, read_options
+from aelastic.options import OPTIONS
 from aelastic.spec import Std
 
 
@@ -141,7 +142,9 @@ def test_an_empty_variable_counts_as_unset(script: str, option: Any) -> None:
         ("PET_MASTER_PORT", "70000"),
         ("PET_START_METHOD", "thread"),
         ("PET_NNODES", "2:1"),
-        ("PET_NODE_RANK", "1"),
+        ("PET_NODE_RANK", "-1"),
+        ("PET_RDZV_BACKEND", "zookeeper"),
+        ("PET_RDZV_CONF", "join_timeout"),
         ("PET_REDIRECTS", "7"),
         ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "nan"),
         ("AELASTIC_LOOP", "trio"),
@@ -159,12 +162,76 @@ def test_the_shutdown_timeout_is_looked_for_in_three_places(script: str) -> None
     assert invoke(script, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="7").spec.shutdown_timeout_s == 7
 
 
-def test_an_option_of_a_later_version_may_ask_for_what_happens_anyway(script: str) -> None:
-    # Kubernetes operators set these for a job of one node, too.
-    assert invoke(script, PET_NODE_RANK="0", PET_RDZV_BACKEND="static").spec.local_world_size == 1
-    assert "not in this version" in complaint("--node-rank=1", script)
-    assert "not in this version" in complaint("--rdzv-backend=etcd", script)
-    assert invoke("--standalone", "--rdzv-backend=etcd", script).spec.master_addr == "localhost"
+# Output.
+
+
+def test_filters_reach_the_spec(script: str) -> None:
+    spec = invoke(
+        "--local-ranks-filter=0,2", "--duplicate-stdout-filters=loss,a,,b", "--duplicate-stderr-filters", "E", script,
+        TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="${rank}> ",
+    ).spec  # fmt: skip
+    assert spec.local_ranks_filter == frozenset({0, 2})
+    assert (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters) == (("loss", "a,b"), ("E",))
+    assert spec.log_line_prefix_template == "${rank}> "
+    assert invoke(script).spec.local_ranks_filter is None
+
+
+@pytest.mark.parametrize("text", ["apple", "apple,orange", "a,,b,c", "a,,,b", ",a", "a,", ",,"])
+def test_filters_are_parted_as_torchrun_does(script: str, text: str, torch_run: Any) -> None:
+    theirs = torch_run.parse_args([f"--duplicate-stdout-filters={text}", script]).duplicate_stdout_filters
+    assert list(invoke(f"--duplicate-stdout-filters={text}", script).spec.duplicate_stdout_filters) == theirs
+
+
+@pytest.mark.parametrize("text", ["x", "0,", "-1", "0-3"])
+def test_a_filter_of_ranks_that_are_none_is_refused(script: str, text: str) -> None:
+    assert "--local-ranks-filter" in complaint(f"--local-ranks-filter={text}", script)
+
+
+def test_a_class_of_a_package_says_where_output_goes(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "quiet = quiet:Quiet\nbroken = quiet:broken\ngone = quiet:Gone", QUIET)
+    spec = invoke("--logs-specs=quiet", "--tee=0:3", "--local-ranks-filter=1", f"--log-dir={tmp_path}", script).spec
+    given = spec.logs_specs.given
+    assert (given["log_dir"], given["local_ranks_filter"]) == (str(tmp_path), {1})
+    assert (given["redirects"], given["tee"]) == (Std.NONE, {0: Std.ALL})
+    assert complaint("--logs-specs=broken", script).endswith("--logs-specs broken: OSError: no room")
+    assert "Gone" in complaint("--logs-specs=gone", script)
+    assert "use one of broken, default, gone, quiet" in complaint("--logs-specs=loud", script)
+    assert invoke("--logs-specs=default", script).spec.logs_specs is None
+
+
+def test_a_class_derived_from_torchs_gets_torchs_choice_of_streams(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing")
+    entry = "torchs = torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
+    install(tmp_path, monkeypatch, entry, "")
+    logs_specs = invoke("--logs-specs=torchs", "--tee=0:3", "-r2", script).spec.logs_specs
+    assert isinstance(logs_specs, torchs.DefaultLogsSpecs)
+    assert logs_specs._redirects is torchs.Std.ERR
+    assert logs_specs._tee == {0: torchs.Std.ALL}
+
+
+QUIET = """\
+class Quiet:
+    def __init__(self, **given):
+        self.given = given
+
+def broken(**given):
+    raise OSError("no room")
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str, code: str) -> None:
+    """A package with classes in the group `torchrun.logs_specs`."""
+    package = folder / "quiet-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: quiet\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[torchrun.logs_specs]\n{entry_points}\n")
+    (folder / "quiet.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "quiet", raising=False)
 
 
 # What workers get.
@@ -213,6 +280,10 @@ def test_a_master_port_without_standalone_makes_the_rendezvous_static(
 def test_the_static_rule_holds_for_variables(script: str) -> None:
     spec = invoke(script, PET_MASTER_ADDR="node7", PET_MASTER_PORT="29558", MASTER_PORT="1").spec
     assert (spec.master_addr, spec.master_port, spec.run_id) == ("node7", 29558, "none")
+
+
+def test_one_node_on_its_own_has_rank_0_whatever_its_scheduler_calls_it(script: str) -> None:
+    assert invoke(script, PET_NODE_RANK="3").spec.master_addr == "localhost"
 
 
 # Against torchrun.
@@ -278,7 +349,7 @@ VALUES = ["1", "SIGTERM", "fork", "node"]  # each option of torchrun that takes 
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_prefix_means_what_it_means_to_torchrun(torch_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from aelastic.options import _build_parser
+    from aelastic.command_line import _build_parser
 
     ours, torchs = _build_parser(), torch_run.get_args_parser()
     understood = 0
@@ -316,13 +387,56 @@ def test_defaults_are_torchruns(torch_run: Any) -> None:
             assert ours == theirs[option.dest], option.name
 
 
+VALUE_OF = {
+    "nnodes": "2:3", "nproc_per_node": "2", "rdzv_conf": "a=1", "max_restarts": "2", "monitor_interval": "0.5",
+    "start_method": "fork", "redirects": "0:1", "tee": "2", "local_ranks_filter": "0,1", "node_rank": "1",
+    "master_port": "29501", "signals_to_handle": "SIGUSR1", "shutdown_timeout": "7", "duplicate_stdout_filters": "a,b",
+    "duplicate_stderr_filters": "c",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "option",
+    [option for option in OPTIONS if option.name not in {"--loop", "--exit-codes"}],
+    ids=lambda option: option.dest,
+)
+def test_each_variable_of_torchrun_is_one_here(
+    option: Any, script: str, torch_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torchrun heeds `PET_<NAME>`, it stands here for the same as the option itself; elsewhere neither does."""
+    value = VALUE_OF.get(option.dest, "name") if option.metavar else "1"
+    variable = f"PET_{option.dest.upper()}"
+    before = getattr(torch_run.parse_args([script]), option.dest)
+    monkeypatch.setenv(variable, value)
+    is_heeded_there = getattr(torch_run.parse_args([script]), option.dest) != before
+    by_variable, by_default = (read_options([script], environ)[option.dest] for environ in ({variable: value}, {}))
+    given = [f"{option.name}={value}"] if option.metavar else [option.name]
+    by_option = read_options([*given, script], {})[option.dest] if is_heeded_there else by_default
+    assert by_variable == by_option
+    assert (by_variable != by_default) is is_heeded_there
+
+
 # Help.
+
+
+@pytest.mark.parametrize("prefix", ["-h", "--h", "--he", "--hel", "--help"])
+def test_every_beginning_of_help_shows_the_help(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        read_options([prefix], {})
+    assert capsys.readouterr().out == help_text()
 
 
 def test_the_help_is_at_most_100_columns_wide_and_names_each_option_of_this_version() -> None:
     lines = help_text().splitlines()
     assert max(map(len, lines)) <= HELP_WIDTH == 100
     for option in OPTIONS:
-        assert (option.name in help_text()) is not option.is_later
+        assert option.name in help_text()
     own = lines.index("of aelastic, not in torchrun:")
     assert next(at for at, line in enumerate(lines) if "--loop" in line) > own
+
+
+def test_the_page_for_users_of_torchrun_names_each_option() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "from-torchrun.md").read_text()
+    missing = [option.name for option in OPTIONS if option.name not in page and option.name != "--module"]
+    assert not missing
+    assert "`-m`" in page
