@@ -9,14 +9,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench clean
+.PHONY: help demo demo-elastic test lint types bench clean
 
 help:  ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
-		printf '  make %-6s %s\n' "$$verb" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
+		printf '  make %-12s %s\n' "$$verb" "$$what"; done
 
 demo: $(INSTALLED)  ## train on two workers, kill one in the middle, see it finish from its checkpoint
 	@$(BIN)/python examples/demo.py $(ARGS)
+
+demo-elastic: $(INSTALLED)  ## train on three nodes, kill one in the middle, let another join, see it finish
+	@$(BIN)/python examples/demo_elastic.py $(ARGS)
 
 test: $(INSTALLED)  ## run all tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -28,9 +31,11 @@ lint: $(INSTALLED)  ## check style and format
 types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
 
-bench: $(INSTALLED)  ## measure against torchrun, some minutes; figures go to benchmarks/results/
+bench: $(INSTALLED)  ## measure against torchrun, some ten minutes; figures go to benchmarks/results/
 	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled
 	$(BIN)/python benchmarks/one_node.py $(ARGS)
+	$(BIN)/python benchmarks/many_nodes.py $(ARGS)
+	$(BIN)/python benchmarks/logs.py $(ARGS)
 
 clean:  ## remove what was made here: .venv, caches, builds
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
         InputError,
         InternalError,
         ProcessFailure,
+        RendezvousClosedError,
+        RendezvousConnectionError,
         RendezvousError,
+        RendezvousStateError,
         RendezvousTimeoutError,
         UnkillableWorkerError,
         get_error_handler,
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     )
     from aelastic.group import WorkerGroup
     from aelastic.group_events import Worker, WorkerState
+    from aelastic.launch import SignalException, elastic_launch, launch_agent
+    from aelastic.launch_config import LaunchConfig
+    from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.spec import Std, WorkerSpec
     from aelastic.supervisor import RunResult, Supervisor
     from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
@@ -39,10 +45,16 @@ __all__ = [
     "ErrorHandler",
     "InputError",
     "InternalError",
+    "LaunchConfig",
     "ProcessFailure",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
     "RendezvousError",
+    "RendezvousSettings",
+    "RendezvousStateError",
     "RendezvousTimeoutError",
     "RunResult",
+    "SignalException",
     "Std",
     "Supervisor",
     "UnkillableWorkerError",
@@ -53,17 +65,23 @@ __all__ = [
     "WorkerSpec",
     "WorkerStart",
     "WorkerState",
+    "elastic_launch",
     "get_error_handler",
+    "launch_agent",
     "record",
 ]
 
 _HOMES = {
     "errors": (
         "AelasticError", "ChildFailedError", "ErrorHandler", "InputError", "InternalError", "ProcessFailure",
-        "RendezvousError", "RendezvousTimeoutError", "UnkillableWorkerError", "get_error_handler", "record",
+        "RendezvousClosedError", "RendezvousConnectionError", "RendezvousError", "RendezvousStateError",
+        "RendezvousTimeoutError", "UnkillableWorkerError", "get_error_handler", "record",
     ),
     "group": ("WorkerGroup",),
     "group_events": ("Worker", "WorkerState"),
+    "launch": ("SignalException", "elastic_launch", "launch_agent"),
+    "launch_config": ("LaunchConfig",),
+    "rdzv.settings": ("RendezvousSettings",),
     "spec": ("Std", "WorkerSpec"),
     "supervisor": ("RunResult", "Supervisor"),
     "workers": ("WorkerBackend", "WorkerExit", "WorkerStart"),

@@ -11,6 +11,7 @@ import pickle
 import runpy
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,17 +20,17 @@ from aelastic.errors import ErrorHandler, record
 from aelastic.workers import WorkerStart
 
 
-def return_file_of(error_file: Path) -> Path:
-    """Where a worker's return value is kept until the agent has read it."""
-    return error_file.with_name("return_value.pickle")
-
-
-def run(start: WorkerStart) -> None:
+def run(start: WorkerStart, held_off: Collection[int] | None = None) -> None:
     """Runs the function of one worker, in its own session, environment and streams.
 
     An exception goes to the error file and, without frames of ours, to stderr; the exit code is 1.
+
+    Args:
+        held_off: where all signals are held off over the fork, those that are to stay so.
     """
     _become_a_worker(start)
+    if held_off is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_off)
     try:
         record(_call, _Handler())(start)
     except Exception as error:  # noqa: BLE001  a user's function may raise anything; its traceback goes to stderr
@@ -42,13 +43,18 @@ def run(start: WorkerStart) -> None:
 
 def _call(start: WorkerStart) -> None:
     assert not isinstance(start.entrypoint, str)
+    if start.cpus is not None:
+        from aelastic.affinity import bind_process
+
+        bind_process(start.cpus)
     try:
         value = start.entrypoint(*start.args)
     except SystemExit as error:
         if error.code not in {None, 0}:
             raise
         value = None
-    _keep(value, return_file_of(start.error_file))
+    assert start.return_file is not None
+    _keep(value, start.return_file)
 
 
 def run_script_path(path: str, *args: str) -> None:
@@ -122,4 +128,4 @@ def _without_ours(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-_OURS = {__name__, "aelastic.errors", "runpy"}
+_OURS = {__name__, "aelastic.affinity", "aelastic.errors", "runpy"}

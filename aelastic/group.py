@@ -405,6 +405,7 @@ _STATE_OF = {
     Outcome.SUCCEEDED: WorkerState.SUCCEEDED,
     Outcome.FAILED: WorkerState.FAILED,
     Outcome.TIMED_OUT: WorkerState.FAILED,
+    Outcome.REPLACED: WorkerState.FAILED,
 }
 
 

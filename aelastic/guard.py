@@ -7,8 +7,8 @@ process that belongs to it.  It never acts while the agent lives.
 What belongs to an agent:
 
 - whoever is in the session of a worker (the agent tells which: lines `+PID` and `-PID` on a pipe);
-- whoever carries the agent's mark in its environment: `TORCHELASTIC_ERROR_FILE` inside the agent's
-  own run folder, whose name is random.  Daemons that left the session still carry it (but for those that a
+- whoever carries the agent's mark in its environment: `TORCH_WORKER_SERVER_SOCKET` inside the agent's
+  own scratch folder, whose name is random.  Daemons that left the session still carry it (but for those that a
   function worker forks and that never exec: theirs is the environment the agent was started with);
 - whoever descends from one of these.  A nested agent, its guard and its workers, say.
 
@@ -120,6 +120,14 @@ def kill(pid: int) -> None:
         pass  # gone, or not ours to kill
 
 
+def kill_group(leader: int) -> None:
+    """Kills a process group at one stroke: links of a chain that fork and die would slip through a look at each."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except OSError:
+        pass  # nobody is left in it, or none is ours to kill
+
+
 def sweep(sessions: set[int], mark: bytes) -> list[Process]:
     """Kills what belongs to a dead agent; gives what survives even that."""
     spare = {os.getpid()}
@@ -128,6 +136,8 @@ def sweep(sessions: set[int], mark: bytes) -> list[Process]:
         left = belongings(sessions, mark, spare)
         if not left:
             break
+        for session in sessions & {entry.session for entry in left}:
+            kill_group(session)
         for entry in left:
             if look >= LOOKS_FOR_GUARDS or not is_guard(entry.pid):
                 kill(entry.pid)

@@ -18,8 +18,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -58,7 +58,7 @@ class _Program:
 
     def __init__(self, start: WorkerStart) -> None:
         assert isinstance(start.entrypoint, str)
-        with _opened(start.stdout) as stdout, _opened(start.stderr) as stderr:
+        with _opened(start.stdout) as stdout, _opened(start.stderr) as stderr, _running_on(start.cpus):
             self._popen = subprocess.Popen(
                 [start.entrypoint, *start.args],
                 env=start.env,
@@ -82,13 +82,16 @@ class _Function:
         from aelastic import functions
 
         context: Any = multiprocessing.get_context(method)
-        self._process = context.Process(target=functions.run, args=(start,), name=f"worker {start.local_rank}")
+        name = f"worker {start.local_rank}"
         try:
-            self._process.start()
-        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            with _holding_signals_over_fork(method) as usual:
+                self._process = context.Process(target=functions.run, args=(start, usual), name=name)
+                self._process.start()
+        except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
             what = getattr(start.entrypoint, "__qualname__", repr(start.entrypoint))
             raise InputError(
-                f"{what} or its arguments can't be sent to a worker ({error}): define it at the top of a module"
+                f"{what} or its arguments can't be sent to a worker ({error}): define it at the top of a module, "
+                f"and make queues, locks and events with multiprocessing.get_context({method!r})"
             ) from None
         self.pid = self._process.pid
 
@@ -96,6 +99,22 @@ class _Function:
         self._process.join(timeout=1.0)  # at once, but for a fork server, which passes the status on
         exitcode: int | None = self._process.exitcode
         return exitcode
+
+
+@contextmanager
+def _holding_signals_over_fork(method: str) -> Iterator[Collection[int] | None]:
+    """Gives the signals that this thread holds off at other times, where a child is forked; else `None`.
+
+    Until `functions.run` has taken our handlers from the forked child, a signal would end in one of them, and be lost.
+    """
+    if method != "fork":  # who is not forked comes without handlers, and would keep what is held off
+        yield None
+        return
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield usual
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
 @contextmanager
@@ -107,6 +126,15 @@ def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
     # Appending: the worker's children share the file, and no write may land on another's.
     with path.open("ab", buffering=0) as file:
         yield file
+
+
+def _running_on(cpus: frozenset[int] | None) -> AbstractContextManager[None]:
+    """Where a child that is started meanwhile runs."""
+    if cpus is None:
+        return nullcontext()
+    from aelastic.affinity import bound_to
+
+    return bound_to(cpus)
 
 
 class _Worker:
@@ -143,6 +171,10 @@ class _Worker:
 
     async def clear(self) -> None:
         """Kills what is left of the session, waits until it is gone, then takes the status."""
+        # The number is nobody else's while the leader is a zombie, or somebody lives in the session.
+        is_zombie = not isinstance(self._child, _Function) and self._status() != STATUS_LOST
+        if is_zombie or self.others():
+            guard.kill_group(self.pid)
         while left := self.others():
             for entry in left:
                 guard.kill(entry.pid)
@@ -319,7 +351,7 @@ class _GuardProcess:
             await wait_ended(self._popen.pid)
         if waited.cancelled_caught or self._popen.poll() != 0:
             self._popen.kill()
-            await anyio.to_thread.run_sync(guard.sweep, self._sessions, self._mark.encode())
+            await anyio.to_thread.run_sync(guard.sweep, self._sessions, os.fsencode(self._mark))
             with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):
                 await wait_ended(self._popen.pid)
             self._popen.poll()

@@ -67,12 +67,13 @@ def order_nodes(
         candidates: node id to (preferred group rank or None, host name).
         previous: node ids of the last round, by group rank.
     """
+    rank_before = {node: rank for rank, node in enumerate(previous)}
     survivors = [node for node in previous if node in candidates]
     newcomers = sorted(candidates.keys() - set(previous), key=lambda node: (*_precedence(*candidates[node]), node))
     chosen = (survivors + newcomers)[:max_nodes]
     seats: dict[int, str] = {}
     for node in chosen:
-        wanted = previous.index(node) if node in survivors else candidates[node][0]
+        wanted = rank_before.get(node, candidates[node][0])
         if wanted is not None and 0 <= wanted < len(chosen):
             seats.setdefault(wanted, node)
     seated = set(seats.values())

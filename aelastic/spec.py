@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from aelastic.errors import InputError
+from aelastic.rdzv.settings import RendezvousSettings
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 START_METHODS: tuple[str, ...] = get_args(StartMethod)
+# By what of its device's neighbourhood a worker's CPUs are chosen (torch: `torch.numa.binding.AffinityMode`).
+NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
+NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
 
 # torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -45,7 +49,7 @@ class Std(IntFlag):
             if ":" not in text:
                 return cls(_stream_number(text))
             pairs = (pair.split(":") for pair in text.split(","))
-            return {int(rank): cls(_stream_number(streams)) for rank, streams in pairs}
+            return {_rank_number(rank): cls(_stream_number(streams)) for rank, streams in pairs}
         except ValueError:
             raise InputError(
                 f"{text!r} is not a choice of streams: use 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
@@ -59,12 +63,26 @@ def _stream_number(text: str) -> int:
     return int(text)
 
 
+def _rank_number(text: str) -> int:
+    if (rank := int(text)) < 0:
+        raise ValueError(text)
+    return rank
+
+
+def run_id_problem(run_id: str) -> str:
+    """What keeps the text from being a run id, which goes into environments, onto boards and into logs."""
+    return "use a run id without line breaks and NUL" if set(run_id) & {"\0", "\n", "\r"} else ""
+
+
 Streams: TypeAlias = Std | Mapping[int, Std]
 
 
 def streams_of(streams: Streams, local_rank: int) -> Std:
-    """The choice that holds for one worker; a rank that a map does not name has `Std.NONE`."""
-    return streams if isinstance(streams, Std) else streams.get(local_rank, Std.NONE)
+    """The choice that holds for one worker; a rank that a map does not name has `Std.NONE`.
+
+    The flags may be torch's, which are integers just as ours.
+    """
+    return Std(int(streams if isinstance(streams, int) else streams.get(local_rank, Std.NONE)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +98,26 @@ class WorkerSpec:
         max_restarts: how often the job may restart its workers after a failure.
         monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its
             exit (no `pidfd_open(2)`); elsewhere exits are events and nobody looks.
-        master_addr: what workers get as `MASTER_ADDR`.
-        master_port: what workers get as `MASTER_PORT`; `None` or 0 picks a free one.
-        run_id: the job's name; `None` picks a random one.
-        redirects: streams that go to files only.
+        rdzv: where and how the agents of several nodes meet; `None` is one node on its own, whose coordinator
+            is in this process.
+        rdzv_handler: a torch `RendezvousHandler` to meet through instead, as torchelastic's spec has it.
+        master_addr: what workers get as `MASTER_ADDR`; with `rdzv` only `static` uses it, the others find one.
+        master_port: what workers get as `MASTER_PORT`, likewise; `None` or 0 picks a free one.
+        run_id: the job's name, the same on all of its nodes; `None` picks a random one, for one node.
+        redirects: streams that go to files only; a map may name ranks that other nodes have and this one has not.
         tee: streams that go to files and to the console; wins over `redirects`.
         log_dir: folder for those files; `None` picks a temporary one.
+        logs_specs: a torch-compatible `LogsSpecs` that says where output goes; before `redirects`, `tee`, `log_dir`
+            and `local_ranks_filter`.
+        log_line_prefix_template: what teed lines begin with, of `${role_name}`, `${rank}` and `${local_rank}`;
+            `None` is `[${role_name}${local_rank}]:`.
+        local_ranks_filter: local ranks whose teed output the console shows; `None` is all.
+        duplicate_stdout_filters: lines of kept stdout with one of these texts in them go to `filtered_stdout.log`, too.
+        duplicate_stderr_filters: likewise, of stderr.
+        numa_binding: the CPUs each worker may run on, by its device: one of `NUMA_BINDINGS`; `None` is any.
+        numa_fall_back: a worker whose CPUs can't be found out runs on any (torch: `should_fall_back_if_binding_fails`).
+        virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
+        event_log_handler: who takes torchelastic's events: a name of torch's `events.handlers`.
         start_method: how `multiprocessing` starts a function.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         exit_barrier_timeout_s: seconds a finished node waits for the others.
@@ -101,12 +133,23 @@ class WorkerSpec:
     local_world_size: int = 1
     max_restarts: int = 3
     monitor_interval: float = 0.1
+    rdzv: RendezvousSettings | None = None
+    rdzv_handler: Any = None
     master_addr: str | None = None
     master_port: int | None = None
     run_id: str | None = None
     redirects: Streams = Std.NONE
     tee: Streams = Std.NONE
     log_dir: Path | None = None
+    logs_specs: Any = None
+    log_line_prefix_template: str | None = None
+    local_ranks_filter: frozenset[int] | None = None
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    numa_binding: NumaBinding | None = None
+    numa_fall_back: bool = False
+    virtual_local_rank: bool = False
+    event_log_handler: str = "null"
     start_method: StartMethod = "spawn"
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
@@ -125,18 +168,21 @@ class WorkerSpec:
         for name in ("shutdown_timeout_s", "exit_barrier_timeout_s"):
             value: float = getattr(self, name)
             _check(math.isfinite(value) and value >= 0, f"{name} is {value}: use seconds, 0 or more")
-        port = self.master_port
-        _check(port is None or 0 <= port <= 65535, f"master_port is {port}: use 0 to 65535")
+        self._check_meeting_point()
         methods = ", ".join(START_METHODS)
         _check(self.start_method in START_METHODS, f"start_method is {self.start_method!r}: use one of {methods}")
-        for name in ("redirects", "tee"):
-            self._check_ranks(name, getattr(self, name))
+        modes = ", ".join(NUMA_BINDINGS)
+        known = self.numa_binding is None or self.numa_binding in NUMA_BINDINGS
+        _check(known, f"numa_binding is {self.numa_binding!r}: use one of {modes}")
 
-    def _check_ranks(self, name: str, streams: Streams) -> None:
-        if not isinstance(streams, Std):
-            strange = [rank for rank in streams if not 0 <= rank < self.local_world_size]
-            last = self.local_world_size - 1
-            _check(not strange, f"{name} names local rank {', '.join(map(str, strange))}: ranks here are 0 to {last}")
+    def _check_meeting_point(self) -> None:
+        _check(self.rdzv is None or self.rdzv_handler is None, "rdzv and rdzv_handler are both given: leave one out")
+        port, run_id = self.master_port, self.run_id
+        _check(port is None or 0 <= port <= 65535, f"master_port is {port}: use 0 to 65535")
+        problem = run_id_problem(run_id or "")
+        _check(not problem, f"run_id is {run_id!r}: {problem}")
+        has_name = bool(run_id) or self.rdzv is None or self.rdzv.max_nodes == 1
+        _check(has_name, "run_id is empty: give the job a name, the same on every node")
 
     def get_entrypoint_name(self) -> str:
         """The function's qualified name, or the program's path."""

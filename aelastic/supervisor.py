@@ -10,18 +10,27 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from aelastic.env import worker_args, worker_env
-from aelastic.errors import AelasticError, InternalError, ProcessFailure, RendezvousTimeoutError, UnkillableWorkerError
+from aelastic.control_sockets import ControlSockets
+from aelastic.env import check_devices, has_agent_store, worker_args, worker_env
+from aelastic.errors import (
+    AelasticError,
+    InternalError,
+    ProcessFailure,
+    RendezvousError,
+    RendezvousTimeoutError,
+    UnkillableWorkerError,
+)
 from aelastic.group import WorkerGroup
 from aelastic.group_events import (
     Action,
@@ -45,13 +54,11 @@ from aelastic.group_events import (
 from aelastic.logs import RunLogs, WorkerFiles
 from aelastic.mailbox import Mailbox
 from aelastic.oom import OomWatch
-from aelastic.policy import RestartPolicy
 from aelastic.procs import LocalWorkers
-from aelastic.rdzv.coordinator import Coordinator
-from aelastic.rdzv.inproc import InProcessLink
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.messages import (
     Assigned,
+    CoordinatorMessage,
     Ended,
     Failed,
     FailureReport,
@@ -61,12 +68,24 @@ from aelastic.rdzv.messages import (
     Outcome,
     Ready,
     Succeeded,
+    Waiting,
 )
+from aelastic.rdzv.registry import Surroundings, names, open_link
 from aelastic.spec import WorkerSpec
 from aelastic.store import StoreHost
 from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
 
+if TYPE_CHECKING:
+    from aelastic.torch_telemetry import TorchTelemetry
+
 _log = logging.getLogger(__name__)
+
+# Characters of a failure that other nodes are told; the node where it happened keeps all of it.
+_MESSAGE_MAX = 8 << 10
+_TRACEBACK_MAX = 32 << 10
+# A program that uses these may have handlers in them.
+_LISTENED_TO = ("torch.distributed.elastic.events", "torch.distributed.elastic.metrics.api")
+
 # Whether and where our words are seen is for the program around us to say; the command line does.
 logging.getLogger("aelastic").addHandler(logging.NullHandler())
 
@@ -103,8 +122,10 @@ class Supervisor:
 
     def __init__(self, spec: WorkerSpec, *, backend: WorkerBackend | None = None) -> None:
         self.spec = spec
-        self._run_id = spec.run_id or _random_run_id()
+        given_id = spec.rdzv_handler.get_run_id() if spec.rdzv_handler is not None else spec.run_id
+        self._run_id = given_id or _random_run_id()
         self._base_env = dict(os.environ) if spec.env is None else dict(spec.env)
+        self._has_agent_store = has_agent_store(spec, self._base_env)
         self._group = WorkerGroup(spec)
         self._node_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self._given_backend = backend
@@ -114,7 +135,11 @@ class Supervisor:
         self._return_values: dict[int, Any] = {}  # likewise
         self._asked: set[int] = set()  # likewise: who was asked to end
         self._looking_back = anyio.Lock()
+        self._link_error: AelasticError | None = None
         self._oom = OomWatch()
+        self._cpus: Mapping[int, frozenset[int]] = {}  # by local rank, of workers that are bound to some
+        self._finding_cpus: anyio.CancelScope | None = None
+        self._telemetry: TorchTelemetry | None = None  # only where somebody may listen
 
     @property
     def state(self) -> WorkerState:
@@ -131,8 +156,12 @@ class Supervisor:
         Asked a second time, they are killed now.  Never blocks; safe in a signal handler of the loop.
         """
         self._mailbox.post(StopRequested(signum))
+        if self._finding_cpus is not None:
+            self._finding_cpus.cancel()
         if self._group.is_done:
             self._logs.give_up()  # nothing is left to wait for but the console
+            if self._telemetry is not None:
+                self._telemetry.give_up()
 
     async def run(self) -> RunResult:
         """Runs the job to its end.
@@ -149,15 +178,32 @@ class Supervisor:
         if self._has_run:
             raise RuntimeError("a Supervisor runs once: make another for another run")
         self._has_run = True
-        self._logs = RunLogs(self.spec, self._run_id)
-        self._backend = self._given_backend or LocalWorkers(
-            start_method=self.spec.start_method,
-            monitor_interval=self.spec.monitor_interval,
-            mark=self._logs.mark,
-            scratch=self._logs.scratch,
-        )
-        self._store = StoreHost({**self._base_env, "TORCHELASTIC_ERROR_FILE": f"{self._logs.root}/store/error.json"})
-        self._link: Link = InProcessLink(Coordinator(1, 1, RestartPolicy(self.spec.max_restarts)))
+        check_devices(self.spec, self._base_env)
+        await self._open_telemetry()
+        if self._telemetry is None:
+            return await self._run()
+        try:
+            result = await self._run()
+        except BaseException as error:
+            await self._telemetry.fail(error)
+            raise
+        await self._telemetry.finish(result.state, result.failures, result.reason)
+        return result
+
+    async def _open_telemetry(self) -> None:
+        """Imports what tells torchelastic's listeners of the run, if there may be any."""
+        if self.spec.event_log_handler == "null" and not any(name in sys.modules for name in _LISTENED_TO):
+            return
+        from aelastic.torch_telemetry import TorchTelemetry
+
+        telemetry = TorchTelemetry(self.spec, self._run_id, self._group)
+        await telemetry.open()
+        self._telemetry = telemetry
+
+    async def _run(self) -> RunResult:
+        if self.spec.numa_binding is not None:
+            await self._find_cpus()
+        self._prepare()
         cancelled: BaseException | None = None
         done = anyio.Event()
         try:
@@ -177,6 +223,33 @@ class Supervisor:
             raise cancelled
         return self._result()
 
+    async def _find_cpus(self) -> None:
+        """Finds out which CPUs each worker may run on.  That takes seconds, which `stop` need not wait for."""
+        from aelastic.topology import cpus_of_workers
+
+        with anyio.CancelScope() as self._finding_cpus:
+            self._cpus = await cpus_of_workers(self.spec, self._base_env)
+        self._finding_cpus = None
+
+    def _prepare(self) -> None:
+        """Makes those that `run` puts to work; what they hold is let go if one of them can't be made."""
+        with ExitStack() as made:
+            self._logs = RunLogs(self.spec, self._run_id)
+            made.callback(self._logs.close)
+            self._sockets = ControlSockets(self._logs.scratch)
+            made.callback(self._sockets.close)
+            self._store = StoreHost(self._sockets.mark_env(self._base_env))
+            around = Surroundings(self._run_id, self._base_env, self._store)
+            self._link: Link = open_link(self.spec, self._node_id, around)
+            # Last: it starts a process.
+            self._backend = self._given_backend or LocalWorkers(
+                start_method=self.spec.start_method,
+                monitor_interval=self.spec.monitor_interval,
+                mark=self._sockets.mark,
+                scratch=self._logs.scratch,
+            )
+            made.pop_all()
+
     async def _run_shielded(self, done: anyio.Event) -> None:
         with anyio.CancelScope(shield=True):
             try:
@@ -185,7 +258,9 @@ class Supervisor:
                     tasks.start_soon(self._backend.run, name="backend")
                     tasks.start_soon(self._logs.run, name="logs")
                     tasks.start_soon(self._store.run, name="store")
-                    tasks.start_soon(self._link.run, self._mailbox.post, name="rendezvous")
+                    tasks.start_soon(self._run_link, name="rendezvous")
+                    if self._telemetry is not None:
+                        tasks.start_soon(self._telemetry.run, name="telemetry")
                     await self._run_group(tasks)
                     tasks.cancel_scope.cancel()
             finally:
@@ -200,8 +275,12 @@ class Supervisor:
             event = await self._mailbox.next(self._group.deadline) or DeadlinePassed()
             for action in self._group.handle(event, anyio.current_time()):
                 self._carry_out(action, tasks)
+            if self._telemetry is not None:
+                self._telemetry.tell(event)
             self._log_event(event)
-        await self._logs.finish()
+        async with anyio.create_task_group() as last:
+            last.start_soon(self._link.finish, name="leave")
+            last.start_soon(self._logs.finish, name="the rest of the logs")
 
     def _carry_out(self, action: Action, tasks: TaskGroup) -> None:
         match action:
@@ -224,37 +303,71 @@ class Supervisor:
             case _:
                 assert_never(action)
 
+    async def _run_link(self) -> None:
+        try:
+            await self._link.run(self._deliver)
+        except BaseExceptionGroup as group:
+            self._on_link_error(_first_of(group))
+        except AelasticError as error:
+            self._on_link_error(error)
+
+    def _on_link_error(self, error: BaseException) -> None:
+        """The workers know nothing of it: they are asked to end, and may save what they have."""
+        if not isinstance(error, AelasticError):
+            raise error
+        self._link_error = error
+        self._mailbox.post(StopRequested())
+
+    def _deliver(self, message: CoordinatorMessage) -> None:
+        if isinstance(message, Waiting):
+            _log.warning("%s", message.text)
+        else:
+            self._mailbox.post(message)
+
     def _join(self) -> None:
-        port = self._store.open(self.spec.master_port or 0)
-        self._link.tell(
-            Ready(
-                Node(
-                    node_id=self._node_id,
-                    host=socket.gethostname(),
-                    role=self.spec.role,
-                    local_world_size=self.spec.local_world_size,
-                    master_addr=self.spec.master_addr or "localhost",
-                    master_port=port,
-                )
-            )
+        rdzv = self.spec.rdzv
+        if self.spec.rdzv_handler is not None or (rdzv is not None and rdzv.backend not in names()):
+            address, port = "", 0  # torch's handler says where the workers meet, and has that port
+        elif rdzv is None:
+            address, port = self.spec.master_addr or "localhost", self.spec.master_port or 0
+        elif rdzv.backend == "static":
+            # The address is that of node rank 0, and so is the port.
+            address, port = self.spec.master_addr or "", (self.spec.master_port or 0) if rdzv.node_rank == 0 else 0
+        else:
+            address, port = rdzv.local_addr or "", self.spec.master_port or 0
+        node = Node(
+            node_id=self._node_id,
+            host=socket.gethostname(),
+            role=self.spec.role,
+            local_world_size=self.spec.local_world_size,
+            master_addr=address,
+            master_port=self._store.open(port) if self._has_agent_store else self._store.hold(port),
+            preferred_rank=None if rdzv is None else rdzv.node_rank,
         )
+        self._link.tell(Ready(node))
 
     async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
         self._failures, self._return_values, self._asked = {}, {}, set()
         self._logs.end_attempt()
-        files = self._logs.open_attempt(spawn.generation - 1)
-        starts = [self._worker_start(rank, files[rank], spawn.assigned) for rank in sorted(files)]
+        envs = {rank: self._worker_env(rank, spawn) for rank in range(self.spec.local_world_size)}
+        files = await self._logs.open_attempt(spawn.generation - 1, envs)
+        starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in sorted(files)]
         ids = await self._backend.start(starts)
         # After the workers: they need a second before they need the store.
-        if spawn.assigned.ranks.group_rank == 0:
+        if spawn.assigned.ranks.group_rank == 0 and self._store_server(spawn.assigned) == "agent":
             self._store.serve()
         self._mailbox.post(Spawned(spawn.generation, ids))
         for start in starts:
             tasks.start_soon(self._follow, spawn.generation, start, name=f"worker {start.local_rank}")
         await anyio.to_thread.run_sync(_prepare_for_failure)
 
-    def _worker_start(self, local_rank: int, files: WorkerFiles, assigned: Assigned) -> WorkerStart:
-        env = worker_env(
+    def _store_server(self, assigned: Assigned) -> str:
+        """Who serves the workers' store, as `Assigned` has it."""
+        return "worker" if assigned.store_server == "agent" and not self._has_agent_store else assigned.store_server
+
+    def _worker_env(self, local_rank: int, spawn: Spawn) -> dict[str, str]:
+        assigned = spawn.assigned
+        return worker_env(
             self.spec,
             self._base_env,
             run_id=self._run_id,
@@ -263,8 +376,11 @@ class Supervisor:
             restart_count=assigned.restart_count,
             master_addr=assigned.master_addr,
             master_port=assigned.master_port,
-            error_file=str(files.error_file),
+            has_agent_store=self._store_server(assigned) != "worker",
+            control_socket=self._sockets.path(spawn.generation - 1, local_rank),
         )
+
+    def _worker_start(self, local_rank: int, files: WorkerFiles, env: dict[str, str]) -> WorkerStart:
         return WorkerStart(
             local_rank=local_rank,
             entrypoint=self.spec.entrypoint,
@@ -273,6 +389,8 @@ class Supervisor:
             stdout=files.stdout,
             stderr=files.stderr,
             error_file=files.error_file,
+            return_file=files.return_file,
+            cpus=self._cpus.get(local_rank),
         )
 
     async def _follow(self, generation: int, start: WorkerStart) -> None:
@@ -318,9 +436,10 @@ class Supervisor:
     async def _return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
         if isinstance(start.entrypoint, str) or self._given_backend is not None:
             return exit_.return_value
-        from aelastic.functions import read_return_value, return_file_of  # pickle is not for everybody's start
+        from aelastic.functions import read_return_value  # pickle is not for everybody's start
 
-        return await read_return_value(return_file_of(start.error_file))
+        assert start.return_file is not None
+        return await read_return_value(start.return_file)
 
     def _report_of(self, local_rank: int, failure: ProcessFailure) -> FailureReport:
         return FailureReport(
@@ -329,8 +448,8 @@ class Supervisor:
             local_rank=local_rank,
             pid=failure.pid,
             exitcode=failure.exitcode,
-            message=failure.message,
-            traceback=failure.traceback,
+            message=failure.message[:_MESSAGE_MAX],
+            traceback=failure.traceback[-_TRACEBACK_MAX:],
             timestamp_s=failure.timestamp,
         )
 
@@ -341,8 +460,18 @@ class Supervisor:
                 _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
             case Interrupted(_, reason):
                 _log.warning("all workers start again: %s", reason)
+            case Assigned(round_, _, ranks):
+                _log.info(
+                    "round %d: group rank %d of %d, world size %d",
+                    round_,
+                    ranks.group_rank,
+                    ranks.group_world_size,
+                    ranks.world_size,
+                )
             case Ended(outcome, reason):
                 _log.info("the job has %s: %s", outcome, reason)
+            case StopRequested() if self._link_error is not None:
+                _log.warning("the agent leaves: %s", self._link_error)
             case StopRequested(signum) if not self._group.is_done:
                 within = "now" if self._group.is_killing else f"within {self.spec.shutdown_timeout_s:g} s"
                 _log.warning("asked to stop (signal %d): workers end %s; ask again to kill them", signum, within)
@@ -351,16 +480,21 @@ class Supervisor:
 
     async def _close(self) -> None:
         async with AsyncExitStack() as stack:  # each is closed, whatever the others raise
+            stack.callback(self._sockets.close)
             stack.callback(self._logs.close)
             stack.push_async_callback(self._store.aclose)
             stack.push_async_callback(self._backend.aclose)
 
     def _result(self) -> RunResult:
         group = self._group
+        if self._link_error is not None:
+            raise self._link_error
         if group.state is WorkerState.UNKNOWN:
             raise UnkillableWorkerError([self._backend.describe(rank) for rank in group.unended] or [group.reason])
         if group.verdict is not None and group.verdict.outcome is Outcome.TIMED_OUT:
             raise RendezvousTimeoutError(group.verdict.reason)
+        if group.verdict is not None and group.verdict.outcome is Outcome.REPLACED:
+            raise RendezvousError(group.verdict.reason)
         rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
         failures = {rank_of[local]: self._failures[local] for local in group.failed}
         if group.state is WorkerState.FAILED and not failures:

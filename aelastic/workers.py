@@ -25,6 +25,8 @@ class WorkerStart:
     stdout: Path | None  # None: the agent's own stream
     stderr: Path | None
     error_file: Path
+    cpus: frozenset[int] | None = None  # the CPUs it may run on; None: as the agent
+    return_file: Path | None = None  # where a function's return value is kept until the agent has read it
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from etcd_boards import Closing
+from etcd_servers import EtcdServers
 from launching import Launcher
+
+from aelastic.rdzv.board import Board
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=0, help="how many seeds test_simulation.py runs")
 
 
 @pytest.fixture
@@ -15,3 +24,30 @@ def launch(tmp_path: Path) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path)
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(scope="session")
+def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    """Real etcd servers for tests that do not harm them; each runs from when it is first asked for."""
+    servers = EtcdServers(tmp_path_factory.mktemp("etcd"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def run_id(request: pytest.FixtureRequest) -> str:
+    """One of this test's own."""
+    name: str = request.node.name
+    return name
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[Closing]:
+    """Boards given to it are closed in the end."""
+    async with AsyncExitStack() as stack:
+
+        def close(board: Board) -> Board:
+            stack.push_async_callback(board.aclose)
+            return board
+
+        yield close

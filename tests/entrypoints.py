@@ -92,6 +92,10 @@ def describe_self() -> dict[str, Any]:
     }
 
 
+def allowed_cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
 def touch_and_sleep(path: str) -> NoReturn:
     with open(path, "w") as file:
         file.write(str(os.getpid()))

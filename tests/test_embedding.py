@@ -22,6 +22,10 @@ from launching import DEADLINE_S, LOOK_AGAIN_S, Launcher, alive, on_both_loops, 
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState, guard
 from aelastic.procs import GUARD_TIMEOUT_S
+from aelastic.rdzv import registry
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.spec import SHUTDOWN_TIMEOUT_S
 
 T = TypeVar("T")
 
@@ -152,6 +156,30 @@ def test_a_run_gives_everything_back(loop: str) -> None:
 def test_a_failed_run_gives_everything_back(loop: str) -> None:
     result = run(loop, Supervisor(python("raise SystemExit(4)", local_world_size=2, max_restarts=1)).run())
     assert result.is_failed() and {failure.exitcode for failure in result.failures.values()} == {4}
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_refused_run_gives_everything_back(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Board:
+        raise InputError("no such board here")
+
+    monkeypatch.setitem(registry._FACTORIES, "refused", refuse)
+    with pytest.raises(InputError, match="no such board here"):
+        run(loop, Supervisor(python("", rdzv=RendezvousSettings("refused", "nowhere"))).run())
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_run_in_a_deep_temporary_folder_gives_everything_back(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / "tmp" / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    code = "import os, socket; socket.socket(socket.AF_UNIX).bind(os.environ['TORCH_WORKER_SERVER_SOCKET'])"
+    assert run(loop, Supervisor(python(code)).run()).state is WorkerState.SUCCEEDED
+    deep.rmdir()
 
 
 @on_both_loops
@@ -457,6 +485,22 @@ def test_an_exception_in_run_path_shows_the_scripts_frames_only(launch: Launcher
     assert "KeyError" in job.stderr and "worker.py" in job.stderr
     assert "functions.py" not in job.stderr and "runpy" not in job.stderr
     job.assert_nothing_left()
+
+
+@on_both_loops
+def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child has it, too
+        for _ in range(20):
+            supervisor = call(entrypoints.wait_for_file, str(tmp_path / "never"), start_method="fork")
+            running = asyncio.ensure_future(supervisor.run())
+            while not (supervisor.workers and supervisor.workers[0].id):  # noqa: ASYNC110  its first moment
+                await asyncio.sleep(0)
+            supervisor.stop()
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S / 2):
+                await running
+
+    run(loop, main())
 
 
 @on_both_loops

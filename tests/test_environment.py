@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -72,6 +73,13 @@ CASES: dict[str, tuple[list[str], dict[str, str]]] = {
     "standalone": (["--standalone", "dump.py", *STRANGE], {"OMP_NUM_THREADS": "5"}),
     "port": (["--master-port", "PORT", "dump.py"], {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
     "address and port": (["--master-addr", "localhost", "--master-port", "PORT", "dump.py"], {}),
+    "local address": (["--local-addr", "127.0.0.5", "dump.py"], {}),
+    "no store shared": (["--nproc-per-node=2", "dump.py"], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    "no store shared, but a port": (["--master-port", "PORT", "dump.py"], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    "c10d on its own": (
+        ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job-17", "dump.py"],
+        {"SLURM_NODEID": "3"},
+    ),
     "many": (
         [
             "--nproc_per_node=2",
@@ -128,28 +136,26 @@ def both(folder: Path, options: list[str], env: dict[str, str], **popen: Any) ->
     port = free_port()
     command = [str(port) if option == "PORT" else option for option in options]
     runs: list[subprocess.Popen[bytes]] = []
-    try:
+    # A file, which workers of both inherit: a pipe ours would not.
+    with (folder / "said").open("ab") as said, contextlib.ExitStack() as ending:
         for name, launcher in (("torchrun", TORCHRUN), ("aelastic", AELASTIC)):
             (folder / name).mkdir()
-            runs.append(
-                subprocess.Popen(
-                    [*launcher, *command],
-                    cwd=folder,
-                    env={**base, **env, "DUMP_TO": name, "TMPDIR": str(folder)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    **popen,
-                )
+            run = subprocess.Popen(
+                [*launcher, *command],
+                cwd=folder,
+                env={**base, **env, "DUMP_TO": name, "TMPDIR": str(folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                **popen,
             )
+            ending.callback(run.wait)
+            ending.callback(run.kill)
+            runs.append(run)
             if is_static:
-                wait_over(runs[-1])
+                wait_over(run, folder / "said")
         for run in runs:
-            wait_over(run)
-    finally:
-        for run in runs:
-            run.kill()
-            run.communicate()
+            wait_over(run, folder / "said")
     found = [
         {path.stem: json.loads(path.read_text()) for path in (folder / name).iterdir()}
         for name in ("torchrun", "aelastic")
@@ -158,10 +164,8 @@ def both(folder: Path, options: list[str], env: dict[str, str], **popen: Any) ->
     return found
 
 
-def wait_over(run: subprocess.Popen[bytes]) -> None:
-    if run.returncode is None:
-        said, _ = run.communicate(timeout=LAUNCH_TIMEOUT_S)
-        assert run.returncode == 0, said.decode()
+def wait_over(run: subprocess.Popen[bytes], said: Path) -> None:
+    assert run.wait(LAUNCH_TIMEOUT_S) == 0, said.read_text()
 
 
 def free_port() -> int:
@@ -176,6 +180,9 @@ def assert_same_env(theirs: dict[str, str], ours: dict[str, str], env: dict[str,
         assert each.pop("DUMP_TO") == name
         for key in OF_IMPORTING_TORCH - env.keys():
             each.pop(key, None)
+    # torchrun sets none: `worker_main` of its control plane serves nothing there.
+    assert "TORCH_WORKER_SERVER_SOCKET" not in theirs
+    assert re.fullmatch(r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+", ours.pop("TORCH_WORKER_SERVER_SOCKET"))
     for key, shape in SHAPES.items():
         if theirs[key] != ours[key]:
             assert re.fullmatch(shape, theirs.pop(key)), key

@@ -1,0 +1,306 @@
+"""Measures jobs of several nodes: several agents on this machine, against torchrun where that gets through.
+
+    python benchmarks/many_nodes.py [--repeat 5] [--only form,kill] [--out FOLDER]
+
+Where both launchers can do it they take turns (torchrun, aelastic, torchrun, …) in one run, and what counts is the
+ratio of their medians.  Where torchrun never recovers it is not waited for; the report says what it does instead.
+Workers import nothing and put time stamps into a FIFO (CLOCK_MONOTONIC, one clock for all).
+
+The last rows are the rendezvous alone, of thousands of agents in one process over real sockets (`many_agents.py`).
+
+Writes `<date>-many-nodes.json` (every single figure) and a readable `.md` of the same name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jobs import HERE, Job, SkippedError, etcd, open_job, store
+from one_node import Figure, Launcher, Measure, MeasurementError, describe_machine, take_in_turn
+
+SETTLE_S = 2.0  # a launcher starts helpers in its first moments; what a running job does is measured after them
+LEASE_S = 5.0  # aelastic's default
+COUNTS = (100, 1000, 4000)
+AGENTS_LIMIT_S = 150.0
+FLAT = 1.5  # what the cost of one agent among the most may be, as a multiple of that among the fewest
+
+# What torchrun 2.13 does instead, or its figure where its own is another measurement.
+THEIRS = {
+    "kill_s": "never",
+    "stop_s": "never",
+    "join_s": "the job crashes",
+    "heir_s": "never",
+    "heir_etcd_s": "never",
+    "heir_board_s": "never",
+    "stop_heir_s": "never",
+    "first_100_s": "4.6 s (128 agents)",
+    "again_100_s": "16 s (128 agents)",
+}
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def measure_form(launcher: Launcher) -> dict[str, float]:
+    with open_job(launcher, "4", max_restarts=3) as job:
+        started_at = job.start(4)
+        running_at = job.wait_running(4)
+        time.sleep(SETTLE_S)
+        victim = job.workers(4)[2]
+        killed_at = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        again_at = job.wait_running(4, after=killed_at)
+    return {"form_s": running_at - started_at, "crash_s": again_at - killed_at}
+
+
+def lose_a_node(job: Job, signum: int, *, coordinator: bool) -> float:
+    """Seconds from the signal to one of three agents until the workers of the other two run."""
+    job.start()
+    job.wait_coordinating(job.agents[0])  # and on c10d it serves the store, if any agent does
+    job.start(2)
+    job.wait_running(3)
+    time.sleep(SETTLE_S)
+    victim = job.agents[0] if coordinator else job.agents[1]
+    lost_at = victim.signal(signum)
+    return job.wait_running(2, after=lost_at) - lost_at
+
+
+def measure_kill(launcher: Launcher) -> dict[str, float]:
+    with open_job(launcher, "1:3") as job:
+        return {"kill_s": lose_a_node(job, signal.SIGKILL, coordinator=False)}
+
+
+def measure_stop(launcher: Launcher) -> dict[str, float]:
+    with open_job(launcher, "1:3") as job:
+        return {"stop_s": lose_a_node(job, signal.SIGSTOP, coordinator=False)}
+
+
+def measure_join(launcher: Launcher) -> dict[str, float]:
+    with open_job(launcher, "2:4", conf="last_call_timeout=1") as job:
+        job.start(2)
+        job.wait_running(2)
+        time.sleep(SETTLE_S)
+        joined_at = job.start()
+        return {"join_s": job.wait_running(3, after=joined_at) - joined_at}
+
+
+def measure_heir(launcher: Launcher) -> dict[str, float]:
+    with store() as endpoint, open_job(launcher, "1:3", endpoint=endpoint, conf="is_host=false") as job:
+        return {"heir_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
+
+
+def measure_heir_board(launcher: Launcher) -> dict[str, float]:
+    with open_job(launcher, "1:3") as job:
+        return {"heir_board_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
+
+
+def measure_heir_etcd(launcher: Launcher) -> dict[str, float]:
+    with etcd() as endpoint, open_job(launcher, "1:3", backend="etcd-v3", endpoint=endpoint) as job:
+        return {"heir_etcd_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
+
+
+def measure_stop_heir(launcher: Launcher) -> dict[str, float]:
+    with store() as endpoint, open_job(launcher, "1:3", endpoint=endpoint, conf="is_host=false") as job:
+        return {"stop_heir_s": lose_a_node(job, signal.SIGSTOP, coordinator=True)}
+
+
+def measure_agents(count: int) -> Callable[[Launcher], dict[str, float]]:
+    def measure(_: Launcher) -> dict[str, float]:
+        command = [sys.executable, str(HERE / "many_agents.py"), str(count)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=AGENTS_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise MeasurementError(f"{count} agents are not done after {AGENTS_LIMIT_S:.0f} s") from None
+        if done.returncode:
+            error = MeasurementError(f"{count} agents: exit code {done.returncode}")
+            error.add_note(done.stderr[-2000:])
+            raise error
+        figures = json.loads(done.stdout)
+        return {f"first_{count}_s": figures["first_s"], f"again_{count}_s": statistics.median(figures["again_s"])}
+
+    return measure
+
+
+def agents_measure(count: int, first_target: float | None, again_target: float | None) -> Measure:
+    figures = (
+        Figure(f"first_{count}_s", f"{count:,} agents in one process: first round", "s", first_target, is_ratio=False),
+        Figure(f"again_{count}_s", "the same: an agent fails → all in the next round", "s", again_target, False),
+    )
+    return Measure(f"agents-{count}", measure_agents(count), figures, max_repeats=3 if count <= 1000 else 2, warm_up=0)
+
+
+def single(
+    key: str, take: Callable[[Launcher], dict[str, float]], caption: str, target: float | None, max_repeats: int = 1000
+) -> Measure:
+    """A measure of one figure, in seconds, which only aelastic can be measured for."""
+    figure = Figure(f"{key.replace('-', '_')}_s", caption, "s", target, is_ratio=False)
+    return Measure(key, take, (figure,), max_repeats, warm_up=0)
+
+
+MEASURES = (
+    Measure(
+        "form",
+        measure_form,
+        (
+            Figure("form_s", "4 agents, c10d: start → first lines of all workers", "s", 0.6),
+            Figure("crash_s", "4 agents: a worker crashes → all workers running again", "s", 0.05),
+        ),
+    ),
+    single("kill", measure_kill, "`1:3`: a node SIGKILLed → workers of the others running", 1.5),
+    single("stop", measure_stop, "`1:3`: a node SIGSTOPped → workers of the others running", LEASE_S + 1, 3),
+    single("join", measure_join, "`2:4`: two nodes run, a third is started → workers of all three running", 1.5),
+    single(
+        "heir", measure_heir, "`1:3`: the coordinator's agent SIGKILLed, the c10d store lives → others running", 2.0
+    ),
+    single("heir-board", measure_heir_board, "the same, and the c10d store dies with it → others running", None),
+    single("heir-etcd", measure_heir_etcd, "the same on etcd-v3 → others running", LEASE_S + 1, 3),
+    single("stop-heir", measure_stop_heir, "the same on c10d, SIGSTOPped → others running", LEASE_S + 1, 3),
+    agents_measure(100, None, None),
+    agents_measure(1000, 2.0, 1.0),
+    agents_measure(4000, 8.0, 4.0),
+)
+COMPARED = frozenset({"form"})
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    caption: str
+    torchrun: str
+    aelastic: str
+    ratio: float | None
+    target: str
+    verdict: str
+
+
+def judge(figure: Figure, taken: dict[str, list[float]]) -> Row:
+    """The medians, the ratio where there are two of them, and whether the target is met."""
+    ours = statistics.median(taken["aelastic"])
+    theirs = statistics.median(taken["torchrun"]) if taken.get("torchrun") else None
+    ratio = ours / theirs if theirs else None
+    target, verdict = "", ""
+    if figure.target is not None:
+        target = f"ratio ≤ {figure.target:g}" if figure.is_ratio else f"≤ {figure.target:g} {figure.unit}"
+        judged = ratio if figure.is_ratio else ours
+        verdict = "ok" if judged is not None and judged <= figure.target else "MISSED"
+    told = THEIRS.get(figure.key, "") if theirs is None else f"{theirs:.3g} {figure.unit}"
+    return Row(figure.caption, told, f"{ours:.3g} {figure.unit}", ratio, target, verdict)
+
+
+def judge_growth(samples: dict[str, dict[str, list[float]]]) -> list[Row]:
+    """What one agent among the most costs, compared with one among the fewest."""
+    rows = []
+    for kind, what in (("first", "first round"), ("again", "a failure")):
+        costs = {
+            count: statistics.median(samples[f"{kind}_{count}_s"]["aelastic"]) / count
+            for count in COUNTS
+            if f"{kind}_{count}_s" in samples
+        }
+        if len(costs) < 2:
+            continue
+        growth = costs[max(costs)] / costs[min(costs)]
+        told = ", ".join(f"{1000 * cost:.2f}" for cost in costs.values())
+        caption = f"{what}, for each agent of {', '.join(f'{count:,}' for count in costs)}"
+        target = f"last ≤ {FLAT} × first"
+        rows.append(Row(caption, "", f"{told} ms", None, target, "ok" if growth <= FLAT else "MISSED"))
+    return rows
+
+
+def as_markdown(date: str, repeats: int, machine: dict[str, str], rows: list[Row]) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+    method = (
+        f"Medians of at most {repeats} runs each, all agents on one machine; ratios are of "
+        "torchrun and aelastic in turn. "
+        "Where torchrun never gets over it, it was not waited for. Agents in one process are the rendezvous alone; "
+        "torchrun's figures there are of 128 of its rendezvous handlers, measured once."
+    )
+    lines = [
+        f"# Several nodes, {date}",
+        "",
+        f"{method} {facts}.",
+        "",
+        "| what | torchrun | aelastic | ratio | target | |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.caption} | {row.torchrun} | {row.aelastic} | {'' if row.ratio is None else f'{row.ratio:.3f}'} "
+        f"| {row.target} | {row.verdict} |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_report(
+    folder: Path, repeats: int, machine: dict[str, str], samples: dict[str, dict[str, list[float]]], rows: list[Row]
+) -> None:
+    date = datetime.now(UTC).date().isoformat()
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"date": date, "machine": machine, "repeat": repeats}
+    report |= {"rows": [asdict(row) for row in rows], "samples": samples}
+    text = as_markdown(date, repeats, machine, rows)
+    (folder / f"{date}-many-nodes.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    (folder / f"{date}-many-nodes.md").write_text(text)
+    print("\n" + text)
+    print(f"written to {folder / f'{date}-many-nodes'}.json and .md")
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    options = parse_arguments()
+    torchrun = Launcher("torchrun", (str(Path(sys.executable).with_name("torchrun")),))
+    aelastic = Launcher("aelastic", (sys.executable, "-m", "aelastic"))
+    machine = describe_machine()
+    samples: dict[str, dict[str, list[float]]] = {}
+    rows: list[Row] = []
+    is_complete = True
+    for measure in MEASURES:
+        if measure.key not in options.only:
+            continue
+        launchers = (torchrun, aelastic) if measure.key in COMPARED else (aelastic,)
+        try:
+            taken = take_in_turn(measure, launchers, min(options.repeat, measure.max_repeats))
+        except SkippedError as reason:
+            rows += [Row(figure.caption, "", "", None, "", f"skipped: {reason}") for figure in measure.figures]
+            continue
+        except MeasurementError as error:
+            print(f"bench: {measure.key}: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
+            rows += [Row(figure.caption, "", "", None, "", f"FAILED: {error}") for figure in measure.figures]
+            is_complete = False
+            continue
+        samples |= taken
+        rows += [judge(figure, taken[figure.key]) for figure in measure.figures]
+    write_report(options.out, options.repeat, machine, samples, rows + judge_growth(samples))
+    return 0 if is_complete else 1
+
+
+def parse_arguments() -> argparse.Namespace:
+    keys = [measure.key for measure in MEASURES]
+    parser = argparse.ArgumentParser(description="Measure jobs of several nodes.")
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=keys, help=f"some of {','.join(keys)}")
+    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
+    options = parser.parse_args()
+    if unknown := set(options.only) - set(keys):
+        parser.error(f"--only knows {', '.join(keys)}; not {', '.join(sorted(unknown))}")
+    if options.repeat < 1:
+        parser.error("--repeat needs at least 1")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
