@@ -27,6 +27,7 @@ from aelastic.errors import InternalError
 from aelastic.group_events import (
     Action,
     Cleared,
+    Condemned,
     DeadlinePassed,
     Event,
     Exited,
@@ -128,6 +129,11 @@ class WorkerGroup:
         return self._kill_count > 0
 
     @property
+    def alive(self) -> frozenset[int]:
+        """Local ranks of workers whose own process has not ended."""
+        return frozenset(self._alive)
+
+    @property
     def unended(self) -> tuple[int, ...]:
         """Local ranks of which something is still alive."""
         return tuple(sorted(self._alive | self._uncleared))
@@ -142,7 +148,7 @@ class WorkerGroup:
         self._story.append(f"{now:.3f} generation {self.generation} {before} --{event!r}--> {self.phase}")
         return actions
 
-    def _dispatch(self, event: Event, now: float) -> list[Action]:
+    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  one case for each event
         match event:
             case Start():
                 return self._on_start(event)
@@ -158,6 +164,8 @@ class WorkerGroup:
                 return self._on_exited(event, now)
             case Cleared():
                 return self._on_cleared(event, now)
+            case Condemned():
+                return self._on_condemned(event, now)
             case StopRequested():
                 return self._on_stop_requested(event, now)
             case DeadlinePassed():
@@ -243,6 +251,8 @@ class WorkerGroup:
                 self.failed[event.local_rank] = event.failure
                 tell = TellFailed(self.assigned.round, event.failure)
                 return [tell, *self._stop(_Await(), WorkerState.UNHEALTHY, event.failure.message, now)]
+            case Phase.STOPPING if event.local_rank in self.failed:
+                return []  # it was condemned, and that has been told
             case Phase.STOPPING if event.failure is None:
                 self.stopped.add(event.local_rank)
                 return []
@@ -252,6 +262,23 @@ class WorkerGroup:
                 return []
             case Phase.DONE:
                 return []  # we gave up on it
+            case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
+                raise InvalidTransition(self.phase, event, self.story)
+            case _:
+                assert_never(self.phase)
+
+    def _on_condemned(self, event: Condemned, now: float) -> list[Action]:
+        if event.generation != self.generation or event.local_rank not in self._alive:
+            return []  # an earlier generation's, or it ended by itself meanwhile
+        match self.phase:
+            case Phase.RUNNING:
+                assert self.assigned is not None
+                self.failed[event.local_rank] = event.failure
+                tell = TellFailed(self.assigned.round, event.failure)
+                stop = Stop(self.generation, (event.local_rank,), event.signum)
+                return [tell, stop, *self._stop(_Await(), WorkerState.UNHEALTHY, event.failure.message, now)]
+            case Phase.STOPPING | Phase.DONE:
+                return []  # it is being stopped already, or we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
                 raise InvalidTransition(self.phase, event, self.story)
             case _:
@@ -373,7 +400,8 @@ class WorkerGroup:
         self._signum = signum
         if not self._is_spawned:
             return []  # `Spawned` makes up for it
-        local_ranks = self.unended if signum == signal.SIGKILL else tuple(sorted(self._alive))
+        # Who failed and lives is condemned, and was told to end in another way.
+        local_ranks = self.unended if signum == signal.SIGKILL else tuple(sorted(self._alive - self.failed.keys()))
         return [Stop(self.generation, local_ranks, signum)] if local_ranks else []
 
     def _stopped(self) -> list[Action]:

@@ -65,6 +65,7 @@ class Exited(Record):
     generation: int
     local_rank: int
     failure: FailureReport | None  # None: it succeeded, or we had asked it to end
+    gone_at: float | None = None  # when that was seen; why it failed takes a moment to find out
 
 
 class Cleared(Record):
@@ -72,6 +73,15 @@ class Cleared(Record):
 
     generation: int
     local_rank: int
+
+
+class Condemned(Record):
+    """A worker that lives does not do what is expected of it: it counts as failed from now on."""
+
+    generation: int
+    local_rank: int
+    failure: FailureReport
+    signum: int  # what it is to be stopped with
 
 
 class StopRequested(Record):
@@ -83,7 +93,9 @@ class StopRequested(Record):
 class DeadlinePassed(Record): ...
 
 
-Event: TypeAlias = Start | Assigned | Interrupted | Ended | Spawned | Exited | Cleared | StopRequested | DeadlinePassed
+Event: TypeAlias = (
+    Start | Assigned | Interrupted | Ended | Spawned | Exited | Cleared | Condemned | StopRequested | DeadlinePassed
+)
 
 
 # Actions.

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
@@ -21,6 +21,7 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from aelastic.autopsy import Autopsy, failure_of, prepare_for_failure, report_of
 from aelastic.control_sockets import ControlSockets
 from aelastic.env import check_devices, has_agent_store, worker_args, worker_env
 from aelastic.errors import (
@@ -35,6 +36,7 @@ from aelastic.group import WorkerGroup
 from aelastic.group_events import (
     Action,
     Cleared,
+    Condemned,
     DeadlinePassed,
     Event,
     Exited,
@@ -51,9 +53,11 @@ from aelastic.group_events import (
     Worker,
     WorkerState,
 )
+from aelastic.happenings import Happening, Noticed, RunBegan, RunEnded, Waited, Watch
 from aelastic.logs import RunLogs, WorkerFiles
 from aelastic.mailbox import Mailbox
-from aelastic.oom import OomWatch
+from aelastic.narrator import Narrator
+from aelastic.observer import Audience, Observer
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.messages import (
@@ -80,9 +84,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Characters of a failure that other nodes are told; the node where it happened keeps all of it.
-_MESSAGE_MAX = 8 << 10
-_TRACEBACK_MAX = 32 << 10
 # A program that uses these may have handlers in them.
 _LISTENED_TO = ("torch.distributed.elastic.events", "torch.distributed.elastic.metrics.api")
 
@@ -118,9 +119,12 @@ class Supervisor:
     Args:
         spec: what to run.
         backend: who runs the workers; by default, this machine.
+        observers: who is told of what happens.
     """
 
-    def __init__(self, spec: WorkerSpec, *, backend: WorkerBackend | None = None) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, backend: WorkerBackend | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
         self.spec = spec
         given_id = spec.rdzv_handler.get_run_id() if spec.rdzv_handler is not None else spec.run_id
         self._run_id = given_id or _random_run_id()
@@ -134,12 +138,14 @@ class Supervisor:
         self._failures: dict[int, ProcessFailure] = {}  # of this generation, by local rank
         self._return_values: dict[int, Any] = {}  # likewise
         self._asked: set[int] = set()  # likewise: who was asked to end
+        self._condemned: dict[int, str] = {}  # likewise: who does not do what is expected of it, and what that is
         self._looking_back = anyio.Lock()
         self._link_error: AelasticError | None = None
-        self._oom = OomWatch()
         self._cpus: Mapping[int, frozenset[int]] = {}  # by local rank, of workers that are bound to some
         self._finding_cpus: anyio.CancelScope | None = None
         self._telemetry: TorchTelemetry | None = None  # only where somebody may listen
+        self._narrator = Narrator(self._group)
+        self._audience = Audience(observers)
 
     @property
     def state(self) -> WorkerState:
@@ -236,6 +242,7 @@ class Supervisor:
         with ExitStack() as made:
             self._logs = RunLogs(self.spec, self._run_id)
             made.callback(self._logs.close)
+            self._autopsy = Autopsy(self._logs, is_local=self._given_backend is None)
             self._sockets = ControlSockets(self._logs.scratch)
             made.callback(self._sockets.close)
             self._store = StoreHost(self._sockets.mark_env(self._base_env))
@@ -254,11 +261,13 @@ class Supervisor:
         with anyio.CancelScope(shield=True):
             try:
                 self._logs.open()
+                self._tell(self._introduction())
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._backend.run, name="backend")
                     tasks.start_soon(self._logs.run, name="logs")
                     tasks.start_soon(self._store.run, name="store")
                     tasks.start_soon(self._run_link, name="rendezvous")
+                    tasks.start_soon(self._audience.run, name="observers")
                     if self._telemetry is not None:
                         tasks.start_soon(self._telemetry.run, name="telemetry")
                     await self._run_group(tasks)
@@ -273,8 +282,11 @@ class Supervisor:
         self._mailbox.post(Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or DeadlinePassed()
-            for action in self._group.handle(event, anyio.current_time()):
+            now = anyio.current_time()
+            for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
+            for happening in self._narrator.handle(event, now):
+                self._tell(happening)
             if self._telemetry is not None:
                 self._telemetry.tell(event)
             self._log_event(event)
@@ -321,6 +333,7 @@ class Supervisor:
     def _deliver(self, message: CoordinatorMessage) -> None:
         if isinstance(message, Waiting):
             _log.warning("%s", message.text)
+            self._tell(Waited(message.text))
         else:
             self._mailbox.post(message)
 
@@ -347,7 +360,7 @@ class Supervisor:
         self._link.tell(Ready(node))
 
     async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
-        self._failures, self._return_values, self._asked = {}, {}, set()
+        self._failures, self._return_values, self._asked, self._condemned = {}, {}, set(), {}
         self._logs.end_attempt()
         envs = {rank: self._worker_env(rank, spawn) for rank in range(self.spec.local_world_size)}
         files = await self._logs.open_attempt(spawn.generation - 1, envs)
@@ -359,7 +372,7 @@ class Supervisor:
         self._mailbox.post(Spawned(spawn.generation, ids))
         for start in starts:
             tasks.start_soon(self._follow, spawn.generation, start, name=f"worker {start.local_rank}")
-        await anyio.to_thread.run_sync(_prepare_for_failure)
+        await anyio.to_thread.run_sync(prepare_for_failure)
 
     def _store_server(self, assigned: Assigned) -> str:
         """Who serves the workers' store, as `Assigned` has it."""
@@ -396,68 +409,67 @@ class Supervisor:
     async def _follow(self, generation: int, start: WorkerStart) -> None:
         """Waits for one worker's end, and for the end of all it leaves behind."""
         exit_ = await self._backend.wait(start.local_rank)
-        report = None
-        if start.local_rank not in self._asked:  # else it is a victim, whatever it says
+        report, gone_at = None, anyio.current_time()
+        # A worker that was asked to end is a victim, whatever it says; unless it was asked for what it had not done.
+        if start.local_rank not in self._asked or start.local_rank in self._condemned:
             async with self._looking_back:  # one by one: who ended first is told first
                 failure = await self._look_back(start, exit_)
             if failure is not None:
                 self._failures[start.local_rank] = failure
-                report = self._report_of(start.local_rank, failure)
-        self._mailbox.post(Exited(generation, start.local_rank, report))
+                report = self._report_of(failure)
+        self._mailbox.post(Exited(generation, start.local_rank, report, gone_at))
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
         await self._backend.clear(start.local_rank)
         self._mailbox.post(Cleared(generation, start.local_rank))
 
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
         """Reads what the worker left: its return value, or why it failed."""
-        note = exit_.note
-        if exit_.exitcode == 0:
+        note = self._condemned.get(start.local_rank, exit_.note)
+        if exit_.exitcode == 0 and start.local_rank not in self._condemned:
             try:
-                self._return_values[start.local_rank] = await self._return_value(start, exit_)
+                self._return_values[start.local_rank] = await self._autopsy.return_value(start, exit_)
             except Exception as error:  # noqa: BLE001  unpickling runs the user's code
                 note = f"its return value can't be read: {error!r}"
             else:
                 return None
-        return await anyio.to_thread.run_sync(self._explain, start, exit_, note)
+        return await self._autopsy.failure(start, self._group.workers[start.local_rank].id, exit_.exitcode, note)
 
-    def _explain(self, start: WorkerStart, exit_: WorkerExit, note: str) -> ProcessFailure:
-        """Why a worker failed.  Reads its error file and its stderr: in a thread, since disks may hang."""
-        worker = self._group.workers[start.local_rank]
-        return ProcessFailure(
-            local_rank=start.local_rank,
-            pid=worker.id if isinstance(worker.id, int) else -1,
-            exitcode=exit_.exitcode or 1,
-            error_file=str(start.error_file),
-            stderr_tail=self._logs.tail(start.local_rank),
-            oom=self._oom.explain(exit_.exitcode),
-            note=note or self._logs.trouble(),
-        )
+    def _report_of(self, failure: ProcessFailure) -> FailureReport:
+        return report_of(self._group.workers[failure.local_rank].global_rank, failure)
 
-    async def _return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
-        if isinstance(start.entrypoint, str) or self._given_backend is not None:
-            return exit_.return_value
-        from aelastic.functions import read_return_value  # pickle is not for everybody's start
+    # Workers that do not do what is expected of them.
 
-        assert start.return_file is not None
-        return await read_return_value(start.return_file)
+    async def _condemn(
+        self, generation: int, start: WorkerStart, by: Watch, reason: str, signum: int = signal.SIGKILL
+    ) -> None:
+        """Has a worker stopped that is alive; counts as its failure.
 
-    def _report_of(self, local_rank: int, failure: ProcessFailure) -> FailureReport:
-        return FailureReport(
-            host=failure.host or socket.gethostname(),
-            rank=self._group.workers[local_rank].global_rank,
-            local_rank=local_rank,
-            pid=failure.pid,
-            exitcode=failure.exitcode,
-            message=failure.message[:_MESSAGE_MAX],
-            traceback=failure.traceback[-_TRACEBACK_MAX:],
-            timestamp_s=failure.timestamp,
-        )
+        Args:
+            generation: of the worker.
+            start: how it was started.
+            by: who noticed.
+            reason: a sentence without a subject, as in "timer 'step' expired".
+            signum: what it is stopped with.
+        """
+        rank = start.local_rank
+        if generation != self._group.generation or rank in self._condemned or rank not in self._group.alive:
+            return
+        self._condemned[rank] = reason
+        worker = self._group.workers[rank]
+        failure = await self._autopsy.failure(start, worker.id, -signum, reason)
+        if generation != self._group.generation:
+            return
+        self._failures.setdefault(rank, failure)
+        self._tell(Noticed(generation, rank, worker.global_rank, by, reason, is_stopped=True))
+        self._mailbox.post(Condemned(generation, rank, self._report_of(failure), signum))
 
     def _log_event(self, event: Event) -> None:
         """Says what a person who watches wants to know, when it happens."""
         match event:
             case Exited(failure=FailureReport() as failure):
                 _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
+            case Condemned(failure=failure):
+                _log.warning("rank %d on %s is stopped: %s", failure.rank, failure.host, failure.message)
             case Interrupted(_, reason):
                 _log.warning("all workers start again: %s", reason)
             case Assigned(round_, _, ranks):
@@ -482,8 +494,33 @@ class Supervisor:
         async with AsyncExitStack() as stack:  # each is closed, whatever the others raise
             stack.callback(self._sockets.close)
             stack.callback(self._logs.close)
+            stack.push_async_callback(self._audience.aclose)
             stack.push_async_callback(self._store.aclose)
             stack.push_async_callback(self._backend.aclose)
+            group = self._group
+            self._tell(RunEnded(group.state, self._end_reason(), group.verdict.cause if group.verdict else None))
+
+    def _end_reason(self) -> str:
+        return self._group.reason if self._link_error is None else str(self._link_error)
+
+    def _tell(self, happening: Happening) -> None:
+        self._audience.tell(happening)
+
+    def _introduction(self) -> RunBegan:
+        spec, rdzv = self.spec, self.spec.rdzv
+        return RunBegan(
+            run_id=self._run_id,
+            node_id=self._node_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            role=spec.role,
+            entrypoint=spec.get_entrypoint_name(),
+            local_world_size=spec.local_world_size,
+            min_nodes=rdzv.min_nodes if rdzv is not None else 1,
+            max_nodes=rdzv.max_nodes if rdzv is not None else 1,
+            max_restarts=spec.max_restarts,
+            rdzv_backend=rdzv.backend if rdzv is not None else "",
+        )
 
     def _result(self) -> RunResult:
         group = self._group
@@ -501,7 +538,7 @@ class Supervisor:
             cause = group.verdict.cause if group.verdict is not None else None
             if cause is None:
                 raise InternalError("failed without a failure", story=group.story)
-            failures = {cause.rank: _failure_of(cause)}
+            failures = {cause.rank: failure_of(cause)}
         values = self._return_values if group.state is WorkerState.SUCCEEDED and callable(self.spec.entrypoint) else {}
         return RunResult(
             state=group.state,
@@ -510,24 +547,6 @@ class Supervisor:
             victims=tuple(sorted(rank_of[local] for local in group.stopped)),
             reason=group.reason,
         )
-
-
-def _failure_of(report: FailureReport) -> ProcessFailure:
-    """The failure of another node's worker, as that node told it."""
-    return ProcessFailure.from_elsewhere(
-        report.local_rank,
-        report.pid,
-        report.exitcode,
-        host=report.host,
-        message=report.message,
-        traceback=report.traceback,
-        timestamp=report.timestamp_s,
-    )
-
-
-def _prepare_for_failure() -> None:
-    """Loads what only a failure needs while the workers start, so that a restart need not wait for it."""
-    from aelastic import causes  # noqa: F401
 
 
 def _random_run_id() -> str:
