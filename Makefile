@@ -9,17 +9,20 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-elastic test lint types bench clean
+.PHONY: help demo demo-elastic timeline-picture test lint types bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
-		printf '  make %-12s %s\n' "$$verb" "$$what"; done
+		printf '  make %-16s %s\n' "$$verb" "$$what"; done
 
 demo: $(INSTALLED)  ## train on two workers, kill one in the middle, see it finish from its checkpoint
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 demo-elastic: $(INSTALLED)  ## train on three nodes, kill one in the middle, let another join, see it finish
 	@$(BIN)/python examples/demo_elastic.py $(ARGS)
+
+timeline-picture: $(INSTALLED)  ## make docs/timeline.png anew, of a real run (needs chromium)
+	$(BIN)/python examples/timeline_picture.py $(ARGS)
 
 test: $(INSTALLED)  ## run all tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,0 +1,241 @@
+"""Event logs as they lie on disk, made into entries: what is damaged is left out and counted.
+
+Pure: lines go in, a `Log` comes out.  A log may be read while it is written, or may have been cut off: its last line
+is then unfinished, which is no damage.  The clocks of several nodes are brought together here, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+# Of `docs/event-log.schema.json`.
+SCHEMA_VERSION = 1
+# A failure is cut to 8 KiB and its traceback to 32 KiB before it is told; escaped as JSON, six times that at most.
+LINE_BYTES_MAX = 1 << 20
+# News of a round takes about that to reach all nodes on a busy machine, so a smaller difference says nothing of clocks.
+AGREEING_CLOCKS_S = 0.05
+# Agents of one host have one clock; those further apart only call their hosts alike.
+SAME_CLOCK_S = 1.0
+# Nanoseconds are kept in 64 bits.
+_WHOLE_MAX = 1 << 63
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+class UnknownVersionError(ValueError):
+    """A log is written in a form that we do not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a log."""
+
+    wall: float  # seconds since the epoch, on that node; goes evenly, since it is counted on the monotonic clock
+    kind: str
+    fields: dict[str, Any]
+
+    def text(self, name: str) -> str:
+        value = self.fields.get(name)
+        return "" if value is None else str(value)
+
+    def number(self, name: str) -> int:
+        """A whole number.
+
+        Raises:
+            ValueError: it is missing, or none.
+        """
+        return _whole(self.fields.get(name), name)
+
+    def seconds(self, name: str) -> float:
+        """A length of time; likewise."""
+        value = self.fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}")
+        return max(0.0, float(value))
+
+
+@dataclass(slots=True)
+class Log:
+    """What one agent told."""
+
+    source: str
+    run_id: str = ""
+    host: str = ""
+    began: datetime = _LONG_AGO
+    first_ns: int = 0  # of its monotonic clock
+    entries: list[Entry] = field(default_factory=list[Entry])
+    damaged: int = 0  # lines that were left out
+    is_torn: bool = False  # its last line is not finished
+    alive_at: float | None = None  # its agent was found alive, at this time of day
+    is_dead: bool = False  # its agent was not found
+
+    @property
+    def first_wall(self) -> float:
+        return self.entries[0].wall
+
+    @property
+    def last_wall(self) -> float:
+        return max(self.entries[-1].wall, self.alive_at or 0.0)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether its agent said good-bye."""
+        return self.entries[-1].kind == "run_ended"
+
+    @property
+    def pid(self) -> int:
+        """The agent's; -1 where that line is damaged."""
+        pid = next((entry.fields.get("pid") for entry in self.entries if entry.kind == "run_began"), None)
+        return pid if isinstance(pid, int) else -1
+
+
+def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
+    """The logs that these lines are, one for each agent; at least one, which may have no entries.
+
+    Args:
+        source: where they come from, for messages.
+        lines: with their line ends.
+
+    Raises:
+        UnknownVersionError: they are written in another form.
+    """
+    logs: dict[str, Log] = {}
+    damaged = 0
+    is_torn = False
+    for line in lines:
+        if not line.strip():
+            continue
+        is_torn = not line.endswith(b"\n")
+        try:
+            record = _parse(line)
+            _check_version(record, source)
+            monotonic_ns, node = _whole(record.get("monotonic_ns"), "monotonic_ns"), str(record.get("node", ""))
+            log = logs.get(node)
+            if log is None:
+                run_id, host, began = str(record.get("run_id", "")), str(record.get("host", "")), _moment(record)
+                log = logs[node] = Log(source, run_id, host, began, monotonic_ns)
+        except UnknownVersionError:
+            raise
+        except (ValueError, TypeError, RecursionError, OverflowError):
+            damaged += not is_torn
+            continue
+        # An interval on a clock that nobody sets; in whole nanoseconds, of which a float can't hold as many.
+        wall = log.began.timestamp() + max(monotonic_ns - log.first_ns, 0) / 1e9
+        log.entries.append(Entry(wall, str(record.get("event", "")), record))
+    found = list(logs.values()) or [Log(source)]
+    found[0].damaged, found[-1].is_torn = damaged, is_torn
+    return found
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    if len(line) > LINE_BYTES_MAX:
+        raise ValueError("too long")
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise TypeError("not an object")
+    if isinstance(failure := record.get("failure"), dict):
+        failure.pop("traceback", None)  # long, and not shown
+    return record
+
+
+def _check_version(record: dict[str, Any], source: str) -> None:
+    version = record.get("schema")
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        raise UnknownVersionError(f"{source}: schema version {version}, where this aelastic knows {SCHEMA_VERSION}")
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"schema version {version!r}")
+
+
+def _whole(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _WHOLE_MAX:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _moment(record: dict[str, Any]) -> datetime:
+    text = record.get("time")
+    if not isinstance(text, str):
+        raise TypeError("a time that is no text")
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("a time without its zone")
+    return moment
+
+
+# Which run, and whose clock.
+
+
+def runs_of(logs: Sequence[Log]) -> list[list[Log]]:
+    """Logs by run, the run that began last comes last.
+
+    Logs belong together that have the run id in common and overlap in time: a run id may be used again tomorrow.
+    """
+    by_id: dict[str, list[Log]] = defaultdict(list)
+    for log in logs:
+        by_id[log.run_id].append(log)
+    runs: list[list[Log]] = []
+    for same_id in by_id.values():
+        same_id.sort(key=lambda log: log.first_wall)
+        end = -math.inf
+        for log in same_id:
+            if log.first_wall > end:
+                runs.append([])
+            runs[-1].append(log)
+            end = max(end, log.last_wall)
+    return sorted(runs, key=lambda run: run[0].first_wall)
+
+
+def offsets_of(logs: Sequence[Log]) -> tuple[list[float], list[str]]:
+    """How far each log's clock is ahead of the one that most rounds are known of, and sentences about it.
+
+    All nodes of a round are told at the same moment that it is complete.  So a node's clock is ahead by what lies
+    between its time of that and another's, in the middle of all rounds that they share.  Agents of one host share
+    its clock.
+    """
+    rounds = [_rounds(log) for log in logs]
+    root = max(range(len(logs)), key=lambda place: len(rounds[place]), default=0)
+    known: dict[int, float] = dict(rounds[root])  # when each round was complete, on the clock of the root
+    offsets = {root: 0.0}
+    of_host = {logs[root].host: 0.0}
+    while placed := [place for place in range(len(logs)) if place not in offsets and rounds[place].keys() & known]:
+        for place in placed:
+            ahead = median(rounds[place][number] - known[number] for number in rounds[place].keys() & known)
+            if abs(ahead) < AGREEING_CLOCKS_S:
+                ahead = 0.0
+            of_its_host = of_host.setdefault(logs[place].host, ahead)
+            if logs[place].host and abs(of_its_host - ahead) < SAME_CLOCK_S:
+                ahead = of_its_host
+            offsets[place] = ahead
+        for place in placed:
+            for number, wall in rounds[place].items():
+                known.setdefault(number, wall - offsets[place])
+    notes = [_shifted(logs[place], ahead, logs[root]) for place, ahead in sorted(offsets.items()) if ahead]
+    notes += [
+        f"{log.host or 'A node'} (pid {log.pid}) shares no round with the others: it is placed by its own wall clock."
+        for place, log in enumerate(logs)
+        if place not in offsets
+    ]
+    return [offsets.get(place, 0.0) for place in range(len(logs))], notes
+
+
+def _shifted(log: Log, ahead: float, root: Log) -> str:
+    return (
+        f"The clock of {log.host} (pid {log.pid}) is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} that "
+        f"of {root.host} (pid {root.pid}): it is shifted by that, so that the rounds they share begin together."
+    )
+
+
+def _rounds(log: Log) -> dict[int, float]:
+    """When each round was complete."""
+    formed: dict[int, float] = {}
+    for entry in log.entries:
+        number = entry.fields.get("round")
+        if entry.kind == "round_formed" and isinstance(number, int):
+            formed[number] = entry.wall
+    return formed

@@ -1,0 +1,225 @@
+"""The page around the picture: what a run spent its time on, and what each restart cost.
+
+Pure.  One file that needs nothing else: no network, no fonts, no library.  Its policy lets only its own script run, so
+nothing that a log brings along can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aelastic.timeline_chart import draw, duration, safe
+from aelastic.timeline_look import SCRIPT, SCRIPT_HASH, STYLE
+from aelastic.timeline_story import RESTART_PHASES, Restart, Share, Story
+
+# Restarts that get a table of their own, the most expensive ones: some screens full.
+CARDS_MAX = 20
+# Restarts in the short list of all of them.
+LISTED_MAX = 500
+# Nodes in the table of a restart, the slowest ones.
+SHARES_MAX = 16
+NOTES_MAX = 20
+TEXT_CHARS_MAX = 600
+
+_LEGEND_PHASES = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
+_LEGEND_ENDS = ("succeeded", "failed", "stopped", "open")
+
+
+def page(story: Story) -> str:
+    """The whole page, as HTML."""
+    chart = draw(story)
+    title = f"{story.run_id}: timeline"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{SCRIPT_HASH}'"
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{safe(title)}</title>",
+            f"<style>{STYLE}</style></head><body>",
+            _head(story),
+            _spent(story),
+            _tools(),
+            f'<div class="frame">{chart.svg}</div>',
+            _restarts(story),
+            _notes([*chart.notes, *story.notes]),
+            f"<script>{SCRIPT}</script></body></html>\n",
+        ]
+    )
+
+
+def summary(story: Story) -> str:
+    """What a run spent its time on, in one line."""
+    length = story.length_s
+    parts = [f"training {_percent(story.spent['training'], length)} of {duration(length)}"]
+    if story.restarts:
+        count = len(story.restarts)
+        took = f"{duration(story.spent['restarting'])}, {_percent(story.spent['restarting'], length)}"
+        parts.append(f"{count} restart{'' if count == 1 else 's'} ({took})")
+    return ", ".join(parts)
+
+
+def _percent(part: float, whole: float) -> str:
+    share = 100 * part / whole if whole > 0 else 0.0
+    if part <= 0 or part >= whole:
+        return f"{share:.0f} %"
+    if 1 <= share < 99:
+        return f"{share:.1f} %"
+    # 100 % is said of nothing less, nor 0 % of anything more.
+    return f"{min(share, 99.99):.2f} %" if share >= 0.01 else "< 0.01 %"
+
+
+def _head(story: Story) -> str:
+    state = {"SUCCEEDED": "succeeded", "FAILED": "failed", "STOPPED": "stopped"}.get(story.state, story.state.lower())
+    words = state or "still running or cut off"
+    workers = max(
+        (sum(node.workers for node in story.nodes if number in node.formed) for number in _rounds(story)), default=0
+    )
+    program = story.entrypoint
+    facts = [
+        _count(len(story.nodes), "agent"),
+        f"up to {_count(workers, 'worker')} at a time" if workers else "no round was ever complete",
+        f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
+        f"<b>{duration(story.length_s)}</b>",
+        _count(len(story.restarts), "restart"),
+        # An interpreter says nothing of what it ran.
+        *([_cut(program)] if program and not program.rpartition("/")[2].startswith("python") else []),
+    ]
+    reason = f'<p class="facts">{_cut(story.reason)}</p>' if story.reason else ""
+    return (
+        f'<h1>{safe(story.run_id)}<span class="badge {safe(state)}">{safe(words)}</span></h1>'
+        f'{reason}<p class="facts">{" · ".join(facts)}</p>'
+    )
+
+
+def _rounds(story: Story) -> set[int]:
+    return {number for node in story.nodes for number in node.formed}
+
+
+def _spent(story: Story) -> str:
+    bars, items = [], []
+    for name, seconds in story.spent.items():
+        if seconds > 0:
+            bars.append(
+                f'<span class="{name}" style="flex:{seconds:.6f} 0 0" title="{name}: {duration(seconds)}"></span>'
+            )
+        items.append(
+            f'<div><dt><i class="dot {name}"></i>{name}</dt>'
+            f'<dd data-spent="{name}"><b>{_percent(seconds, story.length_s)}</b>{duration(seconds)}</dd></div>'
+        )
+    return f'<div class="spent"><div class="bar">{"".join(bars)}</div><dl>{"".join(items)}</dl></div>'
+
+
+def _tools() -> str:
+    phases = "".join(f'<span><i class="dot {name}"></i>{name}</span>' for name in _LEGEND_PHASES)
+    ends = "".join(
+        f'<span><i class="dot {name}"></i>{"running" if name == "open" else name}</span>' for name in _LEGEND_ENDS
+    )
+    buttons = "".join(
+        f'<button data-way="{way}" title="{words}">{sign}</button>'
+        for way, sign, words in (
+            ("left", "◀", "earlier"),
+            ("right", "▶", "later"),
+            ("in", "+", "zoom in"),
+            ("out", "−", "zoom out"),
+            ("all", "whole run", "double click does it, too"),
+        )
+    )
+    return (
+        f'<div class="tools"><div class="legend"><em>Agent</em>{phases}</div>'
+        f'<div class="legend"><em>Workers</em>{ends}</div>'
+        f'<div class="zoom"><span>drag, or Ctrl + wheel, to zoom</span>{buttons}</div></div>'
+    )
+
+
+# Restarts.
+
+
+def _restarts(story: Story) -> str:
+    if not story.restarts:
+        return ""
+    dearest = sorted(story.restarts, key=lambda restart: -restart.took_s)[:CARDS_MAX]
+    cards = [_card(restart, story) for restart in sorted(dearest, key=lambda restart: restart.number)]
+    parts = ["<h2>What the restarts cost</h2>"]
+    if len(story.restarts) > len(dearest):
+        parts.append(
+            f'<p class="facts">The {len(dearest)} longest of {len(story.restarts)}; below is a list of all.</p>'
+        )
+    parts += cards
+    if len(story.restarts) > len(dearest):
+        parts.append(_list(story.restarts))
+    return "\n".join(parts)
+
+
+def _card(restart: Restart, story: Story) -> str:
+    kind = "a worker failed" if restart.cause == "failure" else "nodes came or went"
+    to = f"round {restart.round} → {restart.next_round}" if restart.next_round is not None else f"round {restart.round}"
+    unfinished = "" if restart.is_over else " · not all workers ran again"
+    shares = sorted(restart.shares, key=lambda share: -share.total)[:SHARES_MAX]
+    rows = "".join(_share(share, restart, story) for share in sorted(shares, key=lambda share: share.node))
+    if len(restart.shares) > len(shares):
+        left_out = len(restart.shares) - len(shares)
+        rows += f'<tr><td class="left nothing" colspan="8">{left_out} nodes that took less are left out</td></tr>'
+    heads = "".join(f'<th><i class="dot {name}"></i>{name}</th>' for name in RESTART_PHASES)
+    who = f"<p>{_cut(restart.culprit)}</p>" if restart.culprit else ""
+    return (
+        f'<section class="card" data-restart="{restart.number}"><h3>Restart {restart.number}'
+        f'<span class="took">{duration(restart.took_s)}</span>'
+        f'<button data-s="{restart.start:.6f}" data-e="{restart.end:.6f}">show above</button></h3>'
+        f'{who}<p class="why">{kind}: {_cut(restart.reason)} · {to} · at {duration(restart.start)}{unfinished}</p>'
+        '<div class="scroll"><table><thead><tr><th>node</th>'
+        f'<th class="falls">0<span>{duration(restart.took_s)}</span></th>{heads}<th>sum</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _share(share: Share, restart: Restart, story: Story) -> str:
+    whole = max(restart.took_s, 1e-9)
+    bars = "".join(
+        f'<i class="{block.name}" title="{block.name}: {duration(block.end - block.start)}" '
+        f'style="left:{100 * (block.start - restart.start) / whole:.3f}%;'
+        f'width:{100 * (block.end - block.start) / whole:.3f}%"></i>'
+        for block in share.blocks
+    )
+    cells = "".join(_cell(share.spent(name)) for name in RESTART_PHASES)
+    return (
+        f'<tr><td>{safe(story.nodes[share.node].name)}</td><td class="falls"><div>{bars}</div></td>'
+        f"{cells}<td><b>{duration(share.total)}</b></td></tr>"
+    )
+
+
+def _cell(seconds: float) -> str:
+    return f"<td>{duration(seconds)}</td>" if seconds > 0 else '<td class="nothing">–</td>'
+
+
+def _list(restarts: Sequence[Restart]) -> str:
+    rows = "".join(
+        f"<tr><td>{restart.number}</td><td>{duration(restart.start)}</td><td>{duration(restart.took_s)}</td>"
+        f'<td class="text">{_cut(restart.culprit or restart.reason)}</td></tr>'
+        for restart in restarts[:LISTED_MAX]
+    )
+    left_out = (
+        f'<p class="facts">{len(restarts) - LISTED_MAX} more are left out.</p>' if len(restarts) > LISTED_MAX else ""
+    )
+    head = '<tr><th>restart</th><th>at</th><th>took</th><th class="text">why</th></tr>'
+    table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    return f'<h2>All restarts</h2><div class="scroll">{table}</div>{left_out}'
+
+
+def _notes(notes: Sequence[str]) -> str:
+    if not notes:
+        return ""
+    lines = [f"<li>{_cut(note)}</li>" for note in notes[:NOTES_MAX]]
+    if len(notes) > NOTES_MAX:
+        lines.append(f"<li>{len(notes) - NOTES_MAX} more notes are left out.</li>")
+    return f'<h2>Notes</h2><ul class="notes">{"".join(lines)}</ul>'
+
+
+def _cut(text: str) -> str:
+    return safe(text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
