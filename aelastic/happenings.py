@@ -118,6 +118,14 @@ class StacksTaken(Record):
     path: str  # the folder they are in
 
 
+class Killed(Record):
+    """Workers that did not end are sent SIGKILL."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    reason: str
+
+
 class Restarting(Record):
     """All workers are to start again, on all nodes."""
 
@@ -150,6 +158,7 @@ Happening: TypeAlias = (
     | WorkerEnded
     | Noticed
     | StacksTaken
+    | Killed
     | Restarting
     | StopAsked
     | RunEnded

@@ -1,8 +1,13 @@
 """What a run's events are worth telling: transitions, rounds, workers, and how long each phase took.
 
 `Narrator` sees what the worker group sees, after the group has handled it, and gives happenings; it decides nothing.
-Of a phase, the duration is told when it is over.  What happened comes first, then how long what was before it took,
-then where the agent stands now.
+What happened comes first, then how long what was before it took, then where the agent stands now.
+
+A phase is told when it is over.  From the start to the end of a run there is always exactly one of them, but for
+`detect`, which lies at the end of `run` or in `stop`: the durations of the others add up to that of the run.
+
+A restart is told once on each node that takes part in it: when the coordinator's word comes, whatever this node does
+at that moment.  A node that leaves meanwhile has none.
 """
 
 from __future__ import annotations
@@ -10,10 +15,11 @@ from __future__ import annotations
 from typing import Literal
 
 from aelastic.group import Phase, WorkerGroup
-from aelastic.group_events import Event, Exited, Spawned, StopRequested
+from aelastic.group_events import Condemned, Event, Exited, Spawned, StopRequested
 from aelastic.happenings import (
     Changed,
     Happening,
+    Killed,
     PhaseName,
     PhaseTook,
     Restarting,
@@ -22,7 +28,7 @@ from aelastic.happenings import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.rdzv.messages import Assigned, Ended, Interrupted
+from aelastic.rdzv.messages import Assigned, Interrupted
 
 # `run` begins when the workers are started; before that, the phase is called `spawn`.
 _NAMES: dict[Phase, PhaseName] = {
@@ -46,18 +52,24 @@ class Narrator:
         self._state = group.state
         self._generation = 0
         self._restart_count = 0
+        self._is_killing = False
         self._name: PhaseName | None = None  # of what takes time now
         self._since = 0.0
-        self._ended: set[int] = set()  # local ranks of this generation
+        self._restarted_round: int | None = None  # the last one of which a restart was told
+        # Of this generation.
+        self._is_spawned = False
+        self._condemned: set[int] = set()  # local ranks
+        self._ended: set[int] = set()  # local ranks
 
     def handle(self, event: Event, now: float) -> list[Happening]:
         """What the event is worth telling.  The group has handled it."""
-        told = self._what_happened(event, now)
         group = self._group
+        told = [*self._what_happened(event, now), *self._killed(event)]
         if group.generation != self._generation:
-            self._generation, self._ended = group.generation, set()
-            told += [self._round_formed()]
-        told += self._what_took_time(event, now)
+            self._generation, self._is_spawned = group.generation, False
+            self._condemned, self._ended = set(), set()
+            told.append(self._round_formed())
+        told += self._what_took_time(now)
         if (group.phase, group.state) != (self._phase, self._state):
             told.append(Changed(self._phase, group.phase, group.state, group.reason or _words(event)))
             self._phase, self._state = group.phase, group.state
@@ -66,16 +78,18 @@ class Narrator:
     def _what_happened(self, event: Event, now: float) -> list[Happening]:
         group = self._group
         match event:
-            case Spawned(generation, ids) if generation == group.generation and self._name == "spawn":
+            case Spawned(generation, ids) if generation == group.generation and not self._is_spawned:
+                self._is_spawned = True
                 return [WorkersStarted(generation, ids)]
+            case Condemned(generation, local_rank) if generation == group.generation:
+                self._condemned.add(local_rank)
+                return []
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)
                 return self._worker_ended(event, now)
-            case Interrupted(_, reason, restart_count) if self._phase not in {Phase.JOINING, Phase.DONE}:
-                is_paid = restart_count > self._restart_count
-                self._restart_count = max(restart_count, self._restart_count)
-                return [Restarting("failure" if is_paid else "membership", reason, self._restart_count)]
-            case StopRequested(signum):
+            case Interrupted():
+                return self._restarting(event)
+            case StopRequested(signum, reason="") if self._phase is not Phase.DONE:
                 return [StopAsked(signum)]
             case _:
                 return []
@@ -90,9 +104,28 @@ class Narrator:
             outcome = "stopped"
         rank = group.workers[local_rank].global_rank
         told: list[Happening] = [WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
-        if event.gone_at is not None and failure is not None:
+        # Of a condemned worker it was known before it ended.
+        if event.gone_at is not None and failure is not None and local_rank not in self._condemned:
             told.append(PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
         return told
+
+    def _restarting(self, event: Interrupted) -> list[Happening]:
+        group = self._group
+        is_of_now = group.assigned is not None and group.assigned.round == event.round
+        if not is_of_now or group.is_leaving or self._restarted_round == event.round:
+            return []
+        self._restarted_round = event.round
+        is_paid = event.restart_count > self._restart_count
+        self._restart_count = max(event.restart_count, self._restart_count)
+        return [Restarting("failure" if is_paid else "membership", event.reason, self._restart_count)]
+
+    def _killed(self, event: Event) -> list[Happening]:
+        was_killing, self._is_killing = self._is_killing, self._group.is_killing
+        if was_killing or not self._is_killing:
+            return []
+        is_asked = isinstance(event, StopRequested)
+        reason = "asked to stop again" if is_asked else f"not ended after {self._group.spec.shutdown_timeout_s:g} s"
+        return [Killed(self._group.generation, self._group.unended, reason)]
 
     def _round_formed(self) -> RoundFormed:
         assigned = self._group.assigned
@@ -110,26 +143,20 @@ class Narrator:
             world_size=ranks.world_size,
         )
 
-    def _what_took_time(self, event: Event, now: float) -> list[Happening]:
-        name = self._name_now(event)
-        if name == self._name and not (name == "spawn" and isinstance(event, Assigned)):
+    def _what_took_time(self, now: float) -> list[Happening]:
+        name = self._name_now()
+        if name == self._name:
             return []
         told: list[Happening] = [] if self._name is None else [PhaseTook(self._name, now - self._since)]
         self._name, self._since = name, now
         return told
 
-    def _name_now(self, event: Event) -> PhaseName | None:
+    def _name_now(self) -> PhaseName | None:
         if self._group.phase is not Phase.RUNNING:
             return _NAMES.get(self._group.phase)
-        is_spawned = isinstance(event, Spawned) and event.generation == self._generation
-        return "run" if is_spawned or self._name == "run" else "spawn"
+        return "run" if self._is_spawned else "spawn"
 
 
 def _words(event: Event) -> str:
-    match event:
-        case Assigned(round=number):
-            return f"round {number} is complete"
-        case Ended(reason=reason):
-            return reason
-        case _:
-            return type(event).__name__
+    """Why, where the group needs no reason."""
+    return f"round {event.round} is complete" if isinstance(event, Assigned) else "the run begins"

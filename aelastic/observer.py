@@ -1,7 +1,8 @@
 """Who is told of a run, and how: observers, and the audience they make up.
 
-An observer is told everything, in order, at the moment it happens, on the agent's loop.  It is never the reason why
-a job ends: one that raises is dropped, which is said once, and the run goes on.
+An observer is told everything, in order, at the moment it happens, on the agent's loop: first `RunBegan`, last
+`RunEnded`, whatever the run ends with.  It is never the reason why a job ends: one that raises is told no more, which
+is said once, and the run goes on.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Observer(ABC):
         """
 
     async def run(self) -> None:  # noqa: B027  nothing to do meanwhile is a fair answer
-        """Does what has to be done during the whole run.  Cancelled at its end."""
+        """Does what has to be done during the whole run.  Cancelled at its end, before `RunEnded` is told."""
 
     async def aclose(self) -> None:  # noqa: B027  nothing to give back is a fair answer
-        """Called once, when all is told; cancelled if it takes more than 5 s."""
+        """Called once, when all is told, also after a failure; cancelled if it takes more than 5 s."""
 
 
 class Audience:
@@ -44,18 +45,21 @@ class Audience:
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
+        self._dropped: set[int] = set()  # by `id`: an observer need not be hashable
 
     def add(self, observer: Observer) -> None:
+        """One more.  To be called before `run`."""
         self._observers.append(observer)
 
     def tell(self, happening: Happening) -> None:
         """Tells all of them.  Never blocks, never raises."""
         now = anyio.current_time()
-        for observer in tuple(self._observers):
-            try:
-                observer.tell(happening, now)
-            except Exception as error:  # noqa: BLE001  an observer may be the user's; the job is worth more
-                self._drop(observer, error)
+        for observer in self._observers:
+            if id(observer) not in self._dropped:
+                try:
+                    observer.tell(happening, now)
+                except Exception as error:  # noqa: BLE001  an observer may be the user's; the job is worth more
+                    self._drop(observer, error)
 
     async def run(self) -> None:
         """Runs all of them, until cancelled."""
@@ -64,7 +68,7 @@ class Audience:
                 tasks.start_soon(self._guard, observer, observer.run, name=type(observer).__name__)
 
     async def aclose(self) -> None:
-        """Closes all of them, each within its time."""
+        """Closes all of them, those that failed too, each within its time."""
         async with anyio.create_task_group() as tasks:
             for observer in self._observers:
                 tasks.start_soon(self._close, observer)
@@ -82,8 +86,8 @@ class Audience:
             self._drop(observer, error)
 
     def _drop(self, observer: Observer, error: Exception) -> None:
-        if observer in self._observers:
-            self._observers.remove(observer)
+        if id(observer) not in self._dropped:
+            self._dropped.add(id(observer))
             _log.warning(
                 "%s failed, and is told no more: %s: %s", type(observer).__name__, type(error).__name__, error,
                 exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
