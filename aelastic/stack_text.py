@@ -1,0 +1,158 @@
+"""Where a process stood, as text: what py-spy and faulthandler say is read, and the lines worth quoting are picked.
+
+Pure, and nothing here raises but `ValueError`, for what is no stack.  Threads and frames come innermost first, as both
+programs tell them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from aelastic.record import Record
+
+# What is quoted of a stack that is kept in a file: who waits in a library is in the caller's code a few frames further.
+FRAMES_QUOTED = 10
+# What is quoted where no file remains: the stack of most training loops is not deeper.
+FRAMES_QUOTED_ALONE = 40
+# Likewise, of each thread besides the main one, and of so many threads: pin-memory, autograd and NCCL's among them.
+FRAMES_OF_OTHERS = 4
+OTHERS_QUOTED = 8
+# A file's path or a function's name; paths have 4,096 bytes at most, most have a hundred.
+NAME_CHARS_MAX = 300
+# faulthandler stops after 100 threads (`MAX_NTHREADS` in CPython); the oldest, the main one, is not among them then.
+_CUT = "..."
+
+_HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):")
+_HEAD_OF_ONE = "Stack (most recent call first):"
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+
+
+class Frame(Record):
+    """One call: a place in the code."""
+
+    file: str
+    line: int  # 0: not known
+    function: str
+
+    def __str__(self) -> str:
+        line = f", line {self.line}" if self.line else ""
+        return f'File "{_short(self.file)}"{line}, in {_short(self.function)}'
+
+
+class Thread(Record):
+    """One thread of a process."""
+
+    name: str
+    frames: tuple[Frame, ...]  # innermost first
+    is_main: bool = False
+    state: str = ""  # as in "runs, has the GIL"; "": not known
+
+
+def read_py_spy(text: str, pid: int) -> tuple[Thread, ...]:
+    """The threads in the output of `py-spy dump --json`, the main one first.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    told = json.loads(text)
+    if not isinstance(told, list) or not told:
+        raise ValueError("no threads are in it")
+    try:
+        threads = [_thread_of(each, pid) for each in told]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not as expected: {error!r}") from None
+    return tuple(sorted(threads, key=lambda thread: not thread.is_main))
+
+
+def _thread_of(told: Mapping[str, Any], pid: int) -> Thread:
+    frames = tuple(Frame(str(each["filename"]), int(each["line"]), str(each["name"])) for each in told["frames"])
+    state = "runs" if told.get("active") else "waits"
+    name = str(told.get("thread_name") or f"thread {told.get('os_thread_id') or told.get('thread_id')}")
+    is_main = told.get("os_thread_id") == pid or (told.get("os_thread_id") is None and name == "MainThread")
+    return Thread(name, frames, is_main, f"{state}, has the GIL" if told.get("owns_gil") else state)
+
+
+def read_faulthandler(text: str) -> tuple[Thread, ...]:
+    """The threads in a dump of faulthandler's, the main one first; those without a Python frame are left out.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    named = list(_blocks(text.splitlines()))
+    found = [(head, Thread(name, tuple(frames))) for head, name, frames in named if frames]
+    if not found:
+        raise ValueError("no Python frame is in it")
+    # Threads are told from the youngest to the oldest.  A signal that is sent to a process is mostly the main thread's.
+    is_cut = any(line == _CUT for line in text.splitlines())
+    current = next((at for at, (head, _) in enumerate(found) if head != "Thread"), None)
+    main = current if is_cut and current is not None else len(found) - 1
+    threads = [
+        Thread(thread.name or ("MainThread" if at == main else f"thread {at}"), thread.frames, at == main)
+        for at, (_, thread) in enumerate(found)
+    ]
+    return tuple(sorted(threads, key=lambda thread: not thread.is_main))
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[tuple[str, str, list[Frame]]]:
+    """What begins each thread, its name, and its frames."""
+    frames: list[Frame] | None = None
+    for line in lines:
+        if head := _HEAD.match(line):
+            frames = []
+            yield head[1], head[2] or "", frames
+        elif line == _HEAD_OF_ONE:
+            frames = []
+            yield line, "", frames
+        elif (frame := _FRAME.match(line)) and frames is not None:
+            frames.append(Frame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+
+
+def listing(threads: Sequence[Thread]) -> str:
+    """All of it, for a file."""
+    return "\n".join(line for thread in threads for line in (*_lines(thread), ""))
+
+
+def place(threads: Sequence[Thread]) -> str:
+    """The innermost frame of the main thread, in one line."""
+    return str(threads[0].frames[0]) if threads and threads[0].frames else ""
+
+
+def quote(threads: Sequence[Thread], *, is_kept: bool) -> str:
+    """The lines of a stack that a report shows.
+
+    Args:
+        threads: the main one first.
+        is_kept: all of it can be read elsewhere.
+    """
+    main, others = threads[0], threads[1:]
+    lines = list(_frame_lines(main, FRAMES_QUOTED if is_kept else FRAMES_QUOTED_ALONE))
+    if is_kept:
+        return "\n".join(lines)
+    for thread in others[:OTHERS_QUOTED]:
+        lines += _lines(thread, FRAMES_OF_OTHERS)
+    if len(others) > OTHERS_QUOTED:
+        lines.append(f"... and {len(others) - OTHERS_QUOTED} more threads")
+    return "\n".join(lines)
+
+
+def _lines(thread: Thread, frames_max: int | None = None) -> Iterator[str]:
+    yield f"{_short(thread.name)}{f' ({thread.state})' if thread.state else ''}, most recent call first:"
+    yield from _frame_lines(thread, frames_max)
+
+
+def _frame_lines(thread: Thread, frames_max: int | None) -> Iterator[str]:
+    shown = thread.frames[:frames_max]
+    yield from (f"  {frame}" for frame in shown)
+    if more := len(thread.frames) - len(shown):
+        yield f"  ... and {more} more {'frames' if more > 1 else 'frame'}"
+    if not thread.frames:
+        yield "  no Python frame"
+
+
+def _short(name: str) -> str:
+    """A name of the worker's, fit for a terminal: in one line, of bounded length, the end of it where it is cut."""
+    text = "".join(each if each.isprintable() else "?" for each in name)
+    return text if len(text) <= NAME_CHARS_MAX else f"...{text[-NAME_CHARS_MAX:]}"
