@@ -1,0 +1,56 @@
+"""The interface of a health check server of one's own (torch: `…elastic.agent.server.health_check_server`).
+
+A subclass written for torch's works with this one, and with the agent: `Supervisor(spec, health_check_server=…)` takes
+an object that is one, or what makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+# What torch's agent asks for.
+TIMEOUT_S = 60
+
+
+class HealthCheckServer:
+    """Answers whoever asks whether an agent lives; this one answers nobody (torch: `HealthCheckServer`).
+
+    Args:
+        alive_callback: when the agent was last seen at work, in seconds of the wall clock; for any thread.
+        port: where to listen.
+        timeout: an agent that was not seen for so many seconds counts as dead.
+    """
+
+    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
+        self._alive_callback = alive_callback
+        self._port = port
+        self._timeout = timeout
+
+    def start(self) -> None:
+        """Called once, before the rendezvous."""
+
+    def stop(self) -> None:
+        """Called once, when the job is over."""
+
+    @property
+    def alive_callback(self) -> Callable[[], int]:
+        return self._alive_callback
+
+
+class NoHealthCheckServer(HealthCheckServer):
+    """For a program that has started one already: the agent is to open none."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0, 0, TIMEOUT_S)
+
+
+def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
+    """A server that answers nobody (torch: `create_healthcheck_server`)."""
+    return HealthCheckServer(alive_callback, port, timeout)
+
+
+class HealthCheckServerFactory(Protocol):
+    """What makes a server: a subclass of `HealthCheckServer`, or a function as `create_healthcheck_server`."""
+
+    def __call__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer: ...
