@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     )
     from aelastic.group import WorkerGroup
     from aelastic.group_events import Worker, WorkerState
+    from aelastic.health_check_server import HealthCheckServer
     from aelastic.launch import SignalException, elastic_launch, launch_agent
     from aelastic.launch_config import LaunchConfig
     from aelastic.rdzv.settings import RendezvousSettings
-    from aelastic.spec import Std, WorkerSpec
-    from aelastic.supervisor import RunResult, Supervisor
+    from aelastic.run_result import RunResult
+    from aelastic.spec import ExpectedOutput, Std, WorkerSpec
+    from aelastic.supervisor import Supervisor
     from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
 
 __version__ = "0.1.0"
@@ -43,6 +45,8 @@ __all__ = [
     "AelasticError",
     "ChildFailedError",
     "ErrorHandler",
+    "ExpectedOutput",
+    "HealthCheckServer",
     "InputError",
     "InternalError",
     "LaunchConfig",
@@ -79,11 +83,13 @@ _HOMES = {
     ),
     "group": ("WorkerGroup",),
     "group_events": ("Worker", "WorkerState"),
+    "health_check_server": ("HealthCheckServer",),
     "launch": ("SignalException", "elastic_launch", "launch_agent"),
     "launch_config": ("LaunchConfig",),
     "rdzv.settings": ("RendezvousSettings",),
-    "spec": ("Std", "WorkerSpec"),
-    "supervisor": ("RunResult", "Supervisor"),
+    "spec": ("ExpectedOutput", "Std", "WorkerSpec"),
+    "run_result": ("RunResult",),
+    "supervisor": ("Supervisor",),
     "workers": ("WorkerBackend", "WorkerExit", "WorkerStart"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

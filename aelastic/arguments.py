@@ -21,8 +21,8 @@ from aelastic.command_line import Groups, Settings, read_options
 from aelastic.errors import InputError
 from aelastic.meeting import meeting_point
 from aelastic.options import GROUPS
-from aelastic.output import output_fields
-from aelastic.spec import WorkerSpec
+from aelastic.output import output_fields, ui_of
+from aelastic.spec import ExpectedOutput, WorkerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Invocation:
         loop: the event loop to run on.
         exit_codes: `cause` tells why the job failed, `torchrun` says 1 for every failure.
         signals: what stops the job.
+        ui: what a terminal shows while the job runs.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Invocation:
     loop: Literal["uvloop", "asyncio"]
     exit_codes: Literal["cause", "torchrun"]
     signals: tuple[signal.Signals, ...]
+    ui: Literal["auto", "line", "view", "off"] = "auto"
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Invocation:
@@ -85,6 +87,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         numa_binding=chosen["numa_binding"],
         virtual_local_rank=chosen["virtual_local_rank"],
         event_log_handler=chosen["event_log_handler"],
+        hang_timeout_s=chosen["hang_timeout"],
+        hang_signals=chosen["hang_signals"],
+        hang_action=chosen["hang_action"],
+        expect_output=_expected_output(chosen),
         env=_worker_environ(environ, chosen, local_world_size),
         **output_fields(chosen, environ),
         **meeting_point(chosen, environ),
@@ -95,12 +101,25 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         loop=chosen["loop"],
         exit_codes=chosen["exit_codes"],
         signals=chosen["signals_to_handle"],
+        ui=ui_of(chosen),
     )
+
+
+def _expected_output(chosen: Settings) -> ExpectedOutput | None:
+    if chosen["expect_output"] is None:
+        if not chosen.by_dest["expect_output_ranks"].is_default:
+            raise InputError(f"{chosen.source('expect_output_ranks')}: nothing is expected: add --expect-output")
+        return None
+    pattern, within_s = chosen["expect_output"]
+    return ExpectedOutput(pattern, within_s, chosen["expect_output_ranks"])
 
 
 def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:
     """What workers inherit: the agent's environment, and what torchrun's command line adds to its own."""
     inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
+    if "NOTIFY_SOCKET" in environ:  # systemd's, for the agent: a worker that used it would speak in its name
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+            inherited.pop(name, None)
     if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
         inherited["OMP_NUM_THREADS"] = "1"
         _log.info("OMP_NUM_THREADS is 1 for each of %d workers: set it to choose another number", local_world_size)

@@ -59,6 +59,34 @@ class Autopsy:
         # Reads its error file and its stderr: in a thread, since disks may hang.
         return await anyio.to_thread.run_sync(self._explain, start, worker_id, exitcode, note)
 
+    async def of_living(
+        self, start: WorkerStart, worker_id: Any, signum: int, reason: str, stack: str = ""
+    ) -> ProcessFailure:
+        """The failure of a worker that is to be stopped for what it does, or does not do.
+
+        Args:
+            start: how it was started.
+            worker_id: its pid, or what the back end calls it.
+            signum: what it is to be stopped with.
+            reason: what for.
+            stack: where it stands, for the report.
+        """
+        return await anyio.to_thread.run_sync(self._explain_living, start, worker_id, signum, reason, stack)
+
+    def _explain_living(
+        self, start: WorkerStart, worker_id: Any, signum: int, reason: str, stack: str
+    ) -> ProcessFailure:
+        return ProcessFailure(
+            local_rank=start.local_rank,
+            pid=worker_id if isinstance(worker_id, int) else -1,
+            exitcode=-signum,
+            error_file=str(start.error_file),
+            stderr_tail=self._logs.tail(start.local_rank),
+            oom=self._oom.explain(0),  # it lives: if anybody was killed, then somebody it may be waiting for
+            condemned=reason,
+            stack=stack,
+        )
+
     def _explain(self, start: WorkerStart, worker_id: Any, exitcode: int, note: str) -> ProcessFailure:
         return ProcessFailure(
             local_rank=start.local_rank,
@@ -71,8 +99,12 @@ class Autopsy:
         )
 
 
-def report_of(rank: int, failure: ProcessFailure) -> FailureReport:
-    """A failure as other nodes are told it."""
+def report_of(rank: int, failure: ProcessFailure, *, is_final: bool = False) -> FailureReport:
+    """A failure as other nodes are told it.
+
+    Args:
+        is_final: no restart may follow.
+    """
     return FailureReport(
         host=failure.host or socket.gethostname(),
         rank=rank,
@@ -80,8 +112,10 @@ def report_of(rank: int, failure: ProcessFailure) -> FailureReport:
         pid=failure.pid,
         exitcode=failure.exitcode,
         message=failure.message[:_MESSAGE_MAX],
-        traceback=failure.traceback[-_TRACEBACK_MAX:],
+        # Of a stack the beginning counts, which is where it stood; it is short.
+        traceback="\n".join(filter(None, [failure.traceback[len(failure.stack) - _TRACEBACK_MAX :], failure.stack])),
         timestamp_s=failure.timestamp,
+        is_final=is_final,
     )
 
 

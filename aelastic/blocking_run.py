@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
-from aelastic.supervisor import RunResult, Supervisor
+from aelastic.run_result import RunResult
+from aelastic.supervisor import Supervisor
 
 # Written when a job has ended; Python writes the numbers of signals, from 1.
 _ENDED = b"\0"

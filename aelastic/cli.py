@@ -11,6 +11,7 @@ for torch.
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import signal
@@ -39,7 +40,9 @@ from aelastic.options import GROUPS
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from aelastic.supervisor import RunResult, Supervisor
+    from aelastic.observer import Observer
+    from aelastic.run_result import RunResult
+    from aelastic.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +50,9 @@ _log = logging.getLogger(__name__)
 STALL_TIMEOUT_S = 30.0
 # A helper of `multiprocessing` ends in milliseconds.
 HELPER_TIMEOUT_S = 2.0
+# Set where nobody looks at a terminal (CI), by who wants no control sequences (no-color.org), and in Jupyter, whose
+# output understands but a few of them.
+_PLAIN = ("CI", "NO_COLOR", "JPY_PARENT_PID")
 LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
 
 
@@ -153,11 +159,12 @@ def collect_rarely() -> None:
 
 
 def _run_job(invocation: Invocation) -> Outcome:
-    job = _Job(invocation)
-    try:
-        result = _run_on_loop(job.run(), invocation.loop)
-    except BaseException as error:  # noqa: BLE001  the last line of the CLI: whatever it is, it is said and has a code
-        return _explain(error)
+    with _live_line(invocation) as live:
+        job = _Job(invocation, live)
+        try:
+            result = _run_on_loop(job.run(), invocation.loop)
+        except BaseException as error:  # noqa: BLE001  the last line of the CLI: whatever it is, it is said and has a code
+            return _explain(error)
     return _conclude(invocation, result, job.stopped_by)
 
 
@@ -167,8 +174,9 @@ def _run_job(invocation: Invocation) -> Outcome:
 class _Job:
     """One run of a supervisor under the signals of this process."""
 
-    def __init__(self, invocation: Invocation) -> None:
+    def __init__(self, invocation: Invocation, live: Sequence[Observer] = ()) -> None:
         self._invocation = invocation
+        self._live = live
         self.stopped_by: int | None = None  # the first signal that asked us to stop
 
     async def run(self) -> RunResult:
@@ -176,7 +184,7 @@ class _Job:
 
         from aelastic.supervisor import Supervisor
 
-        supervisor = Supervisor(self._invocation.spec)
+        supervisor = Supervisor(self._invocation.spec, observers=[*self._live, *_observers(self._invocation)])
         loop = asyncio.get_running_loop()
         with self._handle_signals(loop, supervisor), _reap_as_init(loop):
             return await supervisor.run()
@@ -198,6 +206,41 @@ class _Job:
             for signum in handled:
                 loop.remove_signal_handler(signum)
                 signal.signal(signum, before[signum])
+
+
+@contextmanager
+def _live_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
+    """The live line on our terminal, if it may be drawn there."""
+    if not _may_draw(invocation.ui, os.environ):
+        yield ()
+        return
+    from aelastic.live_line import live_line
+
+    with live_line(_speaker.do, "view" if invocation.ui == "view" else "line") as live:
+        yield (live,)
+
+
+def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
+    """Not on what is no terminal or a poor one; unless asked for, not for who wants plain lines, or reads a log."""
+    is_plain = ui == "auto" and any(environ.get(name) for name in _PLAIN)
+    if ui == "off" or is_plain or environ.get("TERM", "dumb") in {"", "dumb"}:
+        return False
+    if not all(stream is None or isinstance(stream, io.TextIOWrapper) for stream in (sys.stdout, sys.stderr)):
+        return False  # somebody else's, of which nobody knows where and when it writes
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) >= 0  # the terminal of our session
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _observers(invocation: Invocation) -> list[Observer]:
+    """Who is told of the run because of where this process runs."""
+    observers: list[Observer] = []
+    if os.environ.get("NOTIFY_SOCKET"):
+        from aelastic.sd_notify import SdNotify
+
+        observers.append(SdNotify(os.environ, invocation.spec.shutdown_timeout_s))
+    return observers
 
 
 @contextmanager
@@ -243,14 +286,23 @@ def loop_factory(name: str) -> Callable[[], AbstractEventLoop]:
 
 def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> Outcome:
     if result.is_failed() and result.failures:
-        return _report(ChildFailedError(invocation.name, result.failures, result.victims))
+        return _report(ChildFailedError(invocation.name, result.failures, result.victims, result.stacks))
     if stopped_by is not None and result.state.name == "STOPPED":
-        _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; all workers have ended")
+        _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; all workers have ended{_killed(result)}")
         return Outcome.of_signal(stopped_by)
     if result.state.name == "SUCCEEDED":
         return Outcome(0)
-    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'no reason is known'}")
+    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'no reason is known'}{_killed(result)}")
     return Outcome(EXIT_FAILURE)
+
+
+def _killed(result: RunResult) -> str:
+    """Of workers that had to be killed, where they stood."""
+    if not result.stacks:
+        return ""
+    from aelastic.report import killed
+
+    return "".join(f"\naelastic: {line}" for line in killed(result.stacks))
 
 
 def _report(failed: ChildFailedError) -> Outcome:
@@ -296,28 +348,38 @@ class _Speaker(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._texts: SimpleQueue[str | None] = SimpleQueue()
+        self._said: SimpleQueue[str | Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         self.say(self.format(record))
 
     def say(self, text: str) -> None:
+        self._put(text)
+
+    def do(self, write: Callable[[], None]) -> None:
+        """Has something else written, in its turn."""
+        self._put(write)
+
+    def _put(self, said: str | Callable[[], None]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, name="stderr", daemon=True)
             self._thread.start()
-        self._texts.put(text)
+        self._said.put(said)
 
     def _write(self) -> None:
-        while (text := self._texts.get()) is not None:
+        while (said := self._said.get()) is not None:
             with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or nobody reads it any more
-                print(text, file=sys.stderr, flush=True)
+                if callable(said):
+                    said()
+                else:  # at once: nobody else writes between a line and its end
+                    print(f"{said}\n", end="", file=sys.stderr, flush=True)
 
     def finish(self) -> bool:
         """Waits until all is said, or the console has not taken it for a while; gives which."""
         if self._thread is None:
             return True
-        self._texts.put(None)
+        self._said.put(None)
         self._thread.join(STALL_TIMEOUT_S)
         is_said, self._thread = not self._thread.is_alive(), None
         return is_said

@@ -135,6 +135,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def _build_parser(groups: Groups = GROUPS) -> _Parser:
     parser = _Parser(prog="aelastic", argument_default=argparse.SUPPRESS, formatter_class=_formatter)
     parser.groups = groups
+    parser.add_argument("--h", action="help")  # as with torchrun, whatever else of ours begins so
     for option in _options(groups):
         if option.metavar:
             parser.add_argument(*option.spellings, dest=option.dest)
@@ -190,7 +191,7 @@ def _help_lines(groups: Groups) -> Iterator[str]:
     yield from _wrap(
         "--like-this and --like_this are the same, and an unambiguous beginning is enough. Each option "
         "of torchrun but --logs-specs and --numa-binding can also be set by a variable, --nproc-per-node by "
-        "PET_NPROC_PER_NODE, those of aelastic by AELASTIC_LOOP and AELASTIC_EXIT_CODES. An empty variable "
+        "PET_NPROC_PER_NODE, those of aelastic by AELASTIC_LOOP and so on. An empty variable "
         "counts as unset, a flag is 1 or 0."
     )
 

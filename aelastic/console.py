@@ -24,6 +24,7 @@ import anyio.to_thread
 from aelastic.following import Follower
 from aelastic.inotify import LOST
 from aelastic.lines import Cut
+from aelastic.terminal import TerminalStream
 
 # So much of one worker's output is shown before another's turn comes.
 CHUNKS_PER_TURN = 32
@@ -90,6 +91,7 @@ class Descriptor(Sink):
         super().__init__()
         self._fd = fd
         self._stream = stream
+        self._terminal = stream.terminal if isinstance(stream, TerminalStream) else None
         self._is_ours = is_ours
 
     @property
@@ -104,6 +106,12 @@ class Descriptor(Sink):
             with suppress(OSError, ValueError):  # that is for whoever has written it
                 self._stream.flush()
             self._stream = None
+        if self._terminal is None:
+            return self._write_out(piece)
+        with self._terminal.writing(piece) as whole:
+            return self._write_out(whole)
+
+    def _write_out(self, piece: bytes) -> bool:
         rest = memoryview(piece)
         while rest and not self.is_given_up:
             try:

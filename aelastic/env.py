@@ -15,6 +15,7 @@ from aelastic.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 
 CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not handed down
 # AMD's HIP goes by it, too.
 _DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 

@@ -168,6 +168,7 @@ class ChildFailedError(AelasticError):
         name: what they ran.
         failures: by global rank, in the order they were observed.
         victims: global ranks that the agent stopped because of the failures.
+        stacks: by global rank, of those that had to be killed for it: where they stood.
 
     Raises:
         InputError: there are no failures.
@@ -175,11 +176,18 @@ class ChildFailedError(AelasticError):
 
     category = ErrorCategory.WORKER
 
-    def __init__(self, name: str, failures: Mapping[int, ProcessFailure], victims: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        failures: Mapping[int, ProcessFailure],
+        victims: Iterable[int] = (),
+        stacks: Mapping[int, str] | None = None,
+    ) -> None:
         if not failures:
             raise InputError("failures is empty: raise ChildFailedError for at least one failed worker")
         self.name, self.failures, self.victims = name, dict(failures), tuple(victims)
-        super().__init__(self.name, self.failures, self.victims)
+        self.stacks = dict(stacks or {})
+        super().__init__(self.name, self.failures, self.victims, self.stacks)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """The root cause and its global rank: the smallest timestamp, and of equal ones the first observed."""
@@ -192,7 +200,8 @@ class ChildFailedError(AelasticError):
         """The report, in torch's layout; the parameters keep torch's names."""
         from aelastic.report import report
 
-        return report(self.name, self.failures, self.get_first_failure(), self.victims, boarder_delim, section_delim)
+        first = self.get_first_failure()
+        return report(self.name, self.failures, first, self.victims, boarder_delim, section_delim, self.stacks)
 
 
 def exit_code_of(error: BaseException | ProcessFailure) -> int:

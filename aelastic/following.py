@@ -29,14 +29,16 @@ class Follower:
         path: is there; what it holds already is passed over.
         cut: how it is shown.
         is_scratch: what has been shown is given back to the file system, and in the end the file is removed.
+        sharer: who reads the same scratch, and has to have read what is given back.
     """
 
-    def __init__(self, path: Path, cut: Cut, *, is_scratch: bool = False) -> None:
+    def __init__(self, path: Path, cut: Cut, *, is_scratch: bool = False, sharer: Follower | None = None) -> None:
         self.watch: int | None = None  # what tells of its growth; `None` if nothing does
         self.cut = cut
         self.is_ended = False
         self._path = path
         self._is_scratch = is_scratch
+        self._sharer = sharer
         self._fd = os.open(path, os.O_RDWR if is_scratch else os.O_RDONLY)
         end = os.fstat(self._fd).st_size
         # Offsets: what has been shown, what may be shown, what has been looked at (the beginning of a line, say).
@@ -52,6 +54,15 @@ class Follower:
         """Nobody writes any more: the file ends where it ends now."""
         self._end = os.fstat(self._fd).st_size
         self.is_ended = True
+
+    @property
+    def offset(self) -> int:
+        """The offset up to which the file has been shown."""
+        return self._shown
+
+    def size(self) -> int:
+        """The offset at which the file ends, by now or for good."""
+        return os.fstat(self._fd).st_size if self._end is None else self._end
 
     @property
     def is_amid(self) -> bool:
@@ -74,7 +85,7 @@ class Follower:
                 return self._show(self._read(self._shown, self._taken))
             chunk = self._read(self._seen, self._end)
             held = self._seen - self._shown
-            has_more = self._has_more = len(chunk) == CHUNK_BYTES and self._seen + CHUNK_BYTES < self._size()
+            has_more = self._has_more = len(chunk) == CHUNK_BYTES and self._seen + CHUNK_BYTES < self.size()
             if is_ended and not has_more and held + len(chunk):
                 count = len(chunk)
             elif not chunk:
@@ -87,9 +98,6 @@ class Follower:
             self._taken = self._seen = self._seen + count
             if not held:
                 return self._show(chunk[:count])
-
-    def _size(self) -> int:
-        return os.fstat(self._fd).st_size if self._end is None else self._end
 
     def _read(self, begin: int, end: int | None) -> bytes:
         count = CHUNK_BYTES if end is None else max(0, min(CHUNK_BYTES, end - begin))
@@ -105,7 +113,7 @@ class Follower:
 
     def _punch(self) -> None:
         """Gives back what has been shown, but for the end, which may tell the cause of a failure."""
-        end = self._shown - TAIL_BYTES
+        end = (self._shown if self._sharer is None else min(self._shown, self._sharer.offset)) - TAIL_BYTES
         if self._is_scratch and end - self._punched >= PUNCH_BYTES and _fallocate is not None:
             _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._punched, end - self._punched)
             self._punched = end

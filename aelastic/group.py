@@ -129,6 +129,11 @@ class WorkerGroup:
         return self._kill_count > 0
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether its workers start no more."""
+        return isinstance(self._wish, _End) or self.is_done
+
+    @property
     def alive(self) -> frozenset[int]:
         """Local ranks of workers whose own process has not ended."""
         return frozenset(self._alive)
@@ -268,15 +273,18 @@ class WorkerGroup:
                 assert_never(self.phase)
 
     def _on_condemned(self, event: Condemned, now: float) -> list[Action]:
-        if event.generation != self.generation or event.local_rank not in self._alive:
-            return []  # an earlier generation's, or it ended by itself meanwhile
+        if event.generation != self.generation or event.local_rank not in self._alive or not self._is_spawned:
+            return []  # an earlier generation's, or it ended by itself meanwhile; or nobody can have looked at it
+        stop = Stop(self.generation, (event.local_rank,), event.signum)
         match self.phase:
             case Phase.RUNNING:
                 assert self.assigned is not None
                 self.failed[event.local_rank] = event.failure
                 tell = TellFailed(self.assigned.round, event.failure)
-                stop = Stop(self.generation, (event.local_rank,), event.signum)
                 return [tell, stop, *self._stop(_Await(), WorkerState.UNHEALTHY, event.failure.message, now)]
+            case Phase.STOPPING if isinstance(self._wish, _Await) and event.local_rank not in self.failed:
+                self.failed[event.local_rank] = event.failure  # of several that hang, each: all were found running
+                return [stop]
             case Phase.STOPPING | Phase.DONE:
                 return []  # it is being stopped already, or we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
@@ -307,7 +315,7 @@ class WorkerGroup:
     # What people and clocks ask.
 
     def _on_stop_requested(self, event: StopRequested, now: float) -> list[Action]:
-        reason = f"the agent was asked to stop ({_name_of(event.signum)})"
+        reason = event.reason or f"the agent was asked to stop ({_name_of(event.signum)})"
         end = _End(WorkerState.STOPPED, reason, asked=True)
         match self.phase:
             case Phase.RUNNING:

@@ -76,7 +76,7 @@ class Cleared(Record):
 
 
 class Condemned(Record):
-    """A worker that lives does not do what is expected of it: it counts as failed from now on."""
+    """A worker that lives, and was not asked to end, does not do what is expected of it: it has failed."""
 
     generation: int
     local_rank: int
@@ -88,6 +88,7 @@ class StopRequested(Record):
     """The agent is asked to leave.  Asked a second time, it kills."""
 
     signum: int = signal.SIGTERM
+    reason: str = ""  # a sentence, where nobody asked: the agent can't go on
 
 
 class DeadlinePassed(Record): ...

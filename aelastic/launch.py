@@ -23,10 +23,12 @@ from aelastic.blocking_run import BlockingRun
 from aelastic.cli import loop_factory
 from aelastic.error_files import ERROR_FILE_VARIABLE
 from aelastic.errors import ChildFailedError, ErrorHandler, InputError, RendezvousClosedError
+from aelastic.health_check_server import NoHealthCheckServer
 from aelastic.launch_config import LaunchConfig as LaunchConfig  # noqa: PLC0414  this is its documented place
 from aelastic.launch_config import signals_of, worker_spec
 from aelastic.options import LAUNCH_GROUPS
-from aelastic.supervisor import RunResult, Supervisor
+from aelastic.run_result import RunResult
+from aelastic.supervisor import Supervisor
 
 
 class SignalException(Exception):
@@ -105,7 +107,9 @@ def launch(
         loop = environ.get("AELASTIC_LOOP", "") or "uvloop"
         if loop not in {"uvloop", "asyncio"}:
             raise InputError(f"AELASTIC_LOOP={loop}: use uvloop or asyncio")
-        supervisor = Supervisor(spec)
+        supervisor = Supervisor(
+            spec, health_check_server=None if health_check_server is None else NoHealthCheckServer()
+        )
         job = BlockingRun(supervisor, signals, loop_factory(loop))
         _delegate(health_check_server, job.last_seen_alive)
         result = job.run()
@@ -133,7 +137,7 @@ def _delegate(health_check_server: Any, alive: Callable[[], int]) -> None:
 
 def _conclude(name: str, result: RunResult, stopped_by: int | None, ranks: Sequence[int]) -> dict[int, Any]:
     if result.is_failed():
-        raise _for_torchs_catchers(ChildFailedError(name, result.failures, result.victims))
+        raise _for_torchs_catchers(ChildFailedError(name, result.failures, result.victims, result.stacks))
     if result.state.name == "SUCCEEDED":
         return {rank: result.return_values.get(rank) for rank in ranks}
     if stopped_by is not None:

@@ -20,7 +20,7 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from aelastic import guard
 from aelastic.console import Descriptor, Lane, Nowhere, Sink, sinks_of
 from aelastic.error_files import ERROR_FILE_VARIABLE
 from aelastic.errors import HostError, InputError
+from aelastic.expected import Expected
 from aelastic.following import TAIL_BYTES, Follower
 from aelastic.inotify import Growth
 from aelastic.lines import Cut, Filtered, Lines
@@ -48,6 +49,8 @@ COALESCE_FLOOD_S = 0.003
 FLOOD_BYTES = 1 << 16  # shown since the last look
 # What is open for each worker: stdout and stderr as they are shown, and what tells of its end.
 FILES_PER_WORKER = 3
+# What is written is searched within milliseconds.
+SEARCH_LOOK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,12 @@ class RunLogs:
         self._quiet_lane = Lane()  # what goes on without a console: filtered lines, scratch that nobody is shown
         self._lanes = list(dict.fromkeys([*self._lane_of.values(), self._quiet_lane]))
         self._files: dict[int, WorkerFiles] = {}
+        self._expected: dict[int, list[tuple[Follower, Expected]]] = {}  # by local rank, where output is expected
+
+    @property
+    def kept(self) -> Path | None:
+        """The folder of the run, if it stays; none where everything is scratch, or a `logs_specs` of the user's."""
+        return self.root if self._log_dir is not None or self._is_asked else None
 
     def open(self) -> None:
         """Makes the folder of the run.
@@ -121,6 +130,7 @@ class RunLogs:
             env.pop(ERROR_FILE_VARIABLE, None)  # the agent's own
         try:
             dest = await self._reify(attempt, envs)
+            self._expected = {}
             self._files = {rank: self._open(attempt, rank, dest, envs[rank]) for rank in sorted(envs)}
         except OSError as error:
             raise self._refusal(attempt, error) from None
@@ -161,15 +171,20 @@ class RunLogs:
         prefix = self._prefix(rank, env)
         stdout = _touched(dest.stdouts.get(rank, INHERITED))
         stderr = _touched(dest.stderrs.get(rank, INHERITED))
-        if stdout is None and self._sinks[Std.OUT].may_stall:
-            stdout = self._shown_scratch(f"stdout_{attempt}_{rank}.log", Std.OUT)
+        watches = self._spec.watches_output
+        if stdout is None and (watches or self._sinks[Std.OUT].may_stall):
+            stdout = self._shown_scratch(f"stdout_{attempt}_{rank}.log", rank, env, Std.OUT)
+        elif stdout == _DROPPED and watches:
+            stdout = self._shown_scratch(f"stdout_{attempt}_{rank}.log", rank, env, None)
+        elif stdout is not None:
+            self._expect(stdout, rank, env)
         if stderr is None:
-            stderr = self._shown_scratch(f"stderr_{attempt}_{rank}.log", Std.ERR)
+            stderr = self._shown_scratch(f"stderr_{attempt}_{rank}.log", rank, env, Std.ERR)
         elif stderr == _DROPPED:
             # Where a worker's words are dropped, their end is still searched for the cause of its death.
-            stderr = self.scratch / f"stderr_{attempt}_{rank}.log"
-            stderr.touch()
-            self._follow(stderr, Lines(None), self._quiet_lane, Nowhere(), is_scratch=True)
+            stderr = self._shown_scratch(f"stderr_{attempt}_{rank}.log", rank, env, None)
+        else:
+            self._expect(stderr, rank, env)
         for stream, teed, filtered, texts in (
             (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
             (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
@@ -187,24 +202,53 @@ class RunLogs:
         env[ERROR_FILE_VARIABLE] = error_file
         return WorkerFiles(stdout, stderr, Path(error_file), self.scratch / f"return_value_{attempt}_{rank}.pickle")
 
-    def _shown_scratch(self, name: str, stream: Std) -> Path:
-        """A file for a stream that nobody keeps: it is shown as if the worker had written to the console."""
+    def _shown_scratch(self, name: str, rank: int, env: Mapping[str, str], stream: Std | None) -> Path:
+        """A file for a stream that nobody keeps: it is shown as if the worker had written to the console.
+
+        Args:
+            stream: which; `None` is shown to nobody.
+        """
         path = self.scratch / name
         path.touch()
-        self._follow(path, Lines(None), self._lane_of[stream], self._sinks[stream], is_scratch=True)
+        lane, sink = (self._quiet_lane, Nowhere()) if stream is None else (self._lane_of[stream], self._sinks[stream])
+        self._follow(path, Lines(None), lane, sink, is_scratch=True, sharer=self._expect(path, rank, env))
         return path
+
+    def _expect(self, path: Path, rank: int, env: Mapping[str, str]) -> Follower | None:
+        """Searches what a worker writes to a file, if something is expected of it."""
+        expected = self._spec.expect_output
+        if expected is None or not expected.concerns(env) or not path.is_file():
+            return None
+        cut = Expected(expected.pattern)
+        follower = self._follow(path, cut, self._quiet_lane, Nowhere())
+        self._expected.setdefault(rank, []).append((follower, cut))
+        return follower
+
+    async def count_matches(self, local_rank: int) -> int:
+        """A number that has grown when output that is expected came since it was asked for last.
+
+        Returns once all that the worker has written by now is searched.
+        """
+        searched = self._expected.get(local_rank, [])
+        for follower, end in [(follower, follower.size()) for follower, _ in searched if not follower.is_ended]:
+            while follower.offset < end and not follower.is_ended:  # noqa: ASYNC110  the lane has a thread
+                await anyio.sleep(SEARCH_LOOK_AGAIN_S)
+        return sum(cut.ask() for _, cut in searched)
 
     def _prefix(self, rank: int, env: dict[str, str]) -> bytes:
         template = self._spec.log_line_prefix_template or "[${role_name}${local_rank}]:"
         words = {"role_name": env["ROLE_NAME"], "rank": env["RANK"], "local_rank": rank}
         return Template(template).safe_substitute(words).encode("utf-8", "surrogateescape")
 
-    def _follow(self, path: Path, cut: Cut, lane: Lane, sink: Sink, *, is_scratch: bool = False) -> None:
-        follower = Follower(path, cut, is_scratch=is_scratch)
+    def _follow(
+        self, path: Path, cut: Cut, lane: Lane, sink: Sink, *, is_scratch: bool = False, sharer: Follower | None = None
+    ) -> Follower:
+        follower = Follower(path, cut, is_scratch=is_scratch, sharer=sharer)
         follower.watch = self._growth.watch(follower.fileno())
         lane.add(follower, sink)
         if follower.watch is None:
             self._waiting.cancel()  # the kernel will not tell of this one: look at intervals from now on
+        return follower
 
     def trouble(self) -> str:
         """A sentence where a disk that workers write to is full; else ""."""
@@ -235,6 +279,8 @@ class RunLogs:
 
     def end_attempt(self) -> None:
         """Nobody writes any more: what is left in the files is shown, then they are let go."""
+        for _, cut in (each for searched in self._expected.values() for each in searched):
+            cut.stop()
         for lane in self._lanes:
             lane.end_followers()
 

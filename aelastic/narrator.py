@@ -24,11 +24,13 @@ from aelastic.happenings import (
     PhaseTook,
     Restarting,
     RoundFormed,
+    RunBegan,
     StopAsked,
     WorkerEnded,
     WorkersStarted,
 )
 from aelastic.rdzv.messages import Assigned, Interrupted
+from aelastic.spec import WorkerSpec
 
 # `run` begins when the workers are started; before that, the phase is called `spawn`.
 _NAMES: dict[Phase, PhaseName] = {
@@ -37,6 +39,32 @@ _NAMES: dict[Phase, PhaseName] = {
     Phase.AWAITING: "await",
     Phase.BARRIER: "barrier",
 }
+
+
+def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid: int) -> RunBegan:
+    """The first that is told of a run.
+
+    Args:
+        spec: the workers.
+        run_id: the job's name.
+        node_id: this agent's.
+        host: what this machine calls itself.
+        pid: the agent's.
+    """
+    rdzv = spec.rdzv
+    return RunBegan(
+        run_id=run_id,
+        node_id=node_id,
+        host=host,
+        pid=pid,
+        role=spec.role,
+        entrypoint=spec.get_entrypoint_name(),
+        local_world_size=spec.local_world_size,
+        min_nodes=1 if rdzv is None else rdzv.min_nodes,
+        max_nodes=1 if rdzv is None else rdzv.max_nodes,
+        max_restarts=spec.max_restarts,
+        rdzv_backend="" if rdzv is None else rdzv.backend,
+    )
 
 
 class Narrator:

@@ -10,7 +10,7 @@ import math
 import signal
 from collections.abc import Callable
 
-from aelastic.spec import run_id_problem
+from aelastic.spec import HANG_SIGNALS, HangSignal, pattern_problem, run_id_problem
 
 PORT_MAX = 65535  # ports have 16 bits: tcp(7)
 # What the agent cannot (signal(7)) or must not take over: SIGCHLD tells of exits.
@@ -144,6 +144,24 @@ def read_ranks(text: str) -> frozenset[int] | None:
 def read_filters(text: str) -> tuple[str, ...]:
     """Texts separated by commas, of which two stand for a comma that is part of a text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")) if text else ()
+
+
+def read_signs(text: str) -> tuple[HangSignal, ...]:
+    """Signs of life separated by commas, each once, in our order."""
+    chosen = {part.strip() for part in text.split(",")}
+    if not chosen <= set(HANG_SIGNALS):
+        raise ValueError(f"use one or more of {', '.join(HANG_SIGNALS)}, separated by commas")
+    return tuple(sign for sign in HANG_SIGNALS if sign in chosen)
+
+
+def read_expected(text: str) -> tuple[str, float]:
+    """A pattern and seconds; colons but the last are the pattern's."""
+    pattern, colon, seconds = text.rpartition(":")
+    if not colon or not seconds.strip():
+        raise ValueError("the seconds are missing: use REGEX:SECONDS, as in 'loss=:120'")
+    if problem := pattern_problem(pattern):
+        raise ValueError(f"{problem}: use REGEX:SECONDS, as in 'loss=:120'")
+    return pattern, read_interval(seconds)
 
 
 def read_nodes(text: str) -> tuple[int, int]:

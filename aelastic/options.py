@@ -13,6 +13,7 @@ from aelastic.option_values import (
     one_of,
     read_address,
     read_count,
+    read_expected,
     read_filters,
     read_flag,
     read_interval,
@@ -24,11 +25,12 @@ from aelastic.option_values import (
     read_run_id,
     read_seconds,
     read_signals,
+    read_signs,
     read_stripped,
     read_text,
     read_workers,
 )
-from aelastic.spec import NUMA_BINDINGS, SHUTDOWN_TIMEOUT_S, START_METHODS, Std
+from aelastic.spec import HANG_ACTIONS, HANG_SIGNALS, NUMA_BINDINGS, SHUTDOWN_TIMEOUT_S, START_METHODS, Std
 
 
 # Named tuples, where dataclasses would do: each of those costs 0.5 ms to make, at every start.
@@ -74,7 +76,7 @@ def _option(names: str, read: Callable[[str], Any], default: str | None, metavar
     return Option(spelled, read, default, metavar, text, (f"PET_{_dest(spelled[-1]).upper()}", *more))
 
 
-def _own(name: str, read: Callable[[str], Any], default: str, metavar: str, text: str) -> Option:
+def _own(name: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str) -> Option:
     return Option((name,), read, default, metavar, text, (f"AELASTIC_{_dest(name).upper()}",))
 
 
@@ -193,11 +195,39 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "class of a package that says where output goes (entry point group torchrun.logs_specs)",
         ),
     ),
+    "watching, of aelastic": (
+        _own(
+            "--hang-timeout", read_interval, None, "SECONDS",
+            "a worker hangs when none of the signs of life was seen for so long; without it, nobody looks",
+        ),
+        _own(
+            "--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",
+            "signs of life that count: output, cpu (1 % of a core or more), io (bytes and calls); "
+            "leave cpu out where workers that wait for each other spin, as with NCCL",
+        ),
+        _own(
+            "--hang-action", one_of(*HANG_ACTIONS), HANG_ACTIONS[0], "ACTION",
+            "stop: a worker that hangs, or lacks the output expected, has failed; report: only tell of it",
+        ),
+        _own(
+            "--expect-output", read_expected, None, "REGEX:SECONDS",
+            "each worker has to write a line with a match within so long of its start, and then again and again",
+        ),
+        _own(
+            "--expect-output-ranks", read_ranks, None, "RANKS",
+            "global ranks that --expect-output is for, as in 0 where only rank 0 prints; without it, all",
+        ),
+    ),
     "of aelastic, not in torchrun": (
         _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
         _own(
             "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
             "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure",
+        ),
+        _own(
+            "--ui", one_of("auto", "line", "view", "off"), "auto", "KIND",
+            "what a terminal shows below the output: line, where the job stands; view, its ranks, too (needs "
+            "aelastic[ui]); off; auto, a line unless CI or NO_COLOR is set",
         ),
     ),
 }  # fmt: skip

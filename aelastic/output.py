@@ -56,6 +56,20 @@ def _check_can_write(folder: Path, source: str) -> None:
         raise InputError(f"{source}: cannot write there ({error.strerror}): choose another folder") from None
 
 
+def ui_of(chosen: Settings) -> Any:
+    """What a terminal shows while the job runs.
+
+    Raises:
+        InputError: what that needs is not installed.
+    """
+    if chosen["ui"] == "view":
+        from importlib.util import find_spec
+
+        if find_spec("rich") is None:
+            raise InputError(f"{chosen.source('ui')}: rich is not installed: pip install aelastic[ui], or use line")
+    return chosen["ui"]
+
+
 def logs_specs_of(chosen: Settings) -> Any:
     """An object of the class that a package lists under the name given; `None` for our own way.
 

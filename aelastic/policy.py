@@ -14,8 +14,14 @@ class RestartPolicy(Record):
 
     max_restarts: int
 
-    def refusal(self, restart_count: int) -> str | None:
-        """Why the job may not restart once more after `restart_count` restarts; `None` when it may."""
+    def refusal(self, restart_count: int, *, is_final: bool = False) -> str | None:
+        """Why the job may not restart once more after `restart_count` restarts; `None` when it may.
+
+        Args:
+            is_final: the worker that failed can't be ended.
+        """
+        if is_final:
+            return "it can't be ended, and what it holds would be missed by another in its place"
         if restart_count < self.max_restarts:
             return None
         if self.max_restarts == 0:

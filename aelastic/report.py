@@ -6,7 +6,7 @@ The layout is torch's (`ChildFailedError.format_msg`); the words are ours.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from aelastic.causes import last_line
 from aelastic.failures import NOT_AVAILABLE, ProcessFailure
@@ -14,7 +14,12 @@ from aelastic.failures import NOT_AVAILABLE, ProcessFailure
 # What is beyond these is in the logs.
 REPORT_TRACEBACK_CHARS = 32 * 1024
 REPORT_FAILURES_MAX = 64
+REPORT_PLACE_CHARS = 200
 REPORT_WIDTH_MAX = 60
+# Workers that had to be killed mostly stood in the same place, or waited in another for the one that did not.
+REPORT_STACKS_MAX = 4
+# Stands before the file that holds more than what is quoted of a stack.
+ALL_THREADS = "\nall threads: "
 
 
 def report(
@@ -24,8 +29,12 @@ def report(
     victims: Iterable[int],
     boarder_delim: str,
     section_delim: str,
+    stacks: Mapping[int, str] | None = None,
 ) -> str:
-    """The root cause with its traceback, the other failures with a line each, and who was stopped for them."""
+    """The root cause with its traceback, the other failures with a line each, and who was stopped for them.
+
+    `stacks` says of those that had to be killed where they stood.
+    """
     root_rank, root = first
     index = {rank: at for at, rank in enumerate(failures)}
     others = [(rank, failure) for rank, failure in failures.items() if rank != root_rank]
@@ -40,8 +49,33 @@ def report(
     lines += ["Root Cause (first observed failure):", cause]
     if victims:
         stopped = tuple(victims)
-        lines += [section, f"Stopped by the agent: {'ranks' if len(stopped) > 1 else 'rank'} {_ranges(stopped)}"]
+        lines += [section, f"Stopped by the agent: {_named(stopped)}"]
+    elif stacks:
+        lines.append(section)
+    lines += [f"  {line}" for line in killed(stacks or {})]
     return "\n".join([*lines, border])
+
+
+def killed(stacks: Mapping[int, str]) -> list[str]:
+    """Lines on those that had to be killed; who stood in the same place is told once."""
+    ranks_of: dict[str, list[int]] = {}
+    file_of: dict[str, str] = {}
+    for rank, text in stacks.items():
+        body, _, file = text.partition(ALL_THREADS)
+        ranks_of.setdefault(body, []).append(rank)
+        file_of.setdefault(body, file)
+    lines = []
+    for body, ranks in list(ranks_of.items())[:REPORT_STACKS_MAX]:
+        lines += f"{_named(ranks)} {body}".split("\n")
+        if file_of[body]:
+            lines.append(f"  all threads: {file_of[body]}{' and beside it' if len(ranks) > 1 else ''}")
+    if unseen := [rank for ranks in list(ranks_of.values())[REPORT_STACKS_MAX:] for rank in ranks]:
+        lines.append(f"... and {_named(unseen)}")
+    return lines
+
+
+def _named(ranks: Collection[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {_ranges(ranks)}"
 
 
 def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool = False) -> str:
@@ -60,7 +94,8 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
     if failure.oom and failure.oom not in failure.message:
         lines.append(f"  memory    : {failure.oom}")
     if not is_root:
-        return "\n".join([*lines, f"  traceback : {failure.headline}"])
+        where = [f"  stack     : {' '.join(failure.stack.split())[:REPORT_PLACE_CHARS]}"] if failure.stack else []
+        return "\n".join([*lines, f"  traceback : {failure.headline}", *where])
     lines.append(f"  cause     : {failure.headline}")
     text = failure.traceback.strip("\n")
     if not text:
@@ -69,7 +104,10 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
         text = NOT_AVAILABLE
     if len(text) > REPORT_TRACEBACK_CHARS:
         text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
-    return "\n".join([*lines, "  traceback : " + text.replace("\n", "\n  ")])
+    lines.append("  traceback : " + text.replace("\n", "\n  "))
+    if failure.stack:
+        lines.append("  stack     : " + failure.stack.replace("\n", "\n  "))
+    return "\n".join(lines)
 
 
 def _ranges(ranks: Iterable[int]) -> str:

@@ -8,6 +8,7 @@ line (`cli.py`) does that and then builds the same spec a library user would wri
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntFlag
@@ -17,12 +18,20 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from aelastic.errors import InputError
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.record import Record
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 START_METHODS: tuple[str, ...] = get_args(StartMethod)
 # By what of its device's neighbourhood a worker's CPUs are chosen (torch: `torch.numa.binding.AffinityMode`).
 NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
 NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
+
+# What of a worker can be a sign of life: output in its files, CPU use, bytes and calls that it reads and writes.
+HangSignal: TypeAlias = Literal["output", "cpu", "io"]
+HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
+# What becomes of a worker that hangs.
+HangAction: TypeAlias = Literal["stop", "report"]
+HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
 
 # torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -74,6 +83,35 @@ def run_id_problem(run_id: str) -> str:
     return "use a run id without line breaks and NUL" if set(run_id) & {"\0", "\n", "\r"} else ""
 
 
+def pattern_problem(pattern: str) -> str:
+    """What keeps the text from being a pattern of output."""
+    if not pattern:
+        return "the pattern is empty: every line has it"
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"the pattern {pattern!r} is no regular expression ({error})"
+    return ""
+
+
+class ExpectedOutput(Record):
+    """What workers have to write, again and again, on either of their streams.
+
+    Args:
+        pattern: a regular expression that some line, or frame of a progress bar, has a match of.
+        within_s: seconds from a worker's start to the first of these, and from each to the next.
+        ranks: global ranks of the workers that it is expected of, each by itself; `None` is all.
+    """
+
+    pattern: str
+    within_s: float
+    ranks: frozenset[int] | None = None
+
+    def concerns(self, env: Mapping[str, str]) -> bool:
+        """Whether it is expected of a worker with that environment."""
+        return self.ranks is None or int(env["RANK"]) in self.ranks
+
+
 Streams: TypeAlias = Std | Mapping[int, Std]
 
 
@@ -121,6 +159,11 @@ class WorkerSpec:
         start_method: how `multiprocessing` starts a function.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         exit_barrier_timeout_s: seconds a finished node waits for the others.
+        hang_timeout_s: a worker hangs that shows no sign of life for so many seconds; `None` is not looked at.
+        hang_signals: the signs that count: some of `HANG_SIGNALS`.
+        hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) it is
+            only told.
+        expect_output: what workers have to write lest they be taken for hanging; `None` is nothing.
         env: the environment workers start from; `None` is the agent's own.
 
     Raises:
@@ -153,6 +196,10 @@ class WorkerSpec:
     start_method: StartMethod = "spawn"
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
+    hang_timeout_s: float | None = None
+    hang_signals: tuple[HangSignal, ...] = HANG_SIGNALS
+    hang_action: HangAction = "stop"
+    expect_output: ExpectedOutput | None = None
     env: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -169,6 +216,7 @@ class WorkerSpec:
             value: float = getattr(self, name)
             _check(math.isfinite(value) and value >= 0, f"{name} is {value}: use seconds, 0 or more")
         self._check_meeting_point()
+        self._check_hangs()
         methods = ", ".join(START_METHODS)
         _check(self.start_method in START_METHODS, f"start_method is {self.start_method!r}: use one of {methods}")
         modes = ", ".join(NUMA_BINDINGS)
@@ -183,6 +231,28 @@ class WorkerSpec:
         _check(not problem, f"run_id is {run_id!r}: {problem}")
         has_name = bool(run_id) or self.rdzv is None or self.rdzv.max_nodes == 1
         _check(has_name, "run_id is empty: give the job a name, the same on every node")
+
+    def _check_hangs(self) -> None:
+        timeout_s, signs, action = self.hang_timeout_s, self.hang_signals, self.hang_action
+        _check(timeout_s is None or 0 < timeout_s < math.inf, f"hang_timeout_s is {timeout_s}: use seconds above 0")
+        choices = ", ".join(HANG_SIGNALS)
+        is_choice = 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
+        _check(is_choice, f"hang_signals is {signs!r}: use a tuple of one or more of {choices}")
+        _check(action in HANG_ACTIONS, f"hang_action is {action!r}: use one of {', '.join(HANG_ACTIONS)}")
+        if (expected := self.expect_output) is None:
+            return
+        _check(isinstance(expected, ExpectedOutput), f"expect_output is {expected!r}: use an ExpectedOutput")
+        problem = pattern_problem(expected.pattern)
+        _check(not problem, f"expect_output: {problem}")
+        is_length = 0 < expected.within_s < math.inf
+        _check(is_length, f"expect_output: within_s is {expected.within_s}: use seconds above 0")
+        none = expected.ranks is not None and not expected.ranks
+        _check(not none, "expect_output: ranks is empty: name some, or use None for all")
+
+    @property
+    def watches_output(self) -> bool:
+        """Whether what each worker writes has to be told from what others write."""
+        return self.expect_output is not None or (self.hang_timeout_s is not None and "output" in self.hang_signals)
 
     def get_entrypoint_name(self) -> str:
         """The function's qualified name, or the program's path."""

@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
 import anyio
@@ -21,17 +20,12 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from aelastic.autopsy import Autopsy, failure_of, prepare_for_failure, report_of
+from aelastic.autopsy import Autopsy, prepare_for_failure, report_of
+from aelastic.condemning import Condemning
 from aelastic.control_sockets import ControlSockets
-from aelastic.env import check_devices, has_agent_store, worker_args, worker_env
-from aelastic.errors import (
-    AelasticError,
-    InternalError,
-    ProcessFailure,
-    RendezvousError,
-    RendezvousTimeoutError,
-    UnkillableWorkerError,
-)
+from aelastic.env import HEALTH_PORT_VARIABLE, check_devices, has_agent_store, worker_args, worker_env
+from aelastic.errors import AelasticError, ProcessFailure
+from aelastic.force import Force
 from aelastic.group import WorkerGroup
 from aelastic.group_events import (
     Action,
@@ -53,33 +47,35 @@ from aelastic.group_events import (
     Worker,
     WorkerState,
 )
-from aelastic.happenings import Happening, Noticed, RunBegan, RunEnded, Waited, Watch
+from aelastic.happenings import Happening, RunEnded, StacksTaken, Waited
+from aelastic.log_lines import log_event
 from aelastic.logs import RunLogs, WorkerFiles
 from aelastic.mailbox import Mailbox
-from aelastic.narrator import Narrator
+from aelastic.narrator import Narrator, introduction
 from aelastic.observer import Audience, Observer
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.messages import (
     Assigned,
     CoordinatorMessage,
-    Ended,
     Failed,
-    FailureReport,
-    Interrupted,
     Left,
     Node,
-    Outcome,
     Ready,
     Succeeded,
     Waiting,
 )
 from aelastic.rdzv.registry import Surroundings, names, open_link
+from aelastic.run_result import RunResult, result_of
 from aelastic.spec import WorkerSpec
 from aelastic.store import StoreHost
+from aelastic.watching import Watching
 from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
 
 if TYPE_CHECKING:
+    from aelastic.health import HealthServer
+    from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
+    from aelastic.health_guest import Guest
     from aelastic.torch_telemetry import TorchTelemetry
 
 _log = logging.getLogger(__name__)
@@ -89,25 +85,6 @@ _LISTENED_TO = ("torch.distributed.elastic.events", "torch.distributed.elastic.m
 
 # Whether and where our words are seen is for the program around us to say; the command line does.
 logging.getLogger("aelastic").addHandler(logging.NullHandler())
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """How a run ended, all or nothing (torch: `torch.distributed.elastic.agent.server.api.RunResult`).
-
-    Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all
-    succeeded.  `failures` holds the workers that failed, in the order they did.  `victims` are the
-    workers that ended because the agent asked them to; they are in neither.
-    """
-
-    state: WorkerState
-    return_values: Mapping[int, Any] = field(default_factory=dict)
-    failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
-    victims: tuple[int, ...] = ()
-    reason: str = ""
-
-    def is_failed(self) -> bool:
-        return self.state is WorkerState.FAILED
 
 
 class Supervisor:
@@ -120,15 +97,26 @@ class Supervisor:
         spec: what to run.
         backend: who runs the workers; by default, this machine.
         observers: who is told of what happens.
+        health_check_server: a server of torch's kind, or what makes one, in the place of our own; started and
+            stopped here.
     """
 
     def __init__(
-        self, spec: WorkerSpec, *, backend: WorkerBackend | None = None, observers: Sequence[Observer] = ()
+        self,
+        spec: WorkerSpec,
+        *,
+        backend: WorkerBackend | None = None,
+        observers: Sequence[Observer] = (),
+        health_check_server: HealthCheckServer | HealthCheckServerFactory | None = None,
     ) -> None:
         self.spec = spec
         given_id = spec.rdzv_handler.get_run_id() if spec.rdzv_handler is not None else spec.run_id
         self._run_id = given_id or _random_run_id()
         self._base_env = dict(os.environ) if spec.env is None else dict(spec.env)
+        # The port is this agent's: one that a worker starts must not want it, too.
+        self._health_port = self._base_env.pop(HEALTH_PORT_VARIABLE, "")
+        self._given_health = health_check_server
+        self._health: HealthServer | Guest | None = None  # only where somebody may ask
         self._has_agent_store = has_agent_store(spec, self._base_env)
         self._group = WorkerGroup(spec)
         self._node_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
@@ -138,12 +126,13 @@ class Supervisor:
         self._failures: dict[int, ProcessFailure] = {}  # of this generation, by local rank
         self._return_values: dict[int, Any] = {}  # likewise
         self._asked: set[int] = set()  # likewise: who was asked to end
-        self._condemned: dict[int, str] = {}  # likewise: who does not do what is expected of it, and what that is
         self._looking_back = anyio.Lock()
         self._link_error: AelasticError | None = None
         self._cpus: Mapping[int, frozenset[int]] = {}  # by local rank, of workers that are bound to some
         self._finding_cpus: anyio.CancelScope | None = None
         self._telemetry: TorchTelemetry | None = None  # only where somebody may listen
+        self._has_begun = False
+        self._error: BaseException | None = None  # that the run ends with
         self._narrator = Narrator(self._group)
         self._audience = Audience(observers)
 
@@ -168,6 +157,20 @@ class Supervisor:
             self._logs.give_up()  # nothing is left to wait for but the console
             if self._telemetry is not None:
                 self._telemetry.give_up()
+
+    async def collect_stacks(self, why: str = "asked") -> StacksTaken:
+        """Finds out where the workers of this node stand in their Python code; they are not disturbed.
+
+        Takes 2 s at most, and mostly less than 0.1 s.  The stacks are in the folder that the answer names, which also
+        says of each worker what gave its stack, or why nothing did.  Who asks while others wait gets what they get;
+        before the workers run, and after, there are none.  Cancelled, it changes nothing for others.
+
+        Args:
+            why: said beside the stacks.
+        """
+        if not self._has_begun:
+            return StacksTaken(self._group.generation, why, {}, "")
+        return await self._force.collect(why)
 
     async def run(self) -> RunResult:
         """Runs the job to its end.
@@ -209,6 +212,8 @@ class Supervisor:
     async def _run(self) -> RunResult:
         if self.spec.numa_binding is not None:
             await self._find_cpus()
+        if self._health_port or self._given_health is not None:
+            await self._open_health()
         self._prepare()
         cancelled: BaseException | None = None
         done = anyio.Event()
@@ -227,7 +232,11 @@ class Supervisor:
             raise _first_of(group) from None
         if cancelled is not None:
             raise cancelled
-        return self._result()
+        if self._link_error is not None:
+            raise self._link_error
+        returned = self._return_values if callable(self.spec.entrypoint) else {}
+        stacks = self._force.stacks_of_killed()
+        return result_of(self._group, self._failures, returned, stacks, self._backend.describe)
 
     async def _find_cpus(self) -> None:
         """Finds out which CPUs each worker may run on.  That takes seconds, which `stop` need not wait for."""
@@ -237,14 +246,42 @@ class Supervisor:
             self._cpus = await cpus_of_workers(self.spec, self._base_env)
         self._finding_cpus = None
 
+    async def _open_health(self) -> None:
+        """Listens for whoever asks how this agent is."""
+        from aelastic.health import open_health
+
+        is_local = self._given_backend is None
+        self._health = await open_health(self._health_port, self._given_health, self.collect_stacks, is_local=is_local)
+        if self._health is not None:
+            self._audience.add(self._health)
+
     def _prepare(self) -> None:
         """Makes those that `run` puts to work; what they hold is let go if one of them can't be made."""
         with ExitStack() as made:
+            if self._health is not None:
+                made.callback(self._health.close)
             self._logs = RunLogs(self.spec, self._run_id)
             made.callback(self._logs.close)
+            if self._logs.kept is not None:
+                from aelastic.event_log import FILE_NAME, EventLog
+
+                self._audience.add(EventLog(self._logs.kept / FILE_NAME))
             self._autopsy = Autopsy(self._logs, is_local=self._given_backend is None)
             self._sockets = ControlSockets(self._logs.scratch)
             made.callback(self._sockets.close)
+            self._force = Force(
+                self._group,
+                scratch=self._logs.scratch,
+                sockets=self._sockets,
+                env=self._base_env,
+                is_local=self._given_backend is None,
+                tell=self._tell,
+            )
+            self._condemning = Condemning(self._group, self._force, self._autopsy, self._mailbox.post, self._tell)
+            self._watching = Watching(
+                self.spec, self._base_env, self._logs.scratch, self._logs.count_matches, self._condemning.on_found
+            )
+            made.callback(self._watching.close)
             self._store = StoreHost(self._sockets.mark_env(self._base_env))
             around = Surroundings(self._run_id, self._base_env, self._store)
             self._link: Link = open_link(self.spec, self._node_id, around)
@@ -261,17 +298,24 @@ class Supervisor:
         with anyio.CancelScope(shield=True):
             try:
                 self._logs.open()
-                self._tell(self._introduction())
+                self._watching.open()
+                self._has_begun = True
+                host, pid = socket.gethostname(), os.getpid()
+                self._tell(introduction(self.spec, run_id=self._run_id, node_id=self._node_id, host=host, pid=pid))
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._backend.run, name="backend")
                     tasks.start_soon(self._logs.run, name="logs")
                     tasks.start_soon(self._store.run, name="store")
                     tasks.start_soon(self._run_link, name="rendezvous")
                     tasks.start_soon(self._audience.run, name="observers")
+                    tasks.start_soon(self._watching.run, name="watches")
                     if self._telemetry is not None:
                         tasks.start_soon(self._telemetry.run, name="telemetry")
                     await self._run_group(tasks)
                     tasks.cancel_scope.cancel()
+            except BaseException as error:
+                self._error = error
+                raise
             finally:
                 try:
                     await self._close()
@@ -279,17 +323,20 @@ class Supervisor:
                     done.set()
 
     async def _run_group(self, tasks: TaskGroup) -> None:
+        self._force.open(tasks)
         self._mailbox.post(Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or DeadlinePassed()
             now = anyio.current_time()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
+            if isinstance(event, Condemned) and (failure := self._condemning.heard(event)) is not None:
+                self._failures[event.local_rank] = failure
             for happening in self._narrator.handle(event, now):
                 self._tell(happening)
             if self._telemetry is not None:
                 self._telemetry.tell(event)
-            self._log_event(event)
+            log_event(event, self._group, self._link_error)
         async with anyio.create_task_group() as last:
             last.start_soon(self._link.finish, name="leave")
             last.start_soon(self._logs.finish, name="the rest of the logs")
@@ -306,14 +353,30 @@ class Supervisor:
                 self._link.tell(Succeeded(self._node_id, round_))
             case TellLeft(reason):
                 self._link.tell(Left(self._node_id, reason))
-            case Stop(_, local_ranks, signum):
-                for local_rank in local_ranks:
-                    if self._backend.stop(local_rank, signum):
-                        self._asked.add(local_rank)
+            case Stop(_, local_ranks, signal.SIGKILL) if self._force.is_first_look(local_ranks):
+                tasks.start_soon(self._look_and_stop, action, name="kill")
+            case Stop():
+                self._stop_workers(action)
             case Finish():
                 pass  # the loop sees that the group is done
             case _:
                 assert_never(action)
+
+    async def _look_and_stop(self, stop: Stop) -> None:
+        """Finds out where the workers stand before they are killed.
+
+        Meanwhile the group waits for their end, and for no longer than it would without.
+        """
+        await self._force.collect("about to be killed")
+        if stop.generation == self._group.generation:  # else they have ended, and others run
+            self._force.log_places(stop.local_ranks)
+            self._stop_workers(stop)
+
+    def _stop_workers(self, stop: Stop) -> None:
+        for local_rank in stop.local_ranks:
+            if self._backend.stop(local_rank, stop.signum):
+                self._asked.add(local_rank)
+                self._force.asked(local_rank, stop.signum)
 
     async def _run_link(self) -> None:
         try:
@@ -328,7 +391,7 @@ class Supervisor:
         if not isinstance(error, AelasticError):
             raise error
         self._link_error = error
-        self._mailbox.post(StopRequested())
+        self._mailbox.post(StopRequested(reason=str(error)))
 
     def _deliver(self, message: CoordinatorMessage) -> None:
         if isinstance(message, Waiting):
@@ -360,16 +423,19 @@ class Supervisor:
         self._link.tell(Ready(node))
 
     async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
-        self._failures, self._return_values, self._asked, self._condemned = {}, {}, set(), {}
+        self._failures, self._return_values, self._asked = {}, {}, set()
         self._logs.end_attempt()
         envs = {rank: self._worker_env(rank, spawn) for rank in range(self.spec.local_world_size)}
         files = await self._logs.open_attempt(spawn.generation - 1, envs)
         starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in sorted(files)]
+        self._force.begin(starts)
+        self._condemning.begin(starts)
         ids = await self._backend.start(starts)
         # After the workers: they need a second before they need the store.
         if spawn.assigned.ranks.group_rank == 0 and self._store_server(spawn.assigned) == "agent":
             self._store.serve()
         self._mailbox.post(Spawned(spawn.generation, ids))
+        self._watching.started(spawn.generation, starts, ids)
         for start in starts:
             tasks.start_soon(self._follow, spawn.generation, start, name=f"worker {start.local_rank}")
         await anyio.to_thread.run_sync(prepare_for_failure)
@@ -382,7 +448,7 @@ class Supervisor:
         assigned = spawn.assigned
         return worker_env(
             self.spec,
-            self._base_env,
+            {**self._base_env, **self._watching.env},
             run_id=self._run_id,
             ranks=assigned.ranks,
             local_rank=local_rank,
@@ -409,14 +475,16 @@ class Supervisor:
     async def _follow(self, generation: int, start: WorkerStart) -> None:
         """Waits for one worker's end, and for the end of all it leaves behind."""
         exit_ = await self._backend.wait(start.local_rank)
+        self._condemning.ended(start.local_rank)
+        self._watching.ended(generation, start.local_rank)
         report, gone_at = None, anyio.current_time()
-        # A worker that was asked to end is a victim, whatever it says; unless it was asked for what it had not done.
-        if start.local_rank not in self._asked or start.local_rank in self._condemned:
+        # A worker that was asked to end is a victim, whatever it says; or was condemned, and it is known what for.
+        if start.local_rank not in self._asked and start.local_rank not in self._group.failed:
             async with self._looking_back:  # one by one: who ended first is told first
                 failure = await self._look_back(start, exit_)
             if failure is not None:
-                self._failures[start.local_rank] = failure
-                report = self._report_of(failure)
+                self._failures.setdefault(start.local_rank, failure)
+                report = report_of(self._group.workers[start.local_rank].global_rank, failure)
         self._mailbox.post(Exited(generation, start.local_rank, report, gone_at))
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
         await self._backend.clear(start.local_rank)
@@ -424,8 +492,8 @@ class Supervisor:
 
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
         """Reads what the worker left: its return value, or why it failed."""
-        note = self._condemned.get(start.local_rank, exit_.note)
-        if exit_.exitcode == 0 and start.local_rank not in self._condemned:
+        note = exit_.note
+        if exit_.exitcode == 0:
             try:
                 self._return_values[start.local_rank] = await self._autopsy.return_value(start, exit_)
             except Exception as error:  # noqa: BLE001  unpickling runs the user's code
@@ -434,119 +502,28 @@ class Supervisor:
                 return None
         return await self._autopsy.failure(start, self._group.workers[start.local_rank].id, exit_.exitcode, note)
 
-    def _report_of(self, failure: ProcessFailure) -> FailureReport:
-        return report_of(self._group.workers[failure.local_rank].global_rank, failure)
-
-    # Workers that do not do what is expected of them.
-
-    async def _condemn(
-        self, generation: int, start: WorkerStart, by: Watch, reason: str, signum: int = signal.SIGKILL
-    ) -> None:
-        """Has a worker stopped that is alive; counts as its failure.
-
-        Args:
-            generation: of the worker.
-            start: how it was started.
-            by: who noticed.
-            reason: a sentence without a subject, as in "timer 'step' expired".
-            signum: what it is stopped with.
-        """
-        rank = start.local_rank
-        if generation != self._group.generation or rank in self._condemned or rank not in self._group.alive:
-            return
-        self._condemned[rank] = reason
-        worker = self._group.workers[rank]
-        failure = await self._autopsy.failure(start, worker.id, -signum, reason)
-        if generation != self._group.generation:
-            return
-        self._failures.setdefault(rank, failure)
-        self._tell(Noticed(generation, rank, worker.global_rank, by, reason, is_stopped=True))
-        self._mailbox.post(Condemned(generation, rank, self._report_of(failure), signum))
-
-    def _log_event(self, event: Event) -> None:
-        """Says what a person who watches wants to know, when it happens."""
-        match event:
-            case Exited(failure=FailureReport() as failure):
-                _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
-            case Condemned(failure=failure):
-                _log.warning("rank %d on %s is stopped: %s", failure.rank, failure.host, failure.message)
-            case Interrupted(_, reason):
-                _log.warning("all workers start again: %s", reason)
-            case Assigned(round_, _, ranks):
-                _log.info(
-                    "round %d: group rank %d of %d, world size %d",
-                    round_,
-                    ranks.group_rank,
-                    ranks.group_world_size,
-                    ranks.world_size,
-                )
-            case Ended(outcome, reason):
-                _log.info("the job has %s: %s", outcome, reason)
-            case StopRequested() if self._link_error is not None:
-                _log.warning("the agent leaves: %s", self._link_error)
-            case StopRequested(signum) if not self._group.is_done:
-                within = "now" if self._group.is_killing else f"within {self.spec.shutdown_timeout_s:g} s"
-                _log.warning("asked to stop (signal %d): workers end %s; ask again to kill them", signum, within)
-            case _:
-                pass
-
     async def _close(self) -> None:
+        self._force.close()
         async with AsyncExitStack() as stack:  # each is closed, whatever the others raise
             stack.callback(self._sockets.close)
             stack.callback(self._logs.close)
+            stack.callback(self._watching.close)
             stack.push_async_callback(self._audience.aclose)
             stack.push_async_callback(self._store.aclose)
             stack.push_async_callback(self._backend.aclose)
-            group = self._group
-            self._tell(RunEnded(group.state, self._end_reason(), group.verdict.cause if group.verdict else None))
+            if self._has_begun:
+                self._tell(self._ending())
 
-    def _end_reason(self) -> str:
-        return self._group.reason if self._link_error is None else str(self._link_error)
+    def _ending(self) -> RunEnded:
+        group, error = self._group, self._error
+        if error is not None:
+            error = _first_of(error) if isinstance(error, BaseExceptionGroup) else error
+            return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}")
+        reason = group.reason if self._link_error is None else str(self._link_error)
+        return RunEnded(group.state, reason, None if group.verdict is None else group.verdict.cause)
 
     def _tell(self, happening: Happening) -> None:
         self._audience.tell(happening)
-
-    def _introduction(self) -> RunBegan:
-        spec, rdzv = self.spec, self.spec.rdzv
-        return RunBegan(
-            run_id=self._run_id,
-            node_id=self._node_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            role=spec.role,
-            entrypoint=spec.get_entrypoint_name(),
-            local_world_size=spec.local_world_size,
-            min_nodes=rdzv.min_nodes if rdzv is not None else 1,
-            max_nodes=rdzv.max_nodes if rdzv is not None else 1,
-            max_restarts=spec.max_restarts,
-            rdzv_backend=rdzv.backend if rdzv is not None else "",
-        )
-
-    def _result(self) -> RunResult:
-        group = self._group
-        if self._link_error is not None:
-            raise self._link_error
-        if group.state is WorkerState.UNKNOWN:
-            raise UnkillableWorkerError([self._backend.describe(rank) for rank in group.unended] or [group.reason])
-        if group.verdict is not None and group.verdict.outcome is Outcome.TIMED_OUT:
-            raise RendezvousTimeoutError(group.verdict.reason)
-        if group.verdict is not None and group.verdict.outcome is Outcome.REPLACED:
-            raise RendezvousError(group.verdict.reason)
-        rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
-        failures = {rank_of[local]: self._failures[local] for local in group.failed}
-        if group.state is WorkerState.FAILED and not failures:
-            cause = group.verdict.cause if group.verdict is not None else None
-            if cause is None:
-                raise InternalError("failed without a failure", story=group.story)
-            failures = {cause.rank: failure_of(cause)}
-        values = self._return_values if group.state is WorkerState.SUCCEEDED and callable(self.spec.entrypoint) else {}
-        return RunResult(
-            state=group.state,
-            return_values={rank_of[local]: values[local] for local in sorted(values)},
-            failures=failures,
-            victims=tuple(sorted(rank_of[local] for local in group.stopped)),
-            reason=group.reason,
-        )
 
 
 def _random_run_id() -> str:

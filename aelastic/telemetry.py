@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from aelastic.failures import NOT_AVAILABLE, ProcessFailure
 from aelastic.group import Phase, WorkerGroup
-from aelastic.group_events import Event, Exited, Spawned, StopRequested, Worker, WorkerState
+from aelastic.group_events import Condemned, Event, Exited, Spawned, StopRequested, Worker, WorkerState
 from aelastic.rdzv.messages import Interrupted
 from aelastic.record import Record
 
@@ -213,7 +213,8 @@ class Telemetry:
             return self._look(WorkerState.SUCCEEDED)
         if not isinstance(event, StopRequested):
             self._stops_at = now
-        return self._look(WorkerState.FAILED) if isinstance(event, Exited) else []
+        # Whom we condemn, torch's watchdog kills, and its agent finds the next time it looks.
+        return self._look(WorkerState.FAILED) if isinstance(event, Exited | Condemned) else []
 
     def _stopped(self, since: float, now: float) -> list[Told]:
         self._restarts_at, self._stops_at = (since if self._phase is not Phase.DONE else None), None

@@ -325,6 +325,10 @@ def test_the_worker_command_is_torchruns(
     )
 
 
+def is_ours(option: Any) -> bool:
+    return any(variable.startswith("AELASTIC_") for variable in option.variables)
+
+
 def prefixes(parser: ArgumentParser) -> Iterator[str]:
     for spelling in parser._option_string_actions:
         if spelling.startswith("--"):
@@ -373,7 +377,7 @@ def test_every_option_of_torchrun_is_known_with_its_spellings(torch_run: Any) ->
     theirs = set(torch_run.get_args_parser()._option_string_actions) - {"-h", "--help"}
     ours = {spelling for option in OPTIONS for spelling in option.spellings}
     assert theirs <= ours
-    assert ours - theirs == {"--loop", "--exit-codes", "--exit_codes"}
+    assert ours - theirs == {spelling for option in OPTIONS if is_ours(option) for spelling in option.spellings}
 
 
 def test_defaults_are_torchruns(torch_run: Any) -> None:
@@ -397,7 +401,7 @@ VALUE_OF = {
 
 @pytest.mark.parametrize(
     "option",
-    [option for option in OPTIONS if option.name not in {"--loop", "--exit-codes"}],
+    [option for option in OPTIONS if not is_ours(option)],
     ids=lambda option: option.dest,
 )
 def test_each_variable_of_torchrun_is_one_here(

@@ -75,6 +75,7 @@ def assert_refused(folder: Path, said: str, *argv: str, **environ: str) -> None:
         ("--rdzv-backend etcdv3 train.py", "--rdzv-backend etcdv3: no such back end: did you mean etcd-v3?"),
         ("--nnodes 2 --rdzv-backend c10d train.py", "c10d needs --rdzv-endpoint HOST:PORT: the same on every node"),
         ("--rdzv-endpoint host train.py", "the port is missing: use host:PORT"),
+        ("--ui big train.py", "--ui big: use one of auto, line, view, off"),
         ("--rdzv-conf a train.py", "--rdzv-conf a: a has no value: use a=value"),
         ("--rdzv-conf =a train.py", "use key=value pairs, separated by commas"),
         ("--node-rank 1 --master-port 29511 train.py", "--node-rank 1: one node has rank 0"),

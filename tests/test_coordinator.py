@@ -238,6 +238,24 @@ def test_with_restarts_off_the_first_failure_ends_the_job() -> None:
     assert heard["a"].reason == "rank 0 failed on host-a; restarts are off (max_restarts is 0)"
 
 
+def test_a_final_failure_ends_the_job_and_pays_no_restart() -> None:
+    job = running("abc", max_restarts=3)
+    final = FailureReport(**{**failure("b").__dict__, "is_final": True})
+    heard = job.tell(Failed("b", 1, final))
+    assert set(heard) == set("abc")
+    assert heard["a"].outcome is Outcome.FAILED
+    assert heard["a"].cause == final
+    assert heard["a"].reason.startswith("rank 0 failed on host-b; it can't be ended")
+    assert (job.core.restart_count, job.core.is_closed) == (0, True)
+
+
+def test_a_final_failure_of_a_round_that_is_over_ends_nothing() -> None:
+    job = running("ab")
+    job.fail("a")
+    assert job.tell(Failed("b", 1, FailureReport(**{**failure("b").__dict__, "is_final": True}))) == {}
+    assert not job.core.is_closed
+
+
 def test_a_failure_reported_by_somebody_else_is_not_paid() -> None:
     job = running("ab", max_nodes=2)
     job.ready("s")

@@ -62,6 +62,7 @@ SHAPES = {
     "MASTER_PORT": r"[1-9]\d{3,4}",
     "TORCHELASTIC_RUN_ID": UUID,
     "TORCHELASTIC_ERROR_FILE": r"/.+/attempt_0/\d+/error\.json",
+    "TORCHELASTIC_TIMER_FILE": r"/.+/(watchdog_timer_.+|aelastic_[0-9a-f]{8}/timers)",
 }
 # The torch agent imports torch in its own process, and that leaves these in its environment for its workers.
 OF_IMPORTING_TORCH = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
@@ -94,6 +95,15 @@ CASES: dict[str, tuple[list[str], dict[str, str]]] = {
         {},
     ),
     "module": (["-m", "package.dump", "--flag"], {}),
+    "timers": (["dump.py"], {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}),
+    "timers in a place of their own": (
+        ["--master-port", "PORT", "dump.py"],
+        {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": "./timers"},
+    ),
+    "no timers, but a place for them": (
+        ["dump.py"],
+        {"TORCHELASTIC_ENABLE_FILE_TIMER": "yes", "TORCHELASTIC_TIMER_FILE": "/nowhere/timers"},
+    ),
     "no python": (["--no-python", "./dump.sh", "${local_rank}", "--x=1"], {}),
     "run path": (["--run-path", "dump.py", "1"], {}),
     "variables": (
@@ -184,7 +194,7 @@ def assert_same_env(theirs: dict[str, str], ours: dict[str, str], env: dict[str,
     assert "TORCH_WORKER_SERVER_SOCKET" not in theirs
     assert re.fullmatch(r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+", ours.pop("TORCH_WORKER_SERVER_SOCKET"))
     for key, shape in SHAPES.items():
-        if theirs[key] != ours[key]:
+        if theirs.get(key) != ours.get(key):
             assert re.fullmatch(shape, theirs.pop(key)), key
             assert re.fullmatch(shape, ours.pop(key)), key
     assert ours == theirs

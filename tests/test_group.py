@@ -13,6 +13,7 @@ import pytest
 from aelastic.group import KILL_COUNT_MAX, KILL_WAIT_S, InvalidTransition, Phase, WorkerGroup
 from aelastic.group_events import (
     Cleared,
+    Condemned,
     DeadlinePassed,
     Event,
     Exited,
@@ -45,6 +46,8 @@ RANKS = NodeRanks(
 )
 FAILURE = FailureReport("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
 OTHER_FAILURE = FailureReport("host", 5, 1, 78, -11, "SIGSEGV", "", 1000)
+HANGS = FailureReport("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000)
+OTHER_HANGS = FailureReport("host", 5, 1, 78, -9, "timer 'step' expired", "", 1000)
 FAILED = Ended(Outcome.FAILED, "rank 4 failed on host; all 3 restarts are used up", FAILURE)
 SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
 TIMED_OUT = Ended(Outcome.TIMED_OUT, "1 of at least 2 nodes came")
@@ -118,6 +121,12 @@ def stopping_for_another_round() -> Story:
 def stopping_for_a_failure() -> Story:
     story = running()
     story.tell(Exited(1, 0, FAILURE))
+    return story
+
+
+def stopping_for_a_worker_that_hangs() -> Story:
+    story = running()
+    story.tell(Condemned(1, 0, HANGS, signal.SIGKILL))
     return story
 
 
@@ -360,6 +369,105 @@ def test_a_lone_worker_that_fails_leaves_nobody_to_signal() -> None:
     assert story.group.phase is Phase.AWAITING
 
 
+# Workers that live, and do not do what is expected of them.
+
+
+def test_a_condemned_worker_is_told_of_as_failed_then_stopped_in_its_own_way_and_the_others_in_theirs() -> None:
+    story = running(round_=3)
+    assert story.tell(Condemned(1, 0, HANGS, signal.SIGUSR1)) == [
+        TellFailed(3, HANGS),
+        Stop(1, (0,), signal.SIGUSR1),
+        Stop(1, (1,), signal.SIGTERM),
+    ]
+    assert (story.group.phase, story.group.state, story.group.reason) == (
+        Phase.STOPPING,
+        WorkerState.UNHEALTHY,
+        HANGS.message,
+    )
+    assert (story.group.failed, sorted(story.group.alive), story.left_s) == ({0: HANGS}, [0, 1], SHUTDOWN_S)
+
+
+def test_a_condemned_worker_that_then_ends_has_failed_whatever_it_says_and_the_others_are_victims() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    assert story.end(0) == []
+    assert story.end(1) == []
+    assert (story.group.failed, story.group.stopped) == ({0: HANGS}, {1})
+    assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
+    assert story.tell(interrupted(1)) == [Join()]
+
+
+def test_what_a_condemned_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    story.end(0, failure=FAILURE)
+    assert story.group.failed == {0: HANGS}
+
+
+def test_a_condemned_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    story.end(1)
+    assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
+
+
+def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    deadline = story.group.deadline
+    story.now += 1
+    assert story.tell(Condemned(1, 1, OTHER_HANGS, signal.SIGKILL)) == [Stop(1, (1,), signal.SIGKILL)]
+    assert (story.group.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
+    story.end(0, 1)
+    assert (story.group.failed, story.group.stopped) == ({0: HANGS, 1: OTHER_HANGS}, set())
+
+
+def test_a_worker_is_condemned_once() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    before = seen(story.group)
+    assert story.tell(Condemned(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
+    assert seen(story.group) == before
+
+
+@pytest.mark.parametrize(
+    "story", [stopping_for_another_round, stopping_for_good, stopping_for_the_verdict], ids=lambda story: story.__name__
+)
+def test_a_worker_that_is_being_stopped_for_something_else_is_not_condemned(story: Any) -> None:
+    told = story()
+    before = seen(told.group)
+    assert told.tell(Condemned(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
+    assert seen(told.group) == before
+
+
+def test_a_worker_that_ended_by_itself_meanwhile_is_not_condemned() -> None:
+    story = running()
+    story.tell(Exited(1, 0, None))
+    before = seen(story.group)
+    assert story.tell(Condemned(1, 0, HANGS, signal.SIGKILL)) == []
+    assert seen(story.group) == before
+
+
+def test_a_worker_that_nobody_can_have_looked_at_is_not_condemned() -> None:
+    story = joining()
+    story.tell(assigned(1))
+    before = seen(story.group)
+    assert story.tell(Condemned(1, 0, HANGS, signal.SIGKILL)) == []
+    assert seen(story.group) == before
+
+
+def test_a_condemned_worker_leaves_the_time_for_what_another_left_behind_as_long_as_a_stop_has() -> None:
+    story = running()
+    story.tell(Exited(1, 1, None))
+    told, stop = story.tell(Condemned(1, 0, HANGS, signal.SIGKILL))
+    assert (told, stop) == (TellFailed(1, HANGS), Stop(1, (0,), signal.SIGKILL))
+    assert story.left_s == SHUTDOWN_S
+
+
+def test_asked_to_stop_while_a_condemned_worker_ends_it_leaves_and_the_failure_stays_one() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    reason = "the agent was asked to stop (SIGTERM)"
+    assert story.tell(StopRequested()) == [TellLeft(reason)]
+    story.end(0)
+    assert story.end(1) == [Finish(reason)]
+    assert (story.group.state, story.group.failed) == (WorkerState.STOPPED, {0: HANGS})
+
+
 # Interruptions and verdicts from elsewhere.
 
 
@@ -533,7 +641,13 @@ def test_an_exit_of_an_earlier_generation_does_not_stop_a_healthy_group() -> Non
     story = stopping_for_another_round()
     story.end(0, 1)
     story.tell(assigned(2), Spawned(2, {0: 800, 1: 801}))
-    for stale in (Exited(1, 1, FAILURE), Exited(1, 0, None), Cleared(1, 0), Spawned(1, {0: 1, 1: 2})):
+    for stale in (
+        Exited(1, 1, FAILURE),
+        Exited(1, 0, None),
+        Cleared(1, 0),
+        Condemned(1, 0, HANGS, signal.SIGKILL),
+        Spawned(1, {0: 1, 1: 2}),
+    ):
         before = seen(story.group)
         assert story.tell(stale) == []
         assert seen(story.group) == before
@@ -554,6 +668,7 @@ def test_a_local_rank_that_does_not_exist_changes_nothing() -> None:
     before = seen(story.group)
     assert story.tell(Exited(1, 9, FAILURE)) == []
     assert story.tell(Cleared(1, -1)) == []
+    assert story.tell(Condemned(1, 2, HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
@@ -580,6 +695,7 @@ STORIES: dict[str, Callable[[], Story]] = {
     "running": running,
     "stopping for another round": stopping_for_another_round,
     "stopping for a failure": stopping_for_a_failure,
+    "stopping for a worker that hangs": stopping_for_a_worker_that_hangs,
     "stopping for good": stopping_for_good,
     "stopping for the verdict": stopping_for_the_verdict,
     "awaiting": awaiting,
@@ -600,6 +716,8 @@ EVENTS: dict[str, Event] = {
     "exited, stale": Exited(0, 0, FAILURE),
     "cleared": Cleared(1, 0),
     "cleared, stale": Cleared(0, 0),
+    "condemned": Condemned(1, 1, OTHER_HANGS, signal.SIGKILL),
+    "condemned, stale": Condemned(0, 0, HANGS, signal.SIGKILL),
     "stop": StopRequested(),
     "deadline": DeadlinePassed(),
 }

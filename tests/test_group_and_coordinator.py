@@ -52,12 +52,16 @@ class Faults:
     stops: int = 1  # agents that are asked to leave
     delay_s: float = 0.5  # of a message, at most
     worker_fails: float = 0.08  # of one worker in one generation
+    worker_hangs: float = 0.02  # likewise
     worker_ignores_term: float = 0.1
     worker_ignores_kill: float = 0.0
     leaves_something: float = 0.1  # that takes seconds to go
 
 
-NO_FAULTS = Faults(crashes=0, stops=0, worker_fails=0, worker_ignores_term=0, leaves_something=0)
+NO_FAULTS = Faults(crashes=0, stops=0, worker_fails=0, worker_hangs=0, worker_ignores_term=0, leaves_something=0)
+# From when it is found that a worker hangs until the group is told.
+LOOKS_FOR_STACKS_S = 2.0
+HANGS = "timer 'step' expired"
 
 
 @dataclass
@@ -85,6 +89,7 @@ class Simulation:
         self.core = c.Coordinator(min_nodes, max_nodes, RestartPolicy(restarts))
         self.agents: dict[str, Agent] = {}
         self.failures_of: set[int] = set()  # rounds in which somebody failed
+        self.condemned = 0  # workers that count as failed, and lived
         self.rounds: dict[int, dict[str, Assigned]] = {}
         self.verdicts: set[Ended] = set()
         self.log: list[str] = []
@@ -235,7 +240,20 @@ class Simulation:
         for rank in ranks:
             fails = self.chance(self.faults.worker_fails)
             life_s = self.random.uniform(0, WORK_S) if fails else WORK_S
-            self.at(self.now + life_s, partial(self.exit, agent, generation, rank, fails))
+            if self.chance(self.faults.worker_hangs):
+                self.at(self.now + self.random.uniform(0, WORK_S), partial(self.find, agent, generation, rank))
+            else:
+                self.at(self.now + life_s, partial(self.exit, agent, generation, rank, fails))
+
+    def find(self, agent: Agent, generation: int, rank: int) -> None:
+        """It hangs, and is stopped for that unless it is being stopped for something else."""
+        if agent.alive.get(rank) == generation and agent.group.phase == "running":
+            self.after(LOOKS_FOR_STACKS_S, partial(self.condemn, agent, generation, rank))
+
+    def condemn(self, agent: Agent, generation: int, rank: int) -> None:
+        failure = failure_of(agent, rank, HANGS)
+        self.post(agent, g.Condemned(generation, rank, failure, signal.SIGKILL))
+        self.condemned += agent.group.failed.get(rank) is failure
 
     def post_later(self, agent: Agent, most_s: float, event: g.Event) -> None:
         self.after(most_s, lambda: self.post(agent, event))
@@ -285,8 +303,8 @@ class Simulation:
         assert counts == sorted(counts)
 
 
-def failure_of(agent: Agent, rank: int) -> FailureReport:
-    return FailureReport(agent.host, agent.group.workers[rank].global_rank, rank, 1, 1, "ValueError", "", 0)
+def failure_of(agent: Agent, rank: int, message: str = "ValueError") -> FailureReport:
+    return FailureReport(agent.host, agent.group.workers[rank].global_rank, rank, 1, 1, message, "", 0)
 
 
 def simulate(seed: int, faults: Faults, **size: int) -> Simulation:
@@ -316,10 +334,23 @@ def test_without_faults_one_round_succeeds_everywhere(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_failure_restarts_everybody_at_the_price_of_one_until_the_budget_is_used_up(seed: int) -> None:
-    faults = Faults(crashes=0, stops=0, worker_fails=1, worker_ignores_term=0, until_s=10_000)
+    faults = Faults(crashes=0, stops=0, worker_fails=1, worker_hangs=0, worker_ignores_term=0, until_s=10_000)
     world = simulate(seed, faults, restarts=2)
     assert (len(world.rounds), world.core.restart_count) == (3, 2)
     assert {verdict.outcome for verdict in world.verdicts} == {Outcome.FAILED}
+    assert ends(world) == {WorkerState.FAILED}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_worker_that_hangs_costs_what_a_failure_does(seed: int) -> None:
+    faults = Faults(crashes=0, stops=0, worker_fails=0, worker_hangs=1, worker_ignores_term=0, until_s=10_000)
+    world = simulate(seed, faults, restarts=2)
+    assert (len(world.rounds), world.core.restart_count) == (3, 2)
+    assert world.condemned >= 3
+    (verdict,) = world.verdicts
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.cause is not None
+    assert verdict.cause.message == HANGS
     assert ends(world) == {WorkerState.FAILED}
 
 
@@ -352,5 +383,6 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     assert max(len(world.rounds) for world in worlds) >= 4
     assert {verdict.outcome for world in worlds for verdict in world.verdicts} == set(Outcome) - {Outcome.REPLACED}
     assert sum(isinstance(message, Interrupted) for message in heard) > 50
+    assert sum(world.condemned for world in worlds) > 10
     states: set[Any] = {agent.group.state for world in worlds for agent in world.agents.values()}
     assert {WorkerState.SUCCEEDED, WorkerState.FAILED, WorkerState.STOPPED} <= states

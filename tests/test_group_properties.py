@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aelastic.group import KILL_COUNT_MAX, Phase, WorkerGroup
 from aelastic.group_events import (
     Cleared,
+    Condemned,
     DeadlinePassed,
     Event,
     Exited,
@@ -38,6 +39,9 @@ WORKERS = 3
 # that is waited for puts one more in front.
 DEADLINES_TO_THE_END = KILL_COUNT_MAX + 2
 FAILURE = FailureReport("host", 0, 0, 77, 1, "ValueError", "", 1000)
+HANGS = FailureReport("host", 0, 0, 77, -9, "timer 'step' expired", "", 1)
+# What nobody else is stopped with.
+HANGS_WITH = signal.SIGUSR1
 VERDICTS = [Ended(Outcome.FAILED, "no restart is left", FAILURE), Ended(Outcome.SUCCEEDED, "every worker succeeded")]
 
 
@@ -66,7 +70,9 @@ class FakeWorld(RuleBasedStateMachine):
         self.stop_requests = 0
         self.real_failures = 0
         self.failed: set[int] = set()  # local ranks that failed in this generation
-        self.signalled: set[int] = set()  # likewise
+        self.signalled: set[int] = set()  # likewise: who was asked to end, and not for what it did itself
+        self.condemned: set[int] = set()  # likewise: who counts as failed while it lives
+        self.stops_for = ""  # likewise: "a failure", or "something else"
 
     # Carrying out.
 
@@ -87,15 +93,11 @@ class FakeWorld(RuleBasedStateMachine):
                 assert assigned.round == self.round
                 self.generation = generation
                 self.alive = {(generation, rank): "runs" for rank in range(WORKERS)}
-                self.failed, self.signalled = set(), set()
+                self.failed, self.signalled, self.condemned = set(), set(), set()
+                self.stops_for = ""
                 self.spawns += 1
-            case Stop(generation, local_ranks, signum):
-                assert generation == self.generation, "a signal for a generation that is gone"
-                assert len(set(local_ranks)) == len(local_ranks)
-                self.signalled |= set(local_ranks)
-                for rank in local_ranks:
-                    assert (generation, rank) in self.alive, "a signal for nobody"
-                    assert signum == signal.SIGKILL or self.alive[generation, rank] == "runs"
+            case Stop():
+                self.send(action)
             case TellFailed(round_, _):
                 assert round_ == self.round
                 assert round_ not in self.told_failures, "one failure a round"
@@ -112,6 +114,19 @@ class FakeWorld(RuleBasedStateMachine):
                 self.finished.append(action)
             case _:
                 raise AssertionError(action)
+
+    def send(self, stop: Stop) -> None:
+        local_ranks = set(stop.local_ranks)
+        assert stop.generation == self.generation, "a signal for a generation that is gone"
+        assert len(local_ranks) == len(stop.local_ranks)
+        for rank in local_ranks:
+            assert (stop.generation, rank) in self.alive, "a signal for nobody"
+            assert stop.signum == signal.SIGKILL or self.alive[stop.generation, rank] == "runs"
+        if stop.signum == HANGS_WITH:
+            assert local_ranks <= self.condemned, "a signal for others than it was meant for"
+            return
+        assert stop.signum == signal.SIGKILL or not local_ranks & self.condemned, "asked to end in two ways"
+        self.signalled |= local_ranks - self.condemned
 
     @property
     def hears(self) -> bool:
@@ -141,6 +156,7 @@ class FakeWorld(RuleBasedStateMachine):
     @rule()
     def round_is_interrupted(self) -> None:
         self.is_interrupted = True
+        self.stops_for = "something else"
         self.restarts_allowed += 1
         self.tell(Interrupted(self.round, "somebody failed"))
 
@@ -148,6 +164,7 @@ class FakeWorld(RuleBasedStateMachine):
     @rule(verdict=st.sampled_from(VERDICTS))
     def job_ends(self, verdict: Ended) -> None:
         self.is_ended = True
+        self.stops_for = "something else"
         self.tell(verdict)
 
     @precondition(lambda self: self.generation not in self.spawned and self.generation)
@@ -162,15 +179,43 @@ class FakeWorld(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.sampled_from([False, False, True]), clears=st.booleans())
     def worker_exits(self, data: Any, fails: bool, clears: bool) -> None:
         generation, rank = data.draw(st.sampled_from(sorted(w for w, how in self.alive.items() if how == "runs")))
-        self.alive[generation, rank] = "left something behind"
-        fails = fails and rank not in self.signalled  # what it says then is not told
-        event = Exited(generation, rank, FAILURE if fails else None)
-        self.real_failures += fails
-        self.failed |= {rank} if fails else set()
+        event = self.exit(generation, rank, fails=fails)
         self.past.append(event)
         self.tell(event)
         if clears:
             self.clear(generation, rank)
+
+    def exit(self, generation: int, rank: int, *, fails: bool) -> Exited:
+        self.alive[generation, rank] = "left something behind"
+        fails = fails and rank not in self.signalled  # what it says then is not told
+        if fails and rank not in self.condemned:
+            self.fail(rank)
+        return Exited(generation, rank, FAILURE if fails else None)
+
+    def fail(self, rank: int) -> None:
+        self.real_failures += 1
+        self.failed.add(rank)
+        self.stops_for = self.stops_for or "a failure"
+
+    @precondition(lambda self: "runs" in self.alive.values())
+    @rule(data=st.data())
+    def workers_hang(self, data: Any) -> None:
+        """Mostly several do, since they wait for each other."""
+        running = sorted(worker for worker, how in self.alive.items() if how == "runs")
+        for generation, rank in data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True)):
+            self.condemn(generation, rank)
+
+    def condemn(self, generation: int, rank: int) -> None:
+        event = Condemned(generation, rank, HANGS, HANGS_WITH)
+        is_let_be = rank in self.condemned or self.stops_for == "something else"
+        if is_let_be or generation not in self.spawned or self.finished:
+            self.changes_nothing(event)
+            return
+        self.condemned.add(rank)
+        self.fail(rank)
+        self.past.append(event)
+        self.tell(event)
+        assert self.group.failed[rank] == HANGS
 
     @precondition(lambda self: "left something behind" in self.alive.values())
     @rule(data=st.data())
@@ -189,11 +234,7 @@ class FakeWorld(RuleBasedStateMachine):
     def all_workers_end(self, fails: bool) -> None:
         """A shortcut: a random walk alone rarely comes to the next generation."""
         for generation, rank in sorted(w for w, how in self.alive.items() if how == "runs"):
-            failed = fails and rank not in self.signalled
-            self.real_failures += failed
-            self.failed |= {rank} if failed else set()
-            self.alive[generation, rank] = "left something behind"
-            self.tell(Exited(generation, rank, FAILURE if failed else None))
+            self.tell(self.exit(generation, rank, fails=fails))
         for generation, rank in sorted(self.alive):
             self.clear(generation, rank)
 
@@ -202,6 +243,7 @@ class FakeWorld(RuleBasedStateMachine):
     def somebody_asks_to_stop(self, signum: int, seldom: int) -> None:
         if seldom == 0:
             self.stop_requests += 1
+            self.stops_for = "something else"
             self.tell(StopRequested(signum))
 
     @precondition(lambda self: self.group.deadline is not None)
@@ -209,6 +251,7 @@ class FakeWorld(RuleBasedStateMachine):
     def deadline_passes(self) -> None:
         assert self.group.deadline is not None
         self.now = max(self.now, self.group.deadline)
+        self.stops_for = self.stops_for or "something else"  # a leftover, which is no failure
         self.tell(DeadlinePassed())
 
     @precondition(lambda self: self.group.deadline is None or self.now < self.group.deadline)
@@ -225,8 +268,10 @@ class FakeWorld(RuleBasedStateMachine):
     @rule(data=st.data(), rank=st.integers(0, WORKERS - 1), failure=st.sampled_from([None, FAILURE]))
     def stale_event_of_a_worker(self, data: Any, rank: int, failure: FailureReport | None) -> None:
         generation = data.draw(st.integers(0, self.generation - 1))
-        for event in (Exited(generation, rank, failure), Cleared(generation, rank), Spawned(generation, {rank: 1})):
-            self.changes_nothing(event)
+        self.changes_nothing(Exited(generation, rank, failure))
+        self.changes_nothing(Cleared(generation, rank))
+        self.changes_nothing(Condemned(generation, rank, HANGS, HANGS_WITH))
+        self.changes_nothing(Spawned(generation, {rank: 1}))
 
     @precondition(lambda self: self.past)
     @rule(data=st.data())
@@ -249,6 +294,7 @@ class FakeWorld(RuleBasedStateMachine):
             assert {rank for _, rank in self.alive} == set(self.group.unended)
         assert len(self.group.workers) == (WORKERS if self.generation else 0)
         assert set(self.group.failed) <= self.failed
+        assert self.condemned <= set(self.group.failed), "a worker that hung, and was forgotten"
         assert self.group.stopped <= self.signalled
         assert set(self.group.failed).isdisjoint(self.group.stopped), "a culprit and a victim"
 

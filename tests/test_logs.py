@@ -17,9 +17,10 @@ MIB = 1 << 20
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What lies in the one run of a log folder, by path."""
+    """What lies in the one run of a log folder, by path, beside its event log."""
     root = folder / "latest"
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    found = (path for path in sorted(root.rglob("*")) if path.is_file() and path.name != "events.jsonl")
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 
 # Layout and choice.

@@ -169,6 +169,7 @@ def run_files(folder: Path) -> dict[str, bytes]:
     """What lies in the one run of a log folder; of filtered lines, the order among ranks is nobody's."""
     (root,) = (path for path in folder.iterdir() if not path.is_symlink())
     files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    files.pop("events.jsonl", None)  # torchrun has none
     return {name: b"\n".join(sorted(text.split(b"\n"))) if "filtered" in name else text for name, text in files.items()}
 
 

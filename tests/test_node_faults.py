@@ -276,6 +276,7 @@ def test_a_newcomer_that_finds_an_empty_store_does_not_disturb_those_who_go_on(l
         again = team.wait_round(members, after=three)
         coordinator.wait_said("another agent coordinates by now|the store of .* is a new one")
         # The newcomer is a spare, whoever coordinates, and nobody was interrupted for that.
+        newcomer.wait_said(IS_SPARE)
         members[0].crash()
         members[0] = newcomer
         last = team.wait_round(members, after=again)

@@ -35,6 +35,7 @@ from aelastic import (
     stack_hook,
     stacks,
 )
+from aelastic.autopsy import report_of
 from aelastic.errors import ChildFailedError, ProcessFailure
 from aelastic.force import _append
 from aelastic.happenings import Happening, StacksTaken
@@ -649,7 +650,7 @@ async def test_a_condemned_worker_s_stack_is_in_its_failure_and_the_others_are_i
 
     async def condemn() -> None:
         await until(ready(tmp_path, 0, 1))
-        await supervisor._on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
+        await supervisor._condemning.on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
 
     result = await run_and(supervisor, condemn)
 
@@ -661,7 +662,7 @@ async def test_a_condemned_worker_s_stack_is_in_its_failure_and_the_others_are_i
     assert ", in spin\n" in read(listener.heard[0].path, "0", "stack.txt")
     report = str(ChildFailedError("job", result.failures, result.victims, result.stacks))
     assert report.index("  stack     : where it stood") < report.index(", in wait_for_ever")
-    told = supervisor._report_of(failure)
+    told = report_of(1, failure)
     assert told.traceback.endswith(failure.stack)  # other nodes are told
 
 

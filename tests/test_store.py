@@ -15,7 +15,7 @@ import uvloop
 from launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_both_loops, wait_for
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
-from aelastic.supervisor import RunResult
+from aelastic.run_result import RunResult
 
 SERVER = "store_server.py"
 

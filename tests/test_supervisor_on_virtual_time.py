@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +31,12 @@ from aelastic import (
     WorkerStart,
     WorkerState,
 )
+from aelastic.autopsy import Autopsy
 from aelastic.group import KILL_COUNT_MAX, KILL_WAIT_S
+from aelastic.happenings import Happening, Noticed
+from aelastic.observer import Observer
 from aelastic.store import _listen
+from aelastic.watch import Found
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -429,6 +433,219 @@ async def test_a_stop_after_the_run_changes_nothing() -> None:
     assert (await supervisor.run()).state is WorkerState.SUCCEEDED
     supervisor.stop()
     assert supervisor.state is WorkerState.SUCCEEDED
+
+
+# Workers that do not do what is expected of them.
+
+
+@dataclass
+class WatchingStandIn:
+    """Looks at nobody; a test says what is found."""
+
+    on_found: Callable[[Found], Coroutine[Any, Any, None]]
+    env: dict[str, str] = field(default_factory=lambda: {"WATCHED": "yes"})
+    heard: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def open(self) -> None:
+        self.heard.append(("open",))
+
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
+        self.heard.append(("started", generation, [start.local_rank for start in starts], dict(ids)))
+
+    def ended(self, generation: int, local_rank: int) -> None:
+        self.heard.append(("ended", generation, local_rank))
+
+    async def run(self) -> None:
+        await anyio.sleep_forever()
+
+    def close(self) -> None:
+        self.heard.append(("close",))
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.noticed: list[Noticed] = []
+
+    def tell(self, happening: Happening, now: float) -> None:
+        if isinstance(happening, Noticed):
+            self.noticed.append(happening)
+
+
+@dataclass
+class Watched:
+    """A run, what is found of its workers, and who is told."""
+
+    watching: list[WatchingStandIn]
+    listener: Listener
+
+    async def find(self, *local_ranks: int, generation: int = 1, signum: int | None = KILL, why: str = "hangs") -> None:
+        """All at once, as a watch does."""
+        async with anyio.create_task_group() as tasks:
+            for rank in local_ranks:
+                found = Found(generation, rank, "timer", f"{why} {rank}", signum)
+                tasks.start_soon(self.watching[0].on_found, found)
+
+    def supervise(self, backend: WorkerBackend, workers: int = 2, **more: Any) -> Supervisor:
+        spec = WorkerSpec(local_world_size=workers, entrypoint="train.py", shutdown_timeout_s=30.0, **more)
+        return Supervisor(spec, backend=backend, observers=[self.listener])
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    made: list[WatchingStandIn] = []
+
+    def make(*arguments: Any) -> WatchingStandIn:
+        made.append(WatchingStandIn(arguments[-1]))
+        return made[-1]
+
+    monkeypatch.setattr("aelastic.supervisor.Watching", make)
+    return Watched(made, Listener())
+
+
+@on_virtual_time
+async def test_watches_are_told_who_comes_and_goes_and_workers_of_them(watched: Watched) -> None:
+    backend = FakeBackend([FAILS, FOREVER], [Plan(after_s=2), SUCCEEDS])
+    await watched.supervise(backend, max_restarts=1).run()
+    assert watched.watching[0].heard == [
+        ("open",),
+        ("started", 1, [0, 1], {0: 100, 1: 101}),
+        ("ended", 1, 0),
+        ("ended", 1, 1),
+        ("started", 2, [0, 1], {0: 200, 1: 201}),
+        ("ended", 2, 0),
+        ("ended", 2, 1),
+        ("close",),
+    ]
+    assert values_of(backend, "WATCHED") == [["yes", "yes"]] * 2
+
+
+@on_virtual_time
+async def test_a_worker_that_hangs_is_stopped_as_asked_has_failed_and_all_start_again(watched: Watched) -> None:
+    backend = FakeBackend([FOREVER, FOREVER], [SUCCEEDS, SUCCEEDS])
+    async with running(watched.supervise(backend), until_s=4) as run:
+        await watched.find(1, signum=signal.SIGUSR1)
+        result = await run.task
+    assert backend.signals == [(4, 1, signal.SIGUSR1), (4, 0, TERM)]
+    assert (result.state, len(backend.starts)) == (WorkerState.SUCCEEDED, 2)
+    assert watched.listener.noticed == [Noticed(1, 1, 1, "timer", "hangs 1", is_stopped=True)]
+
+
+@on_virtual_time
+async def test_what_it_was_stopped_for_is_its_failure_whatever_it_says_when_it_ends(watched: Watched) -> None:
+    backend = RemoteBackend()
+    async with running(watched.supervise(backend, max_restarts=0)) as run:
+        await watched.find(1, signum=TERM)
+        result = await run.task
+    assert (result.failures[1].exitcode, result.failures[1].message) == (-TERM, "hangs 1")
+    assert (list(result.failures), result.victims) == ([1], (0,))
+
+
+@on_virtual_time
+async def test_several_that_hang_have_all_failed_and_the_first_rank_of_them_is_the_reason(watched: Watched) -> None:
+    backend = FakeBackend([STUBBORN] * 3)
+    async with running(watched.supervise(backend, 3, max_restarts=0), until_s=4) as run:
+        await watched.find(2, 0)
+        result = await run.task
+    assert {(rank, signum) for _, rank, signum in backend.signals if signum == KILL} == {
+        (0, KILL),
+        (1, KILL),
+        (2, KILL),
+    }
+    assert [at for at, rank, signum in backend.signals if signum == KILL and rank != 1] == [4, 4]
+    assert (sorted(result.failures), result.victims) == ([0, 2], (1,))
+    assert "rank 0 failed" in result.reason
+    assert sorted(noticed.local_rank for noticed in watched.listener.noticed) == [0, 2]
+
+
+@on_virtual_time
+async def test_what_is_only_to_be_told_stops_nobody(watched: Watched) -> None:
+    backend = FakeBackend([SUCCEEDS] * 2)
+    async with running(watched.supervise(backend)) as run:
+        await watched.find(1, signum=None)
+        result = await run.task
+    assert (result.state, backend.signals) == (WorkerState.SUCCEEDED, [])
+    assert watched.listener.noticed == [Noticed(1, 1, 1, "timer", "hangs 1", is_stopped=False)]
+
+
+@on_virtual_time
+async def test_what_is_found_too_late_is_dropped(watched: Watched) -> None:
+    backend = FakeBackend([Plan(after_s=2), FOREVER], [Plan(after_s=50, exit=WorkerExit(3)), FOREVER], [SUCCEEDS] * 2)
+    async with running(watched.supervise(backend, max_restarts=2), until_s=3) as run:
+        await watched.find(0)  # it has succeeded
+        await watched.find(1)
+        await watched.find(1, why="hangs again")  # it is being stopped
+        await anyio.sleep(1)
+        await watched.find(0, 1, generation=1)  # of the generation before
+        result = await run.task
+    assert result.state is WorkerState.SUCCEEDED
+    assert [noticed.reason for noticed in watched.listener.noticed] == ["hangs 1"]
+    assert backend.signals == [(3, 1, KILL), (53, 1, TERM)]
+
+
+@on_virtual_time
+async def test_a_worker_that_is_asked_to_end_is_a_victim_whatever_is_found_meanwhile(watched: Watched) -> None:
+    backend = FakeBackend([Plan(after_s=1e6, dies_after_s=5)] * 2)
+    async with running(watched.supervise(backend)) as run:
+        run.supervisor.stop()
+        await anyio.sleep(1)
+        await watched.find(0, 1)
+        result = await run.task
+    assert (result.state, result.victims, result.failures) == (WorkerState.STOPPED, (0, 1), {})
+    assert watched.listener.noticed == []
+    assert {signum for _, _, signum in backend.signals} == {TERM}
+
+
+@pytest.fixture
+def _slow_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between what a watch finds and what follows from it, 2 s pass: stacks are taken, files are read."""
+    look = Autopsy.of_living
+
+    async def of_living(*arguments: Any) -> Any:
+        await anyio.sleep(2)
+        return await look(*arguments)
+
+    monkeypatch.setattr(Autopsy, "of_living", of_living)
+
+
+@pytest.mark.usefixtures("_slow_to_look")
+@pytest.mark.parametrize("exit_", [WorkerExit(0), WorkerExit(3)])
+@on_virtual_time
+async def test_a_worker_that_ends_by_itself_while_it_is_looked_at_has_its_own_end(
+    watched: Watched, exit_: WorkerExit
+) -> None:
+    backend = FakeBackend([Plan(after_s=5, exit=exit_), Plan(after_s=8)])
+    async with running(watched.supervise(backend, max_restarts=0), until_s=4) as run:
+        await watched.find(0)
+        result = await run.task
+    assert {rank: failure.exitcode for rank, failure in result.failures.items()} == ({0: 3} if exit_.exitcode else {})
+    assert watched.listener.noticed == []
+
+
+@pytest.mark.usefixtures("_slow_to_look")
+@on_virtual_time
+async def test_a_stop_that_is_asked_for_while_a_worker_is_looked_at_makes_it_a_victim(watched: Watched) -> None:
+    backend = FakeBackend([Plan(after_s=1e6, dies_after_s=7)] * 2)
+    async with running(watched.supervise(backend), until_s=4) as run:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watched.find, 0)
+            await anyio.sleep(1)
+            run.supervisor.stop()
+        result = await run.task
+    assert (result.state, result.victims, result.failures) == (WorkerState.STOPPED, (0, 1), {})
+    assert backend.signals == [(5, 0, TERM), (5, 1, TERM)]
+    assert watched.listener.noticed == []
+
+
+@pytest.mark.usefixtures("_slow_to_look")
+@on_virtual_time
+async def test_what_was_found_of_a_generation_that_is_over_by_then_is_not_for_the_next(watched: Watched) -> None:
+    backend = FakeBackend([FOREVER, Plan(after_s=5, exit=WorkerExit(3))], [SUCCEEDS, SUCCEEDS])
+    async with running(watched.supervise(backend), until_s=4) as run:
+        await watched.find(0)
+        result = await run.task
+    assert (result.state, len(backend.starts), anyio.current_time()) == (WorkerState.SUCCEEDED, 2, 15)
+    assert backend.signals == [(5, 0, TERM)]
+    assert watched.listener.noticed == []
 
 
 # Cancellation.

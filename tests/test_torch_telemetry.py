@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from telemetry_stories import ONE_NODE, STOPPED, TWO_NODES
 
 from aelastic import InputError, ProcessFailure, Supervisor, WorkerSpec, WorkerState, torch_telemetry
 from aelastic.group import WorkerGroup
-from aelastic.group_events import Cleared, DeadlinePassed, Event, Exited, Spawned, Start, StopRequested
+from aelastic.group_events import Cleared, Condemned, DeadlinePassed, Event, Exited, Spawned, Start, StopRequested
 from aelastic.ranks import assign_ranks
 from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 from aelastic.telemetry import Status, Telemetry, Told
@@ -267,6 +268,20 @@ def test_a_failure_that_ends_the_job_after_all_workers_are_gone_is_told() -> Non
     assert story.put(*failed) == [*look, "_stop_workers.success"]
     assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE)) == []
     failure = ProcessFailure(1, 4711, 3, "nowhere")
+    words = words_of(story.telemetry.finish(WorkerState.FAILED, {1: failure}, story.now))
+    assert words[-4:] == ["TERMINATED", "FAILED", "run.success", "SUCCEEDED"]
+
+
+def test_a_worker_that_is_stopped_for_a_hang_has_failed_as_if_a_look_at_it_had_found_that() -> None:
+    story = Story()
+    story.put(Start())
+    story.begin()
+    look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.failed"]
+    assert story.put(Condemned(1, 1, FAILURE, signal.SIGKILL)) == look
+    assert story.telemetry.look() == []
+    assert story.put(*gone(1)) == ["_stop_workers.success"]
+    story.put(Ended(Outcome.FAILED, "it hung", FAILURE))
+    failure = ProcessFailure(1, 4711, -9, "nowhere", condemned="timer 'step' expired")
     words = words_of(story.telemetry.finish(WorkerState.FAILED, {1: failure}, story.now))
     assert words[-4:] == ["TERMINATED", "FAILED", "run.success", "SUCCEEDED"]
 

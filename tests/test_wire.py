@@ -346,6 +346,17 @@ def test_a_field_too_few_or_too_many_is_refused_at_any_depth() -> None:
         decode_json(hello)
 
 
+def test_a_field_that_came_later_is_left_out_where_it_says_nothing_and_may_be_missing() -> None:
+    final = FailureReport(**{**FAILURE.__dict__, "is_final": True})
+    assert decode(encode(Failed("n1", 7, final))) == [Failed("n1", 7, final)]
+    name, fields = as_json(Failed("n1", 7, FAILURE))
+    assert "is_final" not in fields["failure"]
+    assert as_json(Failed("n1", 7, final))[1]["failure"] == {**fields["failure"], "is_final": True}
+    fields["failure"]["is_final"] = 1
+    with pytest.raises(WireError, match=r"Failed\.failure\.is_final"):
+        decode_json([name, fields])
+
+
 def test_what_may_be_missing_is_null_and_not_left_out() -> None:
     assert decode_json(["Ended", {"outcome": "failed", "reason": "", "cause": None}]).cause is None
     with pytest.raises(WireError, match="cause"):

@@ -7,8 +7,8 @@ delivers what it returns, and sends `DeadlinePassed` when `deadline` has come.
 - **Forming**: nodes gather.  The first round closes at `max_nodes` at once, at `min_nodes` after the
   last call.  A later one closes when every node of the last round that still lives is ready
   again; it waits for nobody else, but takes in whoever waits already.
-- **Running**: a failure interrupts the round and pays one restart; a lost node or a newcomer
-  that fits interrupts it for free.  A newcomer that does not fit waits as a spare.
+- **Running**: a failure interrupts the round and pays one restart, or is final and ends the job; a lost
+  node or a newcomer that fits interrupts it for free.  A newcomer that does not fit waits as a spare.
 - **Recovering**: this coordinator is new, the round is older than it.  Nodes register with their past until
   each seat of that round is taken, or given up; a round that has lost nobody goes on untouched.
 - **Closed**: the verdict is final; whoever asks is told.
@@ -280,7 +280,7 @@ class Coordinator:
             return []
         if self.phase is not Phase.RUNNING:
             return []  # likewise
-        refusal = self.policy.refusal(self.restart_count)
+        refusal = self.policy.refusal(self.restart_count, is_final=event.failure.is_final)
         where = f"rank {event.failure.rank} failed on {event.failure.host}"
         if refusal is not None:
             return self._close(Ended(Outcome.FAILED, f"{where}; {refusal}", event.failure))

@@ -46,6 +46,7 @@ class FailureReport(Record):
     message: str
     traceback: str
     timestamp_s: int  # wall time on the node where it happened; for people only
+    is_final: bool = False  # the worker can't be ended, and holds what another in its place would need
 
 
 # Node to coordinator.

@@ -22,6 +22,7 @@ from aelastic.rdzv.messages import (
     Downward,
     Ended,
     Failed,
+    FailureReport,
     Goodbye,
     Hello,
     Interrupted,
@@ -43,6 +44,9 @@ FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.
 TEXT_MAX = 40_000
 _HEAD = 4
+
+# Fields that came after the protocol's number: with their default they are left out, and so they may be missing.
+_LATER: dict[type[Record], tuple[str, ...]] = {FailureReport: ("is_final",)}
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in (Hello, Alive, Ready, Failed, Succeeded, Left)}
 DOWNWARD: dict[str, type[Record]] = {
@@ -91,7 +95,8 @@ def from_text(text: str) -> Any:
 
 def _fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, Record):
-        return value.__dict__
+        later = [name for name in _LATER.get(type(value), ()) if getattr(value, name) == getattr(type(value), name)]
+        return {name: each for name, each in value.__dict__.items() if name not in later} if later else value.__dict__
     raise TypeError(f"{value!r} has no place on the wire")
 
 
@@ -230,7 +235,11 @@ def _reader_of_record(kind: type[Record]) -> _Reader:
     hints = get_type_hints(kind)
     readers = [(name, _reader_of(hints[name])) for name in kind.__match_args__]
 
+    later = {name: getattr(kind, name) for name in _LATER.get(kind, ())}
+
     def read(value: Any, where: str) -> Record:
+        if later and isinstance(value, dict):
+            value = {**later, **value}
         if not isinstance(value, dict) or len(value) != len(readers):
             raise WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(kind.__match_args__)}")
         try:

@@ -1,0 +1,284 @@
+"""Which timers of workers have expired.
+
+A worker sets a timer before what may hang, and clears it afterwards, by lines on a FIFO that torch's `FileTimerClient`
+writes: `{"version": 1, "pid": 7, "scope_id": "step", "expiration_time": 1700000000.5, "signal": 9}`, where a negative
+time clears.  One pid may have many, told apart by their scope; setting one again replaces it.
+
+- `handle(event, now)` is the only way to change anything; `deadline` is the next expiry.
+- The client's times are of the wall clock.  Each is turned into ours when it is read, so that a clock that is set
+  later moves no timer.
+- A timer belongs to a worker: its own pid set it, or one of a process that the worker started.  The latter is asked
+  for (`Ask`), and known from then on.  Timers of anybody else are dropped.
+- Those of an ended worker, and of an earlier generation, are forgotten.  Events about workers carry their generation:
+  the end of an old worker clears nothing of the new one that has its local rank.
+
+Whatever a writer sends, a line is read or dropped; of each kind that is dropped the first is complained of.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from enum import StrEnum
+from json import JSONDecoder
+from typing import TypeAlias, assert_never
+
+from aelastic.record import Record
+
+# The client sends no line that is longer than PIPE_BUF of Linux (pipe(7)), and adds a newline.
+LINE_BYTES_MAX = 4096
+# One second of the 10,000 timers/s that the watchdog is made for, should none of them be cleared.
+TIMERS_MAX = 10_000
+# Processes that have set timers; at more of them, those that have none now are forgotten, and asked for again.
+OWNERS_MAX = 2 * TIMERS_MAX
+# Timers without a signal are only told of, and a loop may set them by the thousand.
+TOLD_MAX = 10
+# PID_MAX_LIMIT of Linux (proc(5), /proc/sys/kernel/pid_max).
+PID_MAX = 1 << 22
+# Lines that clear a timer are the same each time, for there are only so many places in a program that set one.
+CLEARS_MAX = 1_000
+# Of a line that is dropped, which may be long.
+QUOTE_CHARS = 200
+
+
+class Kind(StrEnum):
+    """Why a line is dropped."""
+
+    MALFORMED = "is no timer"
+    OVERSIZED = f"is longer than {LINE_BYTES_MAX} bytes"
+    FOREIGN = "is of a process that no worker of this agent has started"
+    EXCESS = f"would be one of more than {TIMERS_MAX} timers at once"
+
+
+# Events.
+
+
+class Started(Record):
+    """A generation of workers is started; nothing lives of the one before."""
+
+    generation: int
+    owners: Mapping[int, int]  # pid to local rank
+
+
+class Ended(Record):
+    """A worker has ended."""
+
+    generation: int
+    local_rank: int
+
+
+class Heard(Record):
+    """What came through the FIFO, wherever it was cut."""
+
+    data: bytes
+    wall: float  # what the wall clock says now
+
+
+class Belongs(Record):
+    """The answer to `Ask`."""
+
+    generation: int
+    pid: int
+    local_rank: int | None  # None: to no worker
+    is_gone: bool = False  # it has ended meanwhile, and who has ended does not hang
+
+
+class DeadlinePassed(Record): ...
+
+
+Event: TypeAlias = Started | Ended | Heard | Belongs | DeadlinePassed
+
+# Actions.
+
+
+class Ask(Record):
+    """Find out whose process this is.  Answered by `Belongs`, before the next `Heard`."""
+
+    generation: int
+    pid: int
+
+
+class Expired(Record):
+    """A timer was not cleared in time; it is forgotten now.  Not answered."""
+
+    generation: int
+    local_rank: int  # of the worker it belongs to
+    pid: int  # of who set it
+    scope: str
+    set_for_s: float
+    late_s: float
+    signum: int | None  # what its worker is to be stopped with; None: it is not to be stopped
+
+
+class Complain(Record):
+    """Tell that a line is dropped; more of its kind will be, without a word.  Not answered."""
+
+    kind: Kind
+    quote: str
+
+
+Action: TypeAlias = Ask | Expired | Complain
+
+
+_NUMBERS = (float, int)  # and not their children, of which True is one
+# When it expires, for how long it was set, and its signal.  A plain tuple: 10,000 are made in a second.
+_Timer: TypeAlias = tuple[float, float, int]
+
+
+class Timers:
+    """The timers of the workers of one agent."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._owners: dict[int, int] = {}  # pid to local rank
+        self._workers: Mapping[int, int] = {}  # those of them that are workers themselves
+        self._asked: dict[int, dict[str, _Timer]] = {}  # pid to its timers, by scope, until `Belongs`
+        self._timers: dict[tuple[int, str], _Timer] = {}  # by pid and scope
+        self._clears: dict[bytes, tuple[int, str]] = {}  # lines that clear, and what
+        self._rest = b""  # of a line whose end has not come
+        self._is_skipping = False  # until the end of a line that is too long
+        self._told: Counter[int] = Counter()  # timers without a signal, by local rank
+        self._complained: set[Kind] = set()
+        self._decode = JSONDecoder().raw_decode
+
+    @property
+    def deadline(self) -> float | None:
+        """When the next timer expires.  Looks at each: few run at a time, and this is asked once for many lines."""
+        return min(self._timers.values())[0] if self._timers else None
+
+    def __len__(self) -> int:
+        """How many timers run."""
+        return len(self._timers)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Heard():
+                return self._on_heard(event, now)
+            case Belongs():
+                return self._on_belongs(event)
+            case DeadlinePassed():
+                return self._on_deadline_passed(now)
+            case Started():
+                return self._on_started(event)
+            case Ended():
+                return self._on_ended(event)
+            case _:
+                assert_never(event)
+
+    def _on_started(self, event: Started) -> list[Action]:
+        if event.generation <= self._generation:
+            return []  # an earlier generation's
+        self._generation = event.generation
+        self._workers, self._owners = dict(event.owners), dict(event.owners)
+        self._timers, self._asked = {}, {}
+        self._told.clear()
+        return []
+
+    def _on_ended(self, event: Ended) -> list[Action]:
+        if event.generation != self._generation:
+            return []  # an earlier generation's
+        gone = {pid for pid, local_rank in self._owners.items() if local_rank == event.local_rank}
+        for pid in gone:
+            del self._owners[pid]
+        self._timers = {key: timer for key, timer in self._timers.items() if key[0] not in gone}
+        return []
+
+    def _on_belongs(self, event: Belongs) -> list[Action]:
+        timers = self._asked.pop(event.pid, None) if event.generation == self._generation else None
+        if timers is None or event.is_gone:
+            return []  # an earlier generation's, or not asked for; or nobody is left who could hang
+        if event.local_rank is None:
+            return _some(self._complain(Kind.FOREIGN, f"pid {event.pid}"))
+        if len(self._owners) >= OWNERS_MAX:
+            pids = {pid for pid, _ in self._timers} | self._workers.keys()
+            self._owners = {pid: local_rank for pid, local_rank in self._owners.items() if pid in pids}
+        self._owners[event.pid] = event.local_rank
+        return [action for scope, timer in timers.items() for action in _some(self._set(event.pid, scope, timer))]
+
+    def _on_deadline_passed(self, now: float) -> list[Action]:
+        expired = sorted((timer, key) for key, timer in self._timers.items() if timer[0] <= now)
+        return [action for timer, key in expired for action in self._expire(*key, timer, now)]
+
+    def _expire(self, pid: int, scope: str, timer: _Timer, now: float) -> list[Action]:
+        del self._timers[pid, scope]
+        local_rank = self._owners[pid]
+        expires_at, set_for_s, signum = timer
+        if signum <= 0:
+            self._told[local_rank] += 1
+            if self._told[local_rank] > TOLD_MAX:
+                return []
+        late_s = now - expires_at
+        return [Expired(self._generation, local_rank, pid, scope, set_for_s, late_s, signum if signum > 0 else None)]
+
+    # Lines.
+
+    def _on_heard(self, event: Heard, now: float) -> list[Action]:
+        *lines, rest = (self._rest + event.data).split(b"\n")
+        actions: list[Action] = []
+        if lines and self._is_skipping:
+            self._is_skipping = False
+            del lines[0]
+        if len(rest) > LINE_BYTES_MAX and not self._is_skipping:
+            self._is_skipping = True
+            actions += _some(self._complain(Kind.OVERSIZED, rest))
+        self._rest = b"" if self._is_skipping else rest
+        to_ours = now - event.wall
+        for line in lines:
+            if (action := self._on_line(line, now, to_ours)) is not None:
+                actions.append(action)
+        return actions
+
+    def _on_line(self, line: bytes, now: float, to_ours: float) -> Action | None:
+        # Takes microseconds, 20,000 times in a second: so it is one function, which makes as little as it can.
+        if line in self._clears:
+            self._clear(*self._clears[line])
+            return None
+        if len(line) > LINE_BYTES_MAX:
+            return self._complain(Kind.OVERSIZED, line)
+        try:
+            text = line.decode()
+            request, end = self._decode(text)
+            pid, scope, at, signum = request["pid"], request["scope_id"], request["expiration_time"], request["signal"]
+            is_typed = type(pid) is type(signum) is int and type(scope) is str and type(at) in _NUMBERS
+            is_timer = is_typed and 0 < pid <= PID_MAX and signum < signal.NSIG
+            expires_at = at + to_ours
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+            return self._complain(Kind.MALFORMED, line)
+        if not is_timer or math.isnan(expires_at) or text[end:].strip():
+            return self._complain(Kind.MALFORMED, line)
+        if at < 0:
+            if len(self._clears) >= CLEARS_MAX:
+                self._clears.clear()
+            self._clears[line] = pid, scope
+            self._clear(pid, scope)
+            return None
+        timer = expires_at, max(0.0, expires_at - now), signum
+        if pid in self._owners:
+            return self._set(pid, scope, timer)
+        is_asked = pid in self._asked
+        self._asked.setdefault(pid, {})[scope] = timer
+        return None if is_asked else Ask(self._generation, pid)
+
+    def _clear(self, pid: int, scope: str) -> None:
+        self._timers.pop((pid, scope), None)
+        if pid in self._asked:
+            self._asked[pid].pop(scope, None)
+
+    def _set(self, pid: int, scope: str, timer: _Timer) -> Action | None:
+        if len(self._timers) >= TIMERS_MAX and (pid, scope) not in self._timers:
+            return self._complain(Kind.EXCESS, repr(scope))
+        self._timers[pid, scope] = timer
+        return None
+
+    def _complain(self, kind: Kind, what: bytes | str) -> Action | None:
+        if kind in self._complained:
+            return None
+        self._complained.add(kind)
+        quote = what if isinstance(what, str) else repr(what[:QUOTE_CHARS])[1:]
+        return Complain(kind, quote[:QUOTE_CHARS])
+
+
+def _some(action: Action | None) -> list[Action]:
+    return [] if action is None else [action]

@@ -1,0 +1,238 @@
+"""Measures what watching and telling cost an idle agent: 8 sleeping workers, everything switched on, and nothing.
+
+    python benchmarks/watching.py [--repeat 3] [--seconds 20] [--out FOLDER]
+
+torchrun (which has the FIFO timer of all this), aelastic bare, and aelastic with everything take turns in one run.
+Everything is: the FIFO timer, hang detection by all three signs and by a pattern, HTTP with somebody who asks for
+`/livez` and `/metrics` every 10 s, the event log, systemd's notifications with a watchdog, and the live line on a
+terminal.  Processor time is what the kernel counted for all threads of the agent (`/proc/PID/task/TID/schedstat`).
+
+Writes `<date>-watching.json` (every single figure) and a readable `.md` of the same name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from one_node import HERE, SETTLE_S, MeasurementError, Run, describe_machine, wakeups
+
+WORKERS = 8
+TARGET_SHARE = 0.01  # of a core, more than the bare agent takes
+ASK_EVERY_S = 10.0  # as Kubernetes' probes do, if nothing else is said; and about as often as Prometheus scrapes
+HANG_OPTIONS = ("--hang-timeout", "600", "--expect-output", "nothing of the kind:600")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    command: tuple[str, ...]
+    is_watched: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    cpu_share: float  # of a core
+    wakeups: float  # per second
+    resident_mib: float
+
+    def shown(self) -> tuple[str, str, str]:
+        return f"{self.cpu_share:.2%}", f"{self.wakeups:.2f} /s", f"{self.resident_mib:.0f} MiB"
+
+
+def measure(contestant: Contestant, seconds: float) -> Cost:
+    with started(contestant) as run:
+        for rank in range(WORKERS):
+            run.wait_stamp("started", rank)
+        run.stays_for(SETTLE_S)
+        before_s, woken, began = cpu_s(run.pid), wakeups([run.pid]), time.monotonic()
+        run.stays_for(seconds)
+        took = time.monotonic() - began
+        memory = next(line for line in Path(f"/proc/{run.pid}/status").read_text().splitlines() if "VmRSS" in line)
+        return Cost(
+            (cpu_s(run.pid) - before_s) / took, (wakeups([run.pid]) - woken) / took, int(memory.split()[1]) / 1024
+        )
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of all threads that live, to the nanosecond."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):
+            total += int(path.read_text().split()[0])
+    return total / 1e9
+
+
+@contextmanager
+def started(contestant: Contestant) -> Iterator[Run]:
+    """Workers that sleep under this launcher; on leaving, whatever is left of them is gone."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aelastic-bench-"))
+        fifo_path = os.path.join(folder, "stamps")
+        os.mkfifo(fifo_path)
+        fifo = os.open(fifo_path, os.O_RDWR | os.O_NONBLOCK)  # also open to write, so that it never ends
+        stack.callback(os.close, fifo)
+        options = ["--standalone", "--nproc-per-node", str(WORKERS), "--max-restarts", "0"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {name: value for name, value in env.items() if name not in {"CI", "NO_COLOR"}}
+        terminal: int = subprocess.DEVNULL
+        if contestant.is_watched or contestant.name == "torchrun":
+            env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
+        if contestant.is_watched:
+            options += [*HANG_OPTIONS, "--log-dir", os.path.join(folder, "logs")]
+            terminal = stack.enter_context(terminal_that_is_read())
+            port = free_port()
+            env |= {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port), "TERM": "xterm"}
+            env |= {"NOTIFY_SOCKET": stack.enter_context(systemd(folder)), "WATCHDOG_USEC": "30000000"}
+            stack.enter_context(somebody_who_asks(port))
+        command = [*contestant.command, *options, str(HERE / "workers" / "stamp.py"), fifo_path, "sleep"]
+        agent = subprocess.Popen(
+            command, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+        )
+        pidfd = os.pidfd_open(agent.pid)
+        stack.callback(os.close, pidfd)
+        run = Run(contestant.name, agent, pidfd, fifo, time.monotonic())
+        stack.callback(run.stop)
+        yield run
+
+
+@contextmanager
+def terminal_that_is_read() -> Iterator[int]:
+    """A terminal whose screen somebody looks at."""
+    ours, theirs = pty.openpty()
+    reader = threading.Thread(target=read_to_the_end, args=(ours,), daemon=True)
+    reader.start()
+    yield theirs
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+
+
+def read_to_the_end(fd: int) -> None:
+    with suppress(OSError):  # EIO: nobody has the other end open
+        while os.read(fd, 1 << 16):
+            pass
+
+
+@contextmanager
+def systemd(folder: str) -> Iterator[str]:
+    """A socket for notifications; a datagram that nobody reads is dropped by the sender."""
+    path = os.path.join(folder, "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(path)
+        yield path
+
+
+@contextmanager
+def somebody_who_asks(port: int) -> Iterator[None]:
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.wait(ASK_EVERY_S):
+            for path in ("livez", "metrics"):
+                with suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5).read()
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        asking.join()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def as_markdown(date: str, repeats: int, machine: dict[str, str], costs: dict[str, Cost]) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+    added = costs["everything"].cpu_share - costs["bare"].cpu_share
+    verdict = "ok" if added < TARGET_SHARE else "MISSED"
+    lines = [
+        f"# Watching, {date}",
+        "",
+        f"An idle agent with {WORKERS} sleeping workers; medians of {repeats} runs, in turn. {facts}.",
+        "",
+        "| what | torchrun | aelastic, bare | aelastic, everything on |",
+        "|---|---|---|---|",
+    ]
+    shown = [costs[name].shown() for name in ("torchrun", "bare", "everything")]
+    captions = ("processor time, share of a core", "wake-ups", "memory (RSS)")
+    lines += [f"| {caption} | {' | '.join(values)} |" for caption, *values in zip(captions, *shown, strict=True)]
+    lines += ["", f"Added by everything: {added:.2%} of a core (target < {TARGET_SHARE:.0%}): {verdict}."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    options = parse_arguments()
+    own = (sys.executable, "-m", "aelastic")
+    contestants = (
+        Contestant("torchrun", (str(Path(sys.executable).with_name("torchrun")),), is_watched=False),
+        Contestant("bare", own, is_watched=False),
+        Contestant("everything", own, is_watched=True),
+    )
+    machine = describe_machine()
+    samples: dict[str, list[Cost]] = {contestant.name: [] for contestant in contestants}
+    for turn in range(options.repeat):
+        for contestant in contestants:
+            print(f"\rwatching: {contestant.name}, turn {turn + 1} of {options.repeat}   ", end="", flush=True)
+            try:
+                samples[contestant.name].append(measure(contestant, options.seconds))
+            except MeasurementError as error:
+                print(f"\nbench: {error}", file=sys.stderr)
+                return 1
+    costs = {
+        name: Cost(
+            *(statistics.median(values) for values in zip(*(vars(cost).values() for cost in taken), strict=True))
+        )
+        for name, taken in samples.items()
+    }
+    date = datetime.now(UTC).date().isoformat()
+    text = as_markdown(date, options.repeat, machine, costs)
+    report = {"date": date, "machine": machine, "repeat": options.repeat, "seconds": options.seconds}
+    report["samples"] = {name: [asdict(cost) for cost in taken] for name, taken in samples.items()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"{date}-watching.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    (options.out / f"{date}-watching.md").write_text(text)
+    print("\n" + text)
+    print(f"written to {options.out / f'{date}-watching'}.json and .md")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure what watching and telling cost an idle agent.")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, metavar="S", help="length of each (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
+    options = parser.parse_args()
+    if options.repeat < 1 or options.seconds <= 0:
+        parser.error("--repeat needs at least 1, --seconds more than 0")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
