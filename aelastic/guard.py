@@ -30,7 +30,7 @@ LOOK_AGAIN_MS = 25
 # The guard of an agent within our agent knows of daemons that we can't find: it is left alone for so many looks.
 LOOKS_FOR_GUARDS = 100
 # Of a line in the process table we need the beginning; the name in it has 64 bytes at most.
-STAT_BYTES = 512
+STAT_BYTES = 1024
 # How a guard is told from other processes, by its command line.
 NAME = "guards-the-workers-of"
 
@@ -46,6 +46,12 @@ class Process:
 
 def process(pid: int | str) -> Process | None:
     """The process, or `None` when there is none (any more)."""
+    fields = stat_fields(pid)
+    return None if fields is None else Process(int(pid), fields[0].decode(), int(fields[1]), int(fields[3]))
+
+
+def stat_fields(pid: int | str) -> list[bytes] | None:
+    """What proc(5) has of a process in `stat`, from its state (field 3) on; `None` when there is none (any more)."""
     try:  # `os` instead of `open`: half the time, for what is done once per process of the machine
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -57,8 +63,7 @@ def process(pid: int | str) -> Process | None:
     finally:
         os.close(fd)
     # The name is in parentheses and may hold spaces and parentheses itself: count from the last one.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return Process(int(pid), fields[0].decode(), int(fields[1]), int(fields[3]))
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def is_alive(pid: int) -> bool:

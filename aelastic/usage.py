@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from aelastic import guard
 from aelastic.record import Record
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STAT_BYTES = 4096  # some 52 numbers and a name of 64 bytes at most
 # Counted from the state, which follows the name.
 _STATE, _SESSION, _UTIME, _STIME, _RSS = 0, 3, 11, 12, 21
 
@@ -27,18 +27,7 @@ def usage_of(pid: int | str, session: int | None = None) -> Usage | None:
         pid: or `self`.
         session: the session it must be in: a number may have gone to somebody else.
     """
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        stat = os.read(fd, _STAT_BYTES)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    # The name is in parentheses and may hold some itself: count from the last one.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    if fields[_STATE] in {b"Z", b"X"} or (session is not None and int(fields[_SESSION]) != session):
+    fields = guard.stat_fields(pid)
+    if fields is None or fields[_STATE] in {b"Z", b"X"} or (session is not None and int(fields[_SESSION]) != session):
         return None
     return Usage((int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S, int(fields[_RSS]) * _PAGE_BYTES)

@@ -1,11 +1,13 @@
 """Who watches living workers: the watches that are on, for one run.
 
 A watch is made, and its module imported, where the spec or the environment asks for it; a run without any pays
-nothing.  What a watch finds goes to the supervisor; what it raises is a bug of ours, and ends the run like any other.
+nothing.  What a watch finds goes to the supervisor.  One that raises has a bug of ours, which is said; the job goes on
+without it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from anyio.abc import TaskGroup
 from aelastic.spec import WorkerSpec
 from aelastic.watch import Found, Report, Watch
 from aelastic.workers import WorkerStart
+
+_log = logging.getLogger(__name__)
 
 # As torch's agent: any other value is off.
 FILE_TIMER_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
@@ -74,7 +78,7 @@ class Watching:
             return
         async with anyio.create_task_group() as self._tasks:
             for watch in self._watches:
-                self._tasks.start_soon(watch.run, name=type(watch).__name__)
+                self._tasks.start_soon(_run, watch, name=type(watch).__name__)
 
     def _report(self, found: Found) -> None:
         if self._tasks is not None:
@@ -83,6 +87,13 @@ class Watching:
     def close(self) -> None:
         for watch in self._watches:
             watch.close()
+
+
+async def _run(watch: Watch) -> None:
+    try:
+        await watch.run()
+    except Exception:  # noqa: BLE001  the job is worth more than any watch
+        _log.exception("%s failed, and watches no more (a bug in aelastic: please report it)", type(watch).__name__)
 
 
 def _watches(

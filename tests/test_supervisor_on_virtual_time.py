@@ -36,7 +36,7 @@ from aelastic.group import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.happenings import Happening, Noticed
 from aelastic.observer import Observer
 from aelastic.store import _listen
-from aelastic.watch import Found
+from aelastic.watch import Found, Watch
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -580,6 +580,27 @@ async def test_what_is_found_too_late_is_dropped(watched: Watched) -> None:
     assert result.state is WorkerState.SUCCEEDED
     assert [noticed.reason for noticed in watched.listener.noticed] == ["hangs 1"]
     assert backend.signals == [(3, 1, KILL), (53, 1, TERM)]
+
+
+class BrokenWatch(Watch):
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None: ...
+
+    def ended(self, generation: int, local_rank: int) -> None: ...
+
+    async def run(self) -> None:
+        await anyio.sleep(1)
+        raise ZeroDivisionError("a bug of ours")
+
+
+@on_virtual_time
+async def test_a_watch_that_fails_is_told_and_the_job_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aelastic.watching._watches", lambda *_: [BrokenWatch()])
+    spec = WorkerSpec(local_world_size=1, entrypoint="train.py")
+    result = await Supervisor(spec, backend=FakeBackend([Plan(after_s=9, exit=WorkerExit(0))])).run()
+    assert result.state is WorkerState.SUCCEEDED
+    assert "BrokenWatch failed, and watches no more" in caplog.text and "a bug of ours" in caplog.text
 
 
 @on_virtual_time
