@@ -34,11 +34,13 @@ lint: $(INSTALLED)  ## check style and format
 types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
 
-bench: $(INSTALLED)  ## measure against torchrun, some ten minutes; figures go to benchmarks/results/
+bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures go to benchmarks/results/
 	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled
 	$(BIN)/python benchmarks/one_node.py $(ARGS)
 	$(BIN)/python benchmarks/many_nodes.py $(ARGS)
 	$(BIN)/python benchmarks/logs.py $(ARGS)
+	$(BIN)/python benchmarks/timers.py $(ARGS)
+	$(BIN)/python benchmarks/watching.py $(ARGS)
 
 clean:  ## remove what was made here: .venv, caches, builds
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo
