@@ -117,9 +117,6 @@ def _expected_output(chosen: Settings) -> ExpectedOutput | None:
 def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:
     """What workers inherit: the agent's environment, and what torchrun's command line adds to its own."""
     inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
-    if "NOTIFY_SOCKET" in environ:  # systemd's, for the agent: a worker that used it would speak in its name
-        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
-            inherited.pop(name, None)
     if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
         inherited["OMP_NUM_THREADS"] = "1"
         _log.info("OMP_NUM_THREADS is 1 for each of %d workers: set it to choose another number", local_world_size)

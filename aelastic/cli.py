@@ -51,8 +51,8 @@ STALL_TIMEOUT_S = 30.0
 # A helper of `multiprocessing` ends in milliseconds.
 HELPER_TIMEOUT_S = 2.0
 # Set where nobody looks at a terminal (CI), by who wants no control sequences (no-color.org), and in Jupyter, whose
-# output understands but a few of them.
-_PLAIN = ("CI", "NO_COLOR", "JPY_PARENT_PID")
+# output understands but a few of them; with the values that say no.
+_UNSET = {"CI": {"", "0", "false"}, "NO_COLOR": {""}, "JPY_PARENT_PID": {""}}
 LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
 
 
@@ -222,7 +222,7 @@ def _live_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
 
 def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
     """Not on what is no terminal or a poor one; unless asked for, not for who wants plain lines, or reads a log."""
-    is_plain = ui == "auto" and any(environ.get(name) for name in _PLAIN)
+    is_plain = ui == "auto" and any(environ.get(name, "").lower() not in _UNSET[name] for name in _UNSET)
     if ui == "off" or is_plain or environ.get("TERM", "dumb") in {"", "dumb"}:
         return False
     if not all(stream is None or isinstance(stream, io.TextIOWrapper) for stream in (sys.stdout, sys.stderr)):

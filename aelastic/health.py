@@ -62,6 +62,8 @@ _aiohttp_log.disabled = True
 TICK_S = 1.0
 # The longest line a request may have; a path of ours has ten characters.
 LINE_BYTES_MAX = 4096
+# A slow disk may take its time; what takes longer never ends, and is better said.
+IMPORT_TIMEOUT_S = 60.0
 # Handlers end with their connections, which are gone.
 SHUTDOWN_TIMEOUT_S = 1.0
 
@@ -170,7 +172,8 @@ class HealthServer(Observer):
 
     async def _serve(self) -> None:
         await anyio.wait_readable(self._listener)
-        web = await anyio.to_thread.run_sync(import_module, "aiohttp.web", abandon_on_cancel=True)
+        with anyio.fail_after(IMPORT_TIMEOUT_S):
+            web = await anyio.to_thread.run_sync(import_module, "aiohttp.web", abandon_on_cancel=True)
         self._server = web.Server(
             self._handle,
             handler_cancellation=True,
@@ -233,6 +236,7 @@ class HealthServer(Observer):
         with suppress(ValueError):
             # A page's own name may lead here (DNS rebinding); an address does not.
             host = urlsplit(f"//{request.headers['Host']}").hostname or ""
+            host = host.rstrip(".")  # as some resolvers write it
             return host in self._hosts or host.endswith(".localhost") or _is_address(host)
         return False
 

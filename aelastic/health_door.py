@@ -167,8 +167,9 @@ class _Connection(asyncio.Protocol):
         else:
             self.inner.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        return self.inner.eof_received()
+    def eof_received(self) -> bool:
+        self.inner.eof_received()
+        return True  # it says no more, and may wait for its answer still
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.forget(self)

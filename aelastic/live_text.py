@@ -122,6 +122,7 @@ class LiveText:
             self.why_stopping = ""
 
     def _on_formed(self, formed: RoundFormed) -> None:
+        self._on_changed(Phase.RUNNING)  # which is said a moment later
         self.formed, self.restart_count = formed, formed.restart_count
         self.ranks = [RankPicture(formed.first_rank + local, local) for local in range(formed.local_world_size)]
 
@@ -169,6 +170,8 @@ class LiveText:
                 return (f"stopping {self._left()}{self._why()}",)
             case Phase.AWAITING:
                 return (self._why().removeprefix(": ") or "a worker failed", self._waited or "waiting for what follows")
+            case Phase.BARRIER if self.formed is not None and self.formed.group_world_size == 1:
+                return ("done",)
             case Phase.BARRIER:
                 return ("done here", self._waited.removeprefix("finished; ") or "waiting for other nodes")
             case Phase.DONE:

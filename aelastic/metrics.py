@@ -3,8 +3,8 @@
 A registry of its own, not the process's: an agent lives in other people's programs, and any number of them side by
 side.  The text is Prometheus' exposition format 0.0.4, which every scraper reads.
 
-Labels hold ranks and words from fixed lists, never a pid or a run id: a series that nobody adds to again would stay for
-ever.
+Labels hold ranks and words from fixed lists, never a pid: a series that nobody adds to again would stay for ever.  What
+is said once for a run, in a series that never changes, may hold its id.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ at that moment.  A node that leaves meanwhile has none.
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 from aelastic.group import Phase, WorkerGroup
@@ -58,13 +59,22 @@ def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid:
         host=host,
         pid=pid,
         role=spec.role,
-        entrypoint=spec.get_entrypoint_name(),
+        entrypoint=_program(spec),
         local_world_size=spec.local_world_size,
         min_nodes=1 if rdzv is None else rdzv.min_nodes,
         max_nodes=1 if rdzv is None else rdzv.max_nodes,
         max_restarts=spec.max_restarts,
         rdzv_backend="" if rdzv is None else rdzv.backend,
     )
+
+
+def _program(spec: WorkerSpec) -> str:
+    """What runs: of a Python, the script or module."""
+    name = spec.get_entrypoint_name()
+    if callable(spec.entrypoint) or not name.rpartition("/")[2].startswith("python"):
+        return name
+    options = itertools.takewhile(lambda arg: arg not in {"-c", "-"}, map(str, spec.args))
+    return next((arg for arg in options if not arg.startswith("-")), name)
 
 
 class Narrator:

@@ -51,9 +51,8 @@ class Audience:
         """One more.  To be called before `run`."""
         self._observers.append(observer)
 
-    def tell(self, happening: Happening) -> None:
+    def tell(self, happening: Happening, now: float) -> None:
         """Tells all of them.  Never blocks, never raises."""
-        now = anyio.current_time()
         for observer in self._observers:
             if id(observer) not in self._dropped:
                 try:

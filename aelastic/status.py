@@ -134,6 +134,7 @@ class Status:
         if changed.phase is not self._phase:
             self._since = self._now_since = now
             self._now = _PHASE_NAMES.get(changed.phase)
+            self._waited = ""
         self._phase, self._state, self._reason = changed.phase, changed.state, changed.reason
 
     @property
@@ -235,6 +236,6 @@ def fields_of(record: Record) -> dict[str, Any]:
 def _wall_time(timestamp_s: float) -> str | None:
     """As people write it; `None` where a worker's error file holds no time of this era."""
     try:
-        return datetime.fromtimestamp(timestamp_s, UTC).isoformat()
+        return datetime.fromtimestamp(timestamp_s, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, OSError, ValueError):
         return None

@@ -23,7 +23,14 @@ from anyio.abc import TaskGroup
 from aelastic.autopsy import Autopsy, prepare_for_failure, report_of
 from aelastic.condemning import Condemning
 from aelastic.control_sockets import ControlSockets
-from aelastic.env import HEALTH_PORT_VARIABLE, check_devices, has_agent_store, worker_args, worker_env
+from aelastic.env import (
+    HEALTH_PORT_VARIABLE,
+    SYSTEMD_VARIABLES,
+    check_devices,
+    has_agent_store,
+    worker_args,
+    worker_env,
+)
 from aelastic.errors import AelasticError, ProcessFailure
 from aelastic.force import Force
 from aelastic.group import WorkerGroup
@@ -115,6 +122,9 @@ class Supervisor:
         self._base_env = dict(os.environ) if spec.env is None else dict(spec.env)
         # The port is this agent's: one that a worker starts must not want it, too.
         self._health_port = self._base_env.pop(HEALTH_PORT_VARIABLE, "")
+        if SYSTEMD_VARIABLES[0] in self._base_env:  # a worker that used them would speak in the agent's name
+            for name in SYSTEMD_VARIABLES:
+                self._base_env.pop(name, None)
         self._given_health = health_check_server
         self._health: HealthServer | Guest | None = None  # only where somebody may ask
         self._has_agent_store = has_agent_store(spec, self._base_env)
@@ -210,11 +220,16 @@ class Supervisor:
         self._telemetry = telemetry
 
     async def _run(self) -> RunResult:
-        if self.spec.numa_binding is not None:
-            await self._find_cpus()
         if self._health_port or self._given_health is not None:
             await self._open_health()
-        self._prepare()
+        try:
+            if self.spec.numa_binding is not None:
+                await self._find_cpus()
+            self._prepare()
+        except BaseException:
+            if self._health is not None:
+                self._health.close()
+            raise
         cancelled: BaseException | None = None
         done = anyio.Event()
         try:
@@ -258,8 +273,6 @@ class Supervisor:
     def _prepare(self) -> None:
         """Makes those that `run` puts to work; what they hold is let go if one of them can't be made."""
         with ExitStack() as made:
-            if self._health is not None:
-                made.callback(self._health.close)
             self._logs = RunLogs(self.spec, self._run_id)
             made.callback(self._logs.close)
             if self._logs.kept is not None:
@@ -333,7 +346,7 @@ class Supervisor:
             if isinstance(event, Condemned) and (failure := self._condemning.heard(event)) is not None:
                 self._failures[event.local_rank] = failure
             for happening in self._narrator.handle(event, now):
-                self._tell(happening)
+                self._audience.tell(happening, now)
             if self._telemetry is not None:
                 self._telemetry.tell(event)
             log_event(event, self._group, self._link_error)
@@ -523,7 +536,7 @@ class Supervisor:
         return RunEnded(group.state, reason, None if group.verdict is None else group.verdict.cause)
 
     def _tell(self, happening: Happening) -> None:
-        self._audience.tell(happening)
+        self._audience.tell(happening, anyio.current_time())
 
 
 def _random_run_id() -> str:

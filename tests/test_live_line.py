@@ -231,6 +231,7 @@ def test_plain_lines_have_no_control_sequence(start: Screens) -> None:
     [
         ("auto", {"TERM": "xterm"}, True),
         ("auto", {"TERM": "xterm", "NO_COLOR": "", "CI": ""}, True),
+        ("auto", {"TERM": "xterm", "CI": "false"}, True),
         ("auto", {"TERM": "xterm", "NO_COLOR": "1"}, False),
         ("auto", {"TERM": "xterm", "CI": "1"}, False),
         ("auto", {"TERM": "xterm", "JPY_PARENT_PID": "1"}, False),

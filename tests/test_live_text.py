@@ -74,7 +74,9 @@ def test_who_is_missing_comes_first() -> None:
 
 
 def test_what_was_waited_for_is_forgotten_when_it_came() -> None:
-    text = told(changed(Phase.JOINING), Waited("missing: 1 more"), formed(), changed(Phase.RUNNING))
+    text = told(changed(Phase.JOINING), Waited("missing: 1 more"), formed())
+    assert line(text).startswith("aelastic 7 s | starting workers | round 1 | ")
+    text.handle(changed(Phase.RUNNING), 101.0)
     assert line(text) == "aelastic 7 s | starting workers | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
 
 

@@ -33,7 +33,7 @@ from aelastic.happenings import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.narrator import Narrator
+from aelastic.narrator import Narrator, introduction
 from aelastic.ranks import NodeRanks
 from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 from aelastic.spec import WorkerSpec
@@ -367,3 +367,17 @@ def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
     assert [after.before for after in changes[1:]] == [before.phase for before in changes[:-1]]
     assert all(change.reason for change in changes)
     assert sum(story.durations.values()) == story.done_at - story.began_at
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("/usr/bin/python3", "-u", "train.py", "--epochs", "3"), "train.py"),
+        (("python", "-u", "-m", "package.train", "-v"), "package.train"),
+        (("python", "-c", "print()"), "python"),
+        (("./train", "python"), "./train"),
+    ],
+)
+def test_an_interpreter_is_introduced_by_what_it_runs(command: tuple[str, ...], name: str) -> None:
+    spec = WorkerSpec(entrypoint=command[0], args=command[1:])
+    assert introduction(spec, run_id="job", node_id="node", host="host", pid=1).entrypoint == name

@@ -131,6 +131,15 @@ def test_in_the_exit_barrier_it_is_not_ready() -> None:
     assert not status.running
 
 
+def test_what_was_waited_for_is_over_with_its_phase() -> None:
+    rejoins = Changed(Phase.BARRIER, Phase.JOINING, WorkerState.STOPPED, "vm joins")
+    status = told(
+        BEGAN, formed(), RUNNING, started(), BARRIER, Waited("finished; waiting for the workers of b"), rejoins
+    )
+    assert described(status, 9.0)["waiting"] is None
+    assert "workers of b" not in status.readiness[1]
+
+
 def test_the_last_failure_is_the_first_of_its_generation() -> None:
     story = [BEGAN, formed(), RUNNING, started()]
     first = [WorkerEnded(1, 1, 3, "failed", failure(3)), WorkerEnded(1, 0, 2, "failed", failure(2))]
@@ -139,7 +148,7 @@ def test_the_last_failure_is_the_first_of_its_generation() -> None:
     status.tell(WorkerEnded(2, 0, 2, "failed", failure(2)), 20.0)
     said = described(status, 21.0)["last_failure"]
     assert (said["generation"], said["rank"], said["message"], said["exitcode"]) == (2, 2, "rank 2 fell", 7)
-    assert said["at"] == "1970-01-01T00:00:00+00:00"
+    assert said["at"] == "1970-01-01T00:00:00.000+00:00"
 
 
 @pytest.mark.parametrize("timestamp_s", [10**30, -(10**30), 10**12])
