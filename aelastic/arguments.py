@@ -74,6 +74,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     chosen = read_options(argv, environ, groups)
     entrypoint, args = command_of(chosen, environ)
     check_command(chosen, environ)
+    _check_watched(chosen)
     local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
     spec = WorkerSpec(
         entrypoint=entrypoint,
@@ -103,6 +104,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         signals=chosen["signals_to_handle"],
         ui=ui_of(chosen),
     )
+
+
+def _check_watched(chosen: Settings) -> None:
+    """Refuses what would have no effect, where somebody believes that workers are watched."""
+    is_timed = chosen["hang_timeout"] is not None
+    for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or chosen["expect_output"] is not None)):
+        if not is_used and not chosen.by_dest[dest].is_default:
+            raise InputError(f"{chosen.source(dest)}: nobody looks at the workers: add --hang-timeout")
 
 
 def _expected_output(chosen: Settings) -> ExpectedOutput | None:

@@ -5,9 +5,11 @@ Nothing here decides what follows from it.
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
+import anyio
 import anyio.to_thread
 
 from aelastic.failures import ProcessFailure
@@ -19,6 +21,9 @@ from aelastic.workers import WorkerExit, WorkerStart
 # Characters of a failure that other nodes are told; the node where it happened keeps all of it.
 _MESSAGE_MAX = 8 << 10
 _TRACEBACK_MAX = 32 << 10
+_STACK_MAX = 8 << 10
+# A worker that hangs may do so with the file system of its logs: it is stopped all the same.
+_LIVING_TIMEOUT_S = 1.0
 
 
 class Autopsy:
@@ -71,21 +76,24 @@ class Autopsy:
             reason: what for.
             stack: where it stands, for the report.
         """
-        return await anyio.to_thread.run_sync(self._explain_living, start, worker_id, signum, reason, stack)
 
-    def _explain_living(
-        self, start: WorkerStart, worker_id: Any, signum: int, reason: str, stack: str
-    ) -> ProcessFailure:
-        return ProcessFailure(
-            local_rank=start.local_rank,
-            pid=worker_id if isinstance(worker_id, int) else -1,
-            exitcode=-signum,
-            error_file=str(start.error_file),
-            stderr_tail=self._logs.tail(start.local_rank),
-            oom=self._oom.explain(0),  # it lives: if anybody was killed, then somebody it may be waiting for
-            condemned=reason,
-            stack=stack,
-        )
+        def explain(error_file: str, stderr_tail: str) -> ProcessFailure:
+            return ProcessFailure(
+                local_rank=start.local_rank,
+                pid=worker_id if isinstance(worker_id, int) else -1,
+                exitcode=-signum,
+                error_file=error_file,
+                stderr_tail=stderr_tail,
+                oom=self._oom.explain(0),  # it lives: if anybody was killed, then somebody it may be waiting for
+                condemned=reason,
+                stack=stack,
+            )
+
+        with anyio.move_on_after(_LIVING_TIMEOUT_S):
+            return await anyio.to_thread.run_sync(
+                lambda: explain(str(start.error_file), self._logs.tail(start.local_rank)), abandon_on_cancel=True
+            )
+        return explain(os.devnull, "")
 
     def _explain(self, start: WorkerStart, worker_id: Any, exitcode: int, note: str) -> ProcessFailure:
         return ProcessFailure(
@@ -112,10 +120,10 @@ def report_of(rank: int, failure: ProcessFailure, *, is_final: bool = False) -> 
         pid=failure.pid,
         exitcode=failure.exitcode,
         message=failure.message[:_MESSAGE_MAX],
-        # Of a stack the beginning counts, which is where it stood; it is short.
-        traceback="\n".join(filter(None, [failure.traceback[len(failure.stack) - _TRACEBACK_MAX :], failure.stack])),
+        traceback=failure.traceback[-_TRACEBACK_MAX:],
         timestamp_s=failure.timestamp,
         is_final=is_final,
+        stack=failure.stack[:_STACK_MAX],  # the beginning is where it stood
     )
 
 
@@ -129,6 +137,7 @@ def failure_of(report: FailureReport) -> ProcessFailure:
         message=report.message,
         traceback=report.traceback,
         timestamp=report.timestamp_s,
+        stack=report.stack,
     )
 
 

@@ -71,9 +71,11 @@ class Condemning:
         if found.signum is None:
             _log.warning("rank %d on %s: %s", worker.global_rank, socket.gethostname(), found.reason)
             self._tell_noticed(found, is_stopped=False)
+            if found.by != "timer":  # who waits for the user's own timer need not be stuck
+                await self._force.look_at(rank, f"rank {worker.global_rank}: {found.reason}")
             return
         self._found[rank] = found
-        if self._force.is_first_look([rank]):
+        if self._force.claim_look([rank]):
             await self._force.collect(f"rank {worker.global_rank}: {found.reason}")
         stack = self._force.quote(rank)
         if self._found.get(rank) is found and rank not in self._ended:

@@ -8,6 +8,9 @@ back is seen.
 It is never the reason why a job ends.  What cannot be written is said once and tried again; records are kept meanwhile,
 up to a limit, and what goes beyond it is counted, in the log itself where there is room again.  A line is whole, or it
 is the last one of an agent that was killed.
+
+Where nothing happens, the thread writes a sign of life now and then: it shows until when an agent lived that was killed
+in the middle of a training of hours.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import NamedTuple
 import anyio.to_thread
 
 from aelastic.event_records import Json, Scribe
-from aelastic.happenings import Happening
+from aelastic.happenings import Happening, RunEnded
 from aelastic.observer import CLOSE_TIMEOUT_S, Observer
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ FILE_NAME = "events.jsonl"
 BACKLOG_MAX = 4096
 # A disk that was full is asked again so often, until it has room.
 RETRY_INTERVAL_S = 5.0
+# How much of the end of a killed agent's log is unknown, against a wake-up of a thread and 200 bytes: 280 KiB a day.
+ALIVE_INTERVAL_S = 60.0
 # An observer's time to close is a little longer.
 FINISH_TIMEOUT_S = CLOSE_TIMEOUT_S - 1
 
@@ -53,12 +58,18 @@ class EventLog(Observer):
         path: of the file; made when there is something to write, and appended to if it is there.
         backlog_max: how many records are kept while they can't be written.
         retry_interval_s: how often it is tried again then.
+        alive_interval_s: after how long without anything to write there is a sign of life.
     """
 
     def __init__(
-        self, path: Path, *, backlog_max: int = BACKLOG_MAX, retry_interval_s: float = RETRY_INTERVAL_S
+        self,
+        path: Path,
+        *,
+        backlog_max: int = BACKLOG_MAX,
+        retry_interval_s: float = RETRY_INTERVAL_S,
+        alive_interval_s: float = ALIVE_INTERVAL_S,
     ) -> None:
-        self._writer = _Writer(path, retry_interval_s)
+        self._writer = _Writer(path, retry_interval_s, alive_interval_s)
         self._backlog_max = backlog_max
         self._put = 0
         self._lost = self._lost_since = 0  # in all, and since that was put down
@@ -89,7 +100,8 @@ class EventLog(Observer):
         finally:
             writer.is_over.set()  # the thread that waits for it ends
         if lost := self._lost + self._put - writer.settled:
-            _log.warning("the event log %s lacks %d records", writer.path, lost)
+            level = logging.INFO if writer.has_warned else logging.WARNING  # one warning is enough
+            _log.log(level, "the event log %s lacks %d records", writer.path, lost)
 
     def _put_down_lost(self, wall_ns: int, now: float) -> None:
         count, self._lost_since = self._lost_since, 0
@@ -100,16 +112,19 @@ class EventLog(Observer):
 class _Writer:
     """What the thread does."""
 
-    def __init__(self, path: Path, retry_interval_s: float) -> None:
+    def __init__(self, path: Path, retry_interval_s: float, alive_interval_s: float) -> None:
         self.path = path
         self.entries: SimpleQueue[_Entry | None] = SimpleQueue()  # ends with None
         self.settled = 0  # how many happenings are written
+        self.has_warned = False
         self.is_over = threading.Event()
         self._retry_interval_s = retry_interval_s
+        self._alive_interval_s = alive_interval_s
         self._scribe = Scribe()
         self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many happenings each tells of
         self._trouble = "the disk did not take them in time"
-        self._has_warned = False
+        self._has_ended = False  # the run: its last record is told
+        self._told_at = self._taken_at = 0.0  # the last happening: on the loop's clock, which may be any, and on ours
 
     def run(self) -> None:
         try:
@@ -122,24 +137,29 @@ class _Writer:
 
     def _take(self) -> bool:
         """Waits for something to write, or until it is time to try again; gives whether there may be more."""
+        quiet_s = None if self._has_ended else self._alive_interval_s
         try:
-            entry = self.entries.get(timeout=self._retry_interval_s if self._unwritten else None)
+            entry = self.entries.get(timeout=self._retry_interval_s if self._unwritten else quiet_s)
             while entry is not None:
                 self._unwritten.append((self._line(entry), 0 if isinstance(entry.what, int) else 1))
                 entry = self.entries.get_nowait()
         except Empty:
+            if not self._unwritten:  # nor was there anything to take
+                self._unwritten.append((self._sign_of_life(), 0))
             return True
         return False
 
     def _line(self, entry: _Entry) -> bytes:
         what, at = entry.what, rfc3339(entry.wall_ns)
-        record: Json
+        self._told_at, self._taken_at = entry.now, time.monotonic()
+        self._has_ended = self._has_ended or isinstance(what, RunEnded)
         if isinstance(what, int):
-            record = self._scribe.lost(what, self._trouble, at, entry.now)
-        else:
-            record = self._scribe.record(what, at, entry.now)
-        # ASCII: whatever a worker said, lone surrogates included, is a line that any reader can read.
-        return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
+            return _encoded(self._scribe.lost(what, self._trouble, at, entry.now))
+        return _encoded(self._scribe.record(what, at, entry.now))
+
+    def _sign_of_life(self) -> bytes:
+        now = self._told_at + (time.monotonic() - self._taken_at)
+        return _encoded(self._scribe.alive(rfc3339(time.time_ns()), now))
 
     def _write(self) -> None:
         try:
@@ -151,9 +171,14 @@ class _Writer:
                     self.settled += count
         except OSError as error:
             self._trouble = error.strerror or str(error)
-            if not self._has_warned:
+            if not self.has_warned:
                 _log.warning("the event log %s can't be written (%s): the job goes on", self.path, self._trouble)
-            self._has_warned = True
+            self.has_warned = True
+
+
+def _encoded(record: Json) -> bytes:
+    # ASCII: whatever a worker said, lone surrogates included, is a line that any reader can read.
+    return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _append(path: Path, lines: bytes) -> int:

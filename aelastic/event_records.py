@@ -61,6 +61,10 @@ class Scribe:
         """The record that stands where others are missing."""
         return {**self._frame("records_lost", time, now), "count": count, "reason": reason}
 
+    def alive(self, time: str, now: float) -> Json:
+        """The record of an agent that has nothing to tell, and is there."""
+        return self._frame("alive", time, now)
+
     def _frame(self, event: str, time: str, now: float) -> Json:
         said: Json = {"time": time, "monotonic_ns": round(now * 1e9), "schema": SCHEMA, "event": event}
         return {**said, **self._run, **self._place}

@@ -118,9 +118,10 @@ class ProcessFailure:
         traceback: str = "",
         timestamp: int = 0,
         oom: str = "",
+        stack: str = "",
     ) -> ProcessFailure:
         """The failure of a worker of another host, as that one tells it; its error file is not here."""
-        failure = cls(local_rank, pid, exitcode, NOT_AVAILABLE, host=host, oom=oom)
+        failure = cls(local_rank, pid, exitcode, NOT_AVAILABLE, host=host, oom=oom, stack=printable(stack))
         failure._set("timestamp", epoch_s(timestamp) or failure.timestamp)
         failure._set("message", printable(message.strip()) or failure.message)
         failure._set("traceback", printable(traceback[-TRACEBACK_CHARS_MAX:]))

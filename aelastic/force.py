@@ -41,6 +41,7 @@ LINES_MAX = 8
 NOT_OURS = "not a process of this machine"
 NOT_STARTED = "not started"
 NO_ANSWER = "no answer in time"
+NOT_LOOKED = "it was to be killed at once"
 
 _DROPPED = Path(os.devnull)
 
@@ -78,7 +79,7 @@ class Force:
         self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
         self._seen: dict[int, _Seen] = {}  # likewise: where it stood when it was last looked at
         self._looked: set[int] = set()  # likewise: who was looked at before it was to be killed
-        self._asked_at: float | None = None  # likewise: when they were asked to end
+        self._asked_at: dict[int, float] = {}  # likewise: when it was asked to end
         self._killed_at: float | None = None  # likewise: when those that did not were killed
         self._killed: dict[int, str] = {}  # likewise: who did not, and where it stood
 
@@ -94,12 +95,12 @@ class Force:
         """A new generation is about to start."""
         self._starts = {start.local_rank: start for start in starts}
         self._seen, self._looked, self._killed = {}, set(), {}
-        self._asked_at = self._killed_at = None
+        self._asked_at, self._killed_at = {}, None
 
     # Killing.
 
-    def is_first_look(self, local_ranks: Iterable[int]) -> bool:
-        """Whether one of these, who are to be killed, is alive and was never looked at; says so once."""
+    def claim_look(self, local_ranks: Iterable[int]) -> bool:
+        """Whether one of these, who are to be killed, is alive and was never looked at; it is the caller's to do so."""
         standing = self._group.alive.intersection(local_ranks) - self._looked
         self._looked |= standing
         for rank in standing:
@@ -110,12 +111,22 @@ class Force:
         """A worker that runs was sent a signal, to end it."""
         now = anyio.current_time()
         if signum != signal.SIGKILL:
-            self._asked_at = self._asked_at or now
-        elif local_rank in self._seen and local_rank in self._looked - self._killed.keys() - self._group.failed.keys():
-            self._killed_at = self._killed_at or now
-            asked_at = self._asked_at
-            waited = "" if asked_at is None else f"did not end within {self._killed_at - asked_at:.1f} s, and "
-            self._killed[local_rank] = f"{waited}had to be killed; {self._seen[local_rank].quote()}"
+            self._asked_at.setdefault(local_rank, now)
+        elif self._is_local and local_rank not in self._killed:
+            if self._killed_at is None:
+                self._killed_at = now
+            is_condemned = local_rank in self._group.failed
+            if not is_condemned or local_rank in self._asked_at:  # else it is killed for what its failure says
+                waited = self._waited(local_rank, self._killed_at)
+                self._killed[local_rank] = waited if is_condemned else f"{waited}; {self._where(local_rank)}"
+
+    def _waited(self, local_rank: int, killed_at: float) -> str:
+        asked_at = self._asked_at.get(local_rank)
+        within = "" if asked_at is None else f"did not end within {killed_at - asked_at:.1f} s, and "
+        return f"{within}had to be killed"
+
+    def _where(self, local_rank: int) -> str:
+        return self.quote(local_rank) or f"where it stood is not known ({NOT_LOOKED})"
 
     def quote(self, local_rank: int) -> str:
         """Where a worker stood when it was last looked at, for a report; "" where nobody looked."""
@@ -133,6 +144,12 @@ class Force:
         if len(ranks) > LINES_MAX:
             _log.warning("... and %d more ranks", len(ranks) - LINES_MAX)
 
+    async def look_at(self, local_rank: int, why: str) -> None:
+        """Collects the stacks, and says where one worker stands that goes on."""
+        if self._is_local:
+            await self.collect(why)
+            self.log_places([local_rank])
+
     # Collecting.
 
     async def collect(self, why: str) -> StacksTaken:
@@ -147,11 +164,12 @@ class Force:
         return collection.taken
 
     async def _run(self, collection: _Collection) -> None:
-        from aelastic.stacks import REAP_TIMEOUT_S, TIMEOUT_S
-
         found: dict[int, Stack | str] = {}
         written: dict[int, Path] = {}
         try:
+            from aelastic import report, stack_text  # noqa: F401  for quotes, which must not fail
+            from aelastic.stacks import REAP_TIMEOUT_S, TIMEOUT_S
+
             with anyio.move_on_after(TIMEOUT_S - REAP_TIMEOUT_S):
                 await self._look(found)
                 texts = self._texts(found, collection.why)

@@ -6,7 +6,7 @@ import logging
 
 from aelastic.group import WorkerGroup
 from aelastic.group_events import Condemned, Event, Exited, StopRequested
-from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted
+from aelastic.rdzv.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -32,12 +32,16 @@ def log_event(event: Event, group: WorkerGroup, link_error: BaseException | None
                 ranks.group_world_size,
                 ranks.world_size,
             )
+        case Ended(Outcome.FAILED, reason, cause) if cause is not None and group.alive and not group.failed:
+            _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers have ended
         case Ended(outcome, reason):
             _log.info("the job has %s: %s", outcome, reason)
         case StopRequested() if link_error is not None:
             _log.warning("the agent leaves: %s", link_error)
+        case StopRequested(signum) if group.is_killing:
+            _log.warning("asked again (signal %d): workers are killed", signum)
         case StopRequested(signum) if not group.is_done:
-            within = "now" if group.is_killing else f"within {group.spec.shutdown_timeout_s:g} s"
-            _log.warning("asked to stop (signal %d): workers end %s; ask again to kill them", signum, within)
+            within_s = group.spec.shutdown_timeout_s
+            _log.warning("asked to stop (signal %d): workers end within %g s; ask again to kill them", signum, within_s)
         case _:
             pass

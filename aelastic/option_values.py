@@ -10,7 +10,14 @@ import math
 import signal
 from collections.abc import Callable
 
-from aelastic.spec import HANG_SIGNALS, HangSignal, pattern_problem, run_id_problem
+from aelastic.spec import (
+    HANG_SIGNALS,
+    HANG_TIMEOUT_MIN_S,
+    HANG_TIMEOUT_REMEDY,
+    HangSignal,
+    pattern_problem,
+    run_id_problem,
+)
 
 PORT_MAX = 65535  # ports have 16 bits: tcp(7)
 # What the agent cannot (signal(7)) or must not take over: SIGCHLD tells of exits.
@@ -68,6 +75,13 @@ def read_interval(text: str) -> float:
     if not (math.isfinite(interval) and interval > 0):
         raise ValueError("use seconds above 0")
     return interval
+
+
+def read_hang_timeout(text: str) -> float:
+    timeout_s = _float(text)
+    if not HANG_TIMEOUT_MIN_S <= timeout_s < math.inf:
+        raise ValueError(HANG_TIMEOUT_REMEDY)
+    return timeout_s
 
 
 def _int(text: str) -> int:
@@ -161,7 +175,7 @@ def read_expected(text: str) -> tuple[str, float]:
         raise ValueError("the seconds are missing: use REGEX:SECONDS, as in 'loss=:120'")
     if problem := pattern_problem(pattern):
         raise ValueError(f"{problem}: use REGEX:SECONDS, as in 'loss=:120'")
-    return pattern, read_interval(seconds)
+    return pattern, read_hang_timeout(seconds)
 
 
 def read_nodes(text: str) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from aelastic.option_values import (
     read_expected,
     read_filters,
     read_flag,
+    read_hang_timeout,
     read_interval,
     read_name,
     read_nodes,
@@ -197,7 +198,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     ),
     "watching, of aelastic": (
         _own(
-            "--hang-timeout", read_interval, None, "SECONDS",
+            "--hang-timeout", read_hang_timeout, None, "SECONDS",
             "a worker hangs when none of the signs of life was seen for so long; without it, nobody looks",
         ),
         _own(

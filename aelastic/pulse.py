@@ -1,6 +1,7 @@
 """Looks at living workers for signs of life, in `/proc` and at the files they write to, and reports who shows none.
 
-`liveness.py` judges, and says when to look; here it is looked, in a thread, since a file system may hang.  A worker
+`liveness.py` judges, and says when to look; here it is looked, in threads.  A file system that hangs, which is a cause
+of hangs, keeps nobody from looking at the rest: the sizes of files have a thread of their own, and a limit.  A worker
 stands for all that belongs to it: its session, and whoever descends from one of that, so that a worker that waits for
 its data loaders shows theirs.  Workers whose back end has no pid for them show what they write only.
 
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 # What a worker has written is searched within milliseconds; a machine may be slow.
 SEARCH_TIMEOUT_S = 1.0
+# Likewise, to be told the sizes of a few files.
+MEASURE_TIMEOUT_S = 1.0
 # Of a line in the process table we need the beginning; the name in it has 64 bytes at most.
 STAT_BYTES = 512
 # `/proc/PID/io` has seven lines.
@@ -88,6 +91,7 @@ class Pulse(Watch):
         self._expecting: set[int] = set()  # local ranks of whom output is expected
         self._unseen: set[HangSignal] = set()  # what has been said to be unseen
         self._changed = anyio.Event()
+        self._measuring = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
 
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
         self._generation = generation
@@ -115,9 +119,13 @@ class Pulse(Watch):
             samples = await anyio.to_thread.run_sync(
                 self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter
             )
+            sizes = await self._sizes({rank: places[rank] for rank in samples})
             matches = await self._matches(self._expecting & samples.keys())
             if generation == self._generation:
-                full = {rank: _with_matches(sample, matches.get(rank)) for rank, sample in samples.items()}
+                full = {
+                    rank: _completed(sample, output=sizes.get(rank), matches=matches.get(rank))
+                    for rank, sample in samples.items()
+                }
                 self._tell_unseen(full.values())
                 self._judge(Looked(full, began_at))
 
@@ -127,6 +135,14 @@ class Pulse(Watch):
         with anyio.CancelScope(deadline=math.inf if deadline is None else deadline) as waiting:
             await self._changed.wait()
         return waiting.cancelled_caught
+
+    async def _sizes(self, places: Mapping[int, Place]) -> dict[int, int | None]:
+        """Bytes that workers have written; nothing of a file system that does not answer."""
+        is_wanted = self._rules.hang_timeout_s is not None and "output" in self._rules.hang_signals
+        if is_wanted and not self._measuring.borrowed_tokens:
+            with anyio.move_on_after(MEASURE_TIMEOUT_S):
+                return await anyio.to_thread.run_sync(sizes_of, places, abandon_on_cancel=True, limiter=self._measuring)
+        return {}
 
     async def _matches(self, local_ranks: Collection[int]) -> dict[int, int]:
         """Of the workers' output until now; of what is not searched in time, nothing can be said."""
@@ -153,8 +169,9 @@ class Pulse(Watch):
                 _log.warning("the %s of workers can't be seen here: it is no sign of life", _UNSEEN[sign])
 
 
-def _with_matches(sample: Sample, matches: int | None) -> Sample:
-    return sample if matches is None else Sample(**{**sample.__dict__, "matches": matches})
+def _completed(sample: Sample, **more: int | None) -> Sample:
+    known = {name: value for name, value in more.items() if value is not None}
+    return Sample(**{**sample.__dict__, **known}) if known else sample
 
 
 # Looking.
@@ -231,7 +248,7 @@ class ProcTable:
         self._sums: dict[int, list[int]] = {}  # ticks and IO of each worker, by its pid
 
     def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
-        """What there is to be seen of workers, by local rank; who has ended is not in it."""
+        """What there is to be seen of workers but for their output, by local rank; who has ended is not in it."""
         wants = set(rules.hang_signals) if rules.hang_timeout_s is not None else set()
         table = _Table(self._processes() if wants & {"cpu", "io"} else ())
         samples = {}
@@ -251,11 +268,8 @@ class ProcTable:
                 if "io" in wants and self._io_of(f"{own.pid}/io") is not None:
                     sums[1] += self._grown(members, lambda entry: self._io_of(f"{entry.pid}/io"), self._io, io)
                     moved = sums[1]
-            output = _size_of(place.files) if "output" in wants else None
-            if own is None and not output:
-                output = None  # it may be that nobody writes there
             sleep = self._sleep_of(own) if own is not None and rules.stuck_timeout_s is not None else None
-            samples[rank] = Sample(output=output, cpu_s=cpu_s, io=moved, sleep=sleep)
+            samples[rank] = Sample(cpu_s=cpu_s, io=moved, sleep=sleep)
         self._ticks, self._io = ticks, io
         pids = {place.pid for place in places.values()}
         self._sums = {pid: sums for pid, sums in self._sums.items() if pid in pids}
@@ -317,8 +331,14 @@ class ProcTable:
             os.close(fd)
 
 
+def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:
+    """Bytes in the files of workers, by local rank; `None` where there is none that grows (a pipe, say)."""
+    sizes = {rank: _size_of(place.files) for rank, place in places.items()}
+    # Of a worker that is no process here, it may be that nobody writes there.
+    return {rank: None if places[rank].pid is None and not size else size for rank, size in sizes.items()}
+
+
 def _size_of(files: Sequence[Path]) -> int | None:
-    """Bytes in the files; `None` where there is none that grows (a pipe, say)."""
     sizes = []
     for path in files:
         with suppress(OSError):

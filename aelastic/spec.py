@@ -33,6 +33,10 @@ HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
 HangAction: TypeAlias = Literal["stop", "report"]
 HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
 
+# Workers are looked at once a second at most.
+HANG_TIMEOUT_MIN_S = 1.0
+HANG_TIMEOUT_REMEDY = "use 1 second or more, as workers are looked at once a second at most"
+
 # torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
 SHUTDOWN_TIMEOUT_S = 30.0
 # torch's `exit_barrier_timeout`: how long a finished node waits for the others.
@@ -234,7 +238,8 @@ class WorkerSpec:
 
     def _check_hangs(self) -> None:
         timeout_s, signs, action = self.hang_timeout_s, self.hang_signals, self.hang_action
-        _check(timeout_s is None or 0 < timeout_s < math.inf, f"hang_timeout_s is {timeout_s}: use seconds above 0")
+        is_length = timeout_s is None or HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
+        _check(is_length, f"hang_timeout_s is {timeout_s}: {HANG_TIMEOUT_REMEDY}")
         choices = ", ".join(HANG_SIGNALS)
         is_choice = 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
         _check(is_choice, f"hang_signals is {signs!r}: use a tuple of one or more of {choices}")
@@ -244,8 +249,8 @@ class WorkerSpec:
         _check(isinstance(expected, ExpectedOutput), f"expect_output is {expected!r}: use an ExpectedOutput")
         problem = pattern_problem(expected.pattern)
         _check(not problem, f"expect_output: {problem}")
-        is_length = 0 < expected.within_s < math.inf
-        _check(is_length, f"expect_output: within_s is {expected.within_s}: use seconds above 0")
+        is_length = HANG_TIMEOUT_MIN_S <= expected.within_s < math.inf
+        _check(is_length, f"expect_output: within_s is {expected.within_s}: {HANG_TIMEOUT_REMEDY}")
         none = expected.ranks is not None and not expected.ranks
         _check(not none, "expect_output: ranks is empty: name some, or use None for all")
 

@@ -304,7 +304,11 @@ async def _ask_hook(target: Target) -> Stack:
         await anyio.sleep(LOOK_AGAIN_S)
         before, size = size, os.stat(path).st_size
         is_over = begun < size == before
-    return _of_faulthandler(HOOK, _end_of(path, begun))
+    text = _end_of(path, begun)
+    if not any(line.startswith("pid ") for line in text.splitlines()):  # else another has just left a note
+        with suppress(OSError):
+            os.truncate(path, begun)  # the notes stay where they are found
+    return _of_faulthandler(HOOK, text)
 
 
 def _end_of(path: str, begin: int) -> str:

@@ -366,10 +366,11 @@ class Supervisor:
                 self._link.tell(Succeeded(self._node_id, round_))
             case TellLeft(reason):
                 self._link.tell(Left(self._node_id, reason))
-            case Stop(_, local_ranks, signal.SIGKILL) if self._force.is_first_look(local_ranks):
-                tasks.start_soon(self._look_and_stop, action, name="kill")
-            case Stop():
-                self._stop_workers(action)
+            case Stop(_, local_ranks, signum):
+                if signum == signal.SIGKILL and self._force.claim_look(local_ranks):
+                    tasks.start_soon(self._look_and_stop, action, name="kill")
+                else:
+                    self._stop_workers(action)
             case Finish():
                 pass  # the loop sees that the group is done
             case _:

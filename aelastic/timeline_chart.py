@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from aelastic.timeline_story import Block, Life, Mark, NodeStory, Restart, Story
+from aelastic.timeline_story import Block, Life, Mark, MarkKind, NodeStory, Restart, Story
 
 WIDTH, LEFT, RIGHT = 1200, 172, 14
 PLOT_WIDTH = WIDTH - LEFT - RIGHT
@@ -36,7 +36,12 @@ _TICKS_S = (
     1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000,
 )  # fmt: skip
 TICKS_MAX = 10
-_GLYPHS = {"noticed": "!", "killed": "†", "stacks": "≡", "waited": "…", "stop asked": "■", "lost": "?"}
+# What each kind of mark looks like, and is called.  A failure is drawn.
+_GLYPHS: dict[MarkKind, tuple[str, str]] = {
+    "failure": ("⊗", "failure"), "noticed": ("!", "noticed"), "killed": ("†", "SIGKILL"),
+    "stacks": ("≡", "stacks taken"), "waited": ("…", "nodes missing"), "stop asked": ("■", "asked to stop"),
+    "lost": ("?", "records lost"),
+}  # fmt: skip
 _WORST_FIRST = ("failed", "open", "stopped", "succeeded")
 # Control characters, and those that turn the direction of what follows.
 _UNPRINTABLE = re.compile(
@@ -77,6 +82,7 @@ class Chart:
 
     svg: str
     notes: tuple[str, ...]
+    marks: tuple[tuple[str, str], ...]  # the signs that occur, and what they stand for
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,7 @@ def draw(story: Story) -> Chart:
     plot = [_grid(rows.height, length)]
     plot += [_band(restart, scale, rows.height) for restart in story.restarts]
     labels = []
+    marks = [_marks(node) for node in nodes]
     for place, node in enumerate(nodes):
         top = rows.tops[place]
         labels.append(_labels(node, rows, top))
@@ -136,7 +143,7 @@ def draw(story: Story) -> Chart:
         for row, line in enumerate(workers):
             y = top + rows.agent + row * rows.worker
             plot += [_rect(box, scale, y + 0.5, rows.worker - (2 if rows.worker > 6 else 1)) for box in line]
-        plot += [_mark(mark, scale, rows, top) for mark in _marks(node)]
+        plot += [_mark(mark, scale, rows, top) for mark in marks[place]]
         plot.append("</g>")
     height = FLAGS_HEIGHT + AXIS_HEIGHT + rows.height
     head = (
@@ -154,7 +161,8 @@ def draw(story: Story) -> Chart:
         *plot,
         f'<rect id="chosen" height="{rows.height:g}" width="0"/></svg></svg>',
     ]  # fmt: skip
-    return Chart("\n".join(parts), tuple(notes))
+    kinds = {mark.kind for line in marks for mark in line}
+    return Chart("\n".join(parts), tuple(notes), tuple(_GLYPHS[kind] for kind in _GLYPHS if kind in kinds))
 
 
 # Blocks.
@@ -322,7 +330,7 @@ def _mark(mark: Mark, scale: float, rows: _Rows, top: float) -> str:
             f'{cross:.2f}M{-cross:.2f} {cross:.2f}L{cross:.2f} {-cross:.2f}"/></g>'
         )
     else:
-        inside = f'<text y="4">{_GLYPHS[mark.kind]}</text>'
+        inside = f'<text y="4">{_GLYPHS[mark.kind][0]}</text>'
     return f'<g class="mark {mark.kind.replace(" ", "-")}" {place}>{inside}{title}</g>'
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 # Of `docs/event-log.schema.json`.
 SCHEMA_VERSION = 1
-# A failure is cut to 8 KiB and its traceback to 32 KiB before it is told; escaped as JSON, six times that at most.
+# A failure and its stack are cut to 8 KiB each, its traceback to 32 KiB; escaped as JSON, six times that at most.
 LINE_BYTES_MAX = 1 << 20
 # News of a round takes about that to reach all nodes on a busy machine, so a smaller difference says nothing of clocks.
 AGREEING_CLOCKS_S = 0.05
@@ -140,7 +140,8 @@ def _parse(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise TypeError("not an object")
     if isinstance(failure := record.get("failure"), dict):
-        failure.pop("traceback", None)  # long, and not shown
+        for name in ("traceback", "stack"):
+            failure.pop(name, None)  # long, and not shown
     return record
 
 

@@ -45,6 +45,7 @@ button { font: inherit; color: var(--ink); background: var(--raised); border: 1p
 .card button { display: none; font-size: 12px; } .live .card button { display: inline-block; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 13px; } .legend span { white-space: nowrap; }
 .legend em { font-style: normal; font-weight: 600; color: var(--ink); margin-right: 4px; }
+.legend b { display: inline-block; min-width: 11px; margin-right: 6px; text-align: center; color: var(--ink); }
 .frame { border: 1px solid var(--line); border-radius: 8px; padding: 8px 8px 6px; overflow-x: auto; }
 svg { display: block; } #chart { width: 100%; min-width: 860px; height: auto; user-select: none; }
 svg text { font-family: inherit; font-size: 11px; fill: var(--ink); }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from aelastic.timeline_chart import draw, duration, safe
 from aelastic.timeline_look import SCRIPT, SCRIPT_HASH, STYLE
-from aelastic.timeline_story import RESTART_PHASES, Restart, Share, Story
+from aelastic.timeline_story import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
 
 # Restarts that get a table of their own, the most expensive ones: some screens full.
 CARDS_MAX = 20
@@ -41,7 +41,7 @@ def page(story: Story) -> str:
             f"<style>{STYLE}</style></head><body>",
             _head(story),
             _spent(story),
-            _tools(),
+            _tools(chart.marks),
             f'<div class="frame">{chart.svg}</div>',
             _restarts(story),
             _notes([*chart.notes, *story.notes]),
@@ -52,13 +52,18 @@ def page(story: Story) -> str:
 
 def summary(story: Story) -> str:
     """What a run spent its time on, in one line."""
-    length = story.length_s
+    length, is_known = story.length_s, story.is_training_known
     parts = [f"training {_percent(story.spent['training'], length)} of {duration(length)}"]
+    if not is_known:
+        parts = [_unknown(story)]
     if story.restarts:
-        count = len(story.restarts)
-        took = f"{duration(story.spent['restarting'])}, {_percent(story.spent['restarting'], length)}"
-        parts.append(f"{count} restart{'' if count == 1 else 's'} ({took})")
+        share = f", {_percent(story.spent['restarting'], length)}" if is_known else ""
+        parts.append(f"{_count(len(story.restarts), 'restart')} ({duration(story.spent['restarting'])}{share})")
     return ", ".join(parts)
+
+
+def _unknown(story: Story) -> str:
+    return f"training: unknown, the log ends at {duration(story.length_s)}, when the workers had just started"
 
 
 def _percent(part: float, whole: float) -> str:
@@ -73,19 +78,17 @@ def _percent(part: float, whole: float) -> str:
 
 def _head(story: Story) -> str:
     state = {"SUCCEEDED": "succeeded", "FAILED": "failed", "STOPPED": "stopped"}.get(story.state, story.state.lower())
-    words = state or "still running or cut off"
+    words = state or _closing(story)
     workers = max(
         (sum(node.workers for node in story.nodes if number in node.formed) for number in _rounds(story)), default=0
     )
-    program = story.entrypoint
     facts = [
         _count(len(story.nodes), "agent"),
         f"up to {_count(workers, 'worker')} at a time" if workers else "no round was ever complete",
         f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
-        f"<b>{duration(story.length_s)}</b>",
+        f"<b>{duration(story.length_s)}</b>" if story.is_training_known else f"at least {duration(story.length_s)}",
         _count(len(story.restarts), "restart"),
-        # An interpreter says nothing of what it ran.
-        *([_cut(program)] if program and not program.rpartition("/")[2].startswith("python") else []),
+        *([_cut(story.entrypoint)] if story.entrypoint else []),
     ]
     reason = f'<p class="facts">{_cut(story.reason)}</p>' if story.reason else ""
     return (
@@ -94,16 +97,28 @@ def _head(story: Story) -> str:
     )
 
 
+def _closing(story: Story) -> str:
+    """What has become of a run that no log tells the end of."""
+    closings = {node.closing for node in story.nodes} - {"ended"}
+    if "running" in closings:
+        return CLOSING_WORDS["running"]  # with one agent the run lives
+    return CLOSING_WORDS[closings.pop() if len(closings) == 1 else "unknown"]
+
+
 def _rounds(story: Story) -> set[int]:
     return {number for node in story.nodes for number in node.formed}
 
 
 def _spent(story: Story) -> str:
+    if not story.is_training_known:
+        return f'<p class="facts">{safe(_unknown(story).capitalize())}.</p>'
     bars, items = [], []
     for name, seconds in story.spent.items():
         if seconds > 0:
+            # Shares that add up to less than 1 would leave the rest of the bar empty.
+            share = seconds / story.length_s * 100
             bars.append(
-                f'<span class="{name}" style="flex:{seconds:.6f} 0 0" title="{name}: {duration(seconds)}"></span>'
+                f'<span class="{name}" style="flex:{share:.4f} 0 0" title="{name}: {duration(seconds)}"></span>'
             )
         items.append(
             f'<div><dt><i class="dot {name}"></i>{name}</dt>'
@@ -112,11 +127,13 @@ def _spent(story: Story) -> str:
     return f'<div class="spent"><div class="bar">{"".join(bars)}</div><dl>{"".join(items)}</dl></div>'
 
 
-def _tools() -> str:
+def _tools(marks: Sequence[tuple[str, str]]) -> str:
     phases = "".join(f'<span><i class="dot {name}"></i>{name}</span>' for name in _LEGEND_PHASES)
     ends = "".join(
         f'<span><i class="dot {name}"></i>{"running" if name == "open" else name}</span>' for name in _LEGEND_ENDS
     )
+    signs = "".join(f"<span><b>{sign}</b>{words}</span>" for sign, words in marks)
+    signs = f'<div class="legend marks"><em>Marks</em>{signs}</div>' if signs else ""
     buttons = "".join(
         f'<button data-way="{way}" title="{words}">{sign}</button>'
         for way, sign, words in (
@@ -129,7 +146,7 @@ def _tools() -> str:
     )
     return (
         f'<div class="tools"><div class="legend"><em>Agent</em>{phases}</div>'
-        f'<div class="legend"><em>Workers</em>{ends}</div>'
+        f'<div class="legend"><em>Workers</em>{ends}</div>{signs}'
         f'<div class="zoom"><span>drag, or Ctrl + wheel, to zoom</span>{buttons}</div></div>'
     )
 

@@ -25,6 +25,9 @@ from aelastic.timeline_log import Entry, Log, offsets_of
 Outcome: TypeAlias = Literal["succeeded", "failed", "stopped", "open"]
 # How a log ends: as it should; in the middle, and its agent lives; likewise, and it does not; or nobody knows.
 Closing: TypeAlias = Literal["ended", "running", "cut off", "unknown"]
+CLOSING_WORDS: dict[Closing, str] = {
+    "running": "still running", "cut off": "cut off", "unknown": "still running or cut off",
+}  # fmt: skip
 MarkKind: TypeAlias = Literal["failure", "noticed", "killed", "stacks", "waited", "stop asked", "lost"]
 # What an agent does while it stands there; `running` begins with starting the workers.
 _PHASE_IN = {"joining": "rendezvous", "running": "spawn", "stopping": "stop", "awaiting": "await", "barrier": "barrier"}
@@ -34,6 +37,8 @@ RESTART_PHASES = ("detect", "stop", "await", "rendezvous", "spawn")
 # CPU tells of an event some milliseconds after it (9 ms were seen, with 12 processes on 2 cores).
 _SAME_MOMENT_S = 0.05
 _NO_RANK = 1 << 30
+# An agent whose log does not end may have lived so much longer: it gives a sign of life as often.
+UNKNOWN_END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ class NodeStory:
         0.0  # where the log does not say: it was gone then, or may still be there at the end of the picture
     )
     closing: Closing = "unknown"
+    ends_at_start: bool = False  # the log's last entry says that the workers are started
     state: str = ""  # in the end
     reason: str = ""  # likewise
     entrypoint: str = ""
@@ -166,6 +172,16 @@ class Story:
     reason: str
     notes: tuple[str, ...]  # sentences for whoever looks at the picture
 
+    @property
+    def is_training_known(self) -> bool:
+        """Whether shares of the whole mean something.
+
+        They don't where the logs end when workers had just started, and tell of less training than may have followed.
+        """
+        last = max(self.nodes, key=lambda node: node.ends)
+        is_open = last.closing in {"cut off", "unknown"} and last.ends_at_start
+        return not is_open or self.spent["training"] >= UNKNOWN_END_S
+
 
 def tell_story(logs: Sequence[Log]) -> Story:
     """Merges the logs of one run.
@@ -221,6 +237,9 @@ class _Reader:
         for entry in log.entries:
             at = max(entry.wall - self._zero, node.ends)
             node.ends = at
+            node.ends_at_start = entry.kind == "workers_started" or (
+                entry.kind == "phase_took" and entry.text("name") == "spawn"
+            )
             try:
                 self._take(entry, at)
             except (ValueError, TypeError, KeyError):
@@ -471,9 +490,9 @@ def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeStory]) -> list[str]:
     if lost := sum(node.lost for node in nodes):
         notes.append(f"{_count(lost, 'record')} could not be written when they happened.")
     for node in nodes:
-        words = {"running": "still running", "cut off": "cut off", "unknown": "still running or cut off"}
-        if node.closing in words:
-            notes.append(f"{node.name}: {words[node.closing]}; the log goes as far as {node.ends:.3f} s.")
+        if node.closing in CLOSING_WORDS:
+            words = CLOSING_WORDS[node.closing]
+            notes.append(f"{node.name}: {words}; the log goes as far as {node.ends:.3f} s.")
     return notes
 
 

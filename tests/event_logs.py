@@ -69,6 +69,11 @@ class NodeLog:
         wall = datetime.fromtimestamp(_BEGAN + at + self._ahead, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self.lines.append(json.dumps(self._scribe.record(happening, wall, self._boot + at)).encode() + b"\n")
 
+    def alive(self, at: float) -> None:
+        """Nothing happened for a while."""
+        wall = datetime.fromtimestamp(_BEGAN + at + self._ahead, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self.lines.append(json.dumps(self._scribe.alive(wall, self._boot + at)).encode() + b"\n")
+
     def change(self, at: float, phase: Phase, reason: str = "") -> None:
         self.tell(at, Changed(self._phase, phase, _STATES.get(phase, WorkerState.STOPPED), reason))
         self._phase = phase
@@ -168,6 +173,14 @@ def a_crash(message: str = "RuntimeError: loss is NaN", *, ahead: float = 0.0) -
     a.succeeds(20.0, ends=20.2)
     b.succeeds(20.1, ends=20.2)
     return a, b
+
+
+def a_start(host: str = "node-a") -> NodeLog:
+    """A node on its own, whose log ends when its workers had started, at 23 ms."""
+    a = NodeLog(host)
+    a.formed(0.01, 1, 0, nodes=1)
+    a.started(0.023)
+    return a
 
 
 def a_node_lost() -> tuple[NodeLog, NodeLog, NodeLog]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -195,6 +196,7 @@ def test_every_happening_is_a_record_of_the_schema() -> None:
     scribe = Scribe()
     records = [scribe.record(happening, rfc3339(0), 1.5) for happening in SAMPLES]
     records.append(scribe.lost(3, "no space left", rfc3339(0), 1.5))
+    records.append(scribe.alive(rfc3339(0), 1.5))
     assert not [problem for record in records for problem in problems(json.loads(json.dumps(record)))]
     assert {record["event"] for record in records} == {choice["$ref"][8:] for choice in SCHEMA["oneOf"]}
 
@@ -383,8 +385,9 @@ async def until(what: str, condition: Callable[[], Any]) -> None:
     await anyio.to_thread.run_sync(wait_for, what, condition)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "aelastic.event_log"]
+def said(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    records = [record for record in caplog.records if record.name == "aelastic.event_log"]
+    return [record.getMessage() for record in records if record.levelno == level]
 
 
 @contextmanager
@@ -417,6 +420,16 @@ def numbers(path: Path) -> list[str]:
     return [record["text"] for record in events(records_of(path), "waited")]
 
 
+def so_far(path: Path) -> list[Json]:
+    """What is there while somebody writes: of a full disk, a moment long also a line that is taken back."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def numbers_so_far(path: Path) -> list[str]:
+    return [record["text"] for record in events(so_far(path), "waited")]
+
+
 async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -424,15 +437,16 @@ async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
         path = disk / "events.jsonl"
         async with logging_to(path) as log:
             log.tell(Waited("0"), 0.0)
-            await until("the first lines", lambda: path.exists() and len(numbers(path)) == 1)
+            await until("the first lines", lambda: len(numbers_so_far(path)) == 1)
             fill(disk / "big")
             for number in range(1, 100):
                 log.tell(Waited(str(number)), 0.0)
             await until("a warning", lambda: said(caplog))
-            assert numbers(path) == [str(number) for number in range(len(numbers(path)))]  # whole lines, in order
-            assert len(numbers(path)) < 100
+            found = numbers_so_far(path)
+            assert found == [str(number) for number in range(len(found))]  # in order
+            assert len(found) < 100
             (disk / "big").unlink()
-            await until("all lines", lambda: len(numbers(path)) == 100)
+            await until("all lines", lambda: len(numbers_so_far(path)) == 100)
         assert numbers(path) == [str(number) for number in range(100)]
         assert said(caplog) == [f"the event log {path} can't be written (No space left on device): the job goes on"]
 
@@ -440,6 +454,7 @@ async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
 async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "aelastic.event_log")
     with small_disk(tmp_path / "disk") as disk:
         path = disk / "events.jsonl"
         fill(disk / "big")
@@ -448,27 +463,25 @@ async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
                 log.tell(Waited(str(number)), 0.0)
             await until("a warning", lambda: said(caplog))
             (disk / "big").unlink()
-            await until("what was kept", lambda: path.exists() and len(numbers(path)) == 9)
+            await until("what was kept", lambda: len(numbers_so_far(path)) == 9)
             log.tell(Waited("after"), 0.0)
         records = records_of(path)
         kept = ["run_began", *["waited"] * 9, "records_lost", "waited"]
         assert [record["event"] for record in records] == kept
         assert (records[-2]["count"], records[-2]["reason"]) == (10, "No space left on device")
-        assert said(caplog)[1:] == [f"the event log {path} lacks 10 records"]
+        assert len(said(caplog)) == 1
+        assert said(caplog, logging.INFO) == [f"the event log {path} lacks 10 records"]
 
 
-async def test_a_disk_that_stays_full_is_said_again_at_the_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aelastic.event_log")
     path = tmp_path / "events.jsonl"
     path.symlink_to("/dev/full")
     async with logging_to(path) as log:
         for _ in range(4):
             log.tell(Waited(""), 0.0)
-    assert said(caplog) == [
-        f"the event log {path} can't be written (No space left on device): the job goes on",
-        f"the event log {path} lacks 5 records",
-    ]
+    assert said(caplog) == [f"the event log {path} can't be written (No space left on device): the job goes on"]
+    assert said(caplog, logging.INFO) == [f"the event log {path} lacks 5 records"]
 
 
 async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
@@ -516,6 +529,55 @@ def _drained(reader: int) -> bytes:
         return b""
 
 
+def signs_of_life(path: Path) -> list[Json]:
+    return events(so_far(path), "alive")
+
+
+async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    began = time.monotonic()
+    async with logging_to(path, alive_interval_s=0.05) as log:
+        log.tell(FORMED, 1000.0)  # the loop's clock may be any
+        await until("two signs", lambda: len(signs_of_life(path)) >= 2)
+    took_ns = (time.monotonic() - began) * 1e9
+    records = records_of(path)
+    assert [record["event"] for record in records[:4]] == ["run_began", "round_formed", "alive", "alive"]
+    assert (records[3]["run_id"], records[3]["round"], records[3]["generation"]) == ("job", 7, 3)
+    first, second = (records[place]["monotonic_ns"] - 1000 * 10**9 for place in (2, 3))
+    assert 0.04e9 < first < second < took_ns
+    assert records[1]["time"] < records[2]["time"] < records[3]["time"]
+
+
+async def test_there_is_no_sign_of_life_while_something_is_unwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[bytes]()
+    append = aelastic.event_log._append
+
+    def watched(path: Path, lines: bytes) -> int:
+        tries.append(lines)
+        return append(path, lines)
+
+    monkeypatch.setattr("aelastic.event_log._append", watched)
+    folder = tmp_path / "run"
+    async with logging_to(folder / "events.jsonl", alive_interval_s=0.001):
+        await until("some tries", lambda: len(tries) > 4)
+        folder.mkdir()
+        await until("a sign", lambda: signs_of_life(folder / "events.jsonl"))
+    assert all(lines.count(b"\n") == 1 for lines in tries)
+    assert b"run_began" in tries[4] and b"alive" in tries[-1]
+
+
+async def test_nothing_follows_the_end_of_a_run(tmp_path: Path) -> None:
+    path, other = tmp_path / "events.jsonl", tmp_path / "other.jsonl"
+    async with logging_to(path, alive_interval_s=0.01) as log:
+        log.tell(SAMPLES[-1], 1.0)
+        await until("the end", lambda: events(so_far(path), "run_ended"))
+        async with logging_to(other, alive_interval_s=0.01):  # as long as another run shows that it lives
+            await until("signs", lambda: len(signs_of_life(other)) >= 3)
+    assert records_of(path)[-1]["event"] == "run_ended"
+
+
 async def test_an_observer_that_was_told_nothing_makes_no_file(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     await log.aclose()
@@ -546,8 +608,7 @@ async def test_what_a_worker_said_is_one_line_whatever_it_is(tmp_path: Path) -> 
 def whole_lines(folder: Path) -> list[Json]:
     """What a reader sees meanwhile."""
     found = list(folder.glob("*_*/events.jsonl"))
-    text = found[0].read_text() if found else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return so_far(found[0]) if found else []
 
 
 def test_it_can_be_read_while_the_job_runs_and_is_whole_when_the_agent_is_killed(launch: Launcher) -> None:

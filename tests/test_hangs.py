@@ -23,7 +23,7 @@ from aelastic.happenings import Happening, Noticed
 from aelastic.lines import Lines
 from aelastic.liveness import Rules, Sample
 from aelastic.observer import Observer
-from aelastic.pulse import STUCK_VARIABLE, Place, ProcTable, Pulse, rules_of
+from aelastic.pulse import STUCK_VARIABLE, Place, ProcTable, Pulse, rules_of, sizes_of
 from aelastic.spec import HANG_SIGNALS
 from aelastic.watch import Found
 from aelastic.workers import WorkerStart
@@ -197,6 +197,22 @@ def test_a_worker_that_hangs_on_one_node_restarts_all_nodes_once(launch: Launche
         team.finish(round_)
 
 
+DEAD_DISK = """
+import time
+from aelastic import pulse
+from aelastic.logs import RunLogs
+
+pulse._size_of = RunLogs.tail = lambda *_: time.sleep(600)
+"""
+
+
+def test_a_file_system_that_hangs_keeps_nobody_from_stopping_who_hangs_with_it(launch: Launcher) -> None:
+    job = launch("time.sleep(600)", "--max-restarts=0", "--hang-timeout=1", wrapper=DEAD_DISK)
+    assert job.wait() == 128 + signal.SIGTERM
+    assert "the output of workers can't be seen here" in job.stderr
+    assert "rank 0 on" in job.stderr and "is stopped: no " in job.stderr
+
+
 # An agent whose workers look as if they were in uninterruptible sleep.
 STUCK = f"""
 import os
@@ -321,20 +337,18 @@ def test_only_what_is_asked_for_is_looked_at(tmp_path: Path) -> None:
     put(tmp_path, 100, session=100, state="D", io=5, ticks=5)
     look, places = ProcTable(str(tmp_path)), {0: Place(100, (tmp_path / "100" / "stat",))}
     assert look(places, Rules()) == {0: Sample()}
-    assert look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",)))[0].output is None
+    assert look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",)))[0].io is None
     assert look(places, Rules(stuck_timeout_s=1.0)) == {0: Sample(sleep=0)}
 
 
 def test_output_is_the_size_of_files_and_pipes_have_none(tmp_path: Path) -> None:
-    rules = Rules(hang_timeout_s=1.0, hang_signals=("output",))
     out, err, pipe = tmp_path / "out", tmp_path / "err", tmp_path / "pipe"
     out.write_bytes(b"123")
     err.write_bytes(b"4")
     os.mkfifo(pipe)
-    put(tmp_path, 100, session=100)
 
     def output(pid: int | None, *files: Path) -> int | None:
-        return ProcTable(str(tmp_path))({0: Place(pid, files)}, rules)[0].output
+        return sizes_of({0: Place(pid, files)})[0]
 
     assert output(100, out, err) == 4
     assert output(100, out, pipe, Path(os.devnull)) == 3
@@ -492,8 +506,8 @@ def test_options_and_variables_reach_the_spec(script: str) -> None:
 @pytest.mark.parametrize(
     "option, said",
     [
-        ("--hang-timeout=0", "--hang-timeout 0: use seconds above 0"),
-        ("--hang-timeout=nan", "--hang-timeout nan: use seconds above 0"),
+        ("--hang-timeout=0", "--hang-timeout 0: use 1 second or more"),
+        ("--hang-timeout=nan", "--hang-timeout nan: use 1 second or more"),
         ("--hang-timeout=soon", "--hang-timeout soon: use a number of seconds"),
         ("--hang-signals=output,gpu", "--hang-signals output,gpu: use one or more of output, cpu, io"),
         ("--hang-signals=", "use one or more of output, cpu, io"),
@@ -501,10 +515,12 @@ def test_options_and_variables_reach_the_spec(script: str) -> None:
         ("--expect-output=loss=", "the seconds are missing: use REGEX:SECONDS"),
         ("--expect-output=loss=:", "the seconds are missing"),
         ("--expect-output=:5", "the pattern is empty"),
-        ("--expect-output=a:0", "use seconds above 0"),
-        ("--expect-output=a:b", "use a number of seconds"),
+        ("--expect-output=a:0", "use 1 second or more"),
+        ("--expect-output=a:b", "use a number"),
         ("--expect-output=(:5", "the pattern '(' is no regular expression (missing )"),
         ("--expect-output-ranks=0", "--expect-output-ranks 0: nothing is expected: add --expect-output"),
+        ("--hang-action=report", "--hang-action report: nobody looks at the workers: add --hang-timeout"),
+        ("--hang-signals=cpu", "--hang-signals cpu: nobody looks at the workers: add --hang-timeout"),
         ("--expect-output-ranks=x", "use local ranks"),
     ],
 )
@@ -515,7 +531,7 @@ def test_what_cannot_be_is_refused(script: str, option: str, said: str) -> None:
 @pytest.mark.parametrize(
     "fields, said",
     [
-        ({"hang_timeout_s": 0}, "hang_timeout_s is 0: use seconds above 0"),
+        ({"hang_timeout_s": 0}, "hang_timeout_s is 0: use 1 second or more"),
         ({"hang_timeout_s": float("inf")}, "hang_timeout_s is inf"),
         ({"hang_timeout_s": float("nan")}, "hang_timeout_s is nan"),
         ({"hang_signals": ()}, "use a tuple of one or more of output, cpu, io"),
@@ -525,7 +541,7 @@ def test_what_cannot_be_is_refused(script: str, option: str, said: str) -> None:
         ({"expect_output": "loss:5"}, "use an ExpectedOutput"),
         ({"expect_output": ExpectedOutput("", 5.0)}, "expect_output: the pattern is empty"),
         ({"expect_output": ExpectedOutput("[", 5.0)}, "is no regular expression"),
-        ({"expect_output": ExpectedOutput("a", 0.0)}, "within_s is 0.0: use seconds above 0"),
+        ({"expect_output": ExpectedOutput("a", 0.0)}, "within_s is 0.0: use 1 second or more"),
         ({"expect_output": ExpectedOutput("a", 5.0, frozenset())}, "ranks is empty"),
     ],
 )

@@ -370,7 +370,7 @@ def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "name"),
+    "command, name",
     [
         (("/usr/bin/python3", "-u", "train.py", "--epochs", "3"), "train.py"),
         (("python", "-u", "-m", "package.train", "-v"), "package.train"),

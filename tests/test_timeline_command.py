@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from event_logs import NodeLog, a_crash
+from event_logs import NodeLog, a_crash, a_start
 
 from aelastic.timeline import main
 
@@ -112,6 +112,14 @@ def test_a_log_whose_agent_is_gone_is_cut_off(tmp_path: Path, capsys: pytest.Cap
 
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(": cut off; ") == 2
+
+
+def test_a_run_that_was_killed_at_its_start_has_no_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_start().write(tmp_path)
+
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "run      job: training: unknown, the log ends at 23 ms, when the workers had just started\n" in out
 
 
 def test_a_damaged_log_is_drawn_as_far_as_it_can_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from event_logs import NodeLog, a_crash, a_node_lost
-from test_timeline_story import story_of
+from event_logs import NodeLog, a_crash, a_node_lost, a_start
+from test_timeline_story import changed, logs_of, story_of
 
+from aelastic.happenings import Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.timeline_chart import NODES_MAX, draw, duration
 from aelastic.timeline_page import CARDS_MAX, page, summary
+from aelastic.timeline_story import tell_story
 from aelastic.timeline_trace import trace
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\x00\u202eevil\ud800 ]]>-->"
@@ -117,6 +119,77 @@ def test_a_log_that_breaks_off_says_so() -> None:
     assert len(elements.of("block", "guess")) == 3  # the phase and both workers, until a round formed without them
     assert 'class="badge succeeded"' in text  # the log that is there does not break off
     assert "still running or cut off" in page(story_of(*a_node_lost()[1:2]))
+
+
+def test_the_page_says_what_ran() -> None:
+    # A script may be called like an interpreter.
+    a = a_start()
+    a.lines[0] = changed(a.lines[0], entrypoint="tools/python_bench.py")
+
+    assert " · tools/python_bench.py</p>" in page(story_of(a))
+    assert " · train.py</p>" in page(story_of(a_start()))
+
+
+@pytest.mark.parametrize(
+    "dead, alive, words",
+    [
+        ((0, 1), (), "cut off"),
+        ((), (0, 1), "still running"),
+        ((0,), (1,), "still running"),
+        ((0,), (), "still running or cut off"),
+        ((), (), "still running or cut off"),
+    ],
+)
+def test_the_badge_says_what_is_known_of_a_log_that_breaks_off(
+    dead: tuple[int, ...], alive: tuple[int, ...], words: str
+) -> None:
+    logs = logs_of(a_start("node-a"), a_start("node-b"))
+    for place in dead:
+        logs[place].is_dead = True
+    for place in alive:
+        logs[place].alive_at = logs[place].last_wall + 5
+
+    assert f'<span class="badge ">{words}</span>' in page(tell_story(logs))
+
+
+def test_no_shares_are_stated_where_the_log_ends_with_the_start() -> None:
+    text, lived = page(story_of(a_start())), a_start()
+    lived.alive(60.023)
+
+    said = "training: unknown, the log ends at 23 ms, when the workers had just started"
+    assert summary(story_of(a_start())) == said
+    assert said.capitalize() in text and "at least 23 ms" in text
+    assert not re.search(r"\d %", text) and "data-spent" not in text
+    assert summary(story_of(lived)) == "training 99.96 % of 1 min 00 s"
+    assert "data-spent" in page(story_of(lived))
+
+
+def test_the_bar_of_shares_is_full_also_of_a_short_run() -> None:
+    a = a_start()
+    a.succeeds(0.4, ends=0.41)
+
+    bar = re.search(r'<div class="bar">(.*?)</div>', page(story_of(a)))
+
+    assert bar is not None
+    shares = [float(share) for share in re.findall(r"flex:([0-9.]+) 0 0", bar[1])]
+    assert len(shares) == 3 and sum(shares) == pytest.approx(100, abs=0.01)
+
+
+def test_the_marks_that_occur_are_explained() -> None:
+    a = a_start()
+    a.tell(1.0, StacksTaken(1, "asked", {0: "py-spy"}, "/logs/stacks"))
+    a.tell(1.1, Noticed(1, 1, 1, "output", "silent for 60 s", is_stopped=False))
+    a.tell(1.2, StopAsked(15))
+    a.tell(1.3, Killed(1, (0,), "not ended after 30 s"))
+    a.tell(1.4, Waited("1 of 2 nodes"))
+    a.succeeds(2.0, ends=2.1)
+
+    assert draw(story_of(a)).marks == (
+        ("!", "noticed"), ("†", "SIGKILL"), ("≡", "stacks taken"), ("…", "nodes missing"), ("■", "asked to stop"),
+    )  # fmt: skip
+    text = page(story_of(*a_crash()))
+    assert "<em>Marks</em><span><b>⊗</b>failure</span></div>" in text  # and no other
+    assert "<em>Marks</em>" not in page(story_of(a_start()))
 
 
 def test_more_workers_than_fit_share_a_row_for_each_node() -> None:

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from event_logs import NodeLog, a_crash, a_node_lost
+from event_logs import NodeLog, a_crash, a_node_lost, a_start
 
+from aelastic.event_log import ALIVE_INTERVAL_S
 from aelastic.group import Phase
 from aelastic.group_events import WorkerState
 from aelastic.happenings import Noticed, RunEnded, StopAsked, Waited
 from aelastic.timeline_log import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs, runs_of
-from aelastic.timeline_story import NodeStory, Story, tell_story
+from aelastic.timeline_story import UNKNOWN_END_S, NodeStory, Story, tell_story
 
 
 def logs_of(*nodes: NodeLog) -> list[Log]:
@@ -221,6 +222,42 @@ def test_a_log_that_breaks_off_is_told_as_far_as_it_goes() -> None:
     assert node.closing == "unknown"
     assert blocks_of(node)[-1] == ("run", 1.2, 10.01)
     assert sorted(life.outcome for life in node.lives) == ["failed", "open"]
+
+
+def test_a_killed_agent_lived_as_long_as_it_gave_signs_of_life() -> None:
+    a = a_start()
+    for minute in range(1, 601):
+        a.alive(0.023 + 60.0 * minute)
+
+    story = story_of(a)
+
+    assert (story.length_s, story.spent["training"]) == pytest.approx((36000.023, 36000.0), abs=1e-3)
+    assert blocks_of(story.nodes[0])[-1] == ("run", 0.023, 36000.023)
+    assert [round(life.end, 3) for life in story.nodes[0].lives] == [36000.023] * 2
+    assert story.is_training_known
+    assert not any("lack" in note for note in story.notes)
+
+
+def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
+    assert UNKNOWN_END_S == ALIVE_INTERVAL_S
+    killed, restarted, late, trained = (a_start() for _ in range(4))
+    restarted.fails(20.0, 0, "boom", known_at=20.01)
+    late.fails(7200.0, 0, "boom", known_at=7200.01)
+    for node, at in ((restarted, 20.0), (late, 7200.0)):
+        node.told(at + 0.02, "rank 0 failed")
+        node.stopped(at + 0.1, 1)
+        node.formed(at + 0.2, 2, 0, nodes=1, restarts=1)
+        node.started(at + 0.3)
+    trained.alive(60.03)
+    of_two = story_of(a_crash()[0], a_start("node-b"))
+
+    known = [story_of(node).is_training_known for node in (killed, restarted, late, trained)]
+
+    assert known == [False, False, True, True]  # of two hours, a minute more or less does not matter
+    assert of_two.is_training_known  # the other's log goes on
+    (alive,) = logs_of(killed)
+    alive.alive_at = alive.first_wall + 3.0
+    assert tell_story([alive]).is_training_known
 
 
 def test_an_unfinished_last_line_is_no_damage() -> None:

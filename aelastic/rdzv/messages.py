@@ -47,6 +47,7 @@ class FailureReport(Record):
     traceback: str
     timestamp_s: int  # wall time on the node where it happened; for people only
     is_final: bool = False  # the worker can't be ended, and holds what another in its place would need
+    stack: str = ""  # where the worker stood, if it was stopped for what it did
 
 
 # Node to coordinator.

@@ -46,7 +46,7 @@ TEXT_MAX = 40_000
 _HEAD = 4
 
 # Fields that came after the protocol's number: with their default they are left out, and so they may be missing.
-_LATER: dict[type[Record], tuple[str, ...]] = {FailureReport: ("is_final",)}
+_LATER: dict[type[Record], tuple[str, ...]] = {FailureReport: ("is_final", "stack")}
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in (Hello, Alive, Ready, Failed, Succeeded, Left)}
 DOWNWARD: dict[str, type[Record]] = {
