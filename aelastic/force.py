@@ -121,9 +121,10 @@ class Force:
                 self._killed[local_rank] = waited if is_condemned else f"{waited}; {self._where(local_rank)}"
 
     def _waited(self, local_rank: int, killed_at: float) -> str:
-        asked_at = self._asked_at.get(local_rank)
-        within = "" if asked_at is None else f"did not end within {killed_at - asked_at:.1f} s, and "
-        return f"{within}had to be killed"
+        if local_rank not in self._asked_at:
+            return "had to be killed"
+        # All are asked at nearly the same time; said alike, ranks in the same place are told together.
+        return f"did not end within {killed_at - min(self._asked_at.values()):.1f} s, and had to be killed"
 
     def _where(self, local_rank: int) -> str:
         return self.quote(local_rank) or f"where it stood is not known ({NOT_LOOKED})"

@@ -59,8 +59,7 @@ STUCK = """
 import os, signal, sys, threading, time
 
 def spin():
-    while True:
-        pass
+    while True: pass  # one line: ranks that spin stand in the same place
 
 def wait_for_ever():
     lock = threading.Lock()
