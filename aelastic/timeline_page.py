@@ -88,7 +88,7 @@ def _head(story: Story) -> str:
         f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
         f"<b>{duration(story.length_s)}</b>" if story.is_training_known else f"at least {duration(story.length_s)}",
         _count(len(story.restarts), "restart"),
-        *([_cut(story.entrypoint)] if story.entrypoint else []),
+        *([_cut(story.entrypoint.rpartition("/")[2])] if story.entrypoint else []),
     ]
     reason = f'<p class="facts">{_cut(story.reason)}</p>' if story.reason else ""
     return (

@@ -126,7 +126,7 @@ def test_the_page_says_what_ran() -> None:
     a = a_start()
     a.lines[0] = changed(a.lines[0], entrypoint="tools/python_bench.py")
 
-    assert " · tools/python_bench.py</p>" in page(story_of(a))
+    assert " · python_bench.py</p>" in page(story_of(a))
     assert " · train.py</p>" in page(story_of(a_start()))
 
 
