@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import anyio
 import anyio.to_thread
 
+from aelastic.env import STUCK_VARIABLE
 from aelastic.errors import InputError
 from aelastic.liveness import Began, Ended, Liveness, Looked, Rules, Sample
 from aelastic.spec import HangSignal, WorkerSpec
@@ -31,8 +32,6 @@ from aelastic.workers import WorkerStart
 
 _log = logging.getLogger(__name__)
 
-# torch's: seconds that a worker may spend in uninterruptible sleep; none, 0 or less: for ever.
-STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 # What a worker has written is searched within milliseconds; a machine may be slow.
 SEARCH_TIMEOUT_S = 1.0
 # Likewise, to be told the sizes of a few files.

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.env import STUCK_VARIABLE
 from aelastic.spec import WorkerSpec
 from aelastic.watch import Found, Report, Watch
 from aelastic.workers import WorkerStart
@@ -23,8 +24,6 @@ _log = logging.getLogger(__name__)
 
 # As torch's agent: any other value is off.
 FILE_TIMER_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
-# Likewise; it is read in `pulse.py`.
-STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
 class Watching:

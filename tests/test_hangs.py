@@ -18,12 +18,13 @@ from test_arguments import complaint, invoke
 from virtual_clock import on_virtual_time
 
 from aelastic import ExpectedOutput, InputError, Supervisor, WorkerSpec, WorkerState
+from aelastic.env import STUCK_VARIABLE
 from aelastic.following import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.happenings import Happening, Noticed
 from aelastic.lines import Lines
 from aelastic.liveness import Rules, Sample
 from aelastic.observer import Observer
-from aelastic.pulse import STUCK_VARIABLE, Place, ProcTable, Pulse, rules_of, sizes_of
+from aelastic.pulse import Place, ProcTable, Pulse, rules_of, sizes_of
 from aelastic.spec import HANG_SIGNALS
 from aelastic.watch import Found
 from aelastic.workers import WorkerStart
