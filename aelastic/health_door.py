@@ -21,6 +21,8 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
+from aelastic.accepting import OUT_OF_FILES_PAUSE_S, attach, next_connection
+
 _log = logging.getLogger(__name__)
 
 # A probe, a scraper and some people need a handful.  Of what a process may open (1,024 files by default), an eighth
@@ -37,8 +39,6 @@ REQUEST_BYTES_MAX = 64 << 10
 ACCEPTS_PER_S = 200
 ACCEPTS_AT_ONCE = 20
 PAUSE_S = 0.02
-# Of descriptors, which others have taken and may give back.
-OUT_OF_FILES_PAUSE_S = 1.0
 
 Dropped: TypeAlias = Literal["slow", "large", "crowd"]
 DROPPED: tuple[Dropped, ...] = ("slow", "large", "crowd")
@@ -92,22 +92,17 @@ class Door:
 
     async def _accept(self) -> bool:
         try:
-            conn, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return False
+            conn = next_connection(self._listener)
         except OSError as error:
             if not self._is_told:
                 self._is_told = True
                 _log.warning("health checks can't be taken for now: %s", error.strerror)
             await anyio.sleep(OUT_OF_FILES_PAUSE_S)
             return False
-        conn.setblocking(False)
-        loop = asyncio.get_running_loop()
-        try:
-            with anyio.CancelScope(shield=True):  # a step or two; what is half made would be nobody's to close
-                await loop.connect_accepted_socket(lambda: _Connection(self, self._make_inner(), loop.time()), conn)
-        except OSError:
-            conn.close()  # it went away this moment
+        if conn is None:
+            return False
+        since = anyio.current_time()
+        await attach([conn], lambda: _Connection(self, self._make_inner(), since))
         return True
 
     def has_asked(self, inner: asyncio.Protocol) -> None:

@@ -23,7 +23,7 @@ from random import SystemRandom
 from typing import Any
 
 import pytest
-from launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, wait_for
+from launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
 
 from aelastic.children import waited_for
 
@@ -191,8 +191,7 @@ class Agent(Job):
 
     def stop(self) -> None:
         """SIGSTOP, to the agent alone, as a machine that hangs; returns when it stands still."""
-        self.signal(signal.SIGSTOP)
-        wait_for(f"{self} stands still", lambda: state_of(self.pid) == "T")
+        stand_still(self.pid)
 
     def ports(self) -> set[int]:
         """At which ports the agent itself listens."""
@@ -408,10 +407,6 @@ def quiet_port() -> int:
                 return port
         except OSError:
             pass  # taken
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def listening_ports(pid: int) -> set[int]:

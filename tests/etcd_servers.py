@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from launching import wait_for
+from launching import stand_still, wait_for
 
 from aelastic.children import waited_for
 
@@ -158,13 +158,7 @@ class EtcdServer:
     def stop(self) -> None:
         """Makes it hang: the kernel takes connections, nobody answers."""
         assert self._popen is not None
-        self._popen.send_signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self._popen.pid}/task")
-
-        def all_stopped() -> bool:
-            return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads.glob("*/stat"))
-
-        wait_for("etcd stands still", all_stopped)
+        stand_still(self._popen.pid)
 
     def cont(self) -> None:
         assert self._popen is not None

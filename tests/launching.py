@@ -80,6 +80,20 @@ def alive(pid: int) -> bool:
     return guard.is_alive(pid)
 
 
+def stand_still(pid: int) -> None:
+    """SIGSTOP; returns when no thread of the process runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+
+    def all_stopped() -> bool:
+        try:
+            return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads.glob("*/stat"))
+        except OSError:
+            return False  # a thread ended as we looked
+
+    wait_for(f"{pid} stands still", all_stopped)
+
+
 def cmdline(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]

@@ -25,7 +25,7 @@ import anyio
 import pytest
 import uvloop
 from board_kits import free_port
-from launching import alive, cmdline, on_both_loops, wait_for
+from launching import alive, cmdline, on_both_loops, stand_still, wait_for
 
 from aelastic import guard
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
@@ -485,9 +485,6 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
     await other.open()
 
     await server.aclose()
-    with pytest.raises(RendezvousConnectionError, match="is lost"):
-        await other.read()
-    await other.open()
 
     assert await other.read() is None, "the new store is empty"
     assert await coordinator.keep(reign)
@@ -546,8 +543,7 @@ async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: Worl
     await server.aclose()
     again = world.c10d(endpoint)
     await again.open()
-    with pytest.raises(RendezvousConnectionError):
-        await coordinator.read()
+    assert await coordinator.read() is None
 
     assert await coordinator.close(reign, "over")
     seen = await again.read()
@@ -564,12 +560,11 @@ async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
     reign = await server.claim(A, None, 0)
     await client.open()
     assert client.pid is not None
-    os.kill(client.pid, signal.SIGKILL)
-
-    with pytest.raises(RendezvousConnectionError, match=r"was connected to .* died \(exit code -9\)"):
-        await client.read()
+    killed = client.pid
+    os.kill(killed, signal.SIGKILL)
 
     assert await client.read() == reign
+    assert client.pid != killed
 
 
 async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_serves(world: World) -> None:
@@ -579,9 +574,7 @@ async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_se
     assert reign is not None and server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
 
-    with pytest.raises(RendezvousConnectionError, match=r"served .* died \(exit code -9\)"):
-        await server.read()
-
+    assert await server.read() is None, "the new store is empty"
     assert await server.keep(reign)
     seen = await server.read()
     assert seen is not None and seen.claim == A
@@ -595,7 +588,7 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
     reign = await server.claim(A, None, 0)
     assert reign is not None and server.pid is not None
     await client.open()
-    os.kill(server.pid, signal.SIGSTOP)
+    stand_still(server.pid)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(tcp_store, "ANSWER_TIMEOUT_S", 0.5)

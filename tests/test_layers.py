@@ -71,6 +71,7 @@ LAYERS = {
     "guard": 2,
     "children": 2,
     "control_sockets": 2,
+    "accepting": 2,
     "mailbox": 2,
     "inotify": 2,
     "watchdog": 2,
@@ -184,7 +185,7 @@ CORES = (
 )
 NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}
 # Layer-2 rooms do not import each other, but for the tools that several of them share.
-SHARED_TOOLS = {"affinity", "guard", "children", "mailbox", "inotify", "store_process", "usage"}
+SHARED_TOOLS = {"accepting", "affinity", "guard", "children", "mailbox", "inotify", "store_process", "usage"}
 OWN_CHILDREN = {
     ("procs", "functions"),
     ("health", "health_address"),

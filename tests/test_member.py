@@ -874,6 +874,14 @@ def test_without_a_board_a_coordinator_that_refuses_us_is_tried_again_and_not_al
     assert story.left_s == LOOK_AGAIN_S
 
 
+def test_without_a_board_a_coordinator_that_has_said_goodbye_is_not_tried_again() -> None:
+    story = busy()
+    story.hear(Goodbye("another agent coordinates by now", False))
+    assert story.tell(BoardFailed("no answer")) == []
+    assert story.left_s == LOOK_AGAIN_S
+    assert story.pass_deadline() == [Look()]
+
+
 # The end.
 
 

@@ -129,6 +129,7 @@ class Member:
     # By their tokens, which are never the same twice; a board that has lost all it knew counts epochs anew.
     _welcomed_by: str = ""  # the coordinator that took us in last
     _refused_by: str = ""  # its port, which took us before, refuses us
+    _dismissed_by: str = ""  # it coordinates no longer
     _unsaid: NodeMessage | None = None  # since our last `Hello`
     _beat: int = -1  # the last we have heard from our coordinator
     _is_glancing: bool = False  # at the board, to see who reigns there
@@ -244,7 +245,8 @@ class Member:
         match event:
             case BoardFailed(reason):
                 self._trouble = reason
-                if self.reign is not None and self.seen_epoch == self.reign.epoch:
+                is_ours = self.reign is not None and self.seen_epoch == self.reign.epoch
+                if self.reign is not None and is_ours and self.reign.claim.token != self._dismissed_by:
                     return self._connect(self.reign)  # we know where it was: no board is needed for that
                 return self._pause(now)
             case NotOurs():
@@ -395,6 +397,7 @@ class Member:
                 return [Disconnect(), *self._pause(now)]
             case Goodbye(reason, is_gone):
                 self._trouble, self._is_orphan = reason, is_gone
+                self._dismissed_by = "" if self.reign is None else self.reign.claim.token
                 self._begin_to_be_alone(now)
                 return [Disconnect(), *self._look()]
             case Beat(beat):

@@ -6,7 +6,6 @@ the others, over the loopback interface.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import socket
@@ -16,6 +15,7 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.accepting import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.errors import InputError, RendezvousError
 from aelastic.mailbox import Mailbox
 from aelastic.rdzv.board import Board, Reign
@@ -42,12 +42,13 @@ from aelastic.rdzv.chair_events import (
 )
 from aelastic.rdzv.stream import Stream, is_other_protocol
 from aelastic.rdzv.wire import UPWARD, WireError, encode
-from aelastic.store import BACKLOG
 
 _log = logging.getLogger(__name__)
 
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
+# So many connections are taken before what those say that are here is heard.
+ACCEPTS_AT_ONCE = 128
 
 
 class CoordinatorServer:
@@ -77,12 +78,9 @@ class CoordinatorServer:
 
     async def run(self) -> None:
         """Coordinates until the reign is over, or it is cancelled."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Stream(self, UPWARD, self._on_open), sock=self._listener, backlog=BACKLOG
-        )
         try:
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._accept, name="accept")
                 while not self._chair.is_vacated:
                     event = await self._mailbox.next(self._chair.deadline) or DeadlinePassed()
                     for action in self._chair.handle(event, anyio.current_time()):
@@ -90,7 +88,7 @@ class CoordinatorServer:
                     self._changed.set()
                 tasks.cancel_scope.cancel()
         finally:
-            server.close()
+            self._listener.close()
             for stream in list(self._streams.values()):
                 stream.close()
 
@@ -167,7 +165,29 @@ class CoordinatorServer:
         except (RendezvousError, InputError) as error:
             _log.info("the board could not be told how the job ended: %s", error)
 
-    # Connections (called by the loop).
+    # Connections.
+
+    async def _accept(self) -> None:
+        self._listener.setblocking(False)
+        is_told = False
+        while True:
+            await anyio.wait_readable(self._listener)
+            conns: list[socket.socket] = []
+            failure: OSError | None = None
+            try:
+                while len(conns) < ACCEPTS_AT_ONCE and (conn := next_connection(self._listener)) is not None:
+                    conns.append(conn)
+            except OSError as error:
+                failure = error
+            await attach(conns, lambda: Stream(self, UPWARD, self._on_open))
+            if failure is None:
+                continue
+            if not is_told:
+                is_told = True
+                _log.warning("no more agents can connect for now: %s", failure.strerror)
+            await anyio.sleep(OUT_OF_FILES_PAUSE_S)
+
+    # Called by the loop.
 
     def _on_open(self, stream: Stream) -> None:
         stream.conn = next(self._numbers)

@@ -63,6 +63,9 @@ class C10dBoard(Board):
         await self._open(may_serve=True)
 
     async def read(self) -> Reign | None:
+        return await self._store.insist(self._read)
+
+    async def _read(self) -> Reign | None:
         await self.open()
         reign = (await self._look()).reign
         if reign is None:
@@ -70,6 +73,9 @@ class C10dBoard(Board):
         return reign
 
     async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+        return await self._store.insist(lambda: self._claim(claim, seen, above))
+
+    async def _claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
         await self.open()
         await self._store.check_run_id()  # likewise
         state = await self._look()
@@ -81,17 +87,8 @@ class C10dBoard(Board):
         return state.reign
 
     async def keep(self, reign: Reign) -> bool:
-        was_connected = self._store.is_connected
         try:
-            return await self._keep(reign)
-        except _NO_BOARD:
-            return True
-        except RendezvousConnectionError:
-            if not was_connected or self._store.is_connected:
-                raise
-        # The connection is lost.  And the store?
-        try:
-            return await self._keep(reign)
+            return await self._store.insist(lambda: self._keep(reign))
         except _NO_BOARD:
             return True
 

@@ -77,13 +77,7 @@ class StaticBoard(Board):
     async def read(self) -> Reign | None:
         if self._is_master:
             return state_of(self._text).reign
-        was_connected = self._store.is_connected
-        try:
-            text = await self._get()
-        except RendezvousConnectionError:
-            if not was_connected:
-                raise
-            text = await self._get()  # a new round, a new store
+        text = await self._store.insist(self._get)  # a new round is a new store
         try:
             reign = state_of(text).reign
         except ValueError as error:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import binascii
 import socket
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import anyio
@@ -23,6 +23,8 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousErr
 from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.store_process import Death, Refusal, StoreProcess, Unanswered
+
+T = TypeVar("T")
 
 # The default of torch's setting `read_timeout`.
 READ_TIMEOUT_S = 60.0
@@ -40,6 +42,10 @@ _NOT_UNDERSTOOD = "Ping failed"
 
 class NoStoreError(RendezvousStateError):
     """What answers at the endpoint is no TCPStore."""
+
+
+class LostError(RendezvousConnectionError):
+    """The connection to the store that we had is no more."""
 
 
 class OtherJobError(InputError):
@@ -180,6 +186,16 @@ class TcpStore:
             f"what answers at {self.endpoint} is no TCPStore: {why}: is another program there? choose another endpoint"
         )
 
+    async def insist(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Does something that reaches the store by itself, and does it again if the connection is lost on the way.
+
+        Whoever served the store has gone, mostly; another may serve one by now, or this very agent can.
+        """
+        try:
+            return await do()
+        except LostError:
+            return await do()
+
     async def check_run_id(self) -> None:
         """Makes sure that the store is served for our run id, if for any.
 
@@ -233,9 +249,7 @@ class TcpStore:
             raise
         except Refusal as refusal:
             self.is_connected = False
-            raise RendezvousConnectionError(
-                f"the connection to the rendezvous endpoint {self.endpoint} is lost: {refusal}"
-            ) from None
+            raise LostError(f"the connection to the rendezvous endpoint {self.endpoint} is lost: {refusal}") from None
         except Death as death:
             self.is_connected = False
             raise self._died(death) from None
@@ -259,11 +273,11 @@ class TcpStore:
     def _is_starting(self) -> RendezvousError:
         return RendezvousConnectionError("the process for the rendezvous endpoint is still importing torch")
 
-    def _died(self, death: Death) -> RendezvousConnectionError | InputError:
+    def _died(self, death: Death) -> LostError | InputError:
         if death.is_hopeless and death.code == 1:  # an exception
             return InputError(f"the rendezvous needs torch's TCPStore: {sys.executable} can't import torch")
         what = "served" if self.is_serving else "was connected to"
-        return RendezvousConnectionError(
+        return LostError(
             f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})"
         )
 
