@@ -450,6 +450,28 @@ def test_one_keep_at_a_time_is_asked_for_and_a_slow_board_does_not_silence_us() 
     assert hall.hears(hall.tell(Kept(True))) == {"a": [Beat(1)], "b": [Beat(1)]}
 
 
+def test_all_hear_at_once_when_a_node_begins_to_wait_for_a_place_and_when_none_does_any_more() -> None:
+    hall = running("abc", beat=7)
+    waiting = hall.hears(hall.come("d"))
+    assert {name: said[-1] for name, said in waiting.items()} == dict.fromkeys("abcd", Beat(7, True))
+    assert of_kind(hall.come("e"), Beat) == [], "told already"
+    hall.close("d")
+    assert of_kind(hall.live_until(hall.now + GRACE_S), Beat) == [], "one is left"
+    hall.close("e")
+    gone = hall.hears(hall.live_until(hall.now + GRACE_S))
+    assert gone == {name: [Beat(7)] for name in "abc"}
+
+
+def test_that_a_node_waits_is_not_unsaid_while_it_takes_its_place() -> None:
+    hall = running("abc", beat=7)
+    hall.come("d")
+    hall.close("a")
+    assert of_kind(hall.live_until(hall.now + GRACE_S), Beat) == []
+    actions = [action for name in "bc" for action in hall.say(name, Ready(node(name)))]
+    assert len(of_kind(actions, Assigned)) == 3
+    assert of_kind(actions, Beat) == [Beat(7)] * 3
+
+
 def test_a_board_that_is_away_does_not_silence_us_and_is_asked_again() -> None:
     hall = running(beat=3)
     actions = hall.live_until(START + 10 * LEASE_S, is_board_up=False)
@@ -569,7 +591,7 @@ def test_who_knows_a_newer_reign_makes_us_claim_ours_anew() -> None:
     hall = running(beat=5)
     assert hall.come("c", seen_epoch=9) == [Reclaim(9)]
     actions = hall.tell(Reclaimed(10))
-    assert hall.hears(actions) == {name: [Welcome(10, LEASE_S)] for name in "abc"}
+    assert hall.hears(actions) == {name: [Welcome(10, LEASE_S), Beat(0, True)] for name in "abc"}
     assert hall.come("d", seen_epoch=10) == [Say(4, Welcome(10, LEASE_S))]
     assert (hall.chair.epoch, hall.chair.beat) == (10, 0)
 

@@ -505,6 +505,19 @@ def test_a_member_says_that_it_lives_three_times_a_lease() -> None:
     assert said == 30
 
 
+def test_whether_nodes_wait_for_a_place_is_told_to_the_next_coordinator_and_forgotten_then() -> None:
+    story = busy()
+    for has_spares in (False, True):
+        story.hear(Beat(1, has_spares))
+        assert story.core.past.has_spares is has_spares
+    story.tell(Broken(1, "reset"), ConnectFailed(2, True, "refused"))
+    story.tell(Seen(reign(5, node_id="boss2")))
+    (said,) = story.tell(Connected(3))
+    assert said.message.past.has_spares
+    story.tell(Heard(3, Welcome(5, LEASE_S)))
+    assert not story.core.past.has_spares
+
+
 def test_the_lease_is_the_coordinators() -> None:
     story = greeting()
     story.hear(Welcome(4, 30.0))

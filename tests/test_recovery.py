@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from aelastic.policy import RestartPolicy
 from aelastic.ranks import NodeRanks
-from aelastic.rdzv.coordinator import Coordinator, DeadlinePassed, Event, Lost, Phase, Registered
+from aelastic.rdzv.coordinator import (
+    SPARES_TIMEOUT_S,
+    Coordinator,
+    DeadlinePassed,
+    Event,
+    Lost,
+    Phase,
+    Registered,
+)
 from aelastic.rdzv.messages import (
     Assigned,
     Ended,
@@ -46,11 +54,12 @@ def failure(name: str) -> FailureReport:
 
 def past(
     name: str, standing: Standing = BUSY, *, round_: int = ROUND, size: int = 3, count: int = 0, boss: int = -1,
-    rank: int | None = None,
+    rank: int | None = None, has_spares: bool = False,
 ) -> Past:  # fmt: skip
     """Where a node stands that had, in that round, the rank of its letter."""
     own_rank = NAMES.index(name) if rank is None else rank
-    return Past(standing, round_, count, own_rank, size, boss, failure(name) if standing is FAILED else None)
+    cause = failure(name) if standing is FAILED else None
+    return Past(standing, round_, count, own_rank, size, boss, cause, has_spares=has_spares)
 
 
 class Job:
@@ -409,6 +418,35 @@ def test_a_spare_stays_one_if_nobody_is_lost_and_replaces_who_is() -> None:
         job.pass_deadline()
         job.ready("a")
         assert order(job.ready("b")) == "abs"
+
+
+def full_world_without_its_coordinator(**others: Any) -> Job:
+    """Three of three nodes, of which `a` coordinated; the two others have stopped their workers."""
+    job = Job((1, 3), is_heir=True)
+    job.come("bc", boss=0, **others)
+    assert job.ready("b") == {}
+    return job
+
+
+def test_where_nodes_waited_for_a_place_the_next_round_waits_for_them() -> None:
+    job = full_world_without_its_coordinator(has_spares=True)
+    assert job.ready("c") == {}
+    assert job.left_s is not None and 0 < job.left_s <= SPARES_TIMEOUT_S
+    assert order(job.join("s")) == "sbc"
+    assert job.core.deadline is None
+
+
+def test_nodes_that_waited_for_a_place_and_do_not_come_back_are_done_without() -> None:
+    job = full_world_without_its_coordinator(has_spares=True)
+    job.ready("c")
+    assert order(job.pass_deadline()) == "cb"
+    job.ready("b")
+    assert order(job.ready("c")) == "cb", "that was for once"
+
+
+def test_where_no_node_waited_for_a_place_the_next_round_waits_for_none() -> None:
+    job = full_world_without_its_coordinator()
+    assert order(job.ready("c")) == "cb"
 
 
 def test_a_node_that_was_in_an_older_round_and_is_ready_is_a_newcomer() -> None:

@@ -303,7 +303,7 @@ def test_a_frame_that_is_cut_short_is_awaited(message: Any, data: st.DataObject)
 )
 def test_what_should_be_a_whole_number_is_one_of_64_bits(value: Any) -> None:
     with pytest.raises(WireError, match=r"Beat\.beat"):
-        decode_json(["Beat", {"beat": value}])
+        decode_json(["Beat", {"beat": value, "has_spares": False}])
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "true", '"1"', "null", "1" + "0" * 400])

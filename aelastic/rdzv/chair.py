@@ -149,6 +149,7 @@ class Chair:
     _roll_call_at: float = 0.0
     _publish_by: float | None = None
     _publish_last: float = 0.0
+    _has_spares: bool = False  # as everybody has been told
     _held: list[Send] = field(default_factory=list[Send])  # until the verdict is on the board
     _is_published: bool = False
 
@@ -415,7 +416,7 @@ class Chair:
         return self._beat()
 
     def _beat(self) -> list[Action]:
-        beat = Beat(self.beat)
+        beat = Beat(self.beat, self._has_spares)
         return [Say(conn, beat) for conn in self._sessions]
 
     def _on_reclaimed(self, epoch: int | None, now: float) -> list[Action]:
@@ -457,6 +458,9 @@ class Chair:
             else:
                 break
             actions += self._said(self.coordinator.handle(event, now), now)
+        if self.coordinator.phase is Phase.RUNNING and self.coordinator.has_spares != self._has_spares:
+            self._has_spares = self.coordinator.has_spares
+            actions += self._beat()  # who coordinates after us is to know it, however soon that is
         return actions
 
     def _is_outdated(self, event: CoordinatorEvent) -> bool:

@@ -52,6 +52,10 @@ from aelastic.rdzv.roll_call import some_of, who_is_missing
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S
 from aelastic.record import Record
 
+# When the coordinator is lost, those who run and those who wait find the next one at the same time; a place that a
+# spare comes too late for costs a second interruption.
+SPARES_TIMEOUT_S = 1.0
+
 
 class Registered(Record):
     """A node has come, or come back, and says where it stands."""
@@ -125,6 +129,7 @@ class Coordinator:
     _join_by: float | None = None
     _last_call: float | None = None
     _recall_until: float | None = None  # so long a round that is older than we are may yet show itself
+    _spares_until: float | None = None  # so long spares of a round that is older than we are may yet come
     _verdict: Ended | None = None
     _story: deque[tuple[float, int, Phase, Event, Phase]] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -136,6 +141,11 @@ class Coordinator:
     def has_lost_nodes(self) -> bool:
         """Whether nodes of the last round are gone that no later one has done without."""
         return bool(self._lost_hosts)
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether nodes wait for a place in the round that runs."""
+        return self.phase is Phase.RUNNING and self._counts[Standing.READY] > 0
 
     @property
     def story(self) -> tuple[str, ...]:
@@ -405,6 +415,9 @@ class Coordinator:
             # The story behind it: a spare becomes the coordinator, and the other spares are faster than those who run.
             self.deadline = self._recall_until
             return []
+        if self._spares_until is not None and ready_count < self.max_nodes and now < self._spares_until:
+            self.deadline = self._spares_until
+            return []
         if self.round == 0 and ready_count < self.max_nodes:
             if self._last_call is None:
                 self._last_call = now + self.last_call_timeout_s
@@ -422,7 +435,7 @@ class Coordinator:
         order = order_nodes(candidates, tuple(self._participants), self.max_nodes)
         nodes = [ready[node_id] for node_id in order]
         self.phase, self.deadline = Phase.RUNNING, None
-        self._join_by = self._last_call = self._forming_since = None
+        self._join_by = self._last_call = self._forming_since = self._spares_until = None
         self._lost_hosts = {}
         self.round = self._newest_round = max(self.round, self._newest_round) + 1
         table = assign_ranks([(node.role, node.local_world_size) for node in nodes])
@@ -490,6 +503,7 @@ class Coordinator:
         recovery.given_up.discard(past.group_rank)
         recovery.departed.update(past.departed)
         recovery.counts[node.node_id] = past.restart_count
+        recovery.has_spares |= past.has_spares
         recovery.is_over |= past.standing in {Standing.READY, Standing.STOPPING}
         self._participants[node.node_id] = None
         self._put(node, past.standing, failure=past.failure)
@@ -511,6 +525,8 @@ class Coordinator:
         by_rank = [recovery.seats.get(rank, f"nobody {rank}") for rank in range(recovery.size)]
         self._participants, self._departed = dict.fromkeys(by_rank), recovery.departed
         self.phase = Phase.RUNNING
+        if recovery.has_spares:
+            self._spares_until = now + SPARES_TIMEOUT_S
         failed = [i for i in by_rank if i in self._members and self._members[i].standing is Standing.FAILED]
         for node_id in failed:
             if recovery.counts[node_id] == self.restart_count:  # else it was paid for under the coordinator before us

@@ -121,6 +121,7 @@ class Member:
     restart_count: int = 0
     failure: FailureReport | None = None
     departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and have left
+    has_spares: bool = False  # nodes wait for a place, as far as we have heard
     # Whom we know.
     seen_epoch: int = 0  # the newest reign that has welcomed us
     reign: Reign | None = None  # the last that the board has shown us
@@ -163,6 +164,7 @@ class Member:
             coordinator_rank=self.assigned.coordinator_rank,
             failure=self.failure,
             departed=tuple(sorted(self.departed)),
+            has_spares=self.has_spares,
         )
 
     @property
@@ -400,7 +402,8 @@ class Member:
                 self._dismissed_by = "" if self.reign is None else self.reign.claim.token
                 self._begin_to_be_alone(now)
                 return [Disconnect(), *self._look()]
-            case Beat(beat):
+            case Beat(beat, has_spares):
+                self.has_spares = has_spares
                 if beat != self._beat:
                     self._beat, self._glance_at = beat, now + self._glance_s
                 return []
@@ -422,7 +425,7 @@ class Member:
             self._begin_to_be_alone(now)
             return [Disconnect(), *self._pause(now)]
         if (epoch, self.reign.claim.token) != (self.seen_epoch, self._welcomed_by):
-            self._beat = -1
+            self._beat, self.has_spares = -1, False
         # It lives after what the board has shown of it, or after it has claimed its reign anew.
         self._beat = max(self._beat, (self.reign.beat or 0) if epoch == self.reign.epoch else 0)
         self._glance_s = GLANCE_LEASES * lease_s

@@ -115,6 +115,7 @@ class Past(Record):
     coordinator_rank: int = -1  # the group rank of the coordinator's own node in that round; -1: it had none
     failure: FailureReport | None = None
     departed: tuple[int, ...] = ()  # group ranks of that round that finished, and have left
+    has_spares: bool = False  # nodes waited for a place in that round
 
 
 class Hello(Record):
@@ -209,6 +210,7 @@ class Beat(Record):
     """The coordinator lives, and has kept its reign so many times."""
 
     beat: int
+    has_spares: bool = False  # nodes wait for a place in the round that runs
 
 
 class Probe(Record):

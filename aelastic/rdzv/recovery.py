@@ -20,6 +20,7 @@ class Recovery:
     given_up: set[int] = field(default_factory=set[int])
     departed: set[int] = field(default_factory=set[int])  # finished and gone: nobody misses them
     counts: dict[str, int] = field(default_factory=dict[str, int])  # node to the restart count it has heard of
+    has_spares: bool = False  # others waited for a place, and will come back too
     is_over: bool = False  # somebody was told already that the round is over
 
     @property
