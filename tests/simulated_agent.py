@@ -39,6 +39,7 @@ from aelastic.rdzv.messages import (
     Welcome,
 )
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.tenure import Tenure
 from aelastic.spec import WorkerSpec
 
 FAREWELL_S = 1.0
@@ -313,11 +314,8 @@ class Agent(SimulatedProcess):
         chair = Chair(
             self.member.terms,
             reign.claim.token,
-            reign.epoch,
+            Tenure(reign.epoch, settings.lease_s, self.claimed_at, reign.beat or 0),
             coordinator,
-            settings.lease_s,
-            self.claimed_at,
-            beat=reign.beat or 0,
         )
         listener, self.listener = self.listener, None
         assert self.server is None, "two chairs"

@@ -18,7 +18,6 @@ from aelastic.rdzv.chair import (
     PROBE_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
     ROLL_CALL_INTERVAL_S,
-    TENURE,
     Chair,
 )
 from aelastic.rdzv.chair_events import (
@@ -64,6 +63,7 @@ from aelastic.rdzv.messages import (
     Waiting,
     Welcome,
 )
+from aelastic.rdzv.tenure import TENURE, Tenure
 from aelastic.rdzv.wire import PROTOCOL, encode, from_text
 
 LEASE_S = 5.0
@@ -91,9 +91,8 @@ class Hall:
     ) -> None:  # fmt: skip
         self.coordinator = Coordinator(*nodes, RestartPolicy(max_restarts), **timeouts)  # type: ignore[arg-type]
         self.terms = Terms("job", *nodes, max_restarts)
-        self.chair = Chair(
-            self.terms, TOKEN, epoch, self.coordinator, LEASE_S, START, beat=beat, has_fixed_ranks=has_fixed_ranks
-        )
+        tenure = Tenure(epoch, LEASE_S, START, beat)
+        self.chair = Chair(self.terms, TOKEN, tenure, self.coordinator, has_fixed_ranks=has_fixed_ranks)
         self.now = START
         self.conns: dict[str, int] = {}
         self.last_conn = 0
@@ -593,7 +592,7 @@ def test_who_knows_a_newer_reign_makes_us_claim_ours_anew() -> None:
     actions = hall.tell(Reclaimed(10))
     assert hall.hears(actions) == {name: [Welcome(10, LEASE_S), Beat(0, True)] for name in "abc"}
     assert hall.come("d", seen_epoch=10) == [Say(4, Welcome(10, LEASE_S))]
-    assert (hall.chair.epoch, hall.chair.beat) == (10, 0)
+    assert (hall.chair.tenure.epoch, hall.chair.tenure.beat) == (10, 0)
 
 
 def test_who_comes_meanwhile_waits_with_it_and_nothing_is_decided() -> None:
@@ -637,7 +636,7 @@ def test_an_answer_about_the_reign_before_changes_nothing() -> None:
         assert hall.come("c", seen_epoch=9) == [Reclaim(9)]
         assert hall.tell(late) == []
         hall.tell(Reclaimed(10))
-        assert (hall.chair.is_vacated, hall.chair.beat) == (False, 0)
+        assert (hall.chair.is_vacated, hall.chair.tenure.beat) == (False, 0)
 
 
 def test_a_reign_claimed_anew_is_certain_from_when_it_was_asked_for() -> None:

@@ -40,6 +40,7 @@ LAYERS = {
     "rdzv.boards.texts": 2,
     "rdzv.messages": 1,
     "rdzv.coordinator": 1,
+    "rdzv.tenure": 1,
     "rdzv.link": 1,
     "group": 1,
     "group_events": 1,

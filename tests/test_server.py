@@ -20,6 +20,7 @@ from aelastic.rdzv.chair import Chair
 from aelastic.rdzv.coordinator import Coordinator
 from aelastic.rdzv.messages import Terms
 from aelastic.rdzv.server import CoordinatorServer
+from aelastic.rdzv.tenure import Tenure
 from aelastic.store import listen
 
 LEASE_S = 0.3
@@ -37,9 +38,8 @@ def coordinator_server() -> tuple[CoordinatorServer, int]:
     listener = listen(0)
     port = listener.getsockname()[1]
     reign = Reign(1, Claim("node", ("127.0.0.1",), port, "token"), 0)
-    chair = Chair(
-        Terms("run", 1, 2, 0, LEASE_S), "token", 1, Coordinator(1, 2, RestartPolicy(0)), LEASE_S, anyio.current_time()
-    )
+    tenure = Tenure(1, LEASE_S, anyio.current_time())
+    chair = Chair(Terms("run", 1, 2, 0, LEASE_S), "token", tenure, Coordinator(1, 2, RestartPolicy(0)))
     return CoordinatorServer(chair, reign, OthersBoard("run", SharedWorld()), listener, lambda: None), port
 
 

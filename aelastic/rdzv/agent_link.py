@@ -46,6 +46,7 @@ from aelastic.rdzv.messages import CoordinatorMessage, NodeMessage, Terms
 from aelastic.rdzv.server import CoordinatorServer
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
+from aelastic.rdzv.tenure import Tenure
 from aelastic.rdzv.wire import DOWNWARD, WireError, encode
 from aelastic.store import listen
 
@@ -199,11 +200,8 @@ class AgentLink:
         chair = Chair(
             self._member.terms,
             reign.claim.token,
-            reign.epoch,
+            Tenure(reign.epoch, settings.lease_s, self._claimed_at, reign.beat or 0),
             coordinator,
-            settings.lease_s,
-            self._claimed_at,
-            beat=reign.beat or 0,
             has_fixed_ranks=settings.backend == "static",
         )
         listener, self._listener = self._listener, None

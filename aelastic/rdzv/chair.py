@@ -9,10 +9,7 @@ itself, and our reign is certain.  Pure: `server.py` carries out what is asked f
   does, somebody gave two nodes the same rank.
 - A **lease** ends by silence.  If we were the ones who slept (SIGSTOP, a frozen container), what the
   others said meanwhile is still in our sockets, so everybody gets another lease first.
-- **Tenure**: the reign is ours until a lease after the last time the board said so.  Once that is past, another may
-  reign: decisions wait until the board has answered.  The story behind it: the coordinator's process is stopped,
-  the others elect another and go on; ours wakes up, sees that everybody is gone, and with `--nnodes 1:3` would
-  start a second job of its own on the same checkpoints.
+- **Tenure** (`tenure.py`): while our reign is not certain, decisions wait until the board has answered.
 - A **failure** waits while a connection is in its grace: workers whose peers are on a node that dies fail within
   milliseconds, and the loss of a node costs no restart.
 - A **verdict** is on the board before anybody hears it, so that a coordinator that dies while telling
@@ -71,6 +68,7 @@ from aelastic.rdzv.messages import (
     Waiting,
     Welcome,
 )
+from aelastic.rdzv.tenure import Tenure
 from aelastic.rdzv.wire import to_text
 
 # A connection that breaks is mostly the end of its agent; one that a switch has cut comes back at once.
@@ -79,9 +77,6 @@ GRACE_S = 0.3
 PROBE_TIMEOUT_S = 0.5
 # So often whoever waits is told what for.
 ROLL_CALL_INTERVAL_S = 10.0
-# The share of a lease that we trust after the board has said that the reign is ours.  A board that forgets us by itself
-# counts from later than we do, and so do those who watch our beat; the rest is for clocks that differ.
-TENURE = 0.9
 # A board that does not take the verdict must not keep everybody from it.
 PUBLISH_TIMEOUT_S = 1.0
 
@@ -109,21 +104,15 @@ class Chair:
     Args:
         terms: what each agent must have been told.
         token: what each agent must have read on the board.
-        epoch: of our reign.
+        tenure: of our reign; its lease is also the silence after which an agent is lost.
         coordinator: who decides.
-        lease_s: seconds of silence after which an agent is lost, and of unrenewed reign after which we are.
-        started: when the claim was asked for, on the clock of `handle`.
-        beat: how often the reign was kept: where the board counts that, as it does.
         has_fixed_ranks: a node rank is a command, so a second node can't do without the one it came with.
     """
 
     terms: Terms
     token: str
-    epoch: int
+    tenure: Tenure
     coordinator: Coordinator
-    lease_s: float
-    started: float
-    beat: int = 0
     has_fixed_ranks: bool = False
     is_vacated: bool = False
 
@@ -142,10 +131,6 @@ class Chair:
     _arriving: dict[str, Registered] = field(default_factory=dict[str, Registered])
     _may_decide: bool = True  # our reign was certain when we last looked
     _greeting: list[tuple[int, Hello]] = field(default_factory=list[tuple[int, Hello]])  # until it has a newer epoch
-    _is_reclaiming: bool = False
-    _asked_at: float | None = None  # since when the board owes us an answer
-    _keep_at: float = 0.0
-    _certain_until: float = 0.0
     _roll_call_at: float = 0.0
     _publish_by: float | None = None
     _publish_last: float = 0.0
@@ -154,13 +139,11 @@ class Chair:
     _is_published: bool = False
 
     def __post_init__(self) -> None:
-        self._certain_until = self.started + self._tenure_s
-        self._keep_at = self.started + self.lease_s / 3
-        self._roll_call_at = self.started + ROLL_CALL_INTERVAL_S
+        self._roll_call_at = self.tenure.started + ROLL_CALL_INTERVAL_S
 
     @property
-    def _tenure_s(self) -> float:
-        return self.lease_s * TENURE
+    def lease_s(self) -> float:
+        return self.tenure.lease_s
 
     @property
     def is_empty(self) -> bool:
@@ -181,7 +164,7 @@ class Chair:
     def deadline(self) -> float | None:
         if self.is_vacated:
             return None
-        times = [self._keep_at, self._roll_call_at]
+        times = [self.tenure.keep_at, self._roll_call_at]
         if self._heard:
             times.append(next(iter(self._heard.values())) + self.lease_s)
         if self._broken:
@@ -191,7 +174,7 @@ class Chair:
         if self._publish_by is not None:
             times.append(self._publish_by)
         due = self.coordinator.deadline
-        if due is not None and due <= self._certain_until and self._may_decide:  # else it waits for the board
+        if due is not None and due <= self.tenure.certain_until and self._may_decide:  # else it waits for the board
             times.append(due)
         return min(times)
 
@@ -214,12 +197,11 @@ class Chair:
                 self._forget(conn, now + GRACE_S)
                 return self._resolve(conn, now, is_alive=False)
             case Kept(is_ours):
-                return self._on_kept(now) if is_ours else self._vacate("another agent coordinates by now")
-            case KeepFailed() if self._is_reclaiming:
-                return []  # a claim came between
+                if is_ours:
+                    return self._beat() if self.tenure.on_kept(now) else []
+                return self._vacate("another agent coordinates by now")
             case KeepFailed():
-                self._asked_at = None
-                return self._beat()  # the board is away, but we live
+                return self._beat() if self.tenure.on_keep_failed() else []  # the board is away, but we live
             case Reclaimed(epoch):
                 return self._on_reclaimed(epoch, now)
             case Published(is_ours):
@@ -312,14 +294,14 @@ class Chair:
 
     def _admit(self, conn: int, hello: Hello, now: float) -> list[Action]:
         self._greeting.append((conn, hello))
-        return [] if self._is_reclaiming else self._reclaim_or_welcome(now)
+        return [] if self.tenure.is_reclaiming else self._reclaim_or_welcome(now)
 
     def _reclaim_or_welcome(self, now: float) -> list[Action]:
         newest = max(hello.seen_epoch for _, hello in self._greeting)
-        if newest <= self.epoch:
+        if newest <= self.tenure.epoch:
             return self._welcome(now)
         # The board has lost what it knew, and we were elected with an epoch that the others take for an old one.
-        self._is_reclaiming, self._asked_at = True, now
+        self.tenure.reclaim(now)
         return [Reclaim(newest)]
 
     def _welcome(self, now: float) -> list[Action]:
@@ -339,10 +321,10 @@ class Chair:
                 self._conn_of_rank[session.preferred_rank] = conn
             self._sessions[conn], self._conn_of[node_id] = session, conn
             self._waiting.discard(conn)
-            knew_another = 0 < hello.seen_epoch < self.epoch
+            knew_another = 0 < hello.seen_epoch < self.tenure.epoch
             self._arriving[node_id] = Registered(_located(hello.node, session), hello.past, knew_another)
             self._pending.append(self._arriving[node_id])
-            actions.append(Say(conn, Welcome(self.epoch, self.lease_s)))
+            actions.append(Say(conn, Welcome(self.tenure.epoch, self.lease_s)))
             if old is not None and old in self._doubts:  # whether it lives: it can say so here only
                 self._doubts[conn] = _Doubt(now + PROBE_TIMEOUT_S, self._doubts.pop(old).hellos)
                 actions.append(Say(conn, Probe()))
@@ -391,8 +373,8 @@ class Chair:
             self._pending.append(Lost(node_id, "its connection closed"))
         for conn in [conn for conn, doubt in self._doubts.items() if doubt.until <= now]:
             actions += self._resolve(conn, now, is_alive=False)
-        if now >= self._keep_at:
-            actions += self._keep(now)
+        if now >= self.tenure.keep_at:
+            actions += [Keep()] if self.tenure.keep(now) else self._beat()
         if now >= self._roll_call_at:
             self._roll_call_at = now + ROLL_CALL_INTERVAL_S
             actions += self._said(self.coordinator.roll_call(now), now)
@@ -400,33 +382,14 @@ class Chair:
             actions += self._release_if_certain(now)
         return actions
 
-    def _keep(self, now: float) -> list[Action]:
-        self._keep_at = now + self.lease_s / 3
-        if self._asked_at is not None:
-            return self._beat()  # likewise, it is slow; or we claim our reign anew
-        self._asked_at = now
-        return [Keep()]
-
-    def _on_kept(self, now: float) -> list[Action]:
-        if self._asked_at is None or self._is_reclaiming:
-            return []  # a claim came between
-        self._certain_until, self._asked_at = self._asked_at + self._tenure_s, None
-        self.beat += 1
-        self._keep_at = min(self._keep_at, now + self.lease_s / 3)
-        return self._beat()
-
     def _beat(self) -> list[Action]:
-        beat = Beat(self.beat, self._has_spares)
+        beat = Beat(self.tenure.beat, self._has_spares)
         return [Say(conn, beat) for conn in self._sessions]
 
     def _on_reclaimed(self, epoch: int | None, now: float) -> list[Action]:
         if epoch is None:
             return self._vacate("its epoch was too old")
-        assert self._asked_at is not None
-        if epoch > self.epoch:
-            self._certain_until = self._asked_at + self._tenure_s
-            self.beat = 0
-        self.epoch, self._asked_at, self._is_reclaiming = epoch, None, False
+        self.tenure.on_reclaimed(epoch)
         again: list[Action] = [Say(conn, Welcome(epoch, self.lease_s)) for conn in self._sessions]
         # The board may have answered with our old reign: its beat was another than the claim knew.
         return again + self._reclaim_or_welcome(now)
@@ -446,7 +409,7 @@ class Chair:
         actions: list[Action] = []
         while self._suspended and (not self._broken or self._suspended[0][0] <= now):
             self._pending.append(self._suspended.popleft()[1])
-        self._may_decide = now <= self._certain_until and not self._is_reclaiming and not self.is_vacated
+        self._may_decide = self.tenure.is_certain(now) and not self.is_vacated
         while self._may_decide:
             deadline = self.coordinator.deadline
             if self._pending:
@@ -502,7 +465,7 @@ class Chair:
 
     def _release_if_certain(self, now: float) -> list[Action]:
         """The board does not answer.  While others may have gone on without us the verdict waits, but not for ever."""
-        if now <= self._certain_until or now >= self._publish_last:
+        if now <= self.tenure.certain_until or now >= self._publish_last:
             return self._release(now)
         self._publish_by = min(now + PUBLISH_TIMEOUT_S, self._publish_last)
         return []
