@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etcd_boards import Closing
@@ -12,6 +13,7 @@ from etcd_servers import EtcdServers
 from launching import Launcher
 
 from aelastic.rdzv.board import Board
+from aelastic.rdzv.boards.etcd_v3_calls import EtcdV3Calls
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +34,22 @@ def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
     servers = EtcdServers(tmp_path_factory.mktemp("etcd"))
     yield servers
     servers.close()
+
+
+@pytest.fixture
+def kind_to_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is asked that ends an old etcd server if whoever asks goes away (`etcd_v3_calls.py`)."""
+    call, asked = EtcdV3Calls.call, list[Any]()
+
+    async def call_and_note(self: EtcdV3Calls, path: str, message: dict[str, Any], *args: Any, **keywords: Any) -> Any:
+        if path == "kv/txn":
+            asked.append([*message.get("success", []), *message.get("failure", [])])
+        return await call(self, path, message, *args, **keywords)
+
+    monkeypatch.setattr(EtcdV3Calls, "call", call_and_note)
+    yield
+    only_reading = [each for each in asked if all("request_range" in operation for operation in each)]
+    assert not only_reading
 
 
 @pytest.fixture

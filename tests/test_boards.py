@@ -29,6 +29,8 @@ def claim_of(node: str) -> Claim:
     )
 
 
+pytestmark = pytest.mark.usefixtures("kind_to_etcd")
+
 # The boards that do not forget: there the others see whether a coordinator lives by its beat.
 beating = pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.forgets], ids=lambda kit: kit.name)
 

@@ -42,6 +42,8 @@ from aelastic.rdzv.boards.reign_text import MAX_BYTES
 
 SLACK_S = 10.0
 
+pytestmark = pytest.mark.usefixtures("kind_to_etcd")
+
 # --- what others wrote
 
 

@@ -33,6 +33,8 @@ torch_rdzv: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
 torch_dist: Any = pytest.importorskip("torch.distributed")
 handlers: Any = pytest.importorskip("aelastic.rdzv.for_torchrun.handler")
 
+pytestmark = pytest.mark.usefixtures("kind_to_etcd")
+
 BINARIES = {"debian": debian_etcd, "distro": distro_etcd}
 each_server = pytest.mark.parametrize("server", BINARIES)
 
@@ -209,8 +211,10 @@ def test_the_store_does_what_torchs_agents_ask_of_one(etcds: EtcdServers, server
 def test_more_keys_are_got_than_etcd_takes_in_one_question(etcds: EtcdServers, run_id: str) -> None:
     with store_of(etcds.of("distro").endpoint, run_id) as store:
         keys = [f"agent{rank}" for rank in range(256)]
-        store.multi_set(keys, keys)
+        store.multi_set([*keys, "agent", "agents"], [*keys, "before", "after"])
         assert store.multi_get(keys) == [key.encode() for key in keys]
+        assert store.multi_get(keys[::-1]) == [key.encode() for key in keys[::-1]]
+        assert store.check(keys) and not store.check([*keys, "agent1000"])
 
 
 def test_many_add_to_one_number_at_once(etcds: EtcdServers, run_id: str) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 import secrets
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
-from typing import Any
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Claim, Reign
@@ -35,14 +33,19 @@ MAX_LOOKS = 20
 
 
 class _Seen(Record):
-    """What etcd has under our keys, at one revision."""
+    """What etcd has under our key, at one revision."""
 
     reign: Reign | None
     revision: int  # of etcd
     modified: int = 0  # revision of the last write to the reign; 0: there is none
     lease: int = 0
-    floor: int = 0
-    floor_modified: int = 0
+
+
+class _Floor(Record):
+    """A key that is older than our reigns, or 0."""
+
+    epoch: int
+    modified: int
 
 
 class EtcdV3Board(Board):
@@ -123,55 +126,64 @@ class EtcdV3Board(Board):
         return self._http.endpoint_host
 
     async def _look(self) -> _Seen:
-        ranges = [{"request_range": {"key": to_base64(key)}} for key in (self._key, self._http.settings.floor_key)]
-        answer = await self._etcd.call("kv/txn", {"success": ranges}) or {}
-        try:
-            responses = answer["responses"]
-            reign, floor = (_only(response["response_range"]) for response in responses)
-            now = _Seen(
-                reign=None,
-                revision=self._etcd.number(answer["header"], "revision"),
-                modified=self._etcd.number(reign, "mod_revision"),
-                lease=self._etcd.number(reign, "lease"),
-                floor=int(b64decode(floor["value"])) if floor else 0,
-                floor_modified=self._etcd.number(floor, "mod_revision"),
-            )
-        except (LookupError, TypeError, ValueError):
-            raise RendezvousStateError(
-                f"{self.name} answers kv/txn with what no etcd does, or {self._http.settings.floor_key} is no number"
-            ) from None
-        return now if not reign else self._with_reign(now, reign)
+        kv, revision = await self._get(self._key)
+        return self._seen(kv, revision) if kv else _Seen(reign=None, revision=revision)
 
-    def _with_reign(self, now: _Seen, kv: JsonObject) -> _Seen:
+    async def _floor(self) -> _Floor:
+        """The highest epoch that is not of etcd's own making.  What changes meanwhile is found by the write."""
+        key = self._http.settings.floor_key
+        kv, _ = await self._get(key)
         try:
-            reign = reign_from_bytes(b64decode(kv.get("value", "")) if now.lease else b"")
-            made = self._etcd.number(kv, "create_revision")
+            return _Floor(epoch=int(b64decode(kv["value"])) if kv else 0, modified=self._modified(kv))
+        except (LookupError, TypeError, ValueError):
+            raise RendezvousStateError(f"{self.name}: key {key} is no number: delete it") from None
+
+    async def _get(self, key: str) -> tuple[JsonObject, int]:
+        """A key as etcd has it, empty if there is none, and etcd's revision."""
+        answer = await self._etcd.call("kv/range", {"key": to_base64(key)}) or {}
+        kvs = answer.get("kvs") or [{}]
+        revision = self._etcd.number(part_of(answer, "header"), "revision")
+        if not (revision and isinstance(kvs, list) and isinstance(kvs[0], dict)):
+            raise RendezvousStateError(f"{self.name} answers kv/range with what no etcd does")
+        return kvs[0], revision
+
+    def _modified(self, kv: JsonObject) -> int:
+        return self._etcd.number(kv, "mod_revision")
+
+    def _seen(self, kv: JsonObject, revision: int) -> _Seen:
+        lease = self._etcd.number(kv, "lease")
+        try:
+            reign = reign_from_bytes(b64decode(kv.get("value", "")) if lease else b"")
         except (TypeError, ValueError) as error:
-            reason = error if now.lease else "for ever"
+            reason = error if lease else "for ever"
             raise RendezvousStateError(
                 f"{self.name}: key {self._key} holds what no agent wrote ({reason}): delete it, or use another run id"
             ) from None
         # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
         # went, and so wrote the same epoch.  But it wrote at a higher revision.
+        made = self._etcd.number(kv, "create_revision")
         reign = Reign(epoch=max(reign.epoch, made), claim=reign.claim, verdict=reign.verdict)
-        return _Seen(**{**now.__dict__, "reign": reign})
+        return _Seen(reign, revision, self._modified(kv), lease)
 
     async def _write_claim(self, claim: Claim, now: _Seen, above: int) -> Reign | None:
         """The reign of `claim`; `None` where somebody wrote since we looked."""
-        epoch = max(above, now.floor, now.revision, now.reign.epoch if now.reign else 0) + 1
+        floor = await self._floor()
+        epoch = max(above, floor.epoch, now.revision, now.reign.epoch if now.reign else 0) + 1
         lease = secrets.randbelow(2**63 - 1) + 1  # ours to choose, so that asking twice makes one
         # "Lease already exists" says that we were granted it, and the answer was lost.
         await self._etcd.call("lease/grant", {"ID": str(lease), "TTL": str(self._ttl_s)}, or_no=FAILED_PRECONDITION)
         puts = [self._put(self._key, _bytes_of(Reign(epoch=epoch, claim=claim)), lease)]
         if epoch > now.revision + 1:
             puts.append(self._put(self._http.settings.floor_key, str(epoch).encode()))
-        if not (written := await self._write(now, puts)):
+        if not (written := await self._write(now, puts, floor)):
             return None
         return Reign(epoch=epoch if now.reign else max(epoch, written), claim=claim)
 
-    async def _write(self, now: _Seen, puts: list[JsonObject]) -> int:
+    async def _write(self, now: _Seen, puts: list[JsonObject], floor: _Floor | None = None) -> int:
         """Writes if nobody has since we looked; gives the revision, 0 if somebody has."""
-        compared = ((self._key, now.modified), (self._http.settings.floor_key, now.floor_modified))
+        compared = [(self._key, now.modified)]
+        if floor is not None:
+            compared.append((self._http.settings.floor_key, floor.modified))
         compare = [
             {"key": to_base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
             for key, revision in compared
@@ -190,10 +202,3 @@ def _bytes_of(reign: Reign) -> bytes:
         return reign_to_bytes(reign)
     except ValueError as error:
         raise RendezvousStateError(f"this cannot be written on the board: {error}") from None
-
-
-def _only(response: Mapping[str, Any]) -> JsonObject:
-    """The one key that a range of one key gives, empty if there is none."""
-    kvs = response.get("kvs") or [{}]
-    kv: JsonObject = kvs[0]
-    return kv
