@@ -185,7 +185,7 @@ NODE = {
 }  # fmt: skip
 PAST = {
     "standing": "ready", "round": 0, "restart_count": 0, "group_rank": -1, "group_world_size": 0,
-    "coordinator_rank": -1, "failure": None, "departed": [],
+    "coordinator_rank": -1, "failure": None, "departed": [], "has_spares": False,
 }  # fmt: skip
 OLD_HELLO = frame("Hello", {"protocol": 0, "whatever": ["it", "said", "then"]})
 

@@ -635,11 +635,7 @@ async def test_cancelled_while_the_child_starts_the_port_stays_ours_and_the_next
 async def test_cancelled_while_the_store_is_silent_the_next_try_finds_it(world: World) -> None:
     with silent() as sock:
         board = world.c10d(f"127.0.0.1:{sock.getsockname()[1]}")
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(board.open)
-                await until("it waits", lambda: board._store._process.is_busy)
-                scope.cancel()
+        await give_up_while_it_waits(board)
         server = StoreProcess(world.env, "is slow")
         world.stack.push_async_callback(server.aclose)
         await server.ask("serve", sock.fileno(), timeout_s=DEADLINE_S, keys={})
@@ -649,14 +645,31 @@ async def test_cancelled_while_the_store_is_silent_the_next_try_finds_it(world: 
         assert await board.read() is None
 
 
+async def test_a_child_that_still_connects_does_not_connect_to_the_store_that_it_is_to_serve(world: World) -> None:
+    with silent() as sock:
+        endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
+        board = world.c10d(endpoint)
+        await give_up_while_it_waits(board)
+        accepted, _ = sock.accept()  # of our own look, which it closed
+        accepted.close()
+        accepted, _ = sock.accept()
+    with accepted, anyio.fail_after(tcp_store.READ_TIMEOUT_S / 2):
+        await board.open()  # the port is free
+        assert await world.c10d(endpoint).read() is None
+
+
+async def give_up_while_it_waits(board: C10dBoard) -> None:
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(board.open)
+            await until("it waits", lambda: board._store._process.is_busy)
+            scope.cancel()
+
+
 async def test_a_closed_board_leaves_nothing_whatever_it_was_doing(world: World) -> None:
     with silent() as sock:
         board = world.c10d(f"127.0.0.1:{sock.getsockname()[1]}")
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(board.open)
-                await until("it waits", lambda: board._store._process.is_busy)
-                scope.cancel()
+        await give_up_while_it_waits(board)
         await board.aclose()
 
         assert not world.left()

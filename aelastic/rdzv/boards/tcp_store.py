@@ -28,8 +28,10 @@ T = TypeVar("T")
 
 # The default of torch's setting `read_timeout`.
 READ_TIMEOUT_S = 60.0
-# For so long torch's client repeats a connection that fails; after that we know.
-CONNECT_TIMEOUT_S = 3.0
+# For so long torch's client repeats a connection that fails; after that we know.  A moment ago it did not fail.
+CONNECT_TIMEOUT_S = 1.0
+# A process that dies closes its connections a moment before its port, or after.
+DEATH_S = 0.03
 # After so long without a word we look whether something else answers, which waits for the end of a line.
 SILENCE_S = 5.0
 # A round trip to a process that does nothing else.
@@ -121,9 +123,13 @@ class TcpStore:
             RendezvousConnectionError: the child died, or hangs.
             InputError: it can't import torch.
         """
-        self._listener = listener or self._listener
+        is_new, self._listener = listener is not None, listener or self._listener
         assert self._listener is not None
         self.is_connected, self.is_serving = False, True
+        if is_new and self._process.is_busy:
+            # With a connection, for somebody who was cancelled: it has come through to this very port, and waits for
+            # an answer of the store that it would serve next.
+            await self._process.aclose()
         keys = {SERVED_FOR: printable(self._run_id)}
         try:
             await self._ask("serve", self._listener.fileno(), timeout_s=self._read_timeout_s, keys=keys)
@@ -194,6 +200,7 @@ class TcpStore:
         try:
             return await do()
         except LostError:
+            await anyio.sleep(DEATH_S)
             return await do()
 
     async def check_run_id(self) -> None:
