@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 import uvloop
+from anyio.abc import TaskGroup
 from launching import DEADLINE_S, on_both_loops
 
 from aelastic import accepting
@@ -24,23 +25,29 @@ from aelastic.rdzv.tenure import Tenure
 from aelastic.store import listen
 
 LEASE_S = 0.3
+ENOUGH = 5
 
 
 class OthersBoard(InProcessBoard):
-    """Says of any reign that another agent has it by now."""
+    """Says of any reign, as soon as it may, that another agent has it by now."""
+
+    def __init__(self, may_say: anyio.Event) -> None:
+        super().__init__("run", SharedWorld())
+        self._may_say = may_say
 
     async def keep(self, reign: Reign) -> bool:
+        await self._may_say.wait()
         return False
 
 
-def coordinator_server() -> tuple[CoordinatorServer, int]:
-    """A server whose reign is over as soon as it asks, and its port."""
+def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[CoordinatorServer, int]:
+    """A server whose reign is over when it asks once that is so, and its port."""
     listener = listen(0)
     port = listener.getsockname()[1]
     reign = Reign(1, Claim("node", ("127.0.0.1",), port, "token"), 0)
-    tenure = Tenure(1, LEASE_S, anyio.current_time())
-    chair = Chair(Terms("run", 1, 2, 0, LEASE_S), "token", tenure, Coordinator(1, 2, RestartPolicy(0)))
-    return CoordinatorServer(chair, reign, OthersBoard("run", SharedWorld()), listener, lambda: None), port
+    terms, tenure = Terms("run", 1, 2, 0, lease_s), Tenure(1, lease_s, anyio.current_time())
+    chair = Chair(terms, "token", tenure, Coordinator(1, 2, RestartPolicy(0)))
+    return CoordinatorServer(chair, reign, OthersBoard(is_over), listener, lambda: None), port
 
 
 def run(loop: str, main: Callable[[], Awaitable[None]]) -> None:
@@ -51,41 +58,55 @@ def run(loop: str, main: Callable[[], Awaitable[None]]) -> None:
         runner.run(asyncio.wait_for(main(), DEADLINE_S))
 
 
+class Crowd:
+    """Clients that connect all the time, and wait until the other end hangs up."""
+
+    def __init__(self) -> None:
+        self.is_met = anyio.Event()  # some have been connected
+        self.is_over = False
+        self._met = 0
+
+    async def knock(self, port: int, tasks: TaskGroup) -> None:
+        while not self.is_over:
+            for _ in range(ENOUGH):
+                tasks.start_soon(self._connect, port)
+            await anyio.sleep(0.001)
+
+    async def _connect(self, port: int) -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            return  # refused: nobody is there any more
+        self._met += 1
+        if self._met == ENOUGH:
+            self.is_met.set()
+        try:
+            await reader.read()
+        except ConnectionError:
+            pass  # reset: likewise
+        writer.close()
+
+
 @on_both_loops
 @pytest.mark.parametrize("end", ["vacated", "cancelled"])
 def test_who_connects_as_the_server_ends_is_hung_up_on(loop: str, end: str) -> None:
     """Nobody is left with a connection at whose other end nobody is: all ends come, while both ends live."""
 
     async def main() -> None:
-        server, port = coordinator_server()
-        met = 0
-        is_over = False
+        crowd = Crowd()
+        server, port = coordinator_server(LEASE_S if end == "vacated" else DEADLINE_S, crowd.is_met)
 
-        async def connect() -> None:
-            nonlocal met
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionError:
-                return  # refused: nobody is there any more
-            met += 1
-            try:
-                await reader.read()
-            except ConnectionError:
-                pass  # reset: likewise
-            writer.close()
-
-        async def knock(tasks: anyio.abc.TaskGroup) -> None:
-            while not is_over:
-                for _ in range(5):
-                    tasks.start_soon(connect)
-                await anyio.sleep(0.001)
+        async def cancel_in_time(scope: anyio.CancelScope) -> None:
+            await crowd.is_met.wait()
+            scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(knock, tasks)
-            with anyio.move_on_after(None if end == "vacated" else LEASE_S / 6):
+            tasks.start_soon(crowd.knock, port, tasks)
+            with anyio.CancelScope() as scope:
+                if end == "cancelled":
+                    tasks.start_soon(cancel_in_time, scope)
                 await server.run()
-            is_over = True
-        assert met
+            crowd.is_over = True
 
     run(loop, main)
 
@@ -105,7 +126,7 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
     monkeypatch.setattr(servers, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def main() -> None:
-        server, port = coordinator_server()
+        server, port = coordinator_server(LEASE_S, anyio.Event())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
