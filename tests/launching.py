@@ -6,6 +6,7 @@ found in `/proc`, whatever became of parents, groups and sessions.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,13 +14,16 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
 from aelastic import guard
+
+T = TypeVar("T")
 
 # Nothing takes this long; a machine may be slow, and a test that hangs is to say where.
 DEADLINE_S = float(os.environ.get("TEST_DEADLINE_S", "30"))
@@ -78,6 +82,15 @@ def wait_for(what: str, condition: Callable[[], Any], limit_s: float = DEADLINE_
 
 def alive(pid: int) -> bool:
     return guard.is_alive(pid)
+
+
+def run(loop: str, main: Coroutine[Any, Any, T]) -> T:
+    """Runs something in this process, on one of the `LOOPS`."""
+    factory: Callable[[], asyncio.AbstractEventLoop] = (
+        uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
+    )
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
 
 
 def stand_still(pid: int) -> None:

@@ -23,9 +23,8 @@ from typing import Any
 
 import anyio
 import pytest
-import uvloop
 from board_kits import free_port
-from launching import alive, cmdline, on_both_loops, stand_still, wait_for
+from launching import alive, cmdline, on_both_loops, run, stand_still, wait_for
 
 from aelastic import guard
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
@@ -485,6 +484,8 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
     await other.open()
 
     await server.aclose()
+    with pytest.raises(RendezvousConnectionError, match="is lost"):
+        await other.close(reign, "x")
 
     assert await other.read() is None, "the new store is empty"
     assert await coordinator.keep(reign)
@@ -559,12 +560,15 @@ async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
     server, client = world.c10d(endpoint), world.c10d(endpoint)
     reign = await server.claim(A, None, 0)
     await client.open()
-    assert client.pid is not None
+    assert reign is not None and client.pid is not None
     killed = client.pid
     os.kill(killed, signal.SIGKILL)
 
     assert await client.read() == reign
-    assert client.pid != killed
+    assert client.pid not in {killed, None}
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(RendezvousConnectionError, match=r"was connected to .* died \(exit code -9\)"):
+        await client.close(reign, "x")
 
 
 async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_serves(world: World) -> None:
@@ -578,6 +582,9 @@ async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_se
     assert await server.keep(reign)
     seen = await server.read()
     assert seen is not None and seen.claim == A
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(RendezvousConnectionError, match=r"served .* died \(exit code -9\)"):
+        await server.close(reign, "x")
 
 
 @pytest.mark.usefixtures("hurry")
@@ -745,11 +752,7 @@ def test_a_board_works_on_both_loops(loop: str) -> None:
         finally:
             await board.aclose()
 
-    factory: Callable[[], asyncio.AbstractEventLoop] = (
-        uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
-    )
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(asyncio.wait_for(main(), DEADLINE_S))
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
 
 
 # `static`: node 0 and the store of its workers.

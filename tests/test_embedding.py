@@ -11,14 +11,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import entrypoints
 import pytest
-import uvloop
-from launching import DEADLINE_S, LOOK_AGAIN_S, Launcher, alive, on_both_loops, wait_for
+from launching import DEADLINE_S, LOOK_AGAIN_S, Launcher, alive, on_both_loops, run, wait_for
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState, guard
 from aelastic.procs import GUARD_TIMEOUT_S
@@ -32,14 +31,6 @@ T = TypeVar("T")
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
-def run(loop: str, main: Coroutine[Any, Any, T]) -> T:
-    factory: Callable[[], asyncio.AbstractEventLoop] = (
-        uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
-    )
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)
 
 
 def python(code: str, **spec: Any) -> WorkerSpec:

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from agents import FINISH, Agent, c10d, team_of
-from launching import DEADLINE_S, Job, Launcher, on_both_loops, wait_for
-from test_embedding import descriptors, python, run, threads
+from launching import DEADLINE_S, Job, Launcher, on_both_loops, run, wait_for
+from test_embedding import descriptors, python, threads
 from test_metrics import DOCS, values
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState, health_door, health_guest, health_stacks

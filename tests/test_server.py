@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-import uvloop
 from anyio.abc import TaskGroup
-from launching import DEADLINE_S, on_both_loops
+from launching import DEADLINE_S, on_both_loops, run
 
 from aelastic import accepting
 from aelastic.policy import RestartPolicy
@@ -48,14 +46,6 @@ def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[Coordinato
     terms, tenure = Terms("run", 1, 2, 0, lease_s), Tenure(1, lease_s, anyio.current_time())
     chair = Chair(terms, "token", tenure, Coordinator(1, 2, RestartPolicy(0)))
     return CoordinatorServer(chair, reign, OthersBoard(is_over), listener, lambda: None), port
-
-
-def run(loop: str, main: Callable[[], Awaitable[None]]) -> None:
-    factory: Callable[[], asyncio.AbstractEventLoop] = (
-        uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
-    )
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(asyncio.wait_for(main(), DEADLINE_S))
 
 
 class Crowd:
@@ -108,7 +98,7 @@ def test_who_connects_as_the_server_ends_is_hung_up_on(loop: str, end: str) -> N
                 await server.run()
             crowd.is_over = True
 
-    run(loop, main)
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
 
 
 @on_both_loops
@@ -135,5 +125,5 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
             writer.close()
             tasks.cancel_scope.cancel()
 
-    run(loop, main)
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
     assert caplog.text.count("no more agents can connect for now: Too many open files") == 1

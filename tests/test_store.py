@@ -8,11 +8,9 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import uvloop
-from launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_both_loops, wait_for
+from launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_both_loops, run, wait_for
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.run_result import RunResult
@@ -247,11 +245,7 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(loop: str, tmp
             ticking.cancel()
         return result
 
-    factory: Callable[[], asyncio.AbstractEventLoop] = (
-        uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
-    )
-    with asyncio.Runner(loop_factory=factory) as runner:
-        result = runner.run(main())
+    result = run(loop, main())
     assert result.state is WorkerState.SUCCEEDED, result
     totals = {path.name: path.read_text() for path in tmp_path.glob("?-?")}
     assert totals == {"0-0": "3.0", "0-1": "3.0", "1-0": "5.0", "1-1": "5.0"}
