@@ -247,9 +247,9 @@ class Member:
         match event:
             case BoardFailed(reason):
                 self._trouble = reason
-                is_ours = self.reign is not None and self.seen_epoch == self.reign.epoch
-                if self.reign is not None and is_ours and self.reign.claim.token != self._dismissed_by:
-                    return self._connect(self.reign)  # we know where it was: no board is needed for that
+                reign = self.reign
+                if reign and reign.epoch == self.seen_epoch and reign.claim.token != self._dismissed_by:
+                    return self._connect(reign)  # we know where it was: no board is needed for that
                 return self._pause(now)
             case NotOurs():
                 self._trouble = "its coordinator has not come yet"

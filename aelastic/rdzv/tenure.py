@@ -35,8 +35,12 @@ class Tenure:
     _asked_at: float | None = None  # since when the board owes us an answer
 
     def __post_init__(self) -> None:
-        self.certain_until = self.started + self.lease_s * TENURE
+        self.certain_until = self.started + self._trusted_s
         self.keep_at = self.started + self.lease_s / 3
+
+    @property
+    def _trusted_s(self) -> float:
+        return self.lease_s * TENURE
 
     def is_certain(self, now: float) -> bool:
         return now <= self.certain_until and not self.is_reclaiming
@@ -53,7 +57,7 @@ class Tenure:
         """The board says that the reign is ours; gives whether that is news: a claim may have come between."""
         if self._asked_at is None or self.is_reclaiming:
             return False
-        self.certain_until, self._asked_at = self._asked_at + self.lease_s * TENURE, None
+        self.certain_until, self._asked_at = self._asked_at + self._trusted_s, None
         self.keep_at = min(self.keep_at, now + self.lease_s / 3)
         self.beat += 1
         return True
@@ -73,5 +77,5 @@ class Tenure:
         """The reign is ours, in an epoch that may be the old one."""
         assert self._asked_at is not None
         if epoch > self.epoch:
-            self.certain_until, self.beat = self._asked_at + self.lease_s * TENURE, 0
+            self.certain_until, self.beat = self._asked_at + self._trusted_s, 0
         self.epoch, self._asked_at, self.is_reclaiming = epoch, None, False

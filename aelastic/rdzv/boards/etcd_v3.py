@@ -134,9 +134,10 @@ class EtcdV3Board(Board):
         key = self._http.settings.floor_key
         kv, _ = await self._get(key)
         try:
-            return _Floor(epoch=int(b64decode(kv["value"])) if kv else 0, modified=self._modified(kv))
+            epoch = int(b64decode(kv["value"])) if kv else 0
         except (LookupError, TypeError, ValueError):
             raise RendezvousStateError(f"{self.name}: key {key} is no number: delete it") from None
+        return _Floor(epoch, self._etcd.number(kv, "mod_revision"))
 
     async def _get(self, key: str) -> tuple[JsonObject, int]:
         """A key as etcd has it, empty if there is none, and etcd's revision."""
@@ -146,9 +147,6 @@ class EtcdV3Board(Board):
         if not (revision and isinstance(kvs, list) and isinstance(kvs[0], dict)):
             raise RendezvousStateError(f"{self.name} answers kv/range with what no etcd does")
         return kvs[0], revision
-
-    def _modified(self, kv: JsonObject) -> int:
-        return self._etcd.number(kv, "mod_revision")
 
     def _seen(self, kv: JsonObject, revision: int) -> _Seen:
         lease = self._etcd.number(kv, "lease")
@@ -163,7 +161,7 @@ class EtcdV3Board(Board):
         # went, and so wrote the same epoch.  But it wrote at a higher revision.
         made = self._etcd.number(kv, "create_revision")
         reign = Reign(epoch=max(reign.epoch, made), claim=reign.claim, verdict=reign.verdict)
-        return _Seen(reign, revision, self._modified(kv), lease)
+        return _Seen(reign, revision, modified=self._etcd.number(kv, "mod_revision"), lease=lease)
 
     async def _write_claim(self, claim: Claim, now: _Seen, above: int) -> Reign | None:
         """The reign of `claim`; `None` where somebody wrote since we looked."""

@@ -123,13 +123,14 @@ class TcpStore:
             RendezvousConnectionError: the child died, or hangs.
             InputError: it can't import torch.
         """
-        is_new, self._listener = listener is not None, listener or self._listener
-        assert self._listener is not None
         self.is_connected, self.is_serving = False, True
-        if is_new and self._process.is_busy:
-            # With a connection, for somebody who was cancelled: it has come through to this very port, and waits for
-            # an answer of the store that it would serve next.
-            await self._process.aclose()
+        if listener is not None:
+            self._listener = listener
+            if self._process.is_busy:
+                # With a connection, for somebody who was cancelled: it has come through to this very port, and waits
+                # for an answer of the store that it would serve next.
+                await self._process.aclose()
+        assert self._listener is not None
         keys = {SERVED_FOR: printable(self._run_id)}
         try:
             await self._ask("serve", self._listener.fileno(), timeout_s=self._read_timeout_s, keys=keys)
