@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aelastic.cli.launch_config import LaunchConfig
     from aelastic.errors import (
         AelasticError,
         ChildFailedError,
@@ -28,16 +29,15 @@ if TYPE_CHECKING:
         get_error_handler,
         record,
     )
-    from aelastic.group import WorkerGroup
-    from aelastic.group_events import Worker, WorkerState
+    from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
+    from aelastic.group.events import Worker, WorkerState
+    from aelastic.group.worker_group import WorkerGroup
     from aelastic.health_check_server import HealthCheckServer
     from aelastic.launch import SignalException, elastic_launch, launch_agent
-    from aelastic.launch_config import LaunchConfig
     from aelastic.rdzv.settings import RendezvousSettings
-    from aelastic.run_result import RunResult
+    from aelastic.result import RunResult
     from aelastic.spec import ExpectedOutput, Std, WorkerSpec
     from aelastic.supervisor import Supervisor
-    from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
 
 __version__ = "0.1.0"
 
@@ -81,16 +81,16 @@ _HOMES = {
         "RendezvousClosedError", "RendezvousConnectionError", "RendezvousError", "RendezvousStateError",
         "RendezvousTimeoutError", "UnkillableWorkerError", "get_error_handler", "record",
     ),
-    "group": ("WorkerGroup",),
-    "group_events": ("Worker", "WorkerState"),
+    "group.worker_group": ("WorkerGroup",),
+    "group.events": ("Worker", "WorkerState"),
     "health_check_server": ("HealthCheckServer",),
     "launch": ("SignalException", "elastic_launch", "launch_agent"),
-    "launch_config": ("LaunchConfig",),
+    "cli.launch_config": ("LaunchConfig",),
     "rdzv.settings": ("RendezvousSettings",),
     "spec": ("ExpectedOutput", "Std", "WorkerSpec"),
-    "run_result": ("RunResult",),
+    "result": ("RunResult",),
     "supervisor": ("Supervisor",),
-    "workers": ("WorkerBackend", "WorkerExit", "WorkerStart"),
+    "group.backend": ("WorkerBackend", "WorkerExit", "WorkerStart"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -8,6 +8,6 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    from aelastic.cli import main_and_exit
+    from aelastic.cli.main import main_and_exit
 
     main_and_exit()

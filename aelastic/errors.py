@@ -29,7 +29,7 @@ from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
-from aelastic.error_files import (
+from aelastic.failures.error_file import (
     ERROR_FILE_VARIABLE,
     Json,
     log,
@@ -39,7 +39,7 @@ from aelastic.error_files import (
     replace_file,
     with_error_code,
 )
-from aelastic.failures import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
+from aelastic.failures.failure import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -198,7 +198,7 @@ class ChildFailedError(AelasticError):
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """The report, in torch's layout; the parameters keep torch's names."""
-        from aelastic.report import report
+        from aelastic.failures.report import report
 
         first = self.get_first_failure()
         return report(self.name, self.failures, first, self.victims, boarder_delim, section_delim, self.stacks)

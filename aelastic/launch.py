@@ -19,15 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from aelastic.blocking_run import BlockingRun
-from aelastic.cli import loop_factory
-from aelastic.error_files import ERROR_FILE_VARIABLE
+from aelastic.cli.blocking import BlockingRun
+from aelastic.cli.launch_config import LaunchConfig as LaunchConfig  # noqa: PLC0414  this is its documented place
+from aelastic.cli.launch_config import signals_of, worker_spec
+from aelastic.cli.main import loop_factory
+from aelastic.cli.options import LAUNCH_GROUPS
 from aelastic.errors import ChildFailedError, ErrorHandler, InputError, RendezvousClosedError
+from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.health_check_server import NoHealthCheckServer
-from aelastic.launch_config import LaunchConfig as LaunchConfig  # noqa: PLC0414  this is its documented place
-from aelastic.launch_config import signals_of, worker_spec
-from aelastic.options import LAUNCH_GROUPS
-from aelastic.run_result import RunResult
+from aelastic.result import RunResult
 from aelastic.supervisor import Supervisor
 
 
@@ -244,7 +244,7 @@ def _warn(stacklevel: int) -> None:
 
 
 if __name__ == "__main__":
-    from aelastic.cli import main_and_exit
+    from aelastic.cli.main import main_and_exit
 
     _warn(stacklevel=2)
     main_and_exit(LAUNCH_GROUPS)

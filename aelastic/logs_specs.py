@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from aelastic.error_files import ERROR_FILE_VARIABLE
 from aelastic.errors import InputError
+from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.spec import Std as Std  # noqa: PLC0414  this is its documented place, too
 from aelastic.spec import Streams, streams_of
 

@@ -25,10 +25,11 @@ from typing import IO, Any, Protocol
 
 import anyio
 
-from aelastic import guard
-from aelastic.children import pidfd_of, wait_ended, waited_for
 from aelastic.errors import InputError
-from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
+from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
+from aelastic.host import proc_table
+from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
+from aelastic.workers import guard
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class _Function:
         import multiprocessing
         import pickle
 
-        from aelastic import functions
+        from aelastic.workers import functions
 
         context: Any = multiprocessing.get_context(method)
         name = f"worker {start.local_rank}"
@@ -132,7 +133,7 @@ def _running_on(cpus: frozenset[int] | None) -> AbstractContextManager[None]:
     """Where a child that is started meanwhile runs."""
     if cpus is None:
         return nullcontext()
-    from aelastic.affinity import bound_to
+    from aelastic.workers.affinity import bound_to
 
     return bound_to(cpus)
 
@@ -164,7 +165,7 @@ class _Worker:
         try:
             result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return None if guard.process(self.pid) or isinstance(self._child, _Function) else STATUS_LOST
+            return None if proc_table.process(self.pid) or isinstance(self._child, _Function) else STATUS_LOST
         if result is None:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
@@ -174,10 +175,10 @@ class _Worker:
         # The number is nobody else's while the leader is a zombie, or somebody lives in the session.
         is_zombie = not isinstance(self._child, _Function) and self._status() != STATUS_LOST
         if is_zombie or self.others():
-            guard.kill_group(self.pid)
+            proc_table.kill_group(self.pid)
         while left := self.others():
             for entry in left:
-                guard.kill(entry.pid)
+                proc_table.kill(entry.pid)
             with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):  # who forked meanwhile is found by the next look
                 for entry in left:
                     await wait_ended(entry.pid)
@@ -191,9 +192,9 @@ class _Worker:
             os.close(self._pidfd)
             self._pidfd = None
 
-    def others(self) -> list[guard.Process]:
+    def others(self) -> list[proc_table.Process]:
         """Who lives in the worker's session besides the worker."""
-        return [entry for entry in guard.session_members({self.pid}) if entry.pid != self.pid]
+        return [entry for entry in proc_table.session_members({self.pid}) if entry.pid != self.pid]
 
     def signal(self, signum: int) -> None:
         try:
@@ -207,7 +208,7 @@ class _Worker:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         for entry in self.others():
-            guard.kill(entry.pid)
+            proc_table.kill(entry.pid)
 
 
 class LocalWorkers(WorkerBackend):
@@ -262,7 +263,7 @@ class LocalWorkers(WorkerBackend):
         worker = self._workers[local_rank]
         if isinstance(worker, WorkerExit):
             return False
-        is_running = guard.is_alive(worker.pid)
+        is_running = proc_table.is_alive(worker.pid)
         if signum == signal.SIGKILL:
             worker.kill()
         else:
@@ -273,7 +274,9 @@ class LocalWorkers(WorkerBackend):
         worker = self._workers[local_rank]
         if isinstance(worker, WorkerExit):
             return super().describe(local_rank)
-        left = [entry for entry in (guard.process(worker.pid), *worker.others()) if entry and entry.state not in "ZX"]
+        left = [
+            entry for entry in (proc_table.process(worker.pid), *worker.others()) if entry and entry.state not in "ZX"
+        ]
         return f"local rank {local_rank}: " + (", ".join(_describe(entry) for entry in left) or "nothing")
 
     async def aclose(self) -> None:
@@ -302,17 +305,22 @@ class _GuardProcess:
             self._forget()
         theirs, self._control = os.pipe()
         try:
-            with open(guard.__file__, "rb") as program:
-                paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
-                who = [guard.NAME, str(os.getpid()), *paths, str(theirs)]
-                self._popen = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-", *who],
-                    stdin=program,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=(theirs,),
-                    start_new_session=True,  # a Ctrl-C at the terminal is not for it
-                    cwd="/",  # no file system is kept busy
-                )
+            paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
+            who = [guard.NAME, str(os.getpid()), *paths, str(theirs)]
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-", *who],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs,),
+                start_new_session=True,  # a Ctrl-C at the terminal is not for it
+                cwd="/",  # no file system is kept busy
+            )
+            assert self._popen.stdin is not None
+            try:
+                with self._popen.stdin as stdin:
+                    stdin.write(guard.program())
+            except BrokenPipeError:
+                pass  # it has died, and is replaced
         finally:
             os.close(theirs)
         waited_for.add(self._popen.pid)
@@ -365,7 +373,7 @@ class _GuardProcess:
         self._popen, self._control = None, -1
 
 
-def _describe(entry: guard.Process) -> str:
+def _describe(entry: proc_table.Process) -> str:
     try:
         place = Path(f"/proc/{entry.pid}/wchan").read_text()
     except OSError:

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from aelastic.arguments import check_command, command_of, count_workers
-from aelastic.command_line import Settings, read_setting
+from aelastic.cli.arguments import check_command, command_of, count_workers
+from aelastic.cli.converters import read_filters, read_flag, read_nodes, read_workers
+from aelastic.cli.launch_config import LaunchConfig
+from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, Option
+from aelastic.cli.output_options import logs_specs_of
+from aelastic.cli.parser import Settings, read_setting
+from aelastic.cli.rendezvous_options import BACKENDS, static_endpoint
 from aelastic.errors import InputError, record
-from aelastic.functions import run_script_path as run_script_path  # noqa: PLC0414  torch has it here, too
 from aelastic.launch import launch
-from aelastic.launch_config import LaunchConfig
-from aelastic.meeting import BACKENDS, static_endpoint
-from aelastic.option_values import read_filters, read_flag, read_nodes, read_workers
-from aelastic.options import LAUNCH_GROUPS, OPTIONS, Option
-from aelastic.output import logs_specs_of
 from aelastic.spec import NUMA_BINDINGS, START_METHODS
+from aelastic.workers.functions import run_script_path as run_script_path  # noqa: PLC0414  torch has it here, too
 
 _log = logging.getLogger(__name__)
 
@@ -258,6 +258,6 @@ def _logs_specs(chosen: Settings) -> Any:
 
 
 if __name__ == "__main__":
-    from aelastic.cli import main_and_exit
+    from aelastic.cli.main import main_and_exit
 
     main_and_exit()

@@ -20,21 +20,12 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from aelastic.autopsy import Autopsy, prepare_for_failure, report_of
-from aelastic.condemning import Condemning
-from aelastic.control_sockets import ControlSockets
-from aelastic.env import (
-    HEALTH_PORT_VARIABLE,
-    SYSTEMD_VARIABLES,
-    check_devices,
-    has_agent_store,
-    worker_args,
-    worker_env,
-)
+from aelastic.agent.postmortem import Autopsy, prepare_for_failure, report_of
+from aelastic.agent.unhealthy import Condemning
+from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, ProcessFailure
-from aelastic.force import Force
-from aelastic.group import WorkerGroup
-from aelastic.group_events import (
+from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
+from aelastic.group.events import (
     Action,
     Cleared,
     Condemned,
@@ -54,15 +45,24 @@ from aelastic.group_events import (
     Worker,
     WorkerState,
 )
-from aelastic.happenings import Happening, RunEnded, StacksTaken, Waited
-from aelastic.log_lines import log_event
-from aelastic.logs import RunLogs, WorkerFiles
-from aelastic.mailbox import Mailbox
-from aelastic.narrator import Narrator, introduction
-from aelastic.observer import Audience, Observer
+from aelastic.group.worker_env import (
+    HEALTH_PORT_VARIABLE,
+    SYSTEMD_VARIABLES,
+    check_devices,
+    has_agent_store,
+    worker_args,
+    worker_env,
+)
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.hangs.watches import Watching
+from aelastic.logs.run_logs import RunLogs, WorkerFiles
+from aelastic.observe.log_lines import log_event
+from aelastic.observe.observer import Audience, Observer
+from aelastic.observe.run_event_source import Narrator, introduction
+from aelastic.observe.run_events import Happening, RunEnded, StacksTaken, Waited
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
-from aelastic.rdzv.messages import (
+from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
     Failed,
@@ -73,17 +73,17 @@ from aelastic.rdzv.messages import (
     Waiting,
 )
 from aelastic.rdzv.registry import Surroundings, names, open_link
-from aelastic.run_result import RunResult, result_of
+from aelastic.result import RunResult, result_of
 from aelastic.spec import WorkerSpec
-from aelastic.store import StoreHost
-from aelastic.watching import Watching
-from aelastic.workers import WorkerBackend, WorkerExit, WorkerStart
+from aelastic.stacks.before_kill import Force
+from aelastic.stacks.control_sockets import ControlSockets
+from aelastic.tcpstore.store_host import StoreHost
 
 if TYPE_CHECKING:
-    from aelastic.health import HealthServer
+    from aelastic.health.foreign_server import Guest
+    from aelastic.health.server import HealthServer
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
-    from aelastic.health_guest import Guest
-    from aelastic.torch_telemetry import TorchTelemetry
+    from aelastic.observe.torch_events import TorchTelemetry
 
 _log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class Supervisor:
         """Imports what tells torchelastic's listeners of the run, if there may be any."""
         if self.spec.event_log_handler == "null" and not any(name in sys.modules for name in _LISTENED_TO):
             return
-        from aelastic.torch_telemetry import TorchTelemetry
+        from aelastic.observe.torch_events import TorchTelemetry
 
         telemetry = TorchTelemetry(self.spec, self._run_id, self._group)
         await telemetry.open()
@@ -255,7 +255,7 @@ class Supervisor:
 
     async def _find_cpus(self) -> None:
         """Finds out which CPUs each worker may run on.  That takes seconds, which `stop` need not wait for."""
-        from aelastic.topology import cpus_of_workers
+        from aelastic.workers.topology import cpus_of_workers
 
         with anyio.CancelScope() as self._finding_cpus:
             self._cpus = await cpus_of_workers(self.spec, self._base_env)
@@ -263,7 +263,7 @@ class Supervisor:
 
     async def _open_health(self) -> None:
         """Listens for whoever asks how this agent is."""
-        from aelastic.health import open_health
+        from aelastic.health.server import open_health
 
         is_local = self._given_backend is None
         self._health = await open_health(self._health_port, self._given_health, self.collect_stacks, is_local=is_local)
@@ -276,7 +276,7 @@ class Supervisor:
             self._logs = RunLogs(self.spec, self._run_id)
             made.callback(self._logs.close)
             if self._logs.kept is not None:
-                from aelastic.event_log import FILE_NAME, EventLog
+                from aelastic.observe.event_log import FILE_NAME, EventLog
 
                 self._audience.add(EventLog(self._logs.kept / FILE_NAME))
             self._autopsy = Autopsy(self._logs, is_local=self._given_backend is None)

@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 import anyio
 
-from aelastic.cli import collect_rarely
-from aelastic.policy import RestartPolicy
+from aelastic.cli.main import collect_rarely
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
-from aelastic.rdzv.messages import (
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
     Ended,

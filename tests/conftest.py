@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_boards import Closing
-from etcd_servers import EtcdServers
-from launching import Launcher
+from kit.etcd_boards import Closing
+from kit.etcd_servers import EtcdServers
+from kit.launching import Launcher
 
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.etcd_v3_calls import EtcdV3Calls

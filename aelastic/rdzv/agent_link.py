@@ -11,16 +11,17 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.mailbox import Mailbox
-from aelastic.policy import RestartPolicy
 from aelastic.rdzv import board as boards
-from aelastic.rdzv.addresses import is_loopback
 from aelastic.rdzv.board import Board, Reign
-from aelastic.rdzv.chair import Chair
-from aelastic.rdzv.coordinator import Coordinator
-from aelastic.rdzv.member import Member
-from aelastic.rdzv.member_events import (
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.leader_lease import Tenure
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.member.member_events import (
     Action,
     BoardFailed,
     Broken,
@@ -42,13 +43,12 @@ from aelastic.rdzv.member_events import (
     Tell,
     Told,
 )
-from aelastic.rdzv.messages import CoordinatorMessage, NodeMessage, Terms
-from aelastic.rdzv.server import CoordinatorServer
+from aelastic.rdzv.protocol.addresses import is_loopback
+from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
+from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage, Terms
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
-from aelastic.rdzv.tenure import Tenure
-from aelastic.rdzv.wire import DOWNWARD, WireError, encode
-from aelastic.store import listen
+from aelastic.tcpstore.store_host import listen
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import anyio
 
-from aelastic.mailbox import Mailbox
-from aelastic.rdzv.coordinator import Coordinator, DeadlinePassed, Event
-from aelastic.rdzv.messages import CoordinatorMessage, Departed, NodeMessage
+from aelastic.aio.mailbox import Mailbox
+from aelastic.rdzv.coordinator.coordinator import Coordinator, DeadlinePassed, Event
+from aelastic.rdzv.protocol.messages import CoordinatorMessage, Departed, NodeMessage
 
 
 class InProcessLink:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from aelastic.rdzv.messages import CoordinatorMessage, NodeMessage
+from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
 
 
 class Link(Protocol):

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from aelastic.errors import InputError
-from aelastic.policy import RestartPolicy
 from aelastic.rdzv.board import Board
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.record import Record
@@ -70,7 +70,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: Surroundings) -> Link:
     """
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
-        from aelastic.rdzv.coordinator import Coordinator
+        from aelastic.rdzv.coordinator.coordinator import Coordinator
         from aelastic.rdzv.inproc import InProcessLink
 
         return InProcessLink(Coordinator(1, 1, RestartPolicy(spec.max_restarts)))
@@ -83,7 +83,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: Surroundings) -> Link:
 
 
 def _open_torch_link(spec: WorkerSpec, run_id: str) -> Link:
-    from aelastic.rdzv.torch_handler import TorchHandlerLink, handler_opener
+    from aelastic.rdzv.torch_handler.link import TorchHandlerLink, handler_opener
 
     handler, settings = spec.rdzv_handler, spec.rdzv
     if handler is not None:

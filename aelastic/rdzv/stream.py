@@ -14,8 +14,8 @@ from typing import Any, Protocol, cast
 
 import anyio
 
-from aelastic.rdzv.addresses import is_address
-from aelastic.rdzv.wire import Decoder, OtherProtocolError, WireError
+from aelastic.rdzv.protocol.addresses import is_address
+from aelastic.rdzv.protocol.codec import Decoder, OtherProtocolError, WireError
 from aelastic.record import Record
 
 # A peer that reads nothing (it is suspended, or cut off) is dropped before it costs more memory than this.

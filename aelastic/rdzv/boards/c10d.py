@@ -21,10 +21,10 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousSta
 from aelastic.rdzv.board import Board, Claim, Reign
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of, useful_elsewhere
 from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.boards.store_text import State, changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError, TcpStore, read_timeout_of, run_key
-from aelastic.rdzv.boards.texts import State, changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
-from aelastic.store import listen
+from aelastic.tcpstore.store_host import listen
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.rdzv.addresses import is_loopback, plain_address
+from aelastic.rdzv.protocol.addresses import is_loopback, plain_address
 from aelastic.record import Record
 
 RESOLVE_TIMEOUT_S = 10.0

@@ -15,15 +15,15 @@ from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Claim, Reign
 from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
 from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.boards.store_text import changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, read_timeout_of, run_key
-from aelastic.rdzv.boards.texts import changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 
 _log = logging.getLogger(__name__)
 
 
 class KeyHost(Protocol):
-    """Who serves the workers' store: `aelastic.store.StoreHost`, which must be running."""
+    """Who serves the workers' store: `aelastic.tcpstore.store_host.StoreHost`, which must be running."""
 
     def open(self, port: int) -> int: ...
 

@@ -1,0 +1,1 @@
+"""One run of an agent: what lies between the worker group and the shells."""

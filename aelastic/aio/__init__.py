@@ -1,0 +1,1 @@
+"""Tools of the event loop: a bounded mailbox, an accept loop."""

@@ -1,0 +1,1 @@
+"""The command line: arguments and environment in, exit code out."""

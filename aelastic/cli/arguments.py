@@ -1,0 +1,273 @@
+"""From the command line and the environment to an `Invocation`: what to run, and how to behave.
+
+Whoever holds an `Invocation` can start: the script, program, module and log folder have been looked for,
+and devices counted.  Nothing is left behind by looking, nothing is started but, for `auto`, `gpu` and `xpu`,
+a short-lived Python that asks torch; the agent itself never imports torch.  The environment given is read,
+not changed.  What few command lines need is imported where they need it: start-up time is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aelastic.cli.options import GROUPS
+from aelastic.cli.output_options import output_fields, ui_of
+from aelastic.cli.parser import Groups, Settings, read_options
+from aelastic.cli.rendezvous_options import meeting_point
+from aelastic.errors import InputError
+from aelastic.spec import ExpectedOutput, WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+# `import torch` takes seconds, and a minute from a cold network file system.
+_COUNT_TIMEOUT_S = 300.0
+
+_COUNT_DEVICES = """\
+import sys, torch
+kind = sys.argv[1]
+if kind == "auto" and not hasattr(torch, "accelerator"):  # before torch 2.6
+    kind = "gpu"
+devices = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}[kind]
+devices = getattr(torch, devices)
+print(devices.device_count() if devices.is_available() else 0)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """One call of the command line, complete and checked.
+
+    Args:
+        name: what the user calls the thing that runs: the script, module or program.
+        spec: the workers.
+        loop: the event loop to run on.
+        exit_codes: `cause` tells why the job failed, `torchrun` says 1 for every failure.
+        signals: what stops the job.
+        ui: what a terminal shows while the job runs.
+    """
+
+    name: str
+    spec: WorkerSpec
+    loop: Literal["uvloop", "asyncio"]
+    exit_codes: Literal["cause", "torchrun"]
+    signals: tuple[signal.Signals, ...]
+    ui: Literal["auto", "line", "view", "off"] = "auto"
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Invocation:
+    """Reads and checks the command line.
+
+    Args:
+        groups: the options there are.
+
+    Raises:
+        InputError: what was asked for cannot be; one line says why and what to do.
+        SystemExit: after `--help` and `--version`.
+    """
+    chosen = read_options(argv, environ, groups)
+    entrypoint, args = command_of(chosen, environ)
+    check_command(chosen, environ)
+    _check_watched(chosen)
+    local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
+    spec = WorkerSpec(
+        entrypoint=entrypoint,
+        args=args,
+        role=chosen["role"],
+        local_world_size=local_world_size,
+        max_restarts=chosen["max_restarts"],
+        monitor_interval=chosen["monitor_interval"],
+        start_method=chosen["start_method"],
+        shutdown_timeout_s=chosen["shutdown_timeout"],
+        numa_binding=chosen["numa_binding"],
+        virtual_local_rank=chosen["virtual_local_rank"],
+        event_log_handler=chosen["event_log_handler"],
+        hang_timeout_s=chosen["hang_timeout"],
+        hang_signals=chosen["hang_signals"],
+        hang_action=chosen["hang_action"],
+        expect_output=_expected_output(chosen),
+        env=_worker_environ(environ, chosen, local_world_size),
+        **output_fields(chosen, environ),
+        **meeting_point(chosen, environ),
+    )
+    return Invocation(
+        name=chosen.script,
+        spec=spec,
+        loop=chosen["loop"],
+        exit_codes=chosen["exit_codes"],
+        signals=chosen["signals_to_handle"],
+        ui=ui_of(chosen),
+    )
+
+
+def _check_watched(chosen: Settings) -> None:
+    """Refuses what would have no effect, where somebody believes that workers are watched."""
+    is_timed = chosen["hang_timeout"] is not None
+    for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or chosen["expect_output"] is not None)):
+        if not is_used and not chosen.by_dest[dest].is_default:
+            raise InputError(f"{chosen.source(dest)}: nobody looks at the workers: add --hang-timeout")
+
+
+def _expected_output(chosen: Settings) -> ExpectedOutput | None:
+    if chosen["expect_output"] is None:
+        if not chosen.by_dest["expect_output_ranks"].is_default:
+            raise InputError(f"{chosen.source('expect_output_ranks')}: nothing is expected: add --expect-output")
+        return None
+    pattern, within_s = chosen["expect_output"]
+    return ExpectedOutput(pattern, within_s, chosen["expect_output_ranks"])
+
+
+def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:
+    """What workers inherit: the agent's environment, and what torchrun's command line adds to its own."""
+    inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
+    if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
+        inherited["OMP_NUM_THREADS"] = "1"
+        _log.info("OMP_NUM_THREADS is 1 for each of %d workers: set it to choose another number", local_world_size)
+    return inherited
+
+
+# What to run.
+
+
+def command_of(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Callable[..., Any], tuple[str, ...]]:
+    """The entrypoint and its arguments, as torchrun has them; `--run-path` goes before the other two.
+
+    Raises:
+        InputError: options that exclude each other.
+    """
+    script, args = chosen.script, chosen.script_args
+    if "use_env" in chosen.by_dest and not chosen["use_env"]:
+        if chosen["no_python"]:
+            raise InputError("--no-python without --use-env: a program reads LOCAL_RANK, add --use-env")
+        args = ("--local-rank=${local_rank}", *args)
+    if chosen["run_path"]:
+        from aelastic.workers.functions import run_script_path
+
+        return run_script_path, (script, *args)
+    if chosen["no_python"]:
+        if chosen["module"]:
+            raise InputError("--no-python and --module exclude each other: a module needs python")
+        return script, args
+    return _python(environ), ("-u", *(["-m"] if chosen["module"] else []), script, *args)
+
+
+def _python(environ: Mapping[str, str]) -> str:
+    return environ.get("PYTHON_EXEC", sys.executable)
+
+
+def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:
+    """Looks for the script, the program or the module.
+
+    Raises:
+        InputError: it is not there.
+    """
+    script, python = chosen.script, _python(environ)
+    if chosen["run_path"]:
+        _check_script(script)
+        return
+    if chosen["no_python"]:
+        _check_program(script, environ, f"program {script}")
+        return
+    if python != sys.executable:
+        _check_program(python, environ, f"PYTHON_EXEC={python}")
+    if not chosen["module"]:
+        if not script.startswith("-"):  # `-` and, after `--`, `-c` are for python itself
+            _check_script(script)
+    elif python == sys.executable:  # another Python may see other modules
+        _check_module(script)
+
+
+def _check_script(script: str) -> None:
+    if "${local_rank}" in script:
+        return  # another file for each worker
+    if not _exists(script):
+        raise InputError(f"script {script} not found from {_working_folder()}: check the path, or use -m for a module")
+    if Path(script).is_dir() and not _exists(f"{script}/__main__.py"):
+        raise InputError(f"script {script} is a folder without __main__.py: name a file in it")
+    if not os.access(script, os.R_OK):
+        raise InputError(f"script {script} cannot be read: check its permissions")
+
+
+def _check_program(program: str, environ: Mapping[str, str], source: str) -> None:
+    import shutil
+
+    if shutil.which(program, path=environ.get("PATH", os.defpath)) is not None:
+        return
+    if os.sep not in program:
+        raise InputError(f"{source} not found on PATH: install it, or give its path")
+    if not _exists(program):
+        raise InputError(f"{source} not found: check the path")
+    raise InputError(f"{source} is not an executable file: use chmod +x, or leave out --no-python for a Python script")
+
+
+def _check_module(module: str) -> None:
+    """Looks for the top-level name only: to find a submodule imports its parents, perhaps torch."""
+    import importlib.util
+    from importlib.machinery import PathFinder
+
+    top = module.partition(".")[0]
+    if not top or os.sep in module:
+        raise InputError(f"{module} is not a module name: use package.module, or leave out -m for a path")
+    if top in sys.modules or importlib.util.find_spec(top) is not None:
+        return
+    # `python -m` finds modules of the working folder, where the `aelastic` script does not look.
+    if PathFinder.find_spec(top, [""]) is None:
+        raise InputError(f"module {top} not found: install it, set PYTHONPATH, or leave out -m for a script")
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # `Path.exists` raises for a path in a closed folder
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "a working folder that was removed"
+
+
+# How many.
+
+
+def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -> int:
+    """A number of workers, as it is or as its word has it counted.
+
+    Args:
+        source: what to call it in a complaint.
+
+    Raises:
+        InputError: there is nothing to count.
+    """
+    if isinstance(workers, int):
+        return workers
+    count = 0 if workers == "cpu" else _count_devices(workers, environ, source)
+    if not count and workers in {"gpu", "xpu"}:
+        raise InputError(f"{source}: torch sees no such device here: check the driver, or use cpu, auto or a number")
+    count = count or len(os.sched_getaffinity(0))
+    _log.info("%s means %d workers", source, count)
+    return count
+
+
+def _count_devices(kind: str, environ: Mapping[str, str], source: str) -> int:
+    """What torch counts, asked in a process of its own: its import takes a second and 200 MiB."""
+    import subprocess
+
+    # -P: a torch.py or random.py beside the script is not meant.
+    command = [sys.executable, "-P", "-c", _COUNT_DEVICES, kind]
+    try:
+        asked = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=_COUNT_TIMEOUT_S, check=False
+        )
+        return int(asked.stdout.split()[-1])
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{source}: torch did not answer in {_COUNT_TIMEOUT_S:g} s: give a number") from None
+    except (IndexError, ValueError):
+        reason = asked.stderr.split("\n") if asked.stderr else [f"exit code {asked.returncode}"]
+        last = next((line for line in reversed(reason) if line.strip()), "no reason given")
+        raise InputError(f"{source}: torch cannot count devices ({last.strip()}): give a number") from None

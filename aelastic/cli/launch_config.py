@@ -1,0 +1,307 @@
+"""What a launch is made of in torch's words, and the `WorkerSpec` that says the same.
+
+`LaunchConfig` has torch's fields, order and defaults; `worker_spec` takes it, or torch's own object, and a value that
+cannot work ends there, with a sentence, before anything is started.  The environment given is read, not changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.process import current_process
+from numbers import Integral, Real
+from pathlib import PurePath
+from types import UnionType
+from typing import Any
+
+from aelastic.cli.converters import read_signals
+from aelastic.cli.rendezvous_options import BACKENDS, PRIVATE_ENDPOINTS, check_backend
+from aelastic.errors import InputError
+from aelastic.rdzv import registry
+from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
+from aelastic.spec import SHUTDOWN_TIMEOUT_S, WorkerSpec
+
+SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+SHUTDOWN_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+# torch's, for a rendezvous whose user says nothing.
+RDZV_TIMEOUT_S = 900
+
+
+@dataclass
+class LaunchConfig:
+    """How to launch (torch: `torch.distributed.launcher.api.LaunchConfig`, with its fields, order and defaults).
+
+    Args:
+        min_nodes: the job waits for so many nodes.
+        max_nodes: and takes at most so many.
+        nproc_per_node: workers on this node.
+        logs_specs: where the workers' output goes: a `LogsSpecs`, ours or torch's.
+        run_id: the job's name, the same on all of its nodes; empty picks a random one, for one node.
+        role: what the workers are called.
+        rdzv_endpoint: where the nodes meet.
+        rdzv_backend: how they do, as `--rdzv-backend` has it.
+        rdzv_configs: more about that, as `--rdzv-conf` has it; `static` takes this node's rank from `rank`.
+        rdzv_timeout: seconds; another way to say `timeout` in `rdzv_configs`.
+        max_restarts: how often all workers may be started again after a failure.
+        monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its exit.
+        start_method: how `multiprocessing` starts a function.
+        log_line_prefix_template: what teed lines begin with, of `${role_name}`, `${rank}` and `${local_rank}`.
+        metrics_cfg: taken and not used, as by torch.
+        local_addr: where other nodes reach this one.
+        event_log_handler: who takes torchelastic's events.
+        numa_options: torch's `NumaOptions`, or the name of a mode: the CPUs each worker may run on.
+        signals_to_handle: names of the signals that stop the job, separated by commas.
+        duplicate_stdout_filters: lines of kept stdout with one of these texts in them go to a file of their own, too.
+        duplicate_stderr_filters: likewise, of stderr.
+        virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
+        shutdown_timeout: seconds from the request to stop until workers are killed; `None` is
+            `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30.
+
+    Raises:
+        InputError: `shutdown_timeout` is negative, or that variable is no number of seconds.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: Any = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+        else:
+            self.rdzv_configs.setdefault("timeout", RDZV_TIMEOUT_S)
+        if self.shutdown_timeout is None:
+            self.shutdown_timeout = _shutdown_timeout(os.environ)
+        elif self.shutdown_timeout < 0:
+            raise InputError(f"shutdown_timeout is {self.shutdown_timeout}: use seconds, 0 or more")
+
+
+_TYPES: Mapping[type | UnionType, tuple[str, tuple[str, ...]]] = {
+    Integral: ("a whole number", ("min_nodes", "max_nodes", "nproc_per_node", "max_restarts")),
+    Real: ("a number of seconds", ("rdzv_timeout", "monitor_interval")),
+    Real | None: ("a number of seconds, or None", ("shutdown_timeout",)),
+    str: (
+        "a string",
+        (
+            "run_id", "role", "rdzv_endpoint", "rdzv_backend", "start_method", "event_log_handler",
+            "signals_to_handle",
+        ),
+    ),
+    str | None: ("a string, or None", ("log_line_prefix_template", "local_addr")),
+    Mapping: ("a dict", ("rdzv_configs",)),
+    list | tuple | None: ("a list of texts, or None", ("duplicate_stdout_filters", "duplicate_stderr_filters")),
+    bool: ("True or False", ("virtual_local_rank",)),
+}  # fmt: skip
+
+
+def check_types(config: object) -> None:
+    """Refuses values of a type that cannot work.
+
+    Raises:
+        InputError: which, and what to use instead; or it is no config at all.
+    """
+    for kind, (words, names) in _TYPES.items():
+        for name in names:
+            try:
+                value = getattr(config, name)
+            except AttributeError:
+                raise InputError(f"config is {config!r}: pass a LaunchConfig, ours or torch's") from None
+            if not isinstance(value, kind):
+                raise InputError(f"{name} is {value!r}: use {words}")
+
+
+def _shutdown_timeout(environ: Mapping[str, str]) -> int:
+    text = environ.get(SHUTDOWN_TIMEOUT_VARIABLE, "") or f"{SHUTDOWN_TIMEOUT_S:g}"
+    if not (text.isascii() and text.isdecimal()):
+        raise InputError(f"{SHUTDOWN_TIMEOUT_VARIABLE}={text}: use whole seconds, 0 or more")
+    return int(text)
+
+
+def worker_spec(
+    config: LaunchConfig, entrypoint: str | Callable[..., Any] | None, args: list[Any], environ: Mapping[str, str]
+) -> WorkerSpec:
+    """The workers that a config, ours or torch's, asks for.
+
+    Args:
+        entrypoint: a function, or a program; a program's arguments become text, as torch makes them.
+        environ: what the workers inherit.
+
+    Raises:
+        InputError: what was asked for cannot be.
+    """
+    check_types(config)
+    _check_entrypoint(entrypoint, config.start_method, environ)
+    _check_nodes(config)
+    is_function = callable(entrypoint)
+    return WorkerSpec(
+        entrypoint=entrypoint or "",
+        args=tuple(args if is_function else map(_as_text, args)),
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        logs_specs=config.logs_specs,
+        log_line_prefix_template=config.log_line_prefix_template,
+        duplicate_stdout_filters=tuple(config.duplicate_stdout_filters or ()),
+        duplicate_stderr_filters=tuple(config.duplicate_stderr_filters or ()),
+        numa_binding=_numa_binding(config.numa_options),
+        numa_fall_back=bool(getattr(config.numa_options, "should_fall_back_if_binding_fails", False)),
+        virtual_local_rank=config.virtual_local_rank,
+        event_log_handler=config.event_log_handler,
+        start_method=config.start_method,  # type: ignore[arg-type]  # checked there
+        shutdown_timeout_s=_shutdown_timeout(environ) if config.shutdown_timeout is None else config.shutdown_timeout,
+        env={**environ, SIGNALS_VARIABLE: config.signals_to_handle},
+        **_meeting_point(config),
+    )
+
+
+def signals_of(config: LaunchConfig) -> tuple[int, ...]:
+    """The signals that stop the job.
+
+    Raises:
+        InputError: a name is none of a signal that can be handled.
+    """
+    try:
+        return read_signals(config.signals_to_handle)
+    except ValueError as reason:
+        raise InputError(f"signals_to_handle is {config.signals_to_handle!r}: {reason}") from None
+
+
+# What runs.
+
+
+def _check_entrypoint(entrypoint: object, start_method: str, environ: Mapping[str, str]) -> None:
+    if not entrypoint:
+        raise InputError(f"entrypoint is {entrypoint!r}: pass a function, or the name of a program")
+    if isinstance(entrypoint, str):
+        _check_program(entrypoint, environ)
+    elif not callable(entrypoint):
+        raise InputError(f"entrypoint is {entrypoint!r}: pass a function, or the name of a program as a string")
+    elif start_method != "fork" and getattr(current_process(), "_inheriting", False):
+        # The child imports the main script again, to find the function; whoever launches there launches for ever.
+        raise InputError(
+            "a launch while this process is still importing its main script: "
+            'put it under `if __name__ == "__main__":` there, or use start_method "fork"'
+        )
+    elif start_method != "fork" and _is_out_of_reach(entrypoint):
+        raise InputError(
+            f"{getattr(entrypoint, '__qualname__', entrypoint)} cannot be found by a worker: the main module here "
+            'is no file (a session, python -c, stdin): put it in a module, or use start_method "fork"'
+        )
+    elif current_process().daemon:
+        raise InputError(
+            "functions cannot be launched from a daemonic process of multiprocessing (those of a Pool are): "
+            "it may have no children; launch from another process, or launch a program"
+        )
+
+
+def _is_out_of_reach(function: Callable[..., Any]) -> bool:
+    """Whether a child, which imports the main script first, will not get as far as the function."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:  # `python -m`
+        return False
+    path = getattr(main, "__file__", None)
+    if path is None:  # a child leaves it out
+        return getattr(function, "__module__", "") == "__main__"
+    return not os.path.exists(path)
+
+
+def _check_program(program: str, environ: Mapping[str, str]) -> None:
+    import shutil
+
+    if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
+        where = "" if os.sep in program else " on PATH"
+        raise InputError(f"program {program} not found{where}, or not executable: check its path and permissions")
+
+
+def _as_text(arg: Any) -> Any:
+    return arg if isinstance(arg, str | bytes | PurePath) else str(arg)
+
+
+def _numa_binding(options: Any) -> Any:
+    """The name of the mode; the options are torch's, whose mode is an enum, or that name itself."""
+    mode = getattr(options, "affinity_mode", options)
+    return getattr(mode, "value", mode)
+
+
+# Where they meet.
+
+
+def _check_nodes(config: LaunchConfig) -> None:
+    if not 1 <= config.min_nodes <= config.max_nodes:
+        raise InputError(
+            f"min_nodes is {config.min_nodes} and max_nodes {config.max_nodes}: "
+            "at least 1 node is needed, and the smaller number goes first"
+        )
+    if config.nproc_per_node < 1:
+        raise InputError(f"nproc_per_node is {config.nproc_per_node}: at least 1 worker is needed")
+    if config.max_nodes > 1 and not config.run_id:
+        raise InputError("run_id is empty: give the job a name, the same on every node")
+
+
+def _meeting_point(config: LaunchConfig) -> dict[str, Any]:
+    """Back end, address, port and run id; a node that nobody else can find is on its own."""
+    backend, endpoint = config.rdzv_backend, (config.rdzv_endpoint or "").strip()
+    if backend not in {*registry.names(), *_registered_with_torch()}:
+        check_backend(backend, f"rdzv_backend is {backend!r}")
+    run_id = config.run_id or None
+    if backend == "c10d" and config.max_nodes == 1 and endpoint in PRIVATE_ENDPOINTS:
+        return {"master_addr": config.local_addr or "localhost", "run_id": run_id}
+    more = {name: value for name, value in config.rdzv_configs.items() if value is not None}
+    host = port = rank = None
+    if backend.removeprefix("torch:") == "static":
+        rank = _node_rank(more.pop("rank", None))
+        host, port = split_endpoint(endpoint)
+    elif backend in BACKENDS and "rank" in more:
+        rank = _node_rank(more.pop("rank"))
+    if backend == "static" and config.max_nodes == 1 and rank == 0:
+        return {"master_addr": host, "master_port": port, "run_id": run_id}
+    settings = RendezvousSettings(
+        backend=backend,
+        endpoint=endpoint,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        node_rank=rank,
+        local_addr=config.local_addr,
+        # A handler of torch's kind may take objects; ours read text.
+        config={name: str(value) for name, value in more.items()} if backend in BACKENDS else more,
+    )
+    return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": run_id}
+
+
+def _registered_with_torch() -> Collection[str]:
+    """Names that the program around us has given its handlers; then it has imported torch."""
+    torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
+    return getattr(getattr(torchs, "rendezvous_handler_registry", None), "_registry", ())
+
+
+def _node_rank(rank: Any) -> int:
+    try:
+        return int(rank)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"rank is {rank!r} in rdzv_configs: use this node's, from 0 up, which rendezvous static needs (--node-rank)"
+        ) from None

@@ -1,0 +1,401 @@
+"""The command line: arguments and environment in, exit code out.
+
+`main` reads the arguments, runs the supervisor on a loop of its own, and says how it ended; the exit
+codes are in `docs/exit-codes.md`.  This is the shell that owns the process: signals, standard streams,
+logging and PID 1's duties are set here and nowhere else.
+
+Imports are late on purpose: a usage error or `--help` must not pay for asyncio, and nothing here pays
+for torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from aelastic.cli.arguments import Invocation, parse
+from aelastic.cli.options import GROUPS
+from aelastic.cli.parser import Groups
+from aelastic.errors import (
+    EXIT_FAILURE,
+    EXIT_INPUT,
+    EXIT_INTERNAL,
+    AelasticError,
+    ChildFailedError,
+    InputError,
+    exit_code_of,
+    get_error_handler,
+)
+from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from aelastic.observe.observer import Observer
+    from aelastic.result import RunResult
+    from aelastic.supervisor import Supervisor
+
+_log = logging.getLogger(__name__)
+
+# As long as the workers' output waits for the console (`logs`).
+STALL_TIMEOUT_S = 30.0
+# A helper of `multiprocessing` ends in milliseconds.
+HELPER_TIMEOUT_S = 2.0
+# Set where nobody looks at a terminal (CI), by who wants no control sequences (no-color.org), and in Jupyter, whose
+# output understands but a few of them; with the values that say no.
+_UNSET = {"CI": {"", "0", "false"}, "NO_COLOR": {""}, "JPY_PARENT_PID": {""}}
+LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
+
+
+# Container objects made, and not yet freed, before the collector looks.
+COLLECT_AFTER = (100_000, 20, 100)
+
+
+class Outcome(NamedTuple):
+    """How the command ended: an exit code, and the signal to die of where one of ours ended it."""
+
+    code: int
+    signum: int | None = None
+
+    @classmethod
+    def of_signal(cls, signum: int) -> Outcome:
+        return cls(128 + signum, signum)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line, and gives its exit code; 128+n where signal n stopped it."""
+    outcome = _run_command(sys.argv[1:] if argv is None else argv, os.environ)
+    _speaker.finish()
+    return outcome.code
+
+
+def main_and_exit(groups: Groups = GROUPS) -> NoReturn:
+    """Runs the command line as this process (the console script, `python -m aelastic`).
+
+    Args:
+        groups: the options there are.
+    """
+    _open_standard_streams()
+    collect_rarely()
+    # A Ctrl-C before or after the job ends this process as it ends any other, without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    outcome = _run_command(sys.argv[1:], os.environ, groups)
+    if _speaker.finish():
+        for stream in (sys.stdout, sys.stderr):
+            # Closed, or a pipe that nobody reads any more: the exit code matters more.
+            with suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+    # What others want done at the end, as `multiprocessing` its temporary folder.
+    atexit._run_exitfuncs()  # noqa: SLF001
+    _end_multiprocessing()
+    if outcome.signum is not None:
+        # Whoever waits for us is to see what it did: a shell ends its script on a SIGINT death, and on
+        # no exit code.  For PID 1 the kernel drops signals with the default action (pid_namespaces(7)).
+        signal.signal(outcome.signum, signal.SIG_DFL)
+        os.kill(os.getpid(), outcome.signum)
+    # Taking the interpreter apart costs 10 ms, and whoever waits for the job waits for them.  All
+    # that is left to this process has been closed or flushed.
+    os._exit(outcome.code)
+
+
+def _end_multiprocessing() -> None:
+    """Waits for the helpers that functions as workers needed: they would end just after us, and be seen."""
+    helpers = [("multiprocessing.forkserver", "_forkserver"), ("multiprocessing.resource_tracker", "_resource_tracker")]
+    running = [getattr(sys.modules[module], name) for module, name in helpers if module in sys.modules]
+    for helper in running:
+        # In a thread: should somebody hold the pipe that tells them, we do not wait for ever.
+        ending = threading.Thread(target=_end_helper, args=(helper,), daemon=True)
+        ending.start()
+        ending.join(HELPER_TIMEOUT_S)
+
+
+def _end_helper(helper: Any) -> None:
+    with suppress(OSError):  # it has ended, and what it removes is gone
+        helper._stop()  # noqa: SLF001  there is no other way
+
+
+def _open_standard_streams() -> None:
+    """Puts /dev/null where a standard stream is closed: else the next file opened would be taken for it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def _run_command(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Outcome:
+    _configure_logging(environ.get("LOGLEVEL", ""))
+    try:
+        invocation = parse(argv, environ, groups)
+    except InputError as error:
+        return _refuse(error)
+    except SystemExit:  # `--help` and `--version` have said it
+        return Outcome(0)
+    except KeyboardInterrupt:
+        return Outcome.of_signal(signal.SIGINT)
+    outcome = _run_job(invocation)
+    if invocation.exit_codes == "torchrun" and outcome.code not in {0, EXIT_INPUT}:
+        return Outcome(EXIT_FAILURE)
+    return outcome
+
+
+def collect_rarely() -> None:
+    """Lets the garbage collector look seldom: what an agent makes is freed by its reference counts.
+
+    A coordinator of thousands makes hundreds of objects for each in a round; with the usual 700 the collector walks
+    through all of them again and again, and a third of the round is its.
+    """
+    import gc
+
+    gc.set_threshold(*COLLECT_AFTER)
+
+
+def _run_job(invocation: Invocation) -> Outcome:
+    with _live_line(invocation) as live:
+        job = _Job(invocation, live)
+        try:
+            result = _run_on_loop(job.run(), invocation.loop)
+        except BaseException as error:  # noqa: BLE001  the last line of the CLI: whatever it is, it is said and has a code
+            return _explain(error)
+    return _conclude(invocation, result, job.stopped_by)
+
+
+# Run.
+
+
+class _Job:
+    """One run of a supervisor under the signals of this process."""
+
+    def __init__(self, invocation: Invocation, live: Sequence[Observer] = ()) -> None:
+        self._invocation = invocation
+        self._live = live
+        self.stopped_by: int | None = None  # the first signal that asked us to stop
+
+    async def run(self) -> RunResult:
+        import asyncio
+
+        from aelastic.supervisor import Supervisor
+
+        supervisor = Supervisor(self._invocation.spec, observers=[*self._live, *_observers(self._invocation)])
+        loop = asyncio.get_running_loop()
+        with self._handle_signals(loop, supervisor), _reap_as_init(loop):
+            return await supervisor.run()
+
+    @contextmanager
+    def _handle_signals(self, loop: AbstractEventLoop, supervisor: Supervisor) -> Iterator[None]:
+        def stop(signum: int) -> None:
+            self.stopped_by = self.stopped_by or signum
+            supervisor.stop(signum)
+
+        # Who ignores a signal for us (nohup, a shell's background job) wants it ignored.
+        before = {signum: signal.getsignal(signum) for signum in self._invocation.signals}
+        handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
+        for signum in handled:
+            loop.add_signal_handler(signum, stop, signum)
+        try:
+            yield
+        finally:
+            for signum in handled:
+                loop.remove_signal_handler(signum)
+                signal.signal(signum, before[signum])
+
+
+@contextmanager
+def _live_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
+    """The live line on our terminal, if it may be drawn there."""
+    if not _may_draw(invocation.ui, os.environ):
+        yield ()
+        return
+    from aelastic.ui.status_line import live_line
+
+    with live_line(_speaker.do, "view" if invocation.ui == "view" else "line") as live:
+        yield (live,)
+
+
+def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
+    """Not on what is no terminal or a poor one; unless asked for, not for who wants plain lines, or reads a log."""
+    is_plain = ui == "auto" and any(environ.get(name, "").lower() not in _UNSET[name] for name in _UNSET)
+    if ui == "off" or is_plain or environ.get("TERM", "dumb") in {"", "dumb"}:
+        return False
+    if not all(stream is None or isinstance(stream, io.TextIOWrapper) for stream in (sys.stdout, sys.stderr)):
+        return False  # somebody else's, of which nobody knows where and when it writes
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) >= 0  # the terminal of our session
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _observers(invocation: Invocation) -> list[Observer]:
+    """Who is told of the run because of where this process runs."""
+    observers: list[Observer] = []
+    if os.environ.get("NOTIFY_SOCKET"):
+        from aelastic.observe.systemd import SdNotify
+
+        observers.append(SdNotify(os.environ, invocation.spec.shutdown_timeout_s))
+    return observers
+
+
+@contextmanager
+def _reap_as_init(loop: AbstractEventLoop) -> Iterator[None]:
+    """As PID 1, the first process of a container, we inherit its orphans; elsewhere they are not ours."""
+    if os.getpid() != 1:
+        yield
+        return
+    from aelastic.host.reaping import reap_orphans
+
+    # Not `loop.add_signal_handler`: uvloop keeps SIGCHLD for itself and refuses.
+    before = signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(reap_orphans))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
+    """Runs on a loop of our own; the policy, and the thread's current loop, stay what they are."""
+    import asyncio
+
+    with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
+        return runner.run(job)
+
+
+def loop_factory(name: str) -> Callable[[], AbstractEventLoop]:
+    """What makes a loop of that name; asyncio's own where uvloop is not installed."""
+    if name == "uvloop":
+        try:
+            import uvloop
+        except ImportError as error:
+            _log.info("uvloop cannot be imported (%s): running on asyncio", error)
+        else:
+            return uvloop.new_event_loop
+    import asyncio
+
+    return asyncio.SelectorEventLoop
+
+
+# Say how it ended.
+
+
+def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> Outcome:
+    if result.is_failed() and result.failures:
+        return _report(ChildFailedError(invocation.name, result.failures, result.victims, result.stacks))
+    if stopped_by is not None and result.state.name == "STOPPED":
+        _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; all workers have ended{_killed(result)}")
+        return Outcome.of_signal(stopped_by)
+    if result.state.name == "SUCCEEDED":
+        return Outcome(0)
+    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'no reason is known'}{_killed(result)}")
+    return Outcome(EXIT_FAILURE)
+
+
+def _killed(result: RunResult) -> str:
+    """Of workers that had to be killed, where they stood."""
+    if not result.stacks:
+        return ""
+    from aelastic.failures.report import killed
+
+    return "".join(f"\naelastic: {line}" for line in killed(result.stacks))
+
+
+def _report(failed: ChildFailedError) -> Outcome:
+    """Tells of the workers that failed, and passes the cause on to whoever runs us (a scheduler, another agent)."""
+    _say(str(failed))
+    _, cause = failed.get_first_failure()
+    if _has_error_file():
+        get_error_handler().write_failure(cause)
+    return Outcome(exit_code_of(cause))
+
+
+def _explain(error: BaseException) -> Outcome:
+    match error:
+        case KeyboardInterrupt():  # SIGINT, where it is not among the signals to handle
+            return Outcome.of_signal(signal.SIGINT)
+        case InputError():
+            return _refuse(error)
+        case ChildFailedError():
+            return _report(error)
+        case AelasticError():  # an `InternalError` brings its story
+            _say(f"aelastic: error: {error}")
+        case _:
+            import traceback
+
+            trace = "".join(traceback.format_exception(error))
+            _say(f"{trace}aelastic: error: {error!r} (a bug in aelastic: please report it, with the lines above)")
+    if _has_error_file():
+        get_error_handler().record_exception(error)
+    return Outcome(exit_code_of(error) if isinstance(error, AelasticError) else EXIT_INTERNAL)
+
+
+def _has_error_file() -> bool:
+    return bool(os.environ.get(ERROR_FILE_VARIABLE))
+
+
+def _refuse(error: InputError) -> Outcome:
+    _say(f"aelastic: error: {' '.join(str(error).split())} (see python -m aelastic --help)")
+    return Outcome(EXIT_INPUT)
+
+
+class _Speaker(logging.Handler):
+    """Writes to stderr from a thread of its own: a console that nobody reads holds up that thread, and nobody else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: SimpleQueue[str | Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(self.format(record))
+
+    def say(self, text: str) -> None:
+        self._put(text)
+
+    def do(self, write: Callable[[], None]) -> None:
+        """Has something else written, in its turn."""
+        self._put(write)
+
+    def _put(self, said: str | Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="stderr", daemon=True)
+            self._thread.start()
+        self._said.put(said)
+
+    def _write(self) -> None:
+        while (said := self._said.get()) is not None:
+            with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or nobody reads it any more
+                if callable(said):
+                    said()
+                else:  # at once: nobody else writes between a line and its end
+                    print(f"{said}\n", end="", file=sys.stderr, flush=True)
+
+    def finish(self) -> bool:
+        """Waits until all is said, or the console has not taken it for a while; gives which."""
+        if self._thread is None:
+            return True
+        self._said.put(None)
+        self._thread.join(STALL_TIMEOUT_S)
+        is_said, self._thread = not self._thread.is_alive(), None
+        return is_said
+
+
+_speaker = _Speaker()
+_say = _speaker.say
+
+
+def _configure_logging(level: str) -> None:
+    """Our loggers write to stderr from `LOGLEVEL` up; the root logger and those of others stay as they are."""
+    number = logging.getLevelNamesMapping().get(level.strip().upper())
+    _speaker.setFormatter(logging.Formatter(LOG_FORMAT))
+    ours = logging.getLogger("aelastic")
+    ours.handlers[:] = [_speaker]
+    ours.propagate = False
+    ours.setLevel(logging.WARNING if number is None else number)
+    if level and number is None:
+        ours.warning("LOGLEVEL=%s is not a level: using WARNING", level)

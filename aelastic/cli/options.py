@@ -1,0 +1,247 @@
+"""The options of the command line: spellings, defaults and words, in one table.
+
+All of torchrun's options are in the table, and after them our own.  `command_line.py` goes by the table,
+`option_values.py` holds its readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from aelastic.cli.converters import (
+    one_of,
+    read_address,
+    read_count,
+    read_expected,
+    read_filters,
+    read_flag,
+    read_hang_timeout,
+    read_interval,
+    read_name,
+    read_nodes,
+    read_pairs,
+    read_port,
+    read_ranks,
+    read_run_id,
+    read_seconds,
+    read_signals,
+    read_signs,
+    read_stripped,
+    read_text,
+    read_workers,
+)
+from aelastic.spec import HANG_ACTIONS, HANG_SIGNALS, NUMA_BINDINGS, SHUTDOWN_TIMEOUT_S, START_METHODS, Std
+
+
+# Named tuples, where dataclasses would do: each of those costs 0.5 ms to make, at every start.
+class Option(NamedTuple):
+    """One option.
+
+    Args:
+        names: with dashes; the long one last.
+        default: what is read when nobody gives the option; `None` is not read.
+        metavar: what the help calls the value; empty for a flag.
+        text: the help, without the default.
+        variables: where the default may come from instead, first come first served; an empty one counts as unset.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[str], Any]
+    default: str | None
+    metavar: str
+    text: str
+    variables: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[-1]
+
+    @property
+    def dest(self) -> str:
+        return _dest(self.name)
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The names, and the long one with underscores where it has several words."""
+        return tuple(dict.fromkeys([*self.names, "--" + self.dest]))
+
+
+def _dest(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _option(names: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str, *more: str) -> Option:
+    """An option of torchrun, with its `PET_` variable and `more` variables to look at after that."""
+    spelled = tuple(names.split())
+    return Option(spelled, read, default, metavar, text, (f"PET_{_dest(spelled[-1]).upper()}", *more))
+
+
+def _own(name: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str) -> Option:
+    return Option((name,), read, default, metavar, text, (f"AELASTIC_{_dest(name).upper()}",))
+
+
+def _silent(name: str, read: Callable[[str], Any], metavar: str, text: str) -> Option:
+    """An option of torchrun that has no variable."""
+    return Option((name,), read, None, metavar, text, ())
+
+
+# Defaults are torchrun's, as text; titles and words are ours.
+GROUPS: Mapping[str, tuple[Option, ...]] = {
+    "what to run": (
+        _option("-m --module", read_flag, "0", "", "the script is a module, run as python -m does"),
+        _option("--no-python", read_flag, "0", "", "the script is a program, run without python"),
+        _option(
+            "--run-path", read_flag, "0", "",
+            "the script is a file, run inside a multiprocessing child; goes before the other two",
+        ),
+        _option(
+            "--start-method", one_of(*START_METHODS), "spawn", "METHOD",
+            f"how multiprocessing starts that child: {', '.join(START_METHODS)}",
+        ),
+    ),
+    "how many": (
+        _option(
+            "--nproc-per-node", read_workers, "1", "N",
+            "workers on this node: a number, cpu (one per usable CPU), gpu, xpu (one per device), "
+            "or auto (one per accelerator, per CPU where there is none)",
+        ),
+        _silent(
+            "--numa-binding", one_of(*NUMA_BINDINGS), "MODE",
+            f"bind each worker to CPUs near its GPU: {', '.join(NUMA_BINDINGS)}",
+        ),
+        _option(
+            "--virtual-local-rank", read_flag, "0", "",
+            "each worker sees one device, its own, and has LOCAL_RANK 0",
+        ),
+        _option(
+            "--nnodes", read_nodes, "1:1", "MIN:MAX",
+            "nodes in the job: a number, or a range within which they may come and go",
+        ),
+        _option(
+            "--role", read_name, "default", "NAME",
+            "what the workers are called, in their environment and in logs",
+        ),
+    ),
+    "where they meet": (
+        _option("--standalone", read_flag, "0", "", "one node on its own: address, port and run id are picked"),
+        _option(
+            "--rdzv-backend", read_name, "static", "NAME",
+            "how the nodes of a job find each other: static (by --master-addr, a fixed number of them, ranked by "
+            "--node-rank), c10d (on a node, no other service needed), etcd, etcd-v2, etcd-v3, "
+            "or a handler of torch, as torch:NAME",
+        ),
+        _option(
+            "--rdzv-endpoint", read_stripped, "", "HOST:PORT",
+            "where they find each other, the same on every node; for etcd, several separated by commas",
+        ),
+        _option(
+            "--rdzv-id", read_run_id, "none", "ID",
+            "run id: the job's name, the same on every node and for no other job",
+        ),
+        _option(
+            "--rdzv-conf", read_pairs, "", "K=V,K=V",
+            "more about the rendezvous: join_timeout, last_call_timeout, lease (seconds), and what the back end takes",
+        ),
+        _option(
+            "--node-rank", read_count, "0", "N",
+            "rank of this node; static does as it says, for the others it is a wish, and which node this is",
+        ),
+        _option("--local-addr", read_address, None, "HOST", "where other nodes reach this one; without it, found out"),
+        _option("--master-addr", read_address, "127.0.0.1", "HOST", "static: where rank 0 is, and MASTER_ADDR"),
+        _option(
+            "--master-port", read_port, None, "PORT",
+            "static: its port, and MASTER_PORT; several nodes use 29500, one without it picks a free one and a run id",
+        ),
+    ),
+    "when they fail, or must stop": (
+        _option("--max-restarts", read_count, "0", "N", "how often all workers may be started again after a failure"),
+        _option(
+            "--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
+            "from the request to stop until workers are killed; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+        ),
+        _option(
+            "--signals-to-handle", read_signals, "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "NAMES",
+            "signals that stop the job: passed on to the workers, which may then finish; a second one kills them",
+        ),
+        _option(
+            "--monitor-interval", read_interval, "0.1", "SECONDS",
+            "how often to look at workers where the kernel cannot tell of their exit",
+        ),
+    ),
+    "their output": (
+        _option("--log-dir", read_text, None, "DIR", "folder for log files; without it a temporary one"),
+        _option(
+            "-r --redirects", Std.from_str, "0", "STREAMS",
+            "streams that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2",
+        ),
+        _option("-t --tee", Std.from_str, "0", "STREAMS", "streams that go to files and to the console; likewise"),
+        _option(
+            "--local-ranks-filter", read_ranks, "", "RANKS",
+            "local ranks whose teed output the console shows, as in 0,1; without it, all",
+        ),
+        _option(
+            "--duplicate-stdout-filters", read_filters, "", "TEXTS",
+            "lines of stdout in which one of these is found, separated by commas (,, for a comma itself), go to "
+            "filtered_stdout.log, too; for streams that go to files",
+        ),
+        _option("--duplicate-stderr-filters", read_filters, "", "TEXTS", "likewise of stderr, to filtered_stderr.log"),
+        _option(
+            "--event-log-handler", read_name, "null", "NAME",
+            "who takes torchelastic's events: null, console, or what a program adds to torch's events.handlers",
+        ),
+        _silent(
+            "--logs-specs", read_name, "NAME",
+            "class of a package that says where output goes (entry point group torchrun.logs_specs)",
+        ),
+    ),
+    "watching, of aelastic": (
+        _own(
+            "--hang-timeout", read_hang_timeout, None, "SECONDS",
+            "a worker hangs when none of the signs of life was seen for so long; without it, nobody looks",
+        ),
+        _own(
+            "--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",
+            "signs of life that count: output, cpu (1 % of a core or more), io (bytes and calls); "
+            "leave cpu out where workers that wait for each other spin, as with NCCL",
+        ),
+        _own(
+            "--hang-action", one_of(*HANG_ACTIONS), HANG_ACTIONS[0], "ACTION",
+            "stop: a worker that hangs, or lacks the output expected, has failed; report: only tell of it",
+        ),
+        _own(
+            "--expect-output", read_expected, None, "REGEX:SECONDS",
+            "each worker has to write a line with a match within so long of its start, and then again and again",
+        ),
+        _own(
+            "--expect-output-ranks", read_ranks, None, "RANKS",
+            "global ranks that --expect-output is for, as in 0 where only rank 0 prints; without it, all",
+        ),
+    ),
+    "of aelastic, not in torchrun": (
+        _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
+        _own(
+            "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
+            "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure",
+        ),
+        _own(
+            "--ui", one_of("auto", "line", "view", "off"), "auto", "KIND",
+            "what a terminal shows below the output: line, where the job stands; view, its ranks, too (needs "
+            "aelastic[ui]); off; auto, a line unless CI or NO_COLOR is set",
+        ),
+    ),
+}  # fmt: skip
+
+# `torch.distributed.launch` has all of them, and hands the local rank to the script in an argument unless told not to.
+LAUNCH_GROUPS: Mapping[str, tuple[Option, ...]] = {
+    "of torch.distributed.launch": (
+        Option(
+            ("--use-env",), read_flag, "0", "",
+            "the script reads LOCAL_RANK from its environment: no --local-rank=N before its own arguments", (),
+        ),
+    ),
+    **GROUPS,
+}  # fmt: skip
+
+OPTIONS: tuple[Option, ...] = tuple(option for group in GROUPS.values() for option in group)

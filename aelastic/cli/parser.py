@@ -1,0 +1,218 @@
+"""The command line as it was typed: which text each option has, its value, and the help.
+
+`read_options` finds for each option the text (command line, else `PET_<NAME>` or `AELASTIC_<NAME>`, else the
+default) and reads it.  argparse does the grammar alone, so prefixes, `-r3`, `--` and the arguments of
+the script mean what they mean to torchrun; values are read here, so that a bad one is named by where it
+came from.
+
+Nothing here looks at the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from aelastic import __version__
+from aelastic.cli.options import GROUPS, Option
+from aelastic.errors import InputError
+
+Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
+
+HELP_WIDTH = 100
+_HELP_COLUMN = 30
+
+
+class Setting(NamedTuple):
+    """One option's value, the text it was read from, and what to call it in a complaint (`PET_ROLE=x`)."""
+
+    value: Any
+    text: str | None
+    source: str
+    is_default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option's setting by `dest`, the script, and the script's arguments."""
+
+    script: str
+    script_args: tuple[str, ...]
+    by_dest: Mapping[str, Setting]
+
+    def __getitem__(self, dest: str) -> Any:
+        return self.by_dest[dest].value
+
+    def source(self, dest: str) -> str:
+        return self.by_dest[dest].source
+
+
+def read_options(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Settings:
+    """Reads the command line.  `--help` and `--version` print and leave.
+
+    Args:
+        groups: the options there are.
+
+    Raises:
+        InputError: an unknown option, a value that cannot be read, no script.
+        SystemExit: after `--help` and `--version`.
+    """
+    found = _find(argv, groups)
+    by_dest = {option.dest: read_setting(option, found, environ) for option in _options(groups)}
+    return Settings(found["script"], tuple(found["script_args"]), by_dest)
+
+
+def _options(groups: Groups) -> Iterator[Option]:
+    return (option for group in groups.values() for option in group)
+
+
+def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str, str]) -> Setting:
+    """One option's setting.
+
+    Args:
+        found: the texts that were given, by `dest`.
+
+    Raises:
+        InputError: the text cannot be read.
+    """
+    text, source, is_default = _look_up(option, found, environ)
+    try:
+        value = None if text is None else option.read(text)
+    except ValueError as reason:
+        raise InputError(f"{source}: {reason}") from None
+    return Setting(value, text, source, is_default)
+
+
+def _look_up(option: Option, found: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str | None, str, bool]:
+    """An option's text, what to call it, and whether nobody gave one."""
+    if option.dest in found:
+        text = found[option.dest]
+        return text, f"{option.name} {_shown(text)}" if option.metavar else option.name, False
+    for variable in option.variables:
+        if text := environ.get(variable, ""):
+            return text, f"{variable}={_shown(text)}", False
+    return option.default, option.name, True
+
+
+def _shown(text: str) -> str:
+    """The text as complaints and log lines have it: a password, as `--rdzv-conf` takes it for etcd, is not in it."""
+    return re.sub(r"(?<=password=)[^,]+|(?<=://)[^/@]*@", "…", text)
+
+
+class _NoScriptError(InputError):
+    """No script on the command line, though perhaps something else is wrong with it."""
+
+
+class _Parser(argparse.ArgumentParser):
+    groups: Groups = GROUPS
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):
+            raise _NoScriptError("no script given: name what to run after the options")
+        raise InputError(message)
+
+    def format_help(self) -> str:
+        return help_text(self.groups)
+
+
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        try:
+            print(f"aelastic {__version__}", flush=True)  # noqa: T201
+        except OSError:
+            pass  # nobody reads it
+        parser.exit()
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # Unused, yet argparse makes one for each option; without a width it imports shutil to ask the terminal, 4 ms.
+    return argparse.HelpFormatter(prog, width=HELP_WIDTH)
+
+
+def _build_parser(groups: Groups = GROUPS) -> _Parser:
+    parser = _Parser(prog="aelastic", argument_default=argparse.SUPPRESS, formatter_class=_formatter)
+    parser.groups = groups
+    parser.add_argument("--h", action="help")  # as with torchrun, whatever else of ours begins so
+    for option in _options(groups):
+        if option.metavar:
+            parser.add_argument(*option.spellings, dest=option.dest)
+        else:
+            parser.add_argument(*option.spellings, dest=option.dest, action="store_const", const="1")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0)
+    parser.add_argument("script")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _find(argv: Sequence[str], groups: Groups) -> dict[str, Any]:
+    """The texts given on the command line by `dest`, `script` and `script_args` among them."""
+    parser = _build_parser(groups)
+    try:
+        found, unknown = parser.parse_known_args(argv)
+    except _NoScriptError:
+        # argparse misses the script first, and what was wrong is more likely the option before it.
+        _, unknown = parser.parse_known_args([*argv, "script"])
+        if not unknown:
+            raise
+    if unknown:
+        raise InputError(_unknown_option(unknown[0].partition("=")[0], groups))
+    return vars(found)
+
+
+def _unknown_option(name: str, groups: Groups) -> str:
+    import difflib  # only a misspelled command line pays for it
+
+    known = [spelling for option in _options(groups) for spelling in option.spellings]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"unknown option {name}" + (f": did you mean {close[0]}?" if close else "")
+
+
+def help_text(groups: Groups = GROUPS) -> str:
+    """What `--help` prints, at most `HELP_WIDTH` columns wide."""
+    return "\n".join(_help_lines(groups)) + "\n"
+
+
+def _help_lines(groups: Groups) -> Iterator[str]:
+    yield "usage: aelastic [options] script [arguments of the script]"
+    yield ""
+    yield from _wrap("Starts training processes on this node, watches them, and says why when they fail.")
+    for title, options in groups.items():
+        yield ""
+        yield f"{title}:"
+        for option in options:
+            yield from _help_entry(option)
+    yield from _entry("--version", "show the version and leave")
+    yield ""
+    yield from _entry("-h, --help", "show this and leave")
+    yield ""
+    yield from _wrap(
+        "--like-this and --like_this are the same, and an unambiguous beginning is enough. Each option "
+        "of torchrun but --logs-specs and --numa-binding can also be set by a variable, --nproc-per-node by "
+        "PET_NPROC_PER_NODE, those of aelastic by AELASTIC_LOOP and so on. An empty variable "
+        "counts as unset, a flag is 1 or 0."
+    )
+
+
+def _help_entry(option: Option) -> Iterator[str]:
+    has_default = bool(option.default) and bool(option.metavar)
+    default = f" (default: {option.default})" if has_default else ""
+    yield from _entry(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.text + default)
+
+
+def _entry(left: str, right: str) -> Iterator[str]:
+    first, *rest = _wrap(right, " " * _HELP_COLUMN)
+    if len(left) > _HELP_COLUMN - 4:
+        yield f"  {left}"
+        yield first
+    else:
+        yield f"  {left}".ljust(_HELP_COLUMN) + first.lstrip()
+    yield from rest
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    import textwrap  # only the help pays for it
+
+    return textwrap.wrap(text, HELP_WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

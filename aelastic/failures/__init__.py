@@ -1,0 +1,1 @@
+"""Why a worker died: error files, exit reasons, the report."""

@@ -1,0 +1,121 @@
+"""The final report on a failed job, for people and for log scrapers.
+
+The layout is torch's (`ChildFailedError.format_msg`); the words are ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+
+from aelastic.failures.exit_reason import last_line
+from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
+
+# What is beyond these is in the logs.
+REPORT_TRACEBACK_CHARS = 32 * 1024
+REPORT_FAILURES_MAX = 64
+REPORT_PLACE_CHARS = 200
+REPORT_WIDTH_MAX = 60
+# Workers that had to be killed mostly stood in the same place, or waited in another for the one that did not.
+REPORT_STACKS_MAX = 4
+# Stands before the file that holds more than what is quoted of a stack.
+ALL_THREADS = "\nall threads: "
+
+
+def report(
+    name: str,
+    failures: Mapping[int, ProcessFailure],
+    first: tuple[int, ProcessFailure],
+    victims: Iterable[int],
+    boarder_delim: str,
+    section_delim: str,
+    stacks: Mapping[int, str] | None = None,
+) -> str:
+    """The root cause with its traceback, the other failures with a line each, and who was stopped for them.
+
+    `stacks` says of those that had to be killed where they stood.
+    """
+    root_rank, root = first
+    index = {rank: at for at, rank in enumerate(failures)}
+    others = [(rank, failure) for rank, failure in failures.items() if rank != root_rank]
+    blocks = [_describe(index[rank], rank, failure) for rank, failure in others[:REPORT_FAILURES_MAX]]
+    if unseen := [rank for rank, _ in others[REPORT_FAILURES_MAX:]]:
+        blocks.append(f"  ... and {len(unseen)} more: ranks {_ranges(unseen)}")
+    cause = _describe(index[root_rank], root_rank, root, is_root=True)
+    title = f"{name} FAILED"
+    width = max(len(line) for text in (title, cause, *blocks) for line in text.split("\n"))
+    border, section = (delim * min(width, REPORT_WIDTH_MAX) for delim in (boarder_delim, section_delim))
+    lines = ["", border, title, section, "Failures:", *(blocks or ["  <NO_OTHER_FAILURES>"]), section]
+    lines += ["Root Cause (first observed failure):", cause]
+    if victims:
+        stopped = tuple(victims)
+        lines += [section, f"Stopped by the agent: {_named(stopped)}"]
+    elif stacks:
+        lines.append(section)
+    lines += [f"  {line}" for line in killed(stacks or {})]
+    return "\n".join([*lines, border])
+
+
+def killed(stacks: Mapping[int, str]) -> list[str]:
+    """Lines on those that had to be killed; who stood in the same place is told once."""
+    ranks_of: dict[str, list[int]] = {}
+    file_of: dict[str, str] = {}
+    for rank, text in stacks.items():
+        body, _, file = text.partition(ALL_THREADS)
+        ranks_of.setdefault(body, []).append(rank)
+        file_of.setdefault(body, file)
+    lines = []
+    for body, ranks in list(ranks_of.items())[:REPORT_STACKS_MAX]:
+        lines += f"{_named(ranks)} {body}".split("\n")
+        if file_of[body]:
+            lines.append(f"  all threads: {file_of[body]}{' and beside it' if len(ranks) > 1 else ''}")
+    if unseen := [rank for ranks in list(ranks_of.values())[REPORT_STACKS_MAX:] for rank in ranks]:
+        lines.append(f"... and {_named(unseen)}")
+    return lines
+
+
+def _named(ranks: Collection[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {_ranges(ranks)}"
+
+
+def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool = False) -> str:
+    name = failure.signal_name()
+    lines = [
+        f"[{index}]:",
+        f"  time      : {failure.timestamp_isoformat()}",
+        # The name this host calls itself; a look-up in DNS may take seconds, and fail.
+        f"  host      : {failure.host or os.uname().nodename}",
+        f"  rank      : {rank} (local_rank: {failure.local_rank})",
+        f"  exitcode  : {failure.exitcode} (pid: {failure.pid}){f' ({name})' if name != NOT_AVAILABLE else ''}",
+        f"  error_file: {failure.error_file}",
+    ]
+    if failure.note and failure.note not in failure.message:
+        lines.append(f"  note      : {failure.note}")
+    if failure.oom and failure.oom not in failure.message:
+        lines.append(f"  memory    : {failure.oom}")
+    if not is_root:
+        where = [f"  stack     : {' '.join(failure.stack.split())[:REPORT_PLACE_CHARS]}"] if failure.stack else []
+        return "\n".join([*lines, f"  traceback : {failure.headline}", *where])
+    lines.append(f"  cause     : {failure.headline}")
+    text = failure.traceback.strip("\n")
+    if not text:
+        if said := last_line(failure.stderr_tail):
+            lines.append(f"  stderr    : {said}")
+        text = NOT_AVAILABLE
+    if len(text) > REPORT_TRACEBACK_CHARS:
+        text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
+    lines.append("  traceback : " + text.replace("\n", "\n  "))
+    if failure.stack:
+        lines.append("  stack     : " + failure.stack.replace("\n", "\n  "))
+    return "\n".join(lines)
+
+
+def _ranges(ranks: Iterable[int]) -> str:
+    """`0, 2-4, 9` for 0, 2, 3, 4, 9; two in a row are no range."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

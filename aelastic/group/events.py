@@ -1,0 +1,149 @@
+"""The words between the worker group and its supervisor: states, events in, actions out.
+
+Events are what happened, actions what is to be done; every action says who answers.  Events about
+workers carry the generation they belong to, those of the rendezvous (`rdzv.messages`) their round.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeAlias
+
+from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted
+from aelastic.record import Record
+
+
+class WorkerState(Enum):
+    """State of a worker group (torch: `torch.distributed.elastic.agent.server.WorkerState`)."""
+
+    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; unrecoverable
+    INIT = "INIT"  # not yet started
+    HEALTHY = "HEALTHY"  # workers run
+    UNHEALTHY = "UNHEALTHY"  # workers run, and one of them failed
+    STOPPED = "STOPPED"  # interrupted by the agent, to be started again unless the agent was told to leave
+    SUCCEEDED = "SUCCEEDED"  # every worker exited with 0; final once those of the other nodes have, too
+    FAILED = "FAILED"  # a worker failed and no restart is left
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Whether worker processes exist, healthy or not."""
+        return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
+
+
+class Worker(Record):
+    """One worker of a round (torch: `torch.distributed.elastic.agent.server.Worker`).
+
+    `id` is whatever the back end calls it: the pid, for a process of this machine.
+    """
+
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    id: Any = None
+
+
+# Events.
+
+
+class Start(Record): ...
+
+
+class Spawned(Record):
+    """The back end has started the workers."""
+
+    generation: int
+    ids: Mapping[int, Any]
+
+
+class Exited(Record):
+    """A worker's own process has ended."""
+
+    generation: int
+    local_rank: int
+    failure: FailureReport | None  # None: it succeeded, or we had asked it to end
+    gone_at: float | None = None  # when that was seen; why it failed takes a moment to find out
+
+
+class Cleared(Record):
+    """Nothing that the worker left behind is alive.  Follows its `Exited`."""
+
+    generation: int
+    local_rank: int
+
+
+class Condemned(Record):
+    """A worker that lives, and was not asked to end, does not do what is expected of it: it has failed."""
+
+    generation: int
+    local_rank: int
+    failure: FailureReport
+    signum: int  # what it is to be stopped with
+
+
+class StopRequested(Record):
+    """The agent is asked to leave.  Asked a second time, it kills."""
+
+    signum: int = signal.SIGTERM
+    reason: str = ""  # a sentence, where nobody asked: the agent can't go on
+
+
+class DeadlinePassed(Record): ...
+
+
+Event: TypeAlias = (
+    Start | Assigned | Interrupted | Ended | Spawned | Exited | Cleared | Condemned | StopRequested | DeadlinePassed
+)
+
+
+# Actions.
+
+
+class Join(Record):
+    """Tell the rendezvous that this node is ready.  Answered by `Assigned` or `Ended`."""
+
+
+class Spawn(Record):
+    """Start every local worker.  Answered by `Spawned`, and by `Exited` and `Cleared` once per local rank."""
+
+    generation: int
+    assigned: Assigned
+
+
+class TellFailed(Record):
+    """Tell the rendezvous of a failure.  Answered by `Interrupted` or `Ended`."""
+
+    round: int
+    failure: FailureReport
+
+
+class TellSucceeded(Record):
+    """Tell the rendezvous that all local workers succeeded.  Answered by `Ended` or `Interrupted`."""
+
+    round: int
+
+
+class TellLeft(Record):
+    """Tell the rendezvous that this node leaves the job.  Not answered."""
+
+    reason: str
+
+
+class Stop(Record):
+    """Signal workers that still live; SIGKILL takes all that belongs to them.  Not answered; `Exited` follows."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    signum: int
+
+
+class Finish(Record):
+    """Return from the supervisor with the state the group has now."""
+
+    reason: str
+
+
+Action: TypeAlias = Join | Spawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish

@@ -1,0 +1,104 @@
+"""The environment a worker starts with.
+
+The names and their meaning are torchrun's (`torchrun` documents, "Environment Variables",
+and what torchrun 2.13 sets beyond them); a test compares key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from string import Template
+from typing import Any
+
+from aelastic.errors import InputError
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.spec import WorkerSpec
+
+CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not handed down
+# torch's: seconds that a worker may spend in uninterruptible sleep; none, 0 or less: for ever.
+STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+# systemd's, for the service itself (`sd_notify(3)`, `sd_watchdog_enabled(3)`).
+SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+# AMD's HIP goes by it, too.
+_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def worker_env(
+    spec: WorkerSpec,
+    base: Mapping[str, str],
+    *,
+    run_id: str,
+    ranks: NodeRanks,
+    local_rank: int,
+    restart_count: int,
+    master_addr: str,
+    master_port: int,
+    control_socket: str,
+    has_agent_store: bool = True,
+) -> dict[str, str]:
+    """`base` plus what makes `torch.distributed.init_process_group()` work, for one worker."""
+    return {
+        **base,
+        "RANK": str(ranks.first_rank + local_rank),
+        **_local_rank_env(spec, base, local_rank),
+        "GROUP_RANK": str(ranks.group_rank),
+        "ROLE_RANK": str(ranks.first_role_rank + local_rank),
+        "ROLE_NAME": spec.role,
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+        "GROUP_WORLD_SIZE": str(ranks.group_world_size),
+        "ROLE_WORLD_SIZE": str(ranks.role_world_size),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        # Whether rank 0's init_process_group connects to our store instead of serving one of its own.
+        "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store),
+        # torchrun leaves this one to its users; where they do not set it, `worker_main` serves nothing.
+        CONTROL_SOCKET_VARIABLE: control_socket,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def check_devices(spec: WorkerSpec, base: Mapping[str, str]) -> None:
+    """Refuses to give each worker a device of its own where there are too few.
+
+    Raises:
+        InputError: `CUDA_VISIBLE_DEVICES` names fewer devices than there are workers.
+    """
+    visible = base.get(_DEVICES_VARIABLE)
+    if not spec.virtual_local_rank or visible is None:
+        return
+    count = len(visible.split(","))
+    if count < spec.local_world_size:
+        raise InputError(
+            f"{_DEVICES_VARIABLE}={visible!r} has no device for local rank {count}, and virtual_local_rank gives each "
+            "worker its own: start fewer workers, or name more devices"
+        )
+
+
+def _local_rank_env(spec: WorkerSpec, base: Mapping[str, str], local_rank: int) -> dict[str, str]:
+    """Which device a worker is to use, by number among those it sees (LOCAL_RANK) and by what it sees."""
+    if not spec.virtual_local_rank:
+        return {"LOCAL_RANK": str(local_rank)}
+    visible = base.get(_DEVICES_VARIABLE)
+    own = str(local_rank) if visible is None else visible.split(",")[local_rank].strip()
+    return {"LOCAL_RANK": "0", _DEVICES_VARIABLE: own}
+
+
+def has_agent_store(spec: WorkerSpec, base: Mapping[str, str]) -> bool:
+    """Whether the agent serves the workers' store; else rank 0 does, and so it can at any `tcp://` address of its own.
+
+    As torchrun: a variable turns it off, but not where the port was given beforehand.
+    """
+    is_static = spec.master_port is not None if spec.rdzv is None else spec.rdzv.backend == "static"
+    return is_static or base.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+
+def worker_args(args: tuple[Any, ...], local_rank: int) -> tuple[Any, ...]:
+    """Puts the local rank where an argument says `${local_rank}`; other `$` stay as they are."""
+    return tuple(
+        Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg for arg in args
+    )

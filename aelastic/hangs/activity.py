@@ -1,0 +1,347 @@
+"""Looks at living workers for signs of life, in `/proc` and at the files they write to, and reports who shows none.
+
+`liveness.py` judges, and says when to look; here it is looked, in threads.  A file system that hangs, which is a cause
+of hangs, keeps nobody from looking at the rest: the sizes of files have a thread of their own, and a limit.  A worker
+stands for all that belongs to it: its session, and whoever descends from one of that, so that a worker that waits for
+its data loaders shows theirs.  Workers whose back end has no pid for them show what they write only.
+
+The system has to be Linux; elsewhere, and where it is forbidden, there is nothing to be seen, which is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import stat
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from aelastic.errors import InputError
+from aelastic.group.backend import WorkerStart
+from aelastic.group.worker_env import STUCK_VARIABLE
+from aelastic.hangs.hang_rules import Began, Ended, Liveness, Looked, Rules, Sample
+from aelastic.hangs.watch import Found, Report, Watch
+from aelastic.spec import HangSignal, WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+# What a worker has written is searched within milliseconds; a machine may be slow.
+SEARCH_TIMEOUT_S = 1.0
+# Likewise, to be told the sizes of a few files.
+MEASURE_TIMEOUT_S = 1.0
+# Of a line in the process table we need the beginning; the name in it has 64 bytes at most.
+STAT_BYTES = 512
+# `/proc/PID/io` has seven lines.
+IO_BYTES = 512
+
+_UNSEEN: Mapping[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
+
+
+# A number, by local rank, that has grown when a worker's output was as expected since it was asked for last; given once
+# all that was written until now is searched.
+CountMatches: TypeAlias = Callable[[int], Awaitable[int]]
+
+
+def rules_of(spec: WorkerSpec, env: Mapping[str, str]) -> Rules:
+    """What is asked of the workers.
+
+    Raises:
+        InputError: the variable is no number.
+    """
+    return Rules(spec.hang_timeout_s, spec.hang_signals, spec.hang_action, spec.expect_output, _stuck_timeout_s(env))
+
+
+def _stuck_timeout_s(env: Mapping[str, str]) -> float | None:
+    text = env.get(STUCK_VARIABLE, "")
+    try:
+        timeout_s = float(text or "0")
+    except ValueError:
+        timeout_s = math.nan
+    if math.isnan(timeout_s):
+        raise InputError(f"{STUCK_VARIABLE}={text}: use seconds; 0 is off")
+    return timeout_s if 0 < timeout_s < math.inf else None
+
+
+class Pulse(Watch):
+    """Watches for signs of life.
+
+    Args:
+        rules: what is asked of the workers.
+        count_matches: who searches what they write.
+        report: told of each verdict.
+        look: what looks, in a thread.
+    """
+
+    def __init__(self, rules: Rules, count_matches: CountMatches, report: Report, look: Look | None = None) -> None:
+        self._rules = rules
+        self._core = Liveness(rules)
+        self._count_matches = count_matches
+        self._report = report
+        self._look: Look = ProcTable() if look is None else look
+        self._generation = 0
+        self._places: dict[int, Place] = {}
+        self._expecting: set[int] = set()  # local ranks of whom output is expected
+        self._unseen: set[HangSignal] = set()  # what has been said to be unseen
+        self._changed = anyio.Event()
+        self._measuring = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
+        self._generation = generation
+        self._places = {start.local_rank: _place_of(start, ids.get(start.local_rank)) for start in starts}
+        expected = self._rules.expect_output
+        concerned = [start for start in starts if expected is not None and expected.concerns(start.env)]
+        self._expecting = {start.local_rank for start in concerned}
+        self._core.handle(Began(tuple(self._places)), anyio.current_time())
+        self._changed.set()
+
+    def ended(self, generation: int, local_rank: int) -> None:
+        if generation == self._generation:
+            self._places.pop(local_rank, None)
+            self._core.handle(Ended(local_rank), anyio.current_time())
+            self._changed.set()
+
+    async def run(self) -> None:
+        limiter = anyio.CapacityLimiter(1)  # our own: whoever else uses threads does not keep us waiting
+        while True:
+            self._changed = anyio.Event()
+            if not await self._wait_due():
+                continue
+            generation, places = self._generation, dict(self._places)
+            began_at = anyio.current_time()
+            samples = await anyio.to_thread.run_sync(
+                self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter
+            )
+            sizes = await self._sizes({rank: places[rank] for rank in samples})
+            matches = await self._matches(self._expecting & samples.keys())
+            if generation == self._generation:
+                full = {
+                    rank: _completed(sample, output=sizes.get(rank), matches=matches.get(rank))
+                    for rank, sample in samples.items()
+                }
+                self._tell_unseen(full.values())
+                self._judge(Looked(full, began_at))
+
+    async def _wait_due(self) -> bool:
+        """Whether it is time to look; else something has changed."""
+        deadline = self._core.deadline
+        with anyio.CancelScope(deadline=math.inf if deadline is None else deadline) as waiting:
+            await self._changed.wait()
+        return waiting.cancelled_caught
+
+    async def _sizes(self, places: Mapping[int, Place]) -> dict[int, int | None]:
+        """Bytes that workers have written; nothing of a file system that does not answer."""
+        is_wanted = self._rules.hang_timeout_s is not None and "output" in self._rules.hang_signals
+        if is_wanted and not self._measuring.borrowed_tokens:
+            with anyio.move_on_after(MEASURE_TIMEOUT_S):
+                return await anyio.to_thread.run_sync(sizes_of, places, abandon_on_cancel=True, limiter=self._measuring)
+        return {}
+
+    async def _matches(self, local_ranks: Collection[int]) -> dict[int, int]:
+        """Of the workers' output until now; of what is not searched in time, nothing can be said."""
+        counts = {}
+        with anyio.move_on_after(SEARCH_TIMEOUT_S):
+            for rank in sorted(local_ranks):
+                counts[rank] = await self._count_matches(rank)
+        return counts
+
+    def _judge(self, looked: Looked) -> None:
+        for verdict in self._core.handle(looked, anyio.current_time()):
+            # SIGTERM, as for all others: whoever waits for something that Python waits for may save what it has, and
+            # who can't is killed after the shutdown timeout.
+            signum = signal.SIGTERM if verdict.is_stopped else None
+            self._report(Found(self._generation, verdict.local_rank, verdict.by, verdict.reason, signum))
+
+    def _tell_unseen(self, samples: Collection[Sample]) -> None:
+        if self._rules.hang_timeout_s is None:
+            return
+        for sign in self._rules.hang_signals:
+            values = [{"output": each.output, "cpu": each.cpu_s, "io": each.io}[sign] for each in samples]
+            if None in values and sign not in self._unseen:
+                self._unseen.add(sign)
+                _log.warning("the %s of workers can't be seen here: it is no sign of life", _UNSEEN[sign])
+
+
+def _completed(sample: Sample, **more: int | None) -> Sample:
+    known = {name: value for name, value in more.items() if value is not None}
+    return Sample(**{**sample.__dict__, **known}) if known else sample
+
+
+# Looking.
+
+
+class _Process:
+    """One line of the process table: `proc(5)`, `/proc/PID/stat`."""
+
+    __slots__ = ("began", "parent", "pid", "session", "state", "ticks")
+
+    def __init__(self, pid: int, fields: Sequence[bytes]) -> None:
+        self.pid = pid
+        self.state = fields[0].decode()
+        self.parent, self.session = int(fields[1]), int(fields[3])
+        # utime, stime, cutime, cstime: children that have ended and been waited for are part of it.
+        self.ticks = sum(map(int, fields[11:15]))
+        self.began = int(fields[19])
+
+
+class _Table:
+    """The process table at one moment."""
+
+    def __init__(self, entries: Iterable[_Process]) -> None:
+        self.by_pid = {entry.pid: entry for entry in entries}
+        self._children: dict[int, list[_Process]] = {}
+        self._session: dict[int, list[_Process]] = {}
+        for entry in self.by_pid.values():
+            self._children.setdefault(entry.parent, []).append(entry)
+            self._session.setdefault(entry.session, []).append(entry)
+
+    def belongings(self, leader: int) -> list[_Process]:
+        """Who lives in the session of a worker, and whoever descends from one of these."""
+        grown = [self.by_pid[leader], *self._session.get(leader, ())]
+        ours = {entry.pid: entry for entry in grown}
+        while grown:
+            found = [child for entry in grown for child in self._children.get(entry.pid, ()) if child.pid not in ours]
+            ours.update((entry.pid, entry) for entry in found)
+            grown = found
+        return [entry for entry in ours.values() if entry.state not in "ZX"]
+
+
+class Place:
+    """Where to look for one worker."""
+
+    __slots__ = ("files", "pid")
+
+    def __init__(self, pid: int | None, files: tuple[Path, ...]) -> None:
+        self.pid, self.files = pid, files
+
+
+def _place_of(start: WorkerStart, worker_id: Any) -> Place:
+    files = tuple(dict.fromkeys(path for path in (start.stdout, start.stderr) if path is not None))
+    return Place(worker_id if isinstance(worker_id, int) else None, files)
+
+
+Look: TypeAlias = Callable[[Mapping[int, Place], Rules], dict[int, Sample]]
+
+
+class ProcTable:
+    """Looks at workers in `/proc`.  Used by one thread at a time.
+
+    Processes come and go: what is counted is by how much each has grown since the last look.
+
+    Args:
+        root: where `/proc` is.
+    """
+
+    def __init__(self, root: str = "/proc") -> None:
+        self._root = root
+        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        # (pid, when it began) to what it had used; of those that were there at the last look.
+        self._ticks: dict[tuple[int, int], int] = {}
+        self._io: dict[tuple[int, int], int] = {}
+        self._sums: dict[int, list[int]] = {}  # ticks and IO of each worker, by its pid
+
+    def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
+        """What there is to be seen of workers but for their output, by local rank; who has ended is not in it."""
+        wants = set(rules.hang_signals) if rules.hang_timeout_s is not None else set()
+        table = _Table(self._processes() if wants & {"cpu", "io"} else ())
+        samples = {}
+        ticks: dict[tuple[int, int], int] = {}
+        io: dict[tuple[int, int], int] = {}
+        for rank, place in places.items():
+            own = None if place.pid is None else table.by_pid.get(place.pid) or self._process(place.pid)
+            if place.pid is not None and (own is None or own.state in "ZX"):
+                continue
+            cpu_s: float | None = None
+            moved: int | None = None
+            if own is not None and own.pid in table.by_pid:
+                sums = self._sums.setdefault(own.pid, [0, 0])
+                members = table.belongings(own.pid)
+                sums[0] += self._grown(members, lambda entry: entry.ticks, self._ticks, ticks)
+                cpu_s = sums[0] * self._tick_s
+                if "io" in wants and self._io_of(f"{own.pid}/io") is not None:
+                    sums[1] += self._grown(members, lambda entry: self._io_of(f"{entry.pid}/io"), self._io, io)
+                    moved = sums[1]
+            sleep = self._sleep_of(own) if own is not None and rules.stuck_timeout_s is not None else None
+            samples[rank] = Sample(cpu_s=cpu_s, io=moved, sleep=sleep)
+        self._ticks, self._io = ticks, io
+        pids = {place.pid for place in places.values()}
+        self._sums = {pid: sums for pid, sums in self._sums.items() if pid in pids}
+        return samples
+
+    def _grown(
+        self,
+        members: Sequence[_Process],
+        count: Callable[[_Process], int | None],
+        before: Mapping[tuple[int, int], int],
+        now: dict[tuple[int, int], int],
+    ) -> int:
+        """By how much a count of all of them has grown; whoever is new began with nothing."""
+        grown = 0
+        for entry in members:
+            key = entry.pid, entry.began
+            value = count(entry)
+            if value is not None:
+                now[key] = value
+                grown += max(0, value - before.get(key, 0))
+        return grown
+
+    def _processes(self) -> Iterator[_Process]:
+        with suppress(OSError):
+            for name in os.listdir(self._root):
+                if name.isdigit() and (entry := self._process(int(name))) is not None:
+                    yield entry
+
+    def _process(self, pid: int) -> _Process | None:
+        line = self._read(f"{pid}/stat", STAT_BYTES)
+        # The name is in parentheses and may hold spaces and parentheses itself: count from the last one.
+        end = line.rfind(b")")
+        try:
+            return _Process(pid, line[end + 1 :].split()) if end >= 0 else None
+        except (IndexError, ValueError):
+            return None
+
+    def _io_of(self, path: str) -> int | None:
+        """Bytes and calls of a process, or a thread, with those of the children it has waited for."""
+        lines = self._read(path, IO_BYTES).splitlines()
+        with suppress(ValueError):
+            return sum(int(line.partition(b":")[2]) for line in lines) if lines else None
+        return None
+
+    def _sleep_of(self, own: _Process) -> int | None:
+        """In uninterruptible sleep: what its thread has read and written, which does not change during that sleep."""
+        return (self._io_of(f"{own.pid}/task/{own.pid}/io") or 0) if own.state == "D" else None
+
+    def _read(self, path: str, size: int) -> bytes:
+        try:  # `os` instead of `open`: half the time, for what is done once per process of the machine
+            fd = os.open(f"{self._root}/{path}", os.O_RDONLY)
+        except OSError:
+            return b""
+        try:
+            return os.read(fd, size)
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+
+def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:
+    """Bytes in the files of workers, by local rank; `None` where there is none that grows (a pipe, say)."""
+    sizes = {rank: _size_of(place.files) for rank, place in places.items()}
+    # Of a worker that is no process here, it may be that nobody writes there.
+    return {rank: None if places[rank].pid is None and not size else size for rank, size in sizes.items()}
+
+
+def _size_of(files: Sequence[Path]) -> int | None:
+    sizes = []
+    for path in files:
+        with suppress(OSError):
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                sizes.append(found.st_size)
+    return sum(sizes) if sizes else None

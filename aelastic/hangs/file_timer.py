@@ -1,0 +1,236 @@
+"""The watchdog: a FIFO on which workers set timers, and what is done when one expires.
+
+torch's `FileTimerClient` writes to it unchanged, wherever `TORCHELASTIC_ENABLE_FILE_TIMER=1` has the agent open one;
+workers find its path in `TORCHELASTIC_TIMER_FILE`.  `timers` decides, here is what it does not know: the FIFO, the
+clocks, and which process belongs to which worker.
+
+The FIFO is read on the loop, when something is written or a timer expires, and at no other time.  The agent holds it
+open for writing as well, so it never ends, and it is there as long as the run is: restarts do not change it.  Unlike
+torch's agent, ours outlives an expired timer: it counts as the failure of the worker that it belongs to.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import math
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, assert_never
+
+import anyio
+import anyio.lowlevel
+
+from aelastic.errors import InputError
+from aelastic.group.backend import WorkerStart
+from aelastic.hangs.timer_rules import (
+    Action,
+    Ask,
+    Belongs,
+    Complain,
+    DeadlinePassed,
+    Ended,
+    Event,
+    Expired,
+    Heard,
+    Started,
+    Timers,
+)
+from aelastic.hangs.watch import Found, Report, Watch
+from aelastic.host import proc_table
+
+_log = logging.getLogger(__name__)
+
+# Where the user says that the FIFO is to be, and where workers are told that it is.
+TIMER_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
+# What a client that finds the FIFO full gets is an exception in the middle of a training step.  This is what anybody
+# may ask for (pipe(7), /proc/sys/fs/pipe-max-size): half a second of 20,000 lines.
+FIFO_BYTES = 1 << 20
+# Read at once: about 600 lines, for which the core needs 2 ms.
+CHUNK_BYTES = 1 << 16
+# Nobody waits for an answer: what is written in this time is read together, unless a timer expires before it is over.
+# 20,000 lines/s fill an eighth of the FIFO meanwhile.
+COALESCE_S = 0.05
+# Where the FIFO could not be made larger, they would fill it in 30 ms.
+COALESCE_SMALL_S = 0.01
+# From a process up to the worker that it descends from.  More than any tree of data loaders has.
+DEPTH_MAX = 64
+# A scope is named in reports and on the status line; a line of the FIFO would hold 4,000 characters.
+SCOPE_CHARS = 200
+
+
+class Watchdog(Watch):
+    """The watchdog of one run (torch: `FileTimerServer`).
+
+    Args:
+        env: the agent's environment; may say where the FIFO is to be.
+        scratch: where it is otherwise.
+        report: told of timers that expire.
+    """
+
+    def __init__(self, env: Mapping[str, str], scratch: Path, report: Report) -> None:
+        self._given = env.get(TIMER_FILE_VARIABLE, "")
+        self._path = self._given or str(scratch / "timers")
+        self._report = report
+        self._fd: int | None = None
+        self._coalesce_s = COALESCE_S
+        self._timers = Timers()
+        self._workers: dict[int, int] = {}  # pid to local rank, of this generation
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return {TIMER_FILE_VARIABLE: self._path}
+
+    def open(self) -> None:
+        """Makes the FIFO.
+
+        Raises:
+            InputError: there is something else in its place, or it can't be made there.
+        """
+        try:
+            self._make()
+            # Read and write: so there is always a writer, and never an end (fifo(7)).
+            self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._refusal(f"can't be made ({error.strerror})", "a path in a folder that can be written") from None
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, FIFO_BYTES)
+        except OSError:
+            self._coalesce_s = COALESCE_SMALL_S  # this user has as many pages in pipes as he may
+
+    def _make(self) -> None:
+        try:
+            os.mkfifo(self._path, 0o600)
+        except FileExistsError:
+            if not stat.S_ISFIFO(os.lstat(self._path).st_mode):
+                raise self._refusal("exists and is no FIFO", "another path, or remove what is there") from None
+            if _is_read(self._path):
+                raise self._refusal("is in use by another process", "another path for each agent of a host") from None
+            os.unlink(self._path)  # of an agent that was killed
+            os.mkfifo(self._path, 0o600)
+        os.chmod(self._path, 0o600)  # whatever the umask
+
+    def _refusal(self, what: str, use: str) -> InputError:
+        if self._given:
+            return InputError(f"{TIMER_FILE_VARIABLE}={self._path!r} {what}: use {use}")
+        return InputError(f"the FIFO for timers, {self._path}, {what}: set TMPDIR, or {TIMER_FILE_VARIABLE}, to {use}")
+
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
+        del starts
+        self._workers = {pid: local_rank for local_rank, pid in ids.items() if isinstance(pid, int)}
+        self._handle(Started(generation, self._workers))
+
+    def ended(self, generation: int, local_rank: int) -> None:
+        self._handle(Ended(generation, local_rank))
+
+    async def run(self) -> None:
+        assert self._fd is not None  # `open` came first
+        while True:
+            with anyio.CancelScope(deadline=self._deadline()):
+                await anyio.wait_readable(self._fd)
+            is_more = self._read()
+            now, deadline = time.monotonic(), self._timers.deadline
+            if deadline is not None and deadline <= now:
+                await self._read_all()  # nobody is stopped for a timer that he has cleared
+                self._handle(DeadlinePassed(), now)
+            if is_more:
+                await anyio.lowlevel.checkpoint()
+            else:
+                await anyio.sleep_until(min(anyio.current_time() + self._coalesce_s, self._deadline()))
+
+    def _deadline(self) -> float:
+        """When to wake up, by the loop's clock.
+
+        A loop may take the time only once in a turn (uvloop does), so it may be behind the clock that timers go by.
+        Then we are woken early, and wait again.
+        """
+        deadline = self._timers.deadline
+        return math.inf if deadline is None else anyio.current_time() + deadline - time.monotonic()
+
+    def _read(self) -> bool:
+        """Reads what is there, up to a chunk; gives whether there may be more."""
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        self._handle(Heard(data, time.time()))  # noqa: TID251  the clients' times are of this clock
+        return len(data) == CHUNK_BYTES
+
+    async def _read_all(self) -> None:
+        """Reads all that was written until now."""
+        for _ in range(FIFO_BYTES // CHUNK_BYTES):
+            if not self._read():
+                return
+            await anyio.lowlevel.checkpoint()
+
+    def _handle(self, event: Event, now: float | None = None) -> None:
+        for action in self._timers.handle(event, time.monotonic() if now is None else now):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Ask(generation, pid):
+                local_rank, is_gone = self._owner_of(pid)
+                self._handle(Belongs(generation, pid, local_rank, is_gone))
+            case Expired():
+                self._on_expired(action)
+            case Complain(kind, quote):
+                _log.warning("a line of the timer FIFO is dropped, and so are others like it: it %s: %s", kind, quote)
+            case _:
+                assert_never(action)
+
+    def _on_expired(self, expired: Expired) -> None:
+        # Asked anew: the number may be another process's by now.
+        local_rank, is_gone = self._owner_of(expired.pid)
+        if local_rank is None or is_gone:
+            return
+        scope, set_for, late = expired.scope[:SCOPE_CHARS], _short(expired.set_for_s), _short(expired.late_s)
+        whose = "" if expired.pid in self._workers else f" (of pid {expired.pid}, which it has started)"
+        reason = f"timer {scope!r}{whose}, set for {set_for} s, expired {late} s ago"
+        self._report(Found(expired.generation, local_rank, "timer", reason, expired.signum))
+
+    def _owner_of(self, pid: int) -> tuple[int | None, bool]:
+        """The worker that a process is, or descends from; and whether the process has ended."""
+        entry = proc_table.process(pid)
+        is_gone = entry is None or entry.state in "ZX"
+        for _ in range(DEPTH_MAX):
+            if entry is None:
+                break
+            # A worker leads a session: whoever lost the parent in between is still in it.
+            for number in (entry.pid, entry.session):
+                if number in self._workers:
+                    return self._workers[number], is_gone
+            entry = proc_table.process(entry.parent)
+        return None, is_gone
+
+    def close(self) -> None:
+        if self._fd is None:
+            return
+        try:
+            if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
+                os.unlink(self._path)
+        except OSError:
+            pass  # somebody was there before us
+        os.close(self._fd)
+        self._fd = None
+
+
+def _is_read(path: str) -> bool:
+    """Whether somebody has the FIFO open for reading."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return False
+        raise
+    return True
+
+
+def _short(seconds: float) -> str:
+    """Three digits are enough."""
+    return f"{float(f'{seconds:.3g}'):g}"

@@ -1,0 +1,233 @@
+"""Who gives no sign of life any more, judged by what is seen of the workers from time to time.
+
+`handle(event, now)` takes what was seen and gives verdicts; `deadline` says when to look again.  Nothing here reads
+`/proc`, a file or a clock.
+
+Three rules, each with a timeout of its own, each off unless asked for:
+
+- *hang*: none of the chosen signs, output, CPU use and IO, was seen for that long;
+- *output*: no line that matches what is expected was seen for that long;
+- *stuck*: the worker's process was in the same uninterruptible sleep at each look for that long.
+
+A sign is a counter that has grown between two looks, and it is dated with the later one: a verdict is never early,
+and late by one interval at most.  What can't be seen is no reason for a verdict: a rule of which nothing can be seen
+does not judge.  Nor does time count in which nobody looked: an agent that was suspended together with its workers finds
+them where they were.
+
+Each verdict is given once; again only after the worker has shown life in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, assert_never
+
+from aelastic.observe import run_events as happenings
+from aelastic.record import Record
+from aelastic.spec import ExpectedOutput, HangAction, HangSignal
+
+# Of one core, between two looks.  A thread that only beats uses less; who computes, or waits in a busy loop, far more.
+CPU_FRACTION_MIN = 0.01
+# The kernel counts CPU time in steps of 0.01 s (`times(2)`), in user and in kernel mode: up to two steps say nothing.
+CPU_STEPS_S = 0.02
+# So often is looked within a timeout, but not more often than once a second.
+LOOKS_PER_TIMEOUT = 10
+INTERVAL_MIN_S = 1.0
+# Timers of event loops may be early by a millisecond (uvloop counts in those).
+EARLY_S = 0.005
+# Who looks later than this has been suspended, or was kept from it by a machine that is too busy for the workers, too.
+LATE_S = 1.0
+# Of a pattern, what a reason quotes.
+PATTERN_CHARS = 80
+
+_WORDS: dict[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
+
+
+class Sample(Record):
+    """What one look at a worker showed: counters, which only grow; `None` is what can't be seen."""
+
+    output: int | None = None  # bytes in its files
+    cpu_s: float | None = None
+    io: int | None = None  # bytes and calls
+    matches: int | None = None  # of what is expected
+    # In uninterruptible sleep: a number that stays the same while that sleep goes on.  `None`: it is not.
+    sleep: int | None = None
+
+
+class Rules(Record):
+    """What is asked of the workers; `None` is off."""
+
+    hang_timeout_s: float | None = None
+    hang_signals: tuple[HangSignal, ...] = ()
+    hang_action: HangAction = "stop"
+    expect_output: ExpectedOutput | None = None
+    stuck_timeout_s: float | None = None
+
+    def timeouts(self) -> dict[happenings.Watch, float]:
+        """Of the rules that are on."""
+        expected = self.expect_output
+        given: dict[happenings.Watch, float | None] = {
+            "stuck": self.stuck_timeout_s,
+            "hang": self.hang_timeout_s,
+            "output": None if expected is None else expected.within_s,
+        }
+        return {by: timeout_s for by, timeout_s in given.items() if timeout_s is not None}
+
+
+class Began(Record):
+    """Workers run: those of a new generation, nobody else."""
+
+    local_ranks: tuple[int, ...]
+
+
+class Looked(Record):
+    """A look at the workers is over."""
+
+    samples: Mapping[int, Sample]  # by local rank; who is not in it could not be seen at all
+    began_at: float
+
+
+class Ended(Record):
+    """A worker's process is gone."""
+
+    local_rank: int
+
+
+Event: TypeAlias = Began | Looked | Ended
+
+
+class Verdict(Record):
+    """A worker that lives breaks a rule."""
+
+    local_rank: int
+    by: happenings.Watch
+    reason: str  # without a subject
+    is_stopped: bool  # else it is only told
+
+
+@dataclass(slots=True)
+class _Life:
+    """What is known of one worker."""
+
+    since: dict[happenings.Watch, float]  # when it last kept a rule
+    sample: Sample = field(default_factory=Sample)
+    told: set[happenings.Watch] = field(default_factory=set[happenings.Watch])
+    has_matched: bool = False
+
+
+class Liveness:
+    """Of the workers of one agent.
+
+    Args:
+        rules: what is asked of them.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.deadline: float | None = None  # of the next look
+        self._rules = rules
+        self._timeouts = rules.timeouts()
+        self._interval_s = max(INTERVAL_MIN_S, min(self._timeouts.values(), default=0.0) / LOOKS_PER_TIMEOUT)
+        self._lives: dict[int, _Life] = {}
+        self._looked_at = 0.0
+
+    def handle(self, event: Event, now: float) -> list[Verdict]:
+        """What follows from an event; verdicts come in the order of ranks."""
+        verdicts: list[Verdict] = []
+        match event:
+            case Began(local_ranks):
+                self._lives = {rank: _Life(dict.fromkeys(self._timeouts, now)) for rank in sorted(local_ranks)}
+                self._looked_at = now
+            case Ended(local_rank):
+                self._lives.pop(local_rank, None)
+            case Looked():
+                verdicts = self._judge(event, now)
+            case _:
+                assert_never(event)
+        self.deadline = self._next_look()
+        return verdicts
+
+    def _next_look(self) -> float | None:
+        if not self._lives or not self._timeouts:
+            return None
+        dues = [
+            since + self._timeouts[by]
+            for life in self._lives.values()
+            for by, since in life.since.items()
+            if by not in life.told
+        ]
+        return max(self._looked_at + INTERVAL_MIN_S, min([self._looked_at + self._interval_s, *dues]))
+
+    def _judge(self, looked: Looked, now: float) -> list[Verdict]:
+        elapsed_s = looked.began_at - self._looked_at
+        late_s = 0.0 if self.deadline is None else looked.began_at - self.deadline
+        self._looked_at = now
+        verdicts = []
+        for rank, life in self._lives.items():
+            if late_s > LATE_S:
+                life.since = {by: since + late_s for by, since in life.since.items()}
+            sample = looked.samples.get(rank)
+            for by in self._timeouts:
+                if sample is None or self._keeps(by, life, sample, elapsed_s):
+                    life.since[by] = now
+                    life.told.discard(by)
+                elif by not in life.told and looked.began_at >= life.since[by] + self._timeouts[by] - EARLY_S:
+                    life.told.add(by)
+                    is_stopped = by == "stuck" or self._rules.hang_action == "stop"
+                    verdicts.append(Verdict(rank, by, self._reason(by, life, sample), is_stopped))
+            life.sample = sample or life.sample
+        return verdicts
+
+    def _keeps(self, by: happenings.Watch, life: _Life, sample: Sample, elapsed_s: float) -> bool:
+        """Whether a worker has kept a rule since the last look, or nobody can tell."""
+        before = life.sample
+        match by:
+            case "hang":
+                seen = self._seen(before, sample)
+                return not seen or any(_is_sign(signal, before, sample, elapsed_s) for signal in seen)
+            case "output":
+                is_match = before.matches != sample.matches if before.matches is not None else bool(sample.matches)
+                life.has_matched |= is_match
+                return is_match or sample.matches is None
+            case "stuck":
+                return sample.sleep is None or sample.sleep != before.sleep
+            case "timer":
+                raise AssertionError("timers are not ours")
+            case _:
+                assert_never(by)
+
+    def _seen(self, before: Sample, sample: Sample) -> list[HangSignal]:
+        """Of the chosen signs, those that can be seen."""
+        values: dict[HangSignal, tuple[float | None, float | None]] = {
+            "output": (before.output, sample.output),
+            "cpu": (before.cpu_s, sample.cpu_s),
+            "io": (before.io, sample.io),
+        }
+        return [signal for signal in self._rules.hang_signals if None not in values[signal]]
+
+    def _reason(self, by: happenings.Watch, life: _Life, sample: Sample) -> str:
+        timeout = f"{self._timeouts[by]:g} s"
+        if by == "stuck":
+            return f"in uninterruptible sleep (state D), which no signal ends, for {timeout}"
+        if by == "hang":
+            *words, last = [_WORDS[signal] for signal in _WORDS if signal in self._seen(life.sample, sample)]
+            return f"no {', '.join(words)} or {last} for {timeout}" if words else f"no {last} for {timeout}"
+        assert self._rules.expect_output is not None
+        pattern = self._rules.expect_output.pattern
+        quoted = repr(pattern if len(pattern) <= PATTERN_CHARS else f"{pattern[:PATTERN_CHARS]}…")
+        since = f"for {timeout}" if life.has_matched else f"in its first {timeout}"
+        return f"no output that matches {quoted} {since}"
+
+
+def _is_sign(signal: HangSignal, before: Sample, sample: Sample, elapsed_s: float) -> bool:
+    match signal:
+        case "output":
+            return sample.output != before.output
+        case "io":
+            return sample.io != before.io
+        case "cpu":
+            assert before.cpu_s is not None and sample.cpu_s is not None
+            used_s = sample.cpu_s - before.cpu_s
+            return used_s > CPU_STEPS_S and used_s >= CPU_FRACTION_MIN * elapsed_s
+        case _:
+            assert_never(signal)

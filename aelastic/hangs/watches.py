@@ -1,0 +1,115 @@
+"""Who watches living workers: the watches that are on, for one run.
+
+A watch is made, and its module imported, where the spec or the environment asks for it; a run without any pays
+nothing.  What a watch finds goes to the supervisor.  One that raises has a bug of ours, which is said; the job goes on
+without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aelastic.group.backend import WorkerStart
+from aelastic.group.worker_env import STUCK_VARIABLE
+from aelastic.hangs.watch import Found, Report, Watch
+from aelastic.spec import WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+# As torch's agent: any other value is off.
+FILE_TIMER_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+
+
+class Watching:
+    """The watches of one run.
+
+    Args:
+        spec: what the user asked for.
+        env: the agent's environment.
+        scratch: the run's own folder, which need not exist before `open`.
+        count_matches: tells of a worker's output that is as expected (`logs.RunLogs`).
+        on_found: told of what a watch finds, in a task of its own.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        env: Mapping[str, str],
+        scratch: Path,
+        count_matches: Callable[[int], Awaitable[int]],
+        on_found: Callable[[Found], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._on_found = on_found
+        self._tasks: TaskGroup | None = None
+        self._watches = list(_watches(spec, env, scratch, count_matches, self._report))
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What workers are told besides, in their environment."""
+        return {name: value for watch in self._watches for name, value in watch.env.items()}
+
+    def open(self) -> None:
+        """Makes what the watches need.
+
+        Raises:
+            InputError: that can't be had.
+        """
+        for watch in self._watches:
+            watch.open()
+
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
+        for watch in self._watches:
+            watch.started(generation, starts, ids)
+
+    def ended(self, generation: int, local_rank: int) -> None:
+        for watch in self._watches:
+            watch.ended(generation, local_rank)
+
+    async def run(self) -> None:
+        """Runs all of them, until cancelled."""
+        if not self._watches:
+            return
+        async with anyio.create_task_group() as self._tasks:
+            for watch in self._watches:
+                self._tasks.start_soon(_run, watch, name=type(watch).__name__)
+
+    def _report(self, found: Found) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(self._on_found, found, name=f"found {found.local_rank}")
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.close()
+
+
+async def _run(watch: Watch) -> None:
+    try:
+        await watch.run()
+    except Exception:  # noqa: BLE001  the job is worth more than any watch
+        _log.exception("%s failed, and watches no more (a bug in aelastic: please report it)", type(watch).__name__)
+
+
+def _watches(
+    spec: WorkerSpec,
+    env: Mapping[str, str],
+    scratch: Path,
+    count_matches: Callable[[int], Awaitable[int]],
+    report: Report,
+) -> list[Watch]:
+    """Those that are on."""
+    watches: list[Watch] = []
+    if env.get(FILE_TIMER_VARIABLE) == "1":
+        from aelastic.hangs.file_timer import Watchdog
+
+        watches.append(Watchdog(env, scratch, report))
+    if spec.hang_timeout_s is not None or spec.expect_output is not None or env.get(STUCK_VARIABLE):
+        from aelastic.hangs.activity import Pulse, rules_of
+
+        watches.append(Pulse(rules_of(spec, env), count_matches, report))
+    return watches

@@ -1,0 +1,126 @@
+"""A health check server of torch's kind, as a program gives it: it is started, told that the loop turns, and stopped.
+
+Its calls may block, and may raise: each has a thread of its own, which nobody waits for longer than a while.  What
+comes of it is logged; it is never the reason why a job ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TypeGuard
+
+import anyio
+
+from aelastic.health_check_server import (
+    TIMEOUT_S,
+    HealthCheckServer,
+    HealthCheckServerFactory,
+    NoHealthCheckServer,
+)
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import Happening
+
+_log = logging.getLogger(__name__)
+
+# A server that listens is started in milliseconds; one whose `start` serves returns at the end only.
+START_TIMEOUT_S = 10.0
+# Within what an observer has to close (`observer.CLOSE_TIMEOUT_S`).
+STOP_TIMEOUT_S = 3.0
+# What it is told has seconds.
+TICK_S = 1.0
+
+
+def guest_of(given: HealthCheckServer | HealthCheckServerFactory, read_port: Callable[[], int | None]) -> Guest | None:
+    """What looks after a given server, if there is to be one.
+
+    Args:
+        given: a server, ours or torch's; or what makes one, if there is a port to be made for.
+        read_port: says where the environment wants one.
+
+    Raises:
+        InputError: the environment does not make sense.
+    """
+    if isinstance(given, NoHealthCheckServer):
+        return None
+    if _is_server(given):
+        return Guest(lambda _: given)
+    port = read_port()
+    if port is None:
+        return None
+    factory: Any = given
+    return Guest(lambda alive: factory(alive_callback=alive, port=port, timeout=TIMEOUT_S))
+
+
+def _is_server(given: Any) -> TypeGuard[HealthCheckServer]:
+    return not isinstance(given, type) and hasattr(given, "start")
+
+
+class Guest(Observer):
+    """Looks after one server.
+
+    Args:
+        make: makes the server, or has it; its argument is what gives the time of the last progress.
+    """
+
+    def __init__(self, make: Callable[[Callable[[], int]], HealthCheckServer]) -> None:
+        self._make = make
+        self._server: HealthCheckServer | None = None
+        self._seen_alive = _now()
+
+    def alive(self) -> int:
+        """When the agent's loop was last seen turning, in seconds of the wall clock.  For any thread."""
+        return self._seen_alive
+
+    def tell(self, happening: Happening, now: float) -> None:
+        """It asks by itself."""
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_call, "start", self._start, START_TIMEOUT_S, name="health check server: start")
+            while True:
+                self._seen_alive = _now()
+                await anyio.sleep(TICK_S)
+
+    def _start(self) -> None:
+        server = self._make(self.alive)
+        self._server = server
+        # torch's proxy, for a server that was made before its agent.
+        delegate = getattr(getattr(server, "alive_callback", None), "set_delegate", None)
+        if delegate is not None:
+            delegate(self.alive)
+        server.start()
+
+    def close(self) -> None:
+        """Nothing is held before `run`."""
+
+    async def aclose(self) -> None:
+        if self._server is not None:
+            await _call("stop", self._server.stop, STOP_TIMEOUT_S)
+
+
+async def _call(what: str, function: Callable[[], Any], timeout_s: float) -> None:
+    """Calls in a thread; a daemon, since the interpreter's end must not wait for it either."""
+    loop, is_over = asyncio.get_running_loop(), asyncio.Event()
+
+    def body() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001  a user's; the job is worth more
+            _log.warning("the health check server's %s failed: %s: %s", what, type(error).__name__, error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(is_over.set)
+
+    threading.Thread(target=body, name=f"health check server: {what}", daemon=True).start()
+    with anyio.move_on_after(timeout_s) as waited:
+        await is_over.wait()
+    if waited.cancelled_caught:
+        _log.warning("the health check server's %s has not returned within %g s: going on", what, timeout_s)
+
+
+def _now() -> int:
+    return int(datetime.now(UTC).timestamp())

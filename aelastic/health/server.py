@@ -1,0 +1,328 @@
+"""What answers over HTTP for an agent: probes, status, metrics, stacks.
+
+Made where `TORCHELASTIC_HEALTH_CHECK_PORT` asks for it.  It listens before anything is started, answers through
+rendezvous and exit barrier, and closes at the end.  It runs on the agent's own loop, so an answer of `/livez` proves
+that the loop turns.  aiohttp is imported, in a thread, when the first connection comes: a start does not wait for it.
+
+Clients may be slow, hostile, or ten thousand: `health_door.py` is what they meet first.  Nobody has to show who they
+are: the loopback address is for this machine's people, and another address is the user's decision.  But a web page must
+not ask through the browser that shows it: the name in `Host` is looked at, and who sends an `Origin` changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from aelastic import __version__
+from aelastic.errors import InputError
+from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.health.address import Address, close, listen_at, read_address, url_of
+from aelastic.health.limits import DROPPED, Door
+from aelastic.health.stacks_endpoint import StacksDesk
+from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
+from aelastic.health_check_server import HealthCheckServerFactory
+from aelastic.host.usage import usage_of
+from aelastic.observe.metrics import RunMetrics
+from aelastic.observe.observer import Observer
+from aelastic.observe.prometheus import CONTENT_TYPE, Counter
+from aelastic.observe.run_events import Happening, StacksTaken
+from aelastic.observe.status import Status
+
+if TYPE_CHECKING:
+    import socket
+
+    from aiohttp.web import BaseRequest, Response, Server
+
+    from aelastic.health.foreign_server import Guest
+
+_log = logging.getLogger(__name__)
+# What aiohttp says of clients that make no sense, which is theirs to know.
+_aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
+_aiohttp_log.disabled = True
+
+# How often the loop's lag is looked at: once a second costs nothing, and is what a person calls now.
+TICK_S = 1.0
+# The longest line a request may have; a path of ours has ten characters.
+LINE_BYTES_MAX = 4096
+# A slow disk may take its time; what takes longer never ends, and is better said.
+IMPORT_TIMEOUT_S = 60.0
+# Handlers end with their connections, which are gone.
+SHUTDOWN_TIMEOUT_S = 1.0
+
+JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
+CollectStacks = Callable[[str], Awaitable[StacksTaken]]
+
+
+async def open_health(
+    where: str,
+    given: HealthCheckServer | HealthCheckServerFactory | None,
+    collect_stacks: CollectStacks,
+    *,
+    is_local: bool,
+) -> HealthServer | Guest | None:
+    """Makes what answers, where the environment or the program asks for it.
+
+    Args:
+        where: what `TORCHELASTIC_HEALTH_CHECK_PORT` says, or "".
+        given: a server of torch's kind to take instead, or what makes one.
+        is_local: workers are processes of this machine.
+
+    Raises:
+        InputError: nobody can listen there, or aiohttp is not installed.
+    """
+    if given is not None:
+        from aelastic.health.foreign_server import guest_of
+
+        return guest_of(given, lambda: read_address(where).port if where.strip() else None)
+    if not where.strip():
+        return None
+    address = read_address(where)
+    if find_spec("aiohttp") is None:
+        raise InputError(f"{HEALTH_PORT_VARIABLE}={where} needs aiohttp: pip install aiohttp, or unset the variable")
+    if _is_address(address.host):
+        listener = listen_at(address)
+    else:  # a name server may take its time
+        listener = await anyio.to_thread.run_sync(listen_at, address)
+    level = logging.INFO if address.port else logging.WARNING  # a port that nobody chose has to be told
+    _log.log(level, "health checks are answered at %s", url_of(listener))
+    return HealthServer(address, listener, collect_stacks, is_local=is_local)
+
+
+class HealthServer(Observer):
+    """Answers for one run.
+
+    Args:
+        address: as it was asked for.
+        listener: where clients connect; closed at the end.
+        collect_stacks: takes the workers' stacks; its argument says why.
+        is_local: the workers' ids are pids of this machine.
+    """
+
+    def __init__(
+        self, address: Address, listener: socket.socket, collect_stacks: CollectStacks, *, is_local: bool
+    ) -> None:
+        self._listener = listener
+        self._desk = StacksDesk(collect_stacks)
+        self._is_local = is_local
+        bound = listener.getsockname()[0]
+        self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
+        self._status = Status()
+        self._metrics = RunMetrics({"version": __version__, "python": sys.version.split()[0]})
+        add = self._metrics.registry.add
+        self._requests = add(Counter("aelastic_http_requests_total", "Requests answered.", "path", "code"))
+        self._dropped = add(Counter("aelastic_http_connections_dropped_total", "Clients sent away.", "reason"))
+        for reason in DROPPED:
+            self._dropped.inc(reason, by=0)
+        self._lag_s = 0.0
+        self._tasks: TaskGroup | None = None
+        self._door: Door | None = None
+        self._server: Server | None = None
+        self._routes: dict[str, tuple[str, Callable[[BaseRequest], Awaitable[Response]]]] = {
+            "/": ("GET", self._index),
+            "/livez": ("GET", self._livez),
+            "/readyz": ("GET", self._readyz),
+            "/healthz": ("GET", self._livez),
+            "/status": ("GET", self._say_status),
+            "/metrics": ("GET", self._say_metrics),
+            "/stacks": ("POST", self._say_stacks),
+        }
+
+    def tell(self, happening: Happening, now: float) -> None:
+        self._status.tell(happening, now)
+        self._metrics.tell(happening, now)
+
+    async def run(self) -> None:
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(self._tick, name="health: tick")
+                await self._serve()
+        finally:
+            self.close()
+            if self._server is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.lowlevel.checkpoint()  # connections learn that they are gone
+                    await self._server.shutdown(SHUTDOWN_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Listens no more; also where the run never began."""
+        close(self._listener)
+        if self._door is not None:
+            self._door.drop_all()
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def _serve(self) -> None:
+        await anyio.wait_readable(self._listener)
+        with anyio.fail_after(IMPORT_TIMEOUT_S):
+            web = await anyio.to_thread.run_sync(import_module, "aiohttp.web", abandon_on_cancel=True)
+        self._server = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            access_log=None,
+            logger=_aiohttp_log,
+            tcp_keepalive=False,
+            keepalive_timeout=0,
+            lingering_time=0,
+            auto_decompress=False,
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=LINE_BYTES_MAX,
+        )
+        self._door = Door(self._listener, self._server, self._dropped.inc)
+        await self._door.run()
+
+    async def _tick(self) -> None:
+        """Looks how late the loop is."""
+        while True:
+            before = time.monotonic()
+            await anyio.sleep(TICK_S)
+            self._lag_s = max(0.0, time.monotonic() - before - TICK_S)
+            self._metrics.lag(self._lag_s)
+            if self._door is not None:
+                self._door.drop_slow(asyncio.get_running_loop().time())
+
+    # Answers.
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        assert self._door is not None
+        self._door.has_asked(request.protocol)
+        response = await self._answer(request)
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.force_close()
+        self._requests.inc(request.path if request.path in self._routes else "other", response.status)
+        return response
+
+    async def _answer(self, request: BaseRequest) -> Response:
+        if not self._is_welcome(request):
+            return _text("this is for people and programs of this machine, not for web pages\n", 403)
+        allowed, answer = self._routes.get(request.path, ("", None))
+        if answer is None:
+            return _text(f"no such page; there are {', '.join(self._routes)}\n", 404)
+        if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
+            response = _text(f"use {allowed}\n", 405)
+            response.headers["Allow"] = "GET, HEAD" if allowed == "GET" else allowed
+            return response
+        try:
+            return await answer(request)
+        except Exception:  # noqa: BLE001  no answer is worth the job
+            _log.warning("%s %s can't be answered", request.method, request.path, exc_info=True)
+            return _text("a bug in aelastic: its log says more\n", 500)
+
+    def _is_welcome(self, request: BaseRequest) -> bool:
+        """Whether it may come from who we listen for, and not from a page that a browser of theirs shows."""
+        if request.method not in {"GET", "HEAD"} and "Origin" in request.headers:
+            return False
+        if self._hosts is None or "Host" not in request.headers:
+            return True
+        with suppress(ValueError):
+            # A page's own name may lead here (DNS rebinding); an address does not.
+            host = urlsplit(f"//{request.headers['Host']}").hostname or ""
+            host = host.rstrip(".")  # as some resolvers write it
+            return host in self._hosts or host.endswith(".localhost") or _is_address(host)
+        return False
+
+    async def _index(self, _: BaseRequest) -> Response:
+        lines = [f"{method:4} {path}" for path, (method, _) in self._routes.items() if path != "/"]
+        return _text("\n".join([f"aelastic {__version__}", *lines, ""]))
+
+    async def _livez(self, request: BaseRequest) -> Response:
+        if "verbose" not in request.query:
+            return _text("ok\n")
+        name, why = request.path.strip("/"), self._status.readiness[1]
+        return _text(
+            f"[+]loop ok: {self._lag_s * 1000:.1f} ms late when last looked at\n"
+            f"[ ]workers are not part of it: {why}\n{name} check passed\n"
+        )
+
+    async def _readyz(self, request: BaseRequest) -> Response:
+        is_ready, why = self._status.readiness
+        if is_ready and "verbose" not in request.query:
+            return _text("ok\n")
+        sign, end = ("+", "passed") if is_ready else ("-", "failed")
+        return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
+
+    async def _say_status(self, _: BaseRequest) -> Response:
+        described = self._status.describe(anyio.current_time(), datetime.now(UTC), self._usage())
+        agent = usage_of("self")
+        described["agent"] = {
+            "version": __version__,
+            "pid": os.getpid(),
+            "cpu_s": None if agent is None else agent.cpu_s,
+            "rss_bytes": None if agent is None else agent.rss_bytes,
+            "loop_lag_s": round(self._lag_s, 6),
+        }
+        return _text(json.dumps(described, indent=2) + "\n", content_type=JSON_TYPE)
+
+    async def _say_metrics(self, _: BaseRequest) -> Response:
+        agent = usage_of("self")
+        text = self._metrics.expose(
+            is_ready=self._status.readiness[0],
+            role=self._status.role,
+            agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
+            workers=self._usage(),
+        )
+        return _text(text, content_type=CONTENT_TYPE)
+
+    def _usage(self) -> dict[int, tuple[float, int]]:
+        """CPU seconds and bytes of memory of the workers that live, by local rank."""
+        if not self._is_local:
+            return {}
+        # A worker leads its session.
+        found = {rank: usage_of(pid, pid) for rank, pid in self._status.running.items() if isinstance(pid, int)}
+        return {rank: (usage.cpu_s, usage.rss_bytes) for rank, usage in found.items() if usage is not None}
+
+    async def _say_stacks(self, request: BaseRequest) -> Response:
+        if not self._status.running:
+            return _text(f"no worker runs: {self._status.readiness[1]}\n", 503)
+        assert self._tasks is not None  # or nobody would answer
+        collection = await self._desk.take(self._tasks)
+        taken = collection.taken
+        if taken is None:
+            return _text(f"the stacks can't be taken: {collection.error}\n", 500)
+        if not taken.source:
+            return _text("no worker runs any more\n", 503)
+        if JSON_TYPE in request.headers.get("Accept", ""):
+            workers = [
+                {"local_rank": rank, "source": source, "text": collection.texts.get(rank)}
+                for rank, source in sorted(taken.source.items())
+            ]
+            said = {"generation": taken.generation, "folder": taken.path or None, "workers": workers}
+            return _text(json.dumps(said, indent=2) + "\n", content_type=JSON_TYPE)
+        parts = [
+            f"--- local rank {rank}, by {source}\n{collection.texts.get(rank, '')}".rstrip()
+            for rank, source in sorted(taken.source.items())
+        ]
+        return _text("\n\n".join([f"generation {taken.generation}, in {taken.path or 'no file'}", *parts]) + "\n")
+
+
+def _text(text: str, status: int = 200, content_type: str = TEXT_TYPE) -> Response:
+    from aiohttp.web import Response
+
+    return Response(body=text.encode(errors="replace"), status=status, headers={"Content-Type": content_type})
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""What the kernel tells of this machine: processes, file changes."""

@@ -1,0 +1,99 @@
+"""The process table of this machine: `proc(5)`, `/proc/PID/stat`; and signals to what is found there.
+
+The one place that reads it.  The guard runs this text as part of a program of its own (`workers.guard`), so it imports
+the standard library's cheapest modules only, and nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+# Of a line in the process table we need the beginning; the name in it has 64 bytes at most.
+STAT_BYTES = 1024
+
+
+class Process:
+    """One line of the process table: `proc(5)`, `/proc/PID/stat`."""
+
+    __slots__ = ("parent", "pid", "session", "state")
+
+    def __init__(self, pid: int, state: str, parent: int, session: int) -> None:
+        self.pid, self.state, self.parent, self.session = pid, state, parent, session
+
+
+def process(pid: int | str) -> Process | None:
+    """The process, or `None` when there is none (any more)."""
+    fields = stat_fields(pid)
+    return None if fields is None else Process(int(pid), fields[0].decode(), int(fields[1]), int(fields[3]))
+
+
+def stat_fields(pid: int | str) -> list[bytes] | None:
+    """What proc(5) has of a process in `stat`, from its state (field 3) on; `None` when there is none (any more)."""
+    try:  # `os` instead of `open`: half the time, for what is done once per process of the machine
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        stat = os.read(fd, STAT_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    # The name is in parentheses and may hold spaces and parentheses itself: count from the last one.
+    return stat[stat.rindex(b")") + 2 :].split()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    entry = process(pid)
+    return entry is not None and entry.state not in "ZX"
+
+
+def processes() -> list[Process]:
+    """Every process that lives.  Zombies are dead: they hold nothing and can't be killed."""
+    table = (process(name) for name in os.listdir("/proc") if name.isdigit())
+    return [entry for entry in table if entry is not None and entry.state not in "ZX"]
+
+
+def session_members(sessions: set[int]) -> list[Process]:
+    """Who lives in one of the sessions, leaders included."""
+    table = (process(name) for name in os.listdir("/proc") if name.isdigit() and may_be_in(int(name), sessions))
+    return [entry for entry in table if entry is not None and entry.session in sessions and entry.state not in "ZX"]
+
+
+def may_be_in(pid: int, sessions: set[int]) -> bool:
+    """Whether a process is in one of the sessions, as far as the kernel tells; to read `stat` takes six times as long.
+
+    A restart looks at all processes of the machine, often thousands, once for each worker.
+    """
+    try:
+        return os.getsid(pid) in sessions
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # a security module hides it
+
+
+def carries(pid: int, mark: bytes) -> bool:
+    """Whether the environment a process was started with holds the mark."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read()
+    except OSError:
+        return False  # gone, or somebody else's
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass  # gone, or not ours to kill
+
+
+def kill_group(leader: int) -> None:
+    """Kills a process group at one stroke: links of a chain that fork and die would slip through a look at each."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except OSError:
+        pass  # nobody is left in it, or none is ours to kill

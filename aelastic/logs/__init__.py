@@ -1,0 +1,1 @@
+"""Output of workers: from their files to the console."""

@@ -1,0 +1,1 @@
+"""Run events, and what is made of them: event log, metrics, log lines, systemd, torch's events."""

@@ -1,0 +1,206 @@
+"""The event log: what happens in a run, as JSON Lines in its log folder.
+
+A thread of its own writes, so that a disk that hangs holds up nobody; the loop only puts down what happened, and when.
+Each record is in the file within milliseconds, for whoever reads along.  The file is opened for each batch and closed
+again: a file system shared by machines shows a file's end to others when it is closed, and what was removed or has come
+back is seen.
+
+It is never the reason why a job ends.  What cannot be written is said once and tried again; records are kept meanwhile,
+up to a limit, and what goes beyond it is counted, in the log itself where there is room again.  A line is whole, or it
+is the last one of an agent that was killed.
+
+Where nothing happens, the thread writes a sign of life now and then: it shows until when an agent lived that was killed
+in the middle of a training of hours.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+import anyio.to_thread
+
+from aelastic.observe.event_records import Json, Scribe
+from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
+from aelastic.observe.run_events import Happening, RunEnded
+
+_log = logging.getLogger(__name__)
+
+FILE_NAME = "events.jsonl"
+# A generation of 512 workers is a thousand records: what a disk that hangs for some restarts has to take later.
+BACKLOG_MAX = 4096
+# A disk that was full is asked again so often, until it has room.
+RETRY_INTERVAL_S = 5.0
+# How much of the end of a killed agent's log is unknown, against a wake-up of a thread and 200 bytes: 280 KiB a day.
+ALIVE_INTERVAL_S = 60.0
+# An observer's time to close is a little longer.
+FINISH_TIMEOUT_S = CLOSE_TIMEOUT_S - 1
+
+
+class _Entry(NamedTuple):
+    what: Happening | int  # a number: so many records are lost here
+    wall_ns: int
+    now: float
+
+
+class EventLog(Observer):
+    """Writes down one run.
+
+    Args:
+        path: of the file; made when there is something to write, and appended to if it is there.
+        backlog_max: how many records are kept while they can't be written.
+        retry_interval_s: how often it is tried again then.
+        alive_interval_s: after how long without anything to write there is a sign of life.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        backlog_max: int = BACKLOG_MAX,
+        retry_interval_s: float = RETRY_INTERVAL_S,
+        alive_interval_s: float = ALIVE_INTERVAL_S,
+    ) -> None:
+        self._writer = _Writer(path, retry_interval_s, alive_interval_s)
+        self._backlog_max = backlog_max
+        self._put = 0
+        self._lost = self._lost_since = 0  # in all, and since that was put down
+        self._thread: threading.Thread | None = None
+
+    def tell(self, happening: Happening, now: float) -> None:
+        wall_ns = time.time_ns()
+        if self._put - self._writer.settled >= self._backlog_max:
+            self._lost += 1
+            self._lost_since += 1
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._writer.run, name="event log", daemon=True)
+            self._thread.start()
+        self._put_down_lost(wall_ns, now)
+        self._put += 1
+        self._writer.entries.put(_Entry(happening, wall_ns, now))
+
+    async def aclose(self) -> None:
+        """Returns when all is written, or the disk has not taken it for too long."""
+        if self._thread is None:
+            return
+        writer = self._writer
+        self._put_down_lost(time.time_ns(), anyio.current_time())
+        writer.entries.put(None)
+        try:
+            await anyio.to_thread.run_sync(writer.is_over.wait, FINISH_TIMEOUT_S)
+        finally:
+            writer.is_over.set()  # the thread that waits for it ends
+        if lost := self._lost + self._put - writer.settled:
+            level = logging.INFO if writer.has_warned else logging.WARNING  # one warning is enough
+            _log.log(level, "the event log %s lacks %d records", writer.path, lost)
+
+    def _put_down_lost(self, wall_ns: int, now: float) -> None:
+        count, self._lost_since = self._lost_since, 0
+        if count:
+            self._writer.entries.put(_Entry(count, wall_ns, now))
+
+
+class _Writer:
+    """What the thread does."""
+
+    def __init__(self, path: Path, retry_interval_s: float, alive_interval_s: float) -> None:
+        self.path = path
+        self.entries: SimpleQueue[_Entry | None] = SimpleQueue()  # ends with None
+        self.settled = 0  # how many happenings are written
+        self.has_warned = False
+        self.is_over = threading.Event()
+        self._retry_interval_s = retry_interval_s
+        self._alive_interval_s = alive_interval_s
+        self._scribe = Scribe()
+        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many happenings each tells of
+        self._trouble = "the disk did not take them in time"
+        self._has_ended = False  # the run: its last record is told
+        self._told_at = self._taken_at = 0.0  # the last happening: on the loop's clock, which may be any, and on ours
+
+    def run(self) -> None:
+        try:
+            is_open = True
+            while is_open:
+                is_open = self._take()
+                self._write()
+        finally:
+            self.is_over.set()
+
+    def _take(self) -> bool:
+        """Waits for something to write, or until it is time to try again; gives whether there may be more."""
+        quiet_s = None if self._has_ended else self._alive_interval_s
+        try:
+            entry = self.entries.get(timeout=self._retry_interval_s if self._unwritten else quiet_s)
+            while entry is not None:
+                self._unwritten.append((self._line(entry), 0 if isinstance(entry.what, int) else 1))
+                entry = self.entries.get_nowait()
+        except Empty:
+            if not self._unwritten:  # nor was there anything to take
+                self._unwritten.append((self._sign_of_life(), 0))
+            return True
+        return False
+
+    def _line(self, entry: _Entry) -> bytes:
+        what, at = entry.what, rfc3339(entry.wall_ns)
+        self._told_at, self._taken_at = entry.now, time.monotonic()
+        self._has_ended = self._has_ended or isinstance(what, RunEnded)
+        if isinstance(what, int):
+            return _encoded(self._scribe.lost(what, self._trouble, at, entry.now))
+        return _encoded(self._scribe.record(what, at, entry.now))
+
+    def _sign_of_life(self) -> bytes:
+        now = self._told_at + (time.monotonic() - self._taken_at)
+        return _encoded(self._scribe.alive(rfc3339(time.time_ns()), now))
+
+    def _write(self) -> None:
+        try:
+            while self._unwritten:
+                written = _append(self.path, b"".join(line for line, _ in self._unwritten))
+                while written:
+                    line, count = self._unwritten.popleft()
+                    written -= len(line)
+                    self.settled += count
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+            if not self.has_warned:
+                _log.warning("the event log %s can't be written (%s): the job goes on", self.path, self._trouble)
+            self.has_warned = True
+
+
+def _encoded(record: Json) -> bytes:
+    # ASCII: whatever a worker said, lone surrogates included, is a line that any reader can read.
+    return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _append(path: Path, lines: bytes) -> int:
+    """Writes what there is room for, in whole lines; gives how many bytes.
+
+    Raises:
+        OSError: there is none, or something else is wrong.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        written = os.write(fd, lines)
+        whole = written if written == len(lines) else lines.rfind(b"\n", 0, written) + 1
+        if whole < written:
+            os.ftruncate(fd, os.fstat(fd).st_size - (written - whole))
+        if not whole:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole
+    finally:
+        os.close(fd)
+
+
+def rfc3339(wall_ns: int) -> str:
+    """The time of day in UTC, to the microsecond; always of the same length, so that it sorts as text."""
+    seconds, ns = divmod(wall_ns, 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns // 1000:06d}Z"

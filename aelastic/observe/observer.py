@@ -1,0 +1,93 @@
+"""Who is told of a run, and how: observers, and the audience they make up.
+
+An observer is told everything, in order, at the moment it happens, on the agent's loop: first `RunBegan`, last
+`RunEnded`, whatever the run ends with.  It is never the reason why a job ends: one that raises is told no more, which
+is said once, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+
+from aelastic.observe.run_events import Happening
+
+_log = logging.getLogger(__name__)
+
+# What an observer has to finish at the end, a file to write out, say.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Observer(ABC):
+    """Is told of one run."""
+
+    @abstractmethod
+    def tell(self, happening: Happening, now: float) -> None:
+        """Something happened just now.  Must not block.
+
+        Args:
+            happening: what.
+            now: the loop's monotonic time, in seconds.
+        """
+
+    async def run(self) -> None:  # noqa: B027  nothing to do meanwhile is a fair answer
+        """Does what has to be done during the whole run.  Cancelled at its end, before `RunEnded` is told."""
+
+    async def aclose(self) -> None:  # noqa: B027  nothing to give back is a fair answer
+        """Called once, when all is told, also after a failure; cancelled if it takes more than 5 s."""
+
+
+class Audience:
+    """The observers of one run."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = list(observers)
+        self._dropped: set[int] = set()  # by `id`: an observer need not be hashable
+
+    def add(self, observer: Observer) -> None:
+        """One more.  To be called before `run`."""
+        self._observers.append(observer)
+
+    def tell(self, happening: Happening, now: float) -> None:
+        """Tells all of them.  Never blocks, never raises."""
+        for observer in self._observers:
+            if id(observer) not in self._dropped:
+                try:
+                    observer.tell(happening, now)
+                except Exception as error:  # noqa: BLE001  an observer may be the user's; the job is worth more
+                    self._drop(observer, error)
+
+    async def run(self) -> None:
+        """Runs all of them, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for observer in self._observers:
+                tasks.start_soon(self._guard, observer, observer.run, name=type(observer).__name__)
+
+    async def aclose(self) -> None:
+        """Closes all of them, those that failed too, each within its time."""
+        async with anyio.create_task_group() as tasks:
+            for observer in self._observers:
+                tasks.start_soon(self._close, observer)
+
+    async def _close(self, observer: Observer) -> None:
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True) as waited:
+            await self._guard(observer, observer.aclose)
+        if waited.cancelled_caught:
+            _log.warning("%s did not finish within %g s", type(observer).__name__, CLOSE_TIMEOUT_S)
+
+    async def _guard(self, observer: Observer, call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        except Exception as error:  # noqa: BLE001  as above
+            self._drop(observer, error)
+
+    def _drop(self, observer: Observer, error: Exception) -> None:
+        if id(observer) not in self._dropped:
+            self._dropped.add(id(observer))
+            _log.warning(
+                "%s failed, and is told no more: %s: %s", type(observer).__name__, type(error).__name__, error,
+                exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
+            )  # fmt: skip

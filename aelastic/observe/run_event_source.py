@@ -1,0 +1,200 @@
+"""What a run's events are worth telling: transitions, rounds, workers, and how long each phase took.
+
+`Narrator` sees what the worker group sees, after the group has handled it, and gives happenings; it decides nothing.
+What happened comes first, then how long what was before it took, then where the agent stands now.
+
+A phase is told when it is over.  From the start to the end of a run there is always exactly one of them, but for
+`detect`, which lies at the end of `run` or in `stop`: the durations of the others add up to that of the run.
+
+A restart is told once on each node that takes part in it: when the coordinator's word comes, whatever this node does
+at that moment.  A node that leaves meanwhile has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal
+
+from aelastic.group.events import Condemned, Event, Exited, Spawned, StopRequested
+from aelastic.group.worker_group import Phase, WorkerGroup
+from aelastic.observe.run_events import (
+    Changed,
+    Happening,
+    Killed,
+    PhaseName,
+    PhaseTook,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    StopAsked,
+    WorkerEnded,
+    WorkersStarted,
+)
+from aelastic.rdzv.protocol.messages import Assigned, Interrupted
+from aelastic.spec import WorkerSpec
+
+# `run` begins when the workers are started; before that, the phase is called `spawn`.
+_NAMES: dict[Phase, PhaseName] = {
+    Phase.JOINING: "rendezvous",
+    Phase.STOPPING: "stop",
+    Phase.AWAITING: "await",
+    Phase.BARRIER: "barrier",
+}
+
+
+def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid: int) -> RunBegan:
+    """The first that is told of a run.
+
+    Args:
+        spec: the workers.
+        run_id: the job's name.
+        node_id: this agent's.
+        host: what this machine calls itself.
+        pid: the agent's.
+    """
+    rdzv = spec.rdzv
+    return RunBegan(
+        run_id=run_id,
+        node_id=node_id,
+        host=host,
+        pid=pid,
+        role=spec.role,
+        entrypoint=_program(spec),
+        local_world_size=spec.local_world_size,
+        min_nodes=1 if rdzv is None else rdzv.min_nodes,
+        max_nodes=1 if rdzv is None else rdzv.max_nodes,
+        max_restarts=spec.max_restarts,
+        rdzv_backend="" if rdzv is None else rdzv.backend,
+    )
+
+
+def _program(spec: WorkerSpec) -> str:
+    """What runs: of a Python, the script or module."""
+    name = spec.get_entrypoint_name()
+    if callable(spec.entrypoint) or not name.rpartition("/")[2].startswith("python"):
+        return name
+    options = itertools.takewhile(lambda arg: arg not in {"-c", "-"}, map(str, spec.args))
+    return next((arg for arg in options if not arg.startswith("-")), name)
+
+
+class Narrator:
+    """Of one run.
+
+    Args:
+        group: the workers; read, never changed.
+    """
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+        self._phase = group.phase
+        self._state = group.state
+        self._generation = 0
+        self._restart_count = 0
+        self._is_killing = False
+        self._name: PhaseName | None = None  # of what takes time now
+        self._since = 0.0
+        self._restarted_round: int | None = None  # the last one of which a restart was told
+        # Of this generation.
+        self._is_spawned = False
+        self._condemned: set[int] = set()  # local ranks
+        self._ended: set[int] = set()  # local ranks
+
+    def handle(self, event: Event, now: float) -> list[Happening]:
+        """What the event is worth telling.  The group has handled it."""
+        group = self._group
+        told = [*self._what_happened(event, now), *self._killed(event)]
+        if group.generation != self._generation:
+            self._generation, self._is_spawned = group.generation, False
+            self._condemned, self._ended = set(), set()
+            told.append(self._round_formed())
+        told += self._what_took_time(now)
+        if (group.phase, group.state) != (self._phase, self._state):
+            told.append(Changed(self._phase, group.phase, group.state, group.reason or _words(event)))
+            self._phase, self._state = group.phase, group.state
+        return told
+
+    def _what_happened(self, event: Event, now: float) -> list[Happening]:
+        group = self._group
+        match event:
+            case Spawned(generation, ids) if generation == group.generation and not self._is_spawned:
+                self._is_spawned = True
+                return [WorkersStarted(generation, ids)]
+            case Condemned(generation, local_rank) if generation == group.generation:
+                self._condemned.add(local_rank)
+                return []
+            case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
+                self._ended.add(local_rank)
+                return self._worker_ended(event, now)
+            case Interrupted():
+                return self._restarting(event)
+            case StopRequested(signum, reason="") if self._phase is not Phase.DONE:
+                return [StopAsked(signum)]
+            case _:
+                return []
+
+    def _worker_ended(self, event: Exited, now: float) -> list[Happening]:
+        group, local_rank = self._group, event.local_rank
+        failure = event.failure or group.failed.get(local_rank)
+        outcome: Literal["succeeded", "failed", "stopped"] = "succeeded"
+        if failure is not None:
+            outcome = "failed"
+        elif local_rank in group.stopped:
+            outcome = "stopped"
+        rank = group.workers[local_rank].global_rank
+        told: list[Happening] = [WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
+        # Of a condemned worker it was known before it ended.
+        if event.gone_at is not None and failure is not None and local_rank not in self._condemned:
+            told.append(PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
+        return told
+
+    def _restarting(self, event: Interrupted) -> list[Happening]:
+        group = self._group
+        is_of_now = group.assigned is not None and group.assigned.round == event.round
+        if not is_of_now or group.is_leaving or self._restarted_round == event.round:
+            return []
+        self._restarted_round = event.round
+        is_paid = event.restart_count > self._restart_count
+        self._restart_count = max(event.restart_count, self._restart_count)
+        return [Restarting("failure" if is_paid else "membership", event.reason, self._restart_count)]
+
+    def _killed(self, event: Event) -> list[Happening]:
+        was_killing, self._is_killing = self._is_killing, self._group.is_killing
+        if was_killing or not self._is_killing:
+            return []
+        is_asked = isinstance(event, StopRequested)
+        reason = "asked to stop again" if is_asked else f"not ended after {self._group.spec.shutdown_timeout_s:g} s"
+        return [Killed(self._group.generation, self._group.unended, reason)]
+
+    def _round_formed(self) -> RoundFormed:
+        assigned = self._group.assigned
+        assert assigned is not None  # or there would be no generation
+        ranks = assigned.ranks
+        self._restart_count = assigned.restart_count
+        return RoundFormed(
+            round=assigned.round,
+            generation=self._generation,
+            restart_count=assigned.restart_count,
+            group_rank=ranks.group_rank,
+            group_world_size=ranks.group_world_size,
+            first_rank=ranks.first_rank,
+            local_world_size=ranks.local_world_size,
+            world_size=ranks.world_size,
+        )
+
+    def _what_took_time(self, now: float) -> list[Happening]:
+        name = self._name_now()
+        if name == self._name:
+            return []
+        told: list[Happening] = [] if self._name is None else [PhaseTook(self._name, now - self._since)]
+        self._name, self._since = name, now
+        return told
+
+    def _name_now(self) -> PhaseName | None:
+        if self._group.phase is not Phase.RUNNING:
+            return _NAMES.get(self._group.phase)
+        return "run" if self._is_spawned else "spawn"
+
+
+def _words(event: Event) -> str:
+    """Why, where the group needs no reason."""
+    return f"round {event.round} is complete" if isinstance(event, Assigned) else "the run begins"

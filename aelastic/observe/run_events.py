@@ -1,0 +1,165 @@
+"""What an agent has to tell of a run: the words that its observers are told.
+
+The event log writes them down, metrics count them, the live line shows them.  They say what happened, not what is to
+be done about it, and nobody answers.  `narrator.py` makes those that follow from the worker group's events; the
+supervisor adds what only it knows.  The time comes with each, from whoever tells (`observer.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.rdzv.protocol.messages import FailureReport
+from aelastic.record import Record
+
+# What a run spends its time on.
+#   rendezvous: ready for a round, until it is complete          spawn: from there until all workers are started
+#   run: workers run                                             detect: a worker has ended, until the agent knows why
+#   stop: workers are asked to end, until nothing of them lives  await: all are gone, until it is said what follows
+#   barrier: ours have succeeded, until those of other nodes have
+PhaseName: TypeAlias = Literal["rendezvous", "spawn", "run", "detect", "stop", "await", "barrier"]
+PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
+# Why workers start again: a worker failed, or nodes came or went.
+RestartCause: TypeAlias = Literal["failure", "membership"]
+# Who found that a worker does not do what is expected of it: a timer that it set and did not clear, no sign of life,
+# output that did not come, a sleep that no signal ends.
+Watch: TypeAlias = Literal["timer", "hang", "output", "stuck"]
+
+
+class RunBegan(Record):
+    """The first of all."""
+
+    run_id: str
+    node_id: str
+    host: str
+    pid: int  # the agent's
+    role: str
+    entrypoint: str
+    local_world_size: int
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    rdzv_backend: str  # "" for a node on its own
+
+
+class Changed(Record):
+    """The agent stands elsewhere now, or its workers do."""
+
+    before: Phase
+    phase: Phase
+    state: WorkerState
+    reason: str  # a sentence; what happened, where nobody said why
+
+
+class PhaseTook(Record):
+    """Something that takes time is over; it ended just now."""
+
+    name: PhaseName
+    duration_s: float
+    local_rank: int | None = None  # of `detect`
+
+
+class Waited(Record):
+    """Nodes are missing, for some while now."""
+
+    text: str
+
+
+class RoundFormed(Record):
+    """This node takes part in a round, by a new generation of workers."""
+
+    round: int
+    generation: int
+    restart_count: int
+    group_rank: int
+    group_world_size: int
+    first_rank: int  # of this node's workers; the others follow
+    local_world_size: int
+    world_size: int
+
+
+class WorkersStarted(Record):
+    """All workers of this node are started."""
+
+    generation: int
+    ids: Mapping[int, Any]  # local rank to pid, or what the back end calls them
+
+
+class WorkerEnded(Record):
+    """A worker's process is gone."""
+
+    generation: int
+    local_rank: int
+    rank: int
+    outcome: Literal["succeeded", "failed", "stopped"]
+    failure: FailureReport | None = None
+
+
+class Noticed(Record):
+    """A worker does not do what is expected of it."""
+
+    generation: int
+    local_rank: int
+    rank: int
+    by: Watch
+    reason: str
+    is_stopped: bool  # and counts as failed; else it is only told
+
+
+class StacksTaken(Record):
+    """Where the workers of this node stood."""
+
+    generation: int
+    why: str
+    source: Mapping[int, str]  # local rank to what gave its stack, or why nothing did
+    path: str  # the folder they are in
+
+
+class Killed(Record):
+    """Workers that did not end are sent SIGKILL."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    reason: str
+
+
+class Restarting(Record):
+    """All workers are to start again, on all nodes."""
+
+    cause: RestartCause
+    reason: str
+    restart_count: int  # of the round to come
+
+
+class StopAsked(Record):
+    """The agent is asked to leave."""
+
+    signum: int
+
+
+class RunEnded(Record):
+    """The last of all."""
+
+    state: WorkerState
+    reason: str
+    cause: FailureReport | None = None
+
+
+Happening: TypeAlias = (
+    RunBegan
+    | Changed
+    | PhaseTook
+    | Waited
+    | RoundFormed
+    | WorkersStarted
+    | WorkerEnded
+    | Noticed
+    | StacksTaken
+    | Killed
+    | Restarting
+    | StopAsked
+    | RunEnded
+)

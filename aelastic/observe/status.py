@@ -1,0 +1,241 @@
+"""Where an agent stands, as `/status` and `/readyz` say it: happenings in, answers out.
+
+Times are monotonic here; the wall's comes with the question, since it is for people only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe.run_events import (
+    Changed,
+    Happening,
+    PhaseName,
+    PhaseTook,
+    RestartCause,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    RunEnded,
+    Waited,
+    WorkerEnded,
+    WorkersStarted,
+)
+from aelastic.rdzv.protocol.messages import FailureReport
+from aelastic.record import Record
+
+SCHEMA = 1
+# The last ten restarts, of six phases each.
+PHASES_MAX = 60
+# Of a failure's traceback; the end of it says most.
+TRACEBACK_CHARACTERS_MAX = 8192
+
+WorkerFact: TypeAlias = Literal["starting", "running", "succeeded", "failed", "stopped"]
+
+_NOT_READY: dict[Phase, str] = {
+    Phase.INIT: "the agent begins",
+    Phase.JOINING: "waiting for a round to be complete",
+    Phase.STOPPING: "workers are being stopped",
+    Phase.AWAITING: "a worker failed; what follows is not said yet",
+    Phase.BARRIER: "the workers of this node have succeeded; those of other nodes run",
+    Phase.DONE: "the job is over",
+}
+_PHASE_NAMES: dict[Phase, PhaseName] = {
+    Phase.JOINING: "rendezvous",
+    Phase.RUNNING: "spawn",  # and "run" once they are started
+    Phase.STOPPING: "stop",
+    Phase.AWAITING: "await",
+    Phase.BARRIER: "barrier",
+}
+
+
+class _Past(Record):
+    """A phase that is over."""
+
+    name: PhaseName
+    generation: int
+    ended: float
+    duration_s: float
+    local_rank: int | None
+
+
+class _LastFailure(Record):
+    """The first failure of the last generation that failed."""
+
+    generation: int
+    report: FailureReport
+
+
+class _LastRestart(Record):
+    cause: RestartCause
+    reason: str
+    at: float
+
+
+class Status:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self._run: RunBegan | None = None
+        self._began = 0.0
+        self._phase, self._state, self._reason = Phase.INIT, WorkerState.INIT, ""
+        self._since = 0.0  # of the phase
+        self._now: PhaseName | None = None  # what takes time now
+        self._now_since = 0.0
+        self._waited = ""
+        self._round: RoundFormed | None = None
+        self._round_at = 0.0
+        self._ids: Mapping[int, Any] = {}
+        self._started_at = 0.0
+        self._facts: dict[int, WorkerFact] = {}  # by local rank
+        self._past: deque[_Past] = deque(maxlen=PHASES_MAX)
+        self._restarts: dict[RestartCause, int] = {"failure": 0, "membership": 0}
+        self._last_restart: _LastRestart | None = None
+        self._failure: _LastFailure | None = None
+
+    def tell(self, happening: Happening, now: float) -> None:  # noqa: C901, PLR0912  one case for each
+        """Something happened just now."""
+        match happening:
+            case RunBegan():
+                self._run, self._began, self._since = happening, now, now
+            case Changed():
+                self._on_changed(happening, now)
+            case RoundFormed():
+                self._round, self._round_at, self._waited = happening, now, ""
+                self._ids, self._facts = {}, dict.fromkeys(range(happening.local_world_size), "starting")
+            case WorkersStarted(ids=ids):
+                self._ids, self._started_at = ids, now
+                for local_rank, fact in self._facts.items():
+                    self._facts[local_rank] = "running" if fact == "starting" else fact
+                if self._phase is Phase.RUNNING:  # else they are being stopped already
+                    self._now, self._now_since = "run", now
+            case PhaseTook(name, duration_s, local_rank):
+                self._past.append(_Past(name, self._generation, now, duration_s, local_rank))
+            case WorkerEnded(generation, local_rank, _, outcome, failure):
+                self._facts[local_rank] = outcome
+                if failure is not None and (self._failure is None or self._failure.generation != generation):
+                    self._failure = _LastFailure(generation, failure)
+            case Restarting(cause, reason):
+                self._restarts[cause] += 1
+                self._last_restart = _LastRestart(cause, reason, now)
+            case Waited(text):
+                self._waited = text
+            case RunEnded(state, reason):
+                self._phase, self._state, self._reason, self._now = Phase.DONE, state, reason, None
+            case _:
+                pass  # says nothing about where the agent stands
+
+    def _on_changed(self, changed: Changed, now: float) -> None:
+        if changed.phase is not self._phase:
+            self._since = self._now_since = now
+            self._now = _PHASE_NAMES.get(changed.phase)
+            self._waited = ""
+        self._phase, self._state, self._reason = changed.phase, changed.state, changed.reason
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self._round is None else self._round.generation
+
+    # Answers.
+
+    @property
+    def role(self) -> str:
+        return "" if self._run is None else self._run.role
+
+    @property
+    def running(self) -> Mapping[int, Any]:
+        """Local ranks of workers that live, and what the back end calls them."""
+        return {rank: self._ids.get(rank) for rank, fact in self._facts.items() if fact == "running"}
+
+    @property
+    def readiness(self) -> tuple[bool, str]:
+        """Whether workers of a complete round run on this node; if not, why."""
+        if self._phase is not Phase.RUNNING:
+            why = _NOT_READY[self._phase]
+            return False, f"{why}: {self._waited}" if self._waited and self._phase is Phase.JOINING else why
+        if self._now != "run":
+            return False, "workers are being started"
+        return True, f"{len(self.running)} of {len(self._facts)} workers run"
+
+    def describe(self, now: float, wall: datetime, usage: Mapping[int, tuple[float, int]]) -> dict[str, Any]:
+        """All of it, for JSON.
+
+        Args:
+            wall: what people call this moment.
+            usage: CPU seconds and bytes of memory of workers that live, by local rank.
+        """
+
+        def at(moment: float) -> str:
+            return (wall - timedelta(seconds=now - moment)).astimezone(UTC).isoformat(timespec="milliseconds")
+
+        is_ready, why = self.readiness
+        run = self._run
+        return {
+            "schema": SCHEMA,
+            "time": at(now),
+            "run": None if run is None else {**fields_of(run), "began": at(self._began)},
+            "phase": self._phase.value,
+            "state": self._state.value,
+            "reason": self._reason,
+            "since": at(self._since),
+            "ready": is_ready,
+            "readiness": why,
+            "waiting": self._waited or None,
+            "round": None if self._round is None else {**fields_of(self._round), "formed": at(self._round_at)},
+            "restarts": dict(self._restarts),
+            "last_restart": None if (last := self._last_restart) is None else {**fields_of(last), "at": at(last.at)},
+            "last_failure": self._describe_failure(),
+            "now": None if self._now is None else {"phase": self._now, "began": at(self._now_since)},
+            "phases": [
+                {
+                    "phase": past.name,
+                    "generation": past.generation,
+                    "began": at(past.ended - past.duration_s),
+                    "ended": at(past.ended),
+                    "duration_s": round(past.duration_s, 6),
+                    **({} if past.local_rank is None else {"local_rank": past.local_rank}),
+                }
+                for past in self._past
+            ],
+            "workers": [self._describe_worker(rank, usage.get(rank), at(self._started_at)) for rank in self._facts],
+        }
+
+    def _describe_worker(self, local_rank: int, usage: tuple[float, int] | None, started: str) -> dict[str, Any]:
+        worker_id, round_ = self._ids.get(local_rank), self._round
+        assert round_ is not None  # or there would be no worker
+        return {
+            "local_rank": local_rank,
+            "rank": round_.first_rank + local_rank,
+            "state": self._facts[local_rank],
+            "pid": worker_id if isinstance(worker_id, int) else None,
+            "id": None if worker_id is None else str(worker_id),
+            "started": started if local_rank in self._ids else None,
+            "cpu_s": None if usage is None else usage[0],
+            "rss_bytes": None if usage is None else usage[1],
+        }
+
+    def _describe_failure(self) -> dict[str, Any] | None:
+        if self._failure is None:
+            return None
+        report = self._failure.report
+        fields = fields_of(report)
+        fields["at"] = _wall_time(fields.pop("timestamp_s"))
+        fields["traceback"] = report.traceback[-TRACEBACK_CHARACTERS_MAX:]
+        return {"generation": self._failure.generation, **fields}
+
+
+def fields_of(record: Record) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in type(record).__match_args__}
+
+
+def _wall_time(timestamp_s: float) -> str | None:
+    """As people write it; `None` where a worker's error file holds no time of this era."""
+    try:
+        return datetime.fromtimestamp(timestamp_s, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, OSError, ValueError):
+        return None

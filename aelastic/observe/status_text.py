@@ -1,0 +1,274 @@
+"""What the live line says: where a run stands, from what its observers are told.
+
+`LiveText` is told happenings and gives the line, as text for a width.  `changes_at` says when it would read otherwise
+though nothing happens: the time that has passed is said in steps, the coarser the longer it is, so that a line that
+nobody looks at costs next to nothing.  A view of nodes and ranks (`live_view.py`) shows a `Picture`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from aelastic.group.worker_group import Phase
+from aelastic.observe.run_events import (
+    Changed,
+    Happening,
+    Noticed,
+    PhaseName,
+    PhaseTook,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    RunEnded,
+    StopAsked,
+    Waited,
+    WorkerEnded,
+    WorkersStarted,
+)
+from aelastic.rdzv.protocol.messages import FailureReport
+from aelastic.record import Record
+
+SEPARATOR = " | "
+# Seconds that have passed, and the steps in which they are said from there on.
+_STEPS = ((3600, 60), (60, 10), (10, 5), (0, 1))
+# What a restart takes, in this order, and the end of a run.
+_PHASES: tuple[PhaseName, ...] = ("detect", "stop", "await", "rendezvous", "spawn", "barrier")
+# More is in the logs.
+WORDS_MAX = 200
+
+
+class Frame(Record):
+    """What is to be shown now."""
+
+    key: object  # equal where what would be shown is equal
+    rows: Callable[[], list[bytes]]  # makes it; may be called in another thread
+
+
+class RankPicture(Record):
+    """One worker of this node, in this generation."""
+
+    rank: int
+    local_rank: int
+    pid: int | None = None
+    state: str = "starting"
+    note: str = ""  # what it does not do, as somebody who watches has noticed
+
+
+class Picture(Record):
+    """What a view of nodes and ranks shows."""
+
+    title: tuple[str, ...]
+    node: str
+    ranks: tuple[RankPicture, ...]
+    failure: str
+    took: str
+
+
+class LiveText:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self.began: RunBegan | None = None
+        self.began_at = 0.0
+        self.formed: RoundFormed | None = None
+        self.phase = Phase.INIT
+        self.ranks: list[RankPicture] = []
+        self.restart_count = 0
+        self.why_stopping = ""
+        self.took: dict[PhaseName, float] = {}  # how long the last of each phase was, in seconds
+        self.last_failure: FailureReport | None = None
+        self.failed_at = 0.0
+        self._waited = ""
+
+    # What happens.
+
+    def handle(self, happening: Happening, now: float) -> None:  # noqa: C901, PLR0912  one case for each happening
+        match happening:
+            case RunBegan():
+                self.began, self.began_at = happening, now
+            case Changed(_, phase):
+                self._on_changed(phase)
+            case Waited(text):
+                self._waited = text
+            case RoundFormed():
+                self._on_formed(happening)
+            case WorkersStarted(_, ids):
+                for rank in tuple(self.ranks):
+                    pid = ids.get(rank.local_rank)
+                    state = "running" if rank.state == "starting" else rank.state
+                    self._set(rank.local_rank, pid=pid if isinstance(pid, int) else None, state=state)
+            case WorkerEnded(_, local_rank, _, outcome, failure):
+                self._set(local_rank, state=outcome)
+                self._on_failure(failure, now)
+            case Noticed(_, local_rank, _, _, reason):
+                self._set(local_rank, note=reason)
+            case PhaseTook(name, duration_s):
+                self.took[name] = duration_s
+            case Restarting(_, reason, restart_count):
+                self.restart_count, self.why_stopping = restart_count, reason
+            case StopAsked(signum):
+                self.why_stopping = f"asked to by {_name_of(signum)}"
+            case RunEnded(_, _, cause):
+                self._on_failure(cause, now)
+            case _:
+                pass  # the rest is for those who count and write down
+
+    def _on_changed(self, phase: Phase) -> None:
+        if phase is not self.phase:
+            self.phase, self._waited = phase, ""
+        if phase in {Phase.JOINING, Phase.RUNNING}:
+            self.why_stopping = ""
+
+    def _on_formed(self, formed: RoundFormed) -> None:
+        self._on_changed(Phase.RUNNING)  # which is said a moment later
+        self.formed, self.restart_count = formed, formed.restart_count
+        self.ranks = [RankPicture(formed.first_rank + local, local) for local in range(formed.local_world_size)]
+
+    def _set(self, local_rank: int, **fields: Any) -> None:
+        if local_rank < len(self.ranks):
+            self.ranks[local_rank] = RankPicture(**{**vars(self.ranks[local_rank]), **fields})
+
+    def _on_failure(self, failure: FailureReport | None, now: float) -> None:
+        if failure is not None and failure != self.last_failure:
+            self.last_failure, self.failed_at = failure, now
+
+    # What it says.
+
+    def frame(self, now: float, columns: int, rows: int) -> Frame:  # noqa: ARG002  one row is always there
+        line = self.line(now, columns - 1)  # some terminals wrap behind a full row
+        return Frame(line, lambda: [line.encode()])
+
+    def line(self, now: float, width: int) -> str:
+        """One line of printable ASCII, cut off at the width."""
+        return cut(SEPARATOR.join(self.parts(now)), width)
+
+    def changes_at(self, now: float) -> float:
+        """When `line` would be another, should nothing happen."""
+        passed = max(0.0, now - self.began_at)
+        step = next(step for least, step in _STEPS if passed >= least)
+        return self.began_at + (passed // step + 1) * step
+
+    def parts(self, now: float) -> tuple[str, ...]:
+        """The time that has passed, what the run does, the round, who takes part, the restarts."""
+        passed = "" if self.began is None else f" {duration(now - self.began_at)}"
+        parts = (f"aelastic{passed}", *self.state, self.round, self.size, self.restarts)
+        return tuple(part for part in parts if part)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """What the run does now, and then what it waits for."""
+        match self.phase:
+            case Phase.INIT:
+                return ("starting",)
+            case Phase.JOINING:
+                return (self._joining(), *_who_is_missing_first(self._waited))
+            case Phase.RUNNING:
+                return (self._running(),)
+            case Phase.STOPPING:
+                return (f"stopping {self._left()}{self._why()}",)
+            case Phase.AWAITING:
+                return (self._why().removeprefix(": ") or "a worker failed", self._waited or "waiting for what follows")
+            case Phase.BARRIER if self.formed is not None and self.formed.group_world_size == 1:
+                return ("done",)
+            case Phase.BARRIER:
+                return ("done here", self._waited.removeprefix("finished; ") or "waiting for other nodes")
+            case Phase.DONE:
+                return ("over",)
+
+    def _joining(self) -> str:
+        if self.began is None or self.began.max_nodes == 1:
+            return "starting"
+        fewest, most = self.began.min_nodes, self.began.max_nodes
+        return f"waiting for {fewest} nodes" if fewest == most else f"waiting for {fewest} to {most} nodes"
+
+    def _why(self) -> str:
+        failed = [rank.rank for rank in self.ranks if rank.state == "failed"]
+        why = self.why_stopping or (f"rank {failed[0]} failed" if failed else "")
+        return why and f": {why}"
+
+    def _running(self) -> str:
+        if any(rank.state == "starting" for rank in self.ranks):
+            return "starting workers"
+        done = sum(rank.state == "succeeded" for rank in self.ranks)
+        return f"running, {done} of {len(self.ranks)} done" if done else "running"
+
+    def _left(self) -> str:
+        left = sum(rank.state in {"starting", "running"} for rank in self.ranks)
+        return _count(left, "worker") if left else "what workers left behind"
+
+    @property
+    def round(self) -> str:
+        if self.formed is None:
+            return ""
+        return f"{'after ' * (self.phase is Phase.JOINING)}round {self.formed.round}"
+
+    @property
+    def size(self) -> str:
+        formed, began = self.formed, self.began
+        if formed is not None and self.phase is not Phase.JOINING:
+            nodes = f" on {_count(formed.group_world_size, 'node')}" if formed.group_world_size > 1 else ""
+            return f"{_count(formed.world_size, 'rank')}{nodes}"
+        return "" if began is None else f"{_count(began.local_world_size, 'rank')} here"
+
+    @property
+    def restarts(self) -> str:
+        if self.began is None:
+            return ""
+        most = self.began.max_restarts
+        return f"restarts {self.restart_count} of {most}" if most else "no restarts"
+
+    def picture(self, now: float) -> Picture:
+        """What there is to see besides."""
+        failure, took, failed = self.last_failure, self.took, ""
+        if failure is not None:
+            ago = duration(now - self.failed_at)
+            failed = f"last failure, {ago} ago: rank {failure.rank} on {failure.host}: {failure.message}"
+        last = ", ".join(f"{name} {took[name]:.1f} s" for name in _PHASES if name in took)
+        return Picture(
+            title=self.parts(now),
+            node=self._node(),
+            ranks=tuple(self.ranks),
+            failure=failed,
+            took=f"phases took: {last}" if last else "",
+        )
+
+    def _node(self) -> str:
+        began, formed = self.began, self.formed
+        if began is None:
+            return ""
+        here = f"run {began.run_id} on {began.host}"
+        if formed is None:
+            return here
+        return f"{here} | group rank {formed.group_rank} of {formed.group_world_size}"
+
+
+def cut(text: str, width: int) -> str:
+    """Printable ASCII only, each of one column on every terminal; what is too long ends in dots."""
+    plain = "".join(each if " " <= each <= "~" else "?" for each in " ".join(text.split()))
+    return plain if len(plain) <= width else plain[: max(0, width - 3)] + "..."[: max(0, width)]
+
+
+def duration(passed_s: float) -> str:
+    """How long, in steps: `42 s`, `3 min 20 s`, `2 h 5 min`."""
+    passed = max(0, int(passed_s))
+    step = next(step for least, step in _STEPS if passed >= least)
+    minutes, seconds = divmod(passed - passed % step, 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _who_is_missing_first(waited: str) -> list[str]:
+    """A sentence about who is waited for, with those who are missing at its beginning: its end may be cut off."""
+    clauses = waited[:WORDS_MAX].split("; ") if waited else []
+    return sorted(clauses, key=lambda clause: not clause.startswith("missing: "))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _name_of(signum: int) -> str:
+    return signal.Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

@@ -1,0 +1,114 @@
+"""Tells systemd how the job stands (`sd_notify(3)`), for a unit of `Type=notify`: `docs/systemd.md` has one.
+
+It is told once that the workers run, and that the agent leaves, with the time this may take; in between, where the job
+stands, on change, and as often as it wants, that the loop turns.  Nothing here blocks: what the socket has no room for
+is sent soon after, the newest of each kind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+import anyio
+
+from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import Happening, RunEnded, StopAsked, WorkersStarted
+from aelastic.observe.status_text import SEPARATOR, WORDS_MAX, LiveText, cut
+
+_log = logging.getLogger(__name__)
+
+# A socket without room has ten datagrams waiting (`net.unix.max_dgram_qlen`), which are read in no time.
+RETRY_INTERVAL_S = 0.05
+# Between the last worker's end and the agent's: a console that stalls has 30 s (`logs`), observers have 5 s.
+LEAVE_S = 40.0
+
+
+class SdNotify(Observer):
+    """Of one run.
+
+    Args:
+        env: the agent's environment: `NOTIFY_SOCKET`, `WATCHDOG_USEC`, `WATCHDOG_PID`.
+        shutdown_timeout_s: how long workers have to end when they are asked to.
+    """
+
+    def __init__(self, env: Mapping[str, str], shutdown_timeout_s: float) -> None:
+        name = env.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + name[1:] if name.startswith("@") else name
+        self._socket: socket.socket | None = None  # until there is something to tell
+        self._stop_us = round(1e6 * (shutdown_timeout_s + KILL_COUNT_MAX * KILL_WAIT_S + LEAVE_S))
+        # As it recommends: twice in the time after which it takes us for dead.
+        self._interval_s = _watchdog_us(env) / 2e6
+        self._text = LiveText()
+        self._status = ""
+        self._is_ready = False
+        self._beat = {"WATCHDOG": "1"} if self._interval_s else {}
+        self._unsent: dict[str, str] = {}
+        self._has_warned = False
+        self._is_full = anyio.Event()
+
+    def tell(self, happening: Happening, now: float) -> None:
+        self._text.handle(happening, now)
+        # What changes although nothing happens, the time that has passed, is the first part.
+        text = SEPARATOR.join(self._text.parts(now)[1:])
+        said: dict[str, str] = {}
+        match happening:
+            case WorkersStarted() if not self._is_ready:
+                self._is_ready = True
+                said["READY"] = "1"
+            case StopAsked():
+                said = {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": str(self._stop_us)}
+            case RunEnded(state, reason):
+                text = f"{state.value}: {reason}"
+                said = {"STOPPING": "1", **self._beat}  # `run` is over
+            case _:
+                pass
+        if (status := cut(text, WORDS_MAX)) != self._status:
+            self._status = said["STATUS"] = status
+        self._send(said)
+
+    async def run(self) -> None:
+        while True:
+            self._send(self._beat)
+            with anyio.move_on_after(self._interval_s or None):
+                await self._is_full.wait()
+                await anyio.sleep(RETRY_INTERVAL_S)
+
+    async def aclose(self) -> None:
+        try:
+            while self._is_full.is_set():  # at most until an observer's time to close is over
+                await anyio.sleep(RETRY_INTERVAL_S)
+                self._send({})
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+
+    def _send(self, said: Mapping[str, str]) -> None:
+        self._unsent.update(said)
+        if not self._unsent:
+            return
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        lines = "\n".join(f"{name}={value}" for name, value in self._unsent.items())
+        try:
+            self._socket.sendto(lines.encode(errors="replace"), os.fsencode(self._address))
+        except BlockingIOError:
+            self._is_full.set()
+            return
+        except OSError as error:  # systemd may be back when there is more to tell
+            if not self._has_warned:
+                _log.warning("systemd can't be told how the job stands (%s): the job goes on", error)
+            self._has_warned = True
+        else:
+            self._unsent = {}
+        if self._is_full.is_set():
+            self._is_full = anyio.Event()
+
+
+def _watchdog_us(env: Mapping[str, str]) -> int:
+    """The time after which systemd takes us for dead; 0: never."""
+    text, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
+    return int(text) if text.isascii() and text.isdigit() and pid in {"", str(os.getpid())} else 0

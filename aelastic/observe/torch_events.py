@@ -1,0 +1,259 @@
+"""torchelastic's events and metrics, for those who listen to torch's (`torch.distributed.elastic.events`, `.metrics`).
+
+The supervisor makes one where somebody may listen: `WorkerSpec.event_log_handler` names a handler, or the program
+around us uses those modules.  Handlers are called in a thread of its own, in order, so that one that blocks holds up
+nobody but the end of the run, and that not for ever.  What happens meanwhile is kept, with its time, up to a limit; so
+is what happens while that thread imports torch, for which no worker waits.  A handler that raises is reported once.
+
+Told are the events that torch's agent records, under its names, with their real times; `telemetry` has the list.  The
+handler `dynamic_rendezvous` is for another kind, the `RdzvEvent`s of torch's dynamic rendezvous.  torch records them
+itself, under us as well, where its rendezvous is used (`torch:c10d`).  Ours makes none: of what it does, the events
+`RENDEZVOUS` and `ASSIGN_WORKER_RANKS` tell, and they go to the handler that was chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from queue import SimpleQueue
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from aelastic.errors import InputError
+from aelastic.failures.failure import ProcessFailure
+from aelastic.group.events import Event, Spawned, WorkerState
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.observe.torch_events_core import Job, Metric, Status, Telemetry, Told, metadata_of
+from aelastic.spec import WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+# Those that torch has by itself (`events/handlers.py`); a program may have added others.
+HANDLERS_OF_TORCH = ("console", "dynamic_rendezvous", "null")
+# What torchelastic's own metrics are published under.
+METRIC_GROUP = "torchelastic"
+_EVENTS, _METRICS = "torch.distributed.elastic.events", "torch.distributed.elastic.metrics.api"
+# A start of 64 workers is 80 of them, of some hundred bytes.
+BACKLOG_MAX = 20_000
+# As long as the workers' output waits for the console (`logs`); the import of torch is part of it.
+FINISH_TIMEOUT_S = 30.0
+
+
+def check_event_log_handler(name: str) -> None:
+    """Imports torch only for a name that torch does not have by itself.
+
+    Raises:
+        InputError: torch knows no event handler of that name.
+    """
+    if name in HANDLERS_OF_TORCH:
+        return
+    try:
+        handlers = import_module(f"{_EVENTS}.handlers")
+    except (ImportError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"event log handler {name!r}: torch, which would have it, can't be imported: {reason}"
+        ) from None
+    known = getattr(handlers, "_log_handlers", {})
+    if name not in known:
+        raise InputError(
+            f"event log handler {name!r} is not known to torch: use one of {', '.join(sorted(known))}, "
+            f"or add it to {_EVENTS}.handlers first"
+        )
+
+
+class TorchTelemetry:
+    """Tells of one run.
+
+    Args:
+        spec: the workers.
+        run_id: the job's name.
+        group: what the supervisor runs them by; read, never changed.
+    """
+
+    def __init__(self, spec: WorkerSpec, run_id: str, group: WorkerGroup) -> None:
+        self._spec = spec
+        self._telemetry = Telemetry(group, anyio.current_time())
+        self._recorder = _Recorder(spec, run_id)
+        self._told: SimpleQueue[tuple[int, Told] | None] = SimpleQueue()
+        self._is_over = threading.Event()  # all is recorded, or nobody waits for it any more
+        self._thread: threading.Thread | None = None
+        self._happened = self._recorded = 0
+
+    async def open(self) -> None:
+        """To be called before anything is started.
+
+        Raises:
+            InputError: there is no such handler.
+        """
+        spec = self._spec
+        if spec.event_log_handler not in HANDLERS_OF_TORCH:
+            await anyio.to_thread.run_sync(check_event_log_handler, spec.event_log_handler)
+        if spec.start_method == "fork" and callable(spec.entrypoint):
+            # A child forked in the middle of an import could never import that module.
+            await anyio.to_thread.run_sync(self._recorder.open)
+        if self._recorder.is_quick_to_open:
+            self._start()
+
+    def tell(self, event: Event) -> None:
+        """What has happened; the group has handled it.  Never blocks."""
+        self._post(self._telemetry.handle(event, anyio.current_time()))
+        if isinstance(event, Spawned):
+            self._start()  # not earlier: the import of torch would slow down the start of the workers
+
+    async def run(self) -> None:
+        """Says that the workers are healthy as often as torch's agent looks at them, if metrics are listened to."""
+        if not _are_metrics_handled():
+            return
+        while True:
+            await anyio.sleep(self._spec.monitor_interval)
+            if self._told.empty():  # else it is not the time for more
+                self._post(self._telemetry.look())
+
+    async def finish(self, state: WorkerState, failures: Mapping[int, ProcessFailure], reason: str) -> None:
+        """Tells how the run ended; returns as `fail` does.
+
+        Args:
+            state: of the workers.
+            failures: by global rank.
+            reason: why, if they were stopped.
+        """
+        now = anyio.current_time()
+        has_verdict = state in {WorkerState.SUCCEEDED, WorkerState.FAILED}
+        self._post(self._telemetry.finish(state, failures, now) if has_verdict else self._telemetry.fail(reason, now))
+        await self._close()
+
+    async def fail(self, error: BaseException) -> None:
+        """Tells that the agent failed; returns when all is recorded, or a handler has not taken it for too long.
+
+        Cancelled by asyncio's own `cancel`, it waits no longer.
+        """
+        raw_error = "".join(traceback.format_exception(error))
+        self._post(self._telemetry.fail(raw_error, anyio.current_time()))
+        await self._close()
+
+    async def _close(self) -> None:
+        self._told.put(None)
+        self._start()
+        try:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._is_over.wait, FINISH_TIMEOUT_S)
+        finally:
+            self._is_over.set()  # the thread that waits for it ends
+        if lost := self._happened - self._recorded:
+            _log.warning("%d events and metrics are lost: their handlers did not take them in time", lost)
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        self._is_over.set()
+
+    def _post(self, told: Sequence[Told]) -> None:
+        at_ms = time.time_ns() // 1_000_000
+        for each in told:
+            self._happened += 1
+            if self._told.qsize() < BACKLOG_MAX:
+                self._told.put((at_ms, each))
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._record, name="torch telemetry", daemon=True)
+            self._thread.start()
+
+    def _record(self) -> None:
+        try:
+            self._recorder.open()
+            while (each := self._told.get()) is not None:
+                self._recorder.record(*each)
+                self._recorded += 1
+        finally:
+            self._is_over.set()
+
+
+class _Recorder:
+    """torch's two modules, called in one thread."""
+
+    def __init__(self, spec: WorkerSpec, run_id: str) -> None:
+        self._spec = spec
+        self._run_id = run_id
+        self._events: Any = None
+        self._metrics: Any = None
+        self._job: Job | None = None
+        self._has_warned = False
+
+    @property
+    def is_quick_to_open(self) -> bool:
+        """Whether torch is there already, or not needed."""
+        return "torch" in sys.modules or self._spec.event_log_handler == "null"
+
+    def open(self) -> None:
+        """Imports what is listened to, and looks up what all events have in common."""
+        is_chosen = self._spec.event_log_handler != "null"
+        try:
+            self._events = import_module(_EVENTS) if is_chosen or _EVENTS in sys.modules else None
+            self._metrics = import_module(_METRICS) if is_chosen or _METRICS in sys.modules else None
+            if self._events is not None and self._job is None:
+                self._job = _job_of(self._spec, self._run_id)
+        except Exception as error:  # noqa: BLE001  importing torch runs whatever is installed
+            self._warn("nobody is told of events or metrics, since torch or the rendezvous handler failed", error)
+
+    def record(self, at_ms: int, told: Told) -> None:
+        try:
+            if isinstance(told, Status):
+                self._record_event(at_ms, told)
+            else:
+                self._record_metric(at_ms, told)
+        except Exception as error:  # noqa: BLE001  handlers are the user's
+            what = f"event {told.name}" if isinstance(told, Status) else f"metric {told.name}"
+            self._warn(f"a handler failed with {what}; this is said once", error)
+
+    def _record_event(self, at_ms: int, status: Status) -> None:
+        if self._events is not None and self._job is not None:
+            source = self._events.EventSource[status.source]
+            event = self._events.Event(status.name, source, at_ms, metadata_of(status, self._job))
+            self._events.record(event, self._spec.event_log_handler)
+
+    def _record_metric(self, at_ms: int, metric: Metric) -> None:
+        if self._metrics is not None:
+            # torch's `put_metric`, with the time when it happened.
+            data = self._metrics.MetricData(at_ms / 1000, METRIC_GROUP, metric.name, metric.value)
+            self._metrics.getStream(METRIC_GROUP).handler.emit(data)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        if not self._has_warned:
+            _log.warning("%s: %s: %s", what, type(error).__name__, error)
+        self._has_warned = True
+
+
+def _are_metrics_handled() -> bool:
+    metrics: Any = sys.modules.get(_METRICS)
+    stream_of = getattr(metrics, "getStream", None)  # another thread may be in the middle of importing it
+    return stream_of is not None and not isinstance(stream_of(METRIC_GROUP).handler, metrics.NullMetricHandler)
+
+
+def _job_of(spec: WorkerSpec, run_id: str) -> Job:
+    name = spec.get_entrypoint_name()
+    return Job(
+        run_id=run_id,
+        role=spec.role,
+        entry_point=name.rpartition("/")[2] if isinstance(spec.entrypoint, str) else name,
+        rdzv_backend=_backend_of(spec),
+        hostname=socket.getfqdn(socket.gethostname()),
+    )
+
+
+def _backend_of(spec: WorkerSpec) -> str:
+    """What torchrun would meet through: it has no node that is on its own."""
+    if spec.rdzv_handler is not None:
+        get_backend = getattr(spec.rdzv_handler, "get_backend", None)
+        return "" if get_backend is None else str(get_backend())
+    if spec.rdzv is not None:
+        return spec.rdzv.backend.removeprefix("torch:")
+    return "static" if spec.master_port is not None else "c10d"

@@ -1,0 +1,269 @@
+"""What torchelastic's agent would tell of a run: its events and metrics, at the same points.
+
+`Telemetry` sees what the worker group sees, after the group has handled it, and gives what is to be told; it decides
+nothing else.  Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_elastic_agent.py`,
+`launcher/api.py`).  What differs does so because the agents do:
+
+- `agent_restarts` and `remaining_restarts` count the restarts of the job, which torch's agents count each on its own.
+- A worker that ended because we asked it to has the state `TERMINATED`.  torch says so of functions only; a
+  program that it ended has failed there, with exit code -15.
+- Where a program can't be started, torch's agent fails; here its worker does.
+- Ranks come with the round: to assign them takes no time of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
+from aelastic.group.events import Condemned, Event, Exited, Spawned, StopRequested, Worker, WorkerState
+from aelastic.group.worker_group import Phase, WorkerGroup
+from aelastic.rdzv.protocol.messages import Interrupted
+from aelastic.record import Record
+
+Json: TypeAlias = dict[str, Any]
+
+# What torch says of a worker that left no message and no signal.
+_UNEXPLAINED = {"category": "system_terminated_error", "retryability": "False"}
+_AGENT, _LOCAL_AGENT = "SimpleElasticAgent", "LocalElasticAgent"
+
+
+class Metric(Record):
+    """A value of the metric group `torchelastic`."""
+
+    name: str
+    value: int
+
+
+class Status(Record):
+    """An event, as far as the agent knows what is in it (torch: `torch.distributed.elastic.events.Event`)."""
+
+    state: str
+    source: Literal["AGENT", "WORKER"]
+    restart_count: int
+    group_rank: int | None  # None: before the first round
+    group_world_size: int | None
+    total_run_time_s: int = 0  # torch knows it when the run is over
+    worker: Worker | None = None
+    failure: ProcessFailure | None = None
+    raw_error: str | None = None
+    duration_ms: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"torchelastic.worker.status.{self.state}"
+
+
+Told: TypeAlias = Metric | Status
+
+
+class Job(Record):
+    """What all events of a run have in common."""
+
+    run_id: str
+    role: str
+    entry_point: str
+    rdzv_backend: str
+    hostname: str
+
+
+def metadata_of(status: Status, job: Job) -> Json:
+    """The event's metadata, with torch's keys; some are in a JSON text of their own."""
+    worker, failure = status.worker, status.failure
+    more: Json = {"group_world_size": status.group_world_size, "entry_point": job.entry_point}
+    if worker is not None:
+        more |= {
+            "local_rank": [worker.local_rank],
+            "role_rank": [worker.role_rank],
+            "role_world_size": [worker.role_world_size],
+            "exit_code": [None if failure is None else failure.exitcode],
+            "worker_pid": [None if failure is None else failure.pid],
+        }
+    return {
+        "run_id": job.run_id,
+        "global_rank": None if worker is None else worker.global_rank,
+        "group_rank": status.group_rank,
+        "worker_id": None if worker is None else str(worker.id),
+        "role": job.role,
+        "hostname": job.hostname,
+        "state": status.state,
+        "total_run_time": status.total_run_time_s,
+        "rdzv_backend": job.rdzv_backend,
+        "raw_error": status.raw_error if failure is None else _raw_error(failure),
+        "metadata": json.dumps(more),
+        "agent_restarts": status.restart_count,
+        "duration_ms": status.duration_ms,
+    }
+
+
+def _raw_error(failure: ProcessFailure) -> str:
+    is_unexplained = failure.error_file == NOT_AVAILABLE and failure.exitcode >= 0
+    return json.dumps(failure.error_file_data | ({"errorTraits": _UNEXPLAINED} if is_unexplained else {}))
+
+
+class Telemetry:
+    """What is to be told of one run.
+
+    Args:
+        group: the workers; read, never changed.
+        now: when the run began.
+    """
+
+    def __init__(self, group: WorkerGroup, now: float) -> None:
+        self._group = group
+        self._phase = group.phase
+        self._generation = 0
+        self._takes_part = False  # in the round of that generation
+        self._is_spawned = False
+        self._restart_count = 0
+        self._place: tuple[int | None, int | None] = (None, None)  # group rank and group world size
+        self._began_at = self._joins_at = self._assigned_at = now
+        self._restarts_at: float | None = None  # since when this node is on its way to its next round
+        self._stops_at: float | None = None  # since when workers are stopped, unless we were asked to leave
+
+    def handle(self, event: Event, now: float) -> list[Told]:
+        """What the event is worth telling.  The group has handled it."""
+        before, self._phase = self._phase, self._group.phase
+        told: list[Told] = []
+        if before is Phase.RUNNING and self._phase is not before:
+            told += self._running_is_over(event, now)
+        if self._stops_at is not None and self._phase is not Phase.STOPPING:
+            told += self._stopped(self._stops_at, now)
+        if isinstance(event, Interrupted):
+            self._restart_count = max(self._restart_count, event.restart_count)
+        if before is Phase.JOINING and self._phase is Phase.DONE:
+            told += self._not_assigned(now)
+        if self._phase is Phase.JOINING and before is not Phase.JOINING:
+            self._joins_at, self._takes_part = now, False
+            if self._generation and self._restarts_at is None:
+                self._restarts_at = now
+        if self._group.generation != self._generation:
+            told += self._assigned(now)
+        if isinstance(event, Spawned) and event.generation == self._generation and not self._is_spawned:
+            told += self._spawned(now)
+        return told
+
+    def look(self) -> list[Told]:
+        """What torch's agent tells each time it looks at workers that are healthy."""
+        return self._look(WorkerState.HEALTHY) if self._phase is Phase.RUNNING and self._is_spawned else []
+
+    def finish(self, state: WorkerState, failures: Mapping[int, ProcessFailure], now: float) -> list[Told]:
+        """The run is over, with a verdict.
+
+        Args:
+            state: `SUCCEEDED` or `FAILED`.
+            failures: by global rank.
+        """
+        is_failed = state is WorkerState.FAILED
+        told: list[Told] = []
+        if self._takes_part or is_failed:
+            told += self._balance(is_failed=is_failed)
+        for worker in self._group.workers if self._takes_part else ():
+            failure = failures.get(worker.global_rank)
+            is_victim = is_failed and failure is None
+            told.append(self._final("TERMINATED" if is_victim else state.value, now, worker=worker, failure=failure))
+        told += self._call(_AGENT, "run", self._began_at, now)
+        return [*told, self._final("SUCCEEDED", now)]
+
+    def fail(self, raw_error: str, now: float) -> list[Told]:
+        """The run is over without a verdict: the agent was stopped, or failed."""
+        told = self._call(_AGENT, "run", self._began_at, now, is_success=False)
+        return [*told, self._final("FAILED", now, raw_error=raw_error)]
+
+    # A round.
+
+    def _assigned(self, now: float) -> list[Told]:
+        assigned = self._group.assigned
+        assert assigned is not None  # or there would be no generation
+        self._restart_count = assigned.restart_count
+        # As torch's, these two still have the place of the round before.
+        told: list[Told] = [
+            self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000),
+            *self._call(_AGENT, "_assign_worker_ranks", now, now),
+            self._status("ASSIGN_WORKER_RANKS", duration_ms=0.0),
+            *self._call(_AGENT, "_rendezvous", self._joins_at, now),
+        ]
+        self._place = assigned.ranks.group_rank, assigned.ranks.group_world_size
+        self._generation, self._assigned_at = self._group.generation, now
+        self._takes_part, self._is_spawned = True, False
+        return told
+
+    def _not_assigned(self, now: float) -> list[Told]:
+        told: list[Told] = [self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000)]
+        told += self._call(_AGENT, "_rendezvous", self._joins_at, now, is_success=False)
+        told += self._call(_AGENT, "_initialize_workers", self._joins_at, now, is_success=False)
+        if self._restarts_at is not None:
+            told += self._call(_AGENT, "_restart_workers", self._restarts_at, now, is_success=False)
+        return told
+
+    def _spawned(self, now: float) -> list[Told]:
+        self._is_spawned = True
+        told = self._call(_LOCAL_AGENT, "_start_workers", self._assigned_at, now)
+        told += [self._status("START", worker=worker) for worker in self._group.workers]
+        told += self._call(_AGENT, "_initialize_workers", self._joins_at, now)
+        if self._restarts_at is not None:
+            told += self._call(_AGENT, "_restart_workers", self._restarts_at, now)
+            self._restarts_at = None
+        return told
+
+    def _running_is_over(self, event: Event, now: float) -> list[Told]:
+        if self._phase is Phase.BARRIER:
+            return self._look(WorkerState.SUCCEEDED)
+        if not isinstance(event, StopRequested):
+            self._stops_at = now
+        # Whom we condemn, torch's watchdog kills, and its agent finds the next time it looks.
+        return self._look(WorkerState.FAILED) if isinstance(event, Exited | Condemned) else []
+
+    def _stopped(self, since: float, now: float) -> list[Told]:
+        self._restarts_at, self._stops_at = (since if self._phase is not Phase.DONE else None), None
+        are_gone = self._group.state is not WorkerState.UNKNOWN
+        return self._call(_LOCAL_AGENT, "_stop_workers", since, now, is_success=are_gone)
+
+    # Words.
+
+    def _look(self, state: WorkerState) -> list[Told]:
+        return [
+            *self._call(_LOCAL_AGENT, "_monitor_workers", 0, 0),
+            self._of_role("remaining_restarts", max(0, self._group.spec.max_restarts - self._restart_count)),
+            self._of_role(state.name.lower(), 1),
+        ]
+
+    def _balance(self, *, is_failed: bool) -> list[Told]:
+        """How much of the restart budget the job took, and which of four ends it came to."""
+        limit, spent = self._group.spec.max_restarts, self._restart_count
+        left = max(0, limit - spent)
+        told: list[Told] = [
+            self._of_role("flakiness", 100 if is_failed else int(100.0 - 100.0 * (left + 1) / (limit + 1))),
+            self._of_role("run_total", 1),
+        ]
+        for outcome, has_failed in (("success", False), ("failed", True)):
+            for retries, has_retried in (("with_retries", True), ("no_retries", False)):
+                is_so = is_failed is has_failed and (spent > 0) is has_retried
+                told.append(self._of_role(f"run_{outcome}_{retries}", int(is_so)))
+        return told
+
+    def _of_role(self, name: str, value: int) -> Metric:
+        return Metric(f"workers.{self._group.spec.role}.{name}", value)
+
+    @staticmethod
+    def _call(owner: str, method: str, since: float, now: float, *, is_success: bool = True) -> list[Told]:
+        """What torch's `@prof` makes of a method of its agent."""
+        name = f"{owner}.{method}"
+        outcome = Metric(f"{name}.{'success' if is_success else 'failure'}", 1)
+        return [outcome, Metric(f"{name}.duration.ms", int((now - since) * 1000))]
+
+    def _final(self, state: str, now: float, **fields: Any) -> Status:
+        return self._status(state, total_run_time_s=int(now - self._began_at), **fields)
+
+    def _status(self, state: str, **fields: Any) -> Status:
+        group_rank, group_world_size = self._place
+        return Status(
+            state=state,
+            source="AGENT" if fields.get("worker") is None else "WORKER",
+            restart_count=self._restart_count,
+            group_rank=group_rank,
+            group_world_size=group_world_size,
+            **fields,
+        )

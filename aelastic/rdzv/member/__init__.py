@@ -1,0 +1,1 @@
+"""What this node tells the coordinator and is told: a pure core."""

@@ -1,0 +1,54 @@
+"""Where workers find the store of group rank 0, from what connections have shown to work.
+
+No name is looked up here, and none is turned around: an agent is where its connection to the coordinator
+comes from, and the coordinator's own is where the others have reached it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv6Address, ip_address
+
+from aelastic.rdzv.protocol.messages import Node
+
+
+def plain_address(address: str) -> str:
+    """An address as people write it: an IPv4 one that came through an IPv6 socket is an IPv4 one."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return str(mapped or parsed)
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an address rather than a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def master_address(nodes: Sequence[Node]) -> str:
+    """`MASTER_ADDR` for a round, the same for all.
+
+    A node on the coordinator's machine came over the loopback interface, an address that is of use to its neighbours
+    only.  If others came from elsewhere, it is where these found the coordinator.
+
+    Args:
+        nodes: by group rank.
+    """
+    master = nodes[0].master_addr
+    if not is_loopback(master):
+        return master
+    ways = (node.way_address for node in nodes if not is_loopback(node.master_addr))
+    return next((way for way in ways if way), master)

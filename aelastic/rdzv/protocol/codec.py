@@ -1,0 +1,250 @@
+"""The words between agent and coordinator as bytes.
+
+A frame is its length in four bytes, then JSON: `["Ready", {…}]`.  What comes in is checked against the types of
+`messages.py`, field by field, before anybody sees it; nothing of it is ever executed.  Frames have a limit, so
+neither garbage nor a hostile peer can make an agent hold more than that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from aelastic.rdzv.protocol.messages import (
+    Alive,
+    Assigned,
+    Beat,
+    Departed,
+    Downward,
+    Ended,
+    Failed,
+    FailureReport,
+    Goodbye,
+    Hello,
+    Interrupted,
+    Left,
+    Probe,
+    Ready,
+    Refused,
+    Succeeded,
+    Upward,
+    Waiting,
+    Welcome,
+)
+from aelastic.record import Record
+
+# Raised whenever a message changes its form; agents of different versions do not form a job.
+PROTOCOL = 1
+# The largest there is carries the traceback of a failure, which is cut to fit long before.
+FRAME_MAX = 1 << 20
+# A text, so that two of them, however strange, fit into a frame.
+TEXT_MAX = 40_000
+_HEAD = 4
+
+# Fields that came after the protocol's number: with their default they are left out, and so they may be missing.
+_LATER: dict[type[Record], tuple[str, ...]] = {FailureReport: ("is_final", "stack")}
+
+UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in (Hello, Alive, Ready, Failed, Succeeded, Left)}
+DOWNWARD: dict[str, type[Record]] = {
+    cls.__name__: cls
+    for cls in (Welcome, Refused, Beat, Probe, Goodbye, Departed, Assigned, Interrupted, Ended, Waiting)
+}
+
+
+class WireError(Exception):
+    """What came in is none of our words."""
+
+
+class OtherProtocolError(WireError):
+    """It is a greeting, from an agent of another version."""
+
+    def __init__(self, theirs: object) -> None:
+        self.reason = (
+            f"this agent speaks protocol {theirs!r:.80} and the job speaks {PROTOCOL}: "
+            "install the same version of aelastic on all nodes"
+        )
+        super().__init__(self.reason)
+
+
+def encode(message: Upward | Downward) -> bytes:
+    """One frame."""
+    body = json.dumps([type(message).__name__, message], default=_fields_of, separators=(",", ":")).encode()
+    if len(body) > FRAME_MAX:
+        raise WireError(f"{type(message).__name__} takes {len(body)} bytes, {FRAME_MAX} are allowed")
+    return len(body).to_bytes(_HEAD, "big") + body
+
+
+def to_text(message: Downward) -> str:
+    """A message as text, for the board."""
+    return encode(message)[_HEAD:].decode()
+
+
+def from_text(text: str) -> Any:
+    """What `to_text` made a text of.
+
+    Raises:
+        WireError: it did not.
+    """
+    body = text.encode(errors="replace")  # half a surrogate pair is in none of ours: JSON spells them out
+    return next(Decoder(DOWNWARD).feed(len(body).to_bytes(_HEAD, "big") + body))
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, Record):
+        later = [name for name in _LATER.get(type(value), ()) if getattr(value, name) == getattr(type(value), name)]
+        return {name: each for name, each in value.__dict__.items() if name not in later} if later else value.__dict__
+    raise TypeError(f"{value!r} has no place on the wire")
+
+
+class Decoder:
+    """Makes messages of a stream of bytes.
+
+    Args:
+        words: `UPWARD` or `DOWNWARD`: what the other end may say.
+    """
+
+    def __init__(self, words: dict[str, type[Record]]) -> None:
+        self._words = words
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that are complete by now.
+
+        Raises:
+            WireError: the stream is of no use from here on.
+        """
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= _HEAD:
+                size = int.from_bytes(self._buffer[start : start + _HEAD], "big")
+                if size > FRAME_MAX:
+                    head = bytes(self._buffer[start : start + 16])
+                    raise WireError(f"a message of {size} bytes (it begins with {head!r}), {FRAME_MAX} are allowed")
+                end = start + _HEAD + size
+                if len(self._buffer) < end:
+                    return
+                body = bytes(self._buffer[start + _HEAD : end])
+                start = end
+                yield self._message(body)
+        finally:
+            del self._buffer[:start]
+
+    def _message(self, body: bytes) -> Any:
+        try:
+            name, fields = json.loads(body)
+            cls = self._words[name]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise WireError(f"not one of our words: {body[:80]!r}") from None
+        try:
+            if cls is Hello and isinstance(fields, dict) and fields.get("protocol") != PROTOCOL:
+                raise OtherProtocolError(fields.get("protocol"))
+            return _reader_of(cls)(fields, name)
+        except RecursionError:  # what JSON could nest, `repr` could not
+            raise WireError(f"not one of our words: {body[:80]!r}") from None
+
+
+_Reader = Callable[[Any, str], Any]
+_readers: dict[Any, _Reader] = {}
+
+
+def _reader_of(kind: Any) -> _Reader:
+    """What checks a value against a type, and makes it one."""
+    if kind not in _readers:
+        _readers[kind] = _make_reader(kind)
+    return _readers[kind]
+
+
+def _make_reader(kind: Any) -> _Reader:
+    if get_origin(kind) in {Union, UnionType}:
+        return _reader_of_optional(kind)
+    if get_origin(kind) is tuple:
+        return _reader_of_tuple(kind)
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return _reader_of_record(kind)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _reader_of_enum(kind)
+    if kind is int:
+        return _read_int
+    if kind is float:
+        return _read_float
+    if kind is str:
+        return _read_text
+
+    def read(value: Any, where: str) -> Any:
+        if type(value) is kind:  # a bool is no number
+            return value
+        raise WireError(f"{where} is {value!r:.80}, and should be of type {kind.__name__}")
+
+    return read
+
+
+def _read_text(value: Any, where: str) -> str:
+    # What comes in is told to others, and JSON may take twelve bytes for a character.
+    if type(value) is str and len(value) <= TEXT_MAX:
+        return value
+    raise WireError(f"{where} is {value!r:.80}, and should be a text of at most {TEXT_MAX} characters")
+
+
+def _read_int(value: Any, where: str) -> int:
+    # JSON has numbers of any length; whoever reckons with these, and tells others, need not.
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    raise WireError(f"{where} is {value!r:.80}, and should be a whole number of 64 bits")
+
+
+def _read_float(value: Any, where: str) -> float:
+    # It may come as an int, from JSON, which knows NaN and infinity as well.
+    if type(value) in {int, float} and -sys.float_info.max <= value <= sys.float_info.max:
+        return float(value)
+    raise WireError(f"{where} is {value!r:.80}, and should be a number")
+
+
+def _reader_of_optional(kind: Any) -> _Reader:
+    (inner,) = [each for each in get_args(kind) if each is not NoneType]
+    read_inner = _reader_of(inner)
+    return lambda value, where: None if value is None else read_inner(value, where)
+
+
+def _reader_of_tuple(kind: Any) -> _Reader:
+    read_item = _reader_of(get_args(kind)[0])  # tuple[X, ...]
+
+    def read(value: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise WireError(f"{where} is {value!r:.80}, and should be a list")
+        return tuple(read_item(item, where) for item in value)
+
+    return read
+
+
+def _reader_of_enum(kind: type[StrEnum]) -> _Reader:
+    def read(value: Any, where: str) -> StrEnum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise WireError(f"{where} is {value!r:.80}, and should be one of {', '.join(kind)}") from None
+
+    return read
+
+
+def _reader_of_record(kind: type[Record]) -> _Reader:
+    hints = get_type_hints(kind)
+    readers = [(name, _reader_of(hints[name])) for name in kind.__match_args__]
+
+    later = {name: getattr(kind, name) for name in _LATER.get(kind, ())}
+
+    def read(value: Any, where: str) -> Record:
+        if later and isinstance(value, dict):
+            value = {**later, **value}
+        if not isinstance(value, dict) or len(value) != len(readers):
+            raise WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(kind.__match_args__)}")
+        try:
+            return kind(*[reader(value[name], f"{where}.{name}") for name, reader in readers])
+        except KeyError as missing:
+            raise WireError(f"{where} lacks {missing}") from None
+
+    return read

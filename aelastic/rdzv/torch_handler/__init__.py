@@ -1,0 +1,1 @@
+"""Any torch `RendezvousHandler` as a link of ours."""

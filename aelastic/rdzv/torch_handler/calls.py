@@ -1,0 +1,288 @@
+"""The blocking calls into torch's rendezvous, and the one thread that makes them.
+
+Errors come out as ours.  Nothing here decides anything: `torch_handler.py` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import anyio
+
+from aelastic.errors import (
+    AelasticError,
+    InputError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from aelastic.rdzv.protocol.messages import Node
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.record import Record
+from aelastic.spec import WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# torch's handlers look around every second, so one that is told to give up does within that.
+END_TIMEOUT_S = 2.0
+STORE_TIMEOUT_S = 10.0
+# Private parts of torchelastic: agents agree by running the same code.
+_AGENT = "torch.distributed.elastic.agent.server.api"
+_ASSIGN_RANKS = f"{_AGENT}:SimpleElasticAgent._assign_worker_ranks"
+_BARRIER_PREFIX = f"{_AGENT}:_TERMINAL_STATE_SYNC_ID"
+_ENTER_BARRIER = "torch.distributed.elastic.utils.store:_barrier_nonblocking"
+
+
+class Place(Record):
+    """What a round means for this node."""
+
+    ranks: NodeRanks
+    master_addr: str
+    master_port: int
+    store_server: str  # as `Assigned` has it
+
+
+class HandlerCalls:
+    """torch's blocking calls."""
+
+    def __init__(self, open_handler: Callable[[], Any], spec: WorkerSpec, local_addr: str | None) -> None:
+        self._open_handler = open_handler
+        self._spec = spec
+        self._local_addr = local_addr
+        self._handler: Any = None
+        self._store: Any = None  # of the round, for the agents
+        self._group_world_size = 0
+        self._barrier_prefix = ""
+        self._enter: Any = None
+
+    def next_round(self, node: Node) -> Place:
+        """Blocks until a round is complete, and for as long as its nodes take to agree on their ranks."""
+        with _errors_of("opened", InputError):
+            # All of them now: a job that runs is not to fail for one that is missing.
+            assign, self._barrier_prefix, self._enter = map(_part, (_ASSIGN_RANKS, _BARRIER_PREFIX, _ENTER_BARRIER))
+            if self._handler is None:
+                self._handler = self._open_handler()
+        with _errors_of("joined"):
+            info = self._handler.next_rendezvous()
+            self._store, self._group_world_size = info.store, info.world_size
+            master_addr, master_port, store_server = self._master(info)
+            if store_server == "rendezvous":
+                _empty_workers_store(self._handler, master_addr, master_port)
+            # All it reads of torch's `WorkerSpec`; of its agent, nothing.
+            spec = SimpleNamespace(role=node.role, local_world_size=node.local_world_size)
+            first = assign(None, info.store, info.rank, info.world_size, spec)[0]
+        ranks = NodeRanks(
+            group_rank=info.rank,
+            group_world_size=info.world_size,
+            first_rank=first.global_rank,
+            world_size=first.world_size,
+            first_role_rank=first.role_rank,
+            role_world_size=first.role_world_size,
+            local_world_size=node.local_world_size,
+        )
+        return Place(ranks, master_addr, master_port, store_server)
+
+    def _master(self, info: Any) -> tuple[str, int, str]:
+        where = info.bootstrap_store_info
+        if where is not None and self._handler.use_agent_store:
+            return where.master_addr, where.master_port, "rendezvous"
+        if where is None:  # torchrun fails here; torch's way to agree on one is at hand
+            where = _part("torch.distributed.elastic.rendezvous:RendezvousStoreInfo").build(
+                info.rank, info.store, self._local_addr
+            )
+        spec = self._spec
+        if spec.rdzv is not None:  # a back end by its name: torchrun puts nothing into its spec either
+            return where.master_addr, where.master_port, "worker"
+        return spec.master_addr or where.master_addr, spec.master_port or where.master_port, "worker"
+
+    def num_nodes_waiting(self) -> int:
+        with _errors_of("asked"):
+            return int(self._handler.num_nodes_waiting())
+
+    def enter_barrier(self) -> str:
+        """Says that this node has finished.  Returns the key that will be there once all have."""
+        with _errors_of("told"):
+            key = self._enter(store=self._store, world_size=self._group_world_size, key_prefix=self._barrier_prefix)
+            return str(key)
+
+    def has_come(self, key: str) -> bool:
+        # torch's own barrier blocks, and with it the handler's heartbeats: they share the store's connection.
+        with _errors_of("asked"):
+            return bool(self._store.check([key]))
+
+    def shutdown(self) -> None:
+        with _errors_of("closed"):
+            self._handler.shutdown()
+
+    def forget(self) -> None:
+        """Lets go of the handler without closing the rendezvous for others."""
+        # Else they would take this node for a live one as long as somebody holds the handler.
+        stop_heartbeats = getattr(self._handler, "_stop_heartbeats", None)
+        if stop_heartbeats is not None:
+            stop_heartbeats()
+        self._handler = self._store = None
+
+
+def _part(path: str) -> Any:
+    """A part of torch.
+
+    Raises:
+        InputError: this torch has it no more.
+    """
+    module, _, names = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name, None)
+        if found is None:
+            version = importlib.import_module("torch").__version__
+            raise InputError(f"torch {version} has no {path}, which its rendezvous needs here: use a back end of ours")
+    return found
+
+
+def _empty_workers_store(handler: Any, master_addr: str, master_port: int) -> None:
+    """Drops what the workers of earlier rounds wrote.
+
+    torch's handler serves one store for all rounds.  New workers find the addresses of dead ones in it, and
+    fail (pytorch#135712): torchrun alone does not survive a restart with gloo.  Nobody uses that store now: the last
+    round's workers are gone, and the next start once the ranks are agreed, which needs our word.
+    """
+    if not isinstance(
+        handler, _part("torch.distributed.elastic.rendezvous.dynamic_rendezvous:DynamicRendezvousHandler")
+    ):
+        return  # the agents may be in that store themselves
+    # torch's agent reads it too.  With it ranks are agreed without a word, so workers may have begun.
+    if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":  # noqa: TID251
+        return
+    try:
+        connect = _part("torch.distributed:TCPStore")
+        store = connect(master_addr, master_port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+        for key in store.list_keys():
+            store.delete_key(key)
+    except (RuntimeError, AttributeError) as error:  # AttributeError: a torch that can't list keys
+        _log.warning("the workers' store keeps what it holds, which may fail workers that start again: %s", error)
+
+
+class NotAdmitted(RendezvousError):
+    """The job ended while this node waited as a spare."""
+
+
+# Known by name, so that it does not matter what of torch could be imported.
+_OURS: dict[str, type[AelasticError]] = {
+    "RendezvousClosedError": RendezvousClosedError,
+    "RendezvousTimeoutError": RendezvousTimeoutError,
+    "RendezvousConnectionError": RendezvousConnectionError,
+    "RendezvousStateError": RendezvousStateError,
+    "RendezvousGracefulExitError": NotAdmitted,
+    "DistError": RendezvousConnectionError,
+}
+
+
+@contextmanager
+def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> Iterator[None]:
+    """Turns what torch raises into what we do."""
+    try:
+        yield
+    except AelasticError:
+        raise
+    except Exception as error:
+        names = [cls.__name__ for cls in type(error).__mro__ if cls.__module__.startswith("torch.")]
+        ours = next((_OURS[name] for name in names if name in _OURS), otherwise)
+        text = f"{type(error).__name__}: {error}"
+        if error.__cause__ is not None:  # torch says "See inner exception for details"
+            text = f"{text} ({error.__cause__})"
+        raise ours(f"torch's rendezvous can't be {what}: {text}") from error
+
+
+# The thread.
+
+
+class _GiveUp(BaseException):  # so that no handler takes it for an error of its own
+    """Raised in the thread, between two steps of a call that nobody waits for any more."""
+
+
+class CallThread:
+    """One thread for all calls, one at a time: a handler is not made for more.
+
+    A daemon, and none of anyio's: the interpreter's end does not wait for a call that blocks for minutes.
+
+    Args:
+        at_end: called last, in the thread.
+    """
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        self._at_end = at_end
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_busy = False
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Runs a function in the thread.  Cancelled, it goes on there; the next call waits for it."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def job() -> None:
+            if answer.cancelled():
+                return
+            try:
+                result = function(*args)
+            except Exception as error:  # noqa: BLE001  handed to whoever waits
+                _post(loop, _settle, answer, None, error)
+            else:
+                _post(loop, _settle, answer, result, None)
+
+        self._jobs.put(job)
+        if self._thread is None:
+            self._ended = anyio.Event()
+            self._thread = threading.Thread(target=self._main, args=(loop,), name="torch rendezvous", daemon=True)
+            self._thread.start()
+        return await answer
+
+    async def stop(self) -> None:
+        """Ends the thread, or leaves it behind if it blocks where Python can't reach it."""
+        if self._thread is None or self._thread.ident is None:
+            return
+        self._jobs.put(None)
+        if self._is_busy:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_GiveUp))
+        with anyio.move_on_after(END_TIMEOUT_S):
+            await self._ended.wait()
+
+    def _main(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(_GiveUp):
+            try:
+                while (job := self._jobs.get()) is not None:
+                    self._is_busy = True
+                    job()
+                    self._is_busy = False
+            finally:
+                self._at_end()
+                _post(loop, self._ended.set)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.cancelled():
+        return  # nobody waits any more
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
+
+
+def _post(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(*call)

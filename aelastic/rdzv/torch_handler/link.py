@@ -1,0 +1,297 @@
+"""Any torch `RendezvousHandler` as our rendezvous, so that a node of ours joins a job of torchrun agents.
+
+What this node does is what torchelastic's agent does with a handler (`SimpleElasticAgent`), and by the same code of
+torch's: ranks and the exit barrier are agreed through the store that the handler hands out.  torch is imported here, in
+a thread, and in this mode only.
+
+Limits, all of the interface that torch gives a handler:
+
+- Nobody is told anything.  Newcomers, and nodes that start over, are asked for each `monitor_interval`; a node that
+  died is noticed when its workers' partners fail.
+- The restart budget is each agent's own, so `TORCHELASTIC_RESTART_COUNT` differs between nodes.
+- How another node's part ended is not known: no verdict, no first failure from elsewhere.
+- Whoever serves torch's store takes it along when it ends.
+
+Where torch lets us, we do better than torchrun.  A node that has finished still watches, and starts again if others do.
+A rendezvous that can't be reached stops nobody's workers.  The workers' store is emptied between rounds.  Only the
+job's end closes the rendezvous: being stopped, late or alone does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aelastic.aio.mailbox import Mailbox
+from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.protocol.messages import (
+    Assigned,
+    CoordinatorMessage,
+    Ended,
+    Failed,
+    Interrupted,
+    Left,
+    Node,
+    NodeMessage,
+    Outcome,
+    Ready,
+    Succeeded,
+)
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.torch_handler.calls import CallThread, HandlerCalls, NotAdmitted
+from aelastic.spec import WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+# Says that a torch handler is meant where we have a back end of the same name.
+PREFIX = "torch:"
+# What torch registers by itself (`rendezvous/registry.py`), and where packages add theirs.
+_OF_TORCH = frozenset({"c10d", "etcd", "etcd-v2", "static"})
+_ENTRY_POINTS = "torchrun.handlers"
+# torchrun's `LaunchConfig` adds this where the user says nothing.
+_LEGACY_TIMEOUT_S = 900
+# Closing is a courtesy to nodes that come late; where it takes longer, the rendezvous is likely gone.
+CLOSE_TIMEOUT_S = 10.0
+# The node that serves the store leaves a moment after the last one has come to the barrier.
+BARRIER_INTERVAL_S = 0.02
+
+
+# Which handler.
+
+
+def is_known_to_torch(name: str) -> bool:
+    """Whether torch has a handler of this name.  Does not import torch."""
+    return name.removeprefix(PREFIX) in _known_names()
+
+
+def handler_opener(name: str, settings: RendezvousSettings, run_id: str) -> Callable[[], Any]:
+    """What makes the handler that torchrun would, by a name in torch's registry.
+
+    Args:
+        name: with or without `torch:` in front.
+
+    Raises:
+        InputError: torch has none of that name.
+    """
+    backend = name.removeprefix(PREFIX)
+    known = _known_names()
+    if backend not in known:
+        raise InputError(f"rendezvous back end {name!r} is not known to torch either: use one of {', '.join(known)}")
+    return partial(_open_handler, backend, settings, run_id)
+
+
+def _known_names() -> list[str]:
+    from importlib.metadata import entry_points  # takes 20 ms that only this mode needs
+
+    names = _OF_TORCH | {entry.name for entry in entry_points(group=_ENTRY_POINTS)}
+    # A program around us may have registered its own; then it has imported torch.
+    torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
+    registry = getattr(torchs, "rendezvous_handler_registry", None)
+    return sorted(names | set(getattr(registry, "_registry", {})))
+
+
+def _open_handler(backend: str, settings: RendezvousSettings, run_id: str) -> Any:
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    config: dict[str, Any] = {"timeout": _LEGACY_TIMEOUT_S, **settings.config}
+    if backend == "static":
+        config["rank"] = settings.node_rank or 0
+    parameters = RendezvousParameters(
+        backend=backend,
+        endpoint=settings.endpoint,
+        run_id=run_id,
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        local_addr=settings.local_addr,
+        **config,
+    )
+    return get_rendezvous_handler(parameters)
+
+
+# The link.
+
+
+class TorchHandlerLink:
+    """A torch handler where the supervisor expects a coordinator.
+
+    Args:
+        open_handler: makes the handler, or gives the user's own; called once, in the thread that makes all calls.
+        spec: the workers of this node.
+        local_addr: this node's address, for a handler that leaves `MASTER_ADDR` to its agent.
+    """
+
+    def __init__(self, open_handler: Callable[[], Any], spec: WorkerSpec, *, local_addr: str | None = None) -> None:
+        self._spec = spec
+        self._policy = RestartPolicy(spec.max_restarts)
+        self._calls = HandlerCalls(open_handler, spec, local_addr)
+        self._thread = CallThread(self._calls.forget)
+        self._mailbox: Mailbox[NodeMessage] = Mailbox()
+        # What we do until the next message: join and watch, or wait for the others to finish.
+        self._activity = anyio.CancelScope()
+        self._round = 0
+        self._is_on = False  # the workers of that round run here, or have succeeded
+        self._restart_count = 0
+        self._why_over: Failed | Succeeded | None = None  # what this node did in the last round, if it did
+        self._is_job_over = False
+        self._is_reachable = True
+
+    def tell(self, message: NodeMessage) -> None:
+        self._mailbox.post(message)
+
+    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+        """Does what torchelastic's agent would.  Cancelled, it leaves a call that blocks to its thread.
+
+        Raises:
+            InputError: the handler can't be made from what the user gave.
+            RendezvousError: it did not let us in; which error says why.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    self._on_told(await self._mailbox.next(None), tasks, deliver)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+
+    def _on_told(
+        self, message: NodeMessage | None, tasks: TaskGroup, deliver: Callable[[CoordinatorMessage], None]
+    ) -> None:
+        match message:
+            case Ready(node):
+                self._begin(tasks, self._take_part, node, deliver)
+            case Failed() as failed if self._is_current(failed.round):
+                self._on_failed(failed, deliver)
+            case Succeeded() as succeeded if self._is_current(succeeded.round):
+                self._why_over = succeeded
+                self._begin(tasks, self._wait_for_others, self._round, deliver)
+            case Left():
+                self._is_on = False
+                self._activity.cancel()
+            case _:
+                pass  # the round it speaks of is over already, or it is not for us
+
+    async def finish(self) -> None:
+        """There is nothing to hand over while `run` runs: `aclose`, at its end, does what is to be done."""
+
+    async def aclose(self) -> None:
+        """Closes the rendezvous if the job is over, and gives everything back.  Takes seconds at most."""
+        if self._is_job_over:
+            self._is_job_over = False  # asked again, there is nothing to close
+            with anyio.move_on_after(CLOSE_TIMEOUT_S):
+                try:
+                    await self._thread.call(self._calls.shutdown)
+                except AelasticError as error:
+                    _log.info("the rendezvous was not closed: %s", error)
+        await self._thread.stop()
+
+    def _begin(self, tasks: TaskGroup, activity: Callable[..., Any], *args: Any) -> None:
+        self._activity.cancel()
+        self._activity = anyio.CancelScope()
+        tasks.start_soon(_within, self._activity, activity, *args, name="torch rendezvous")
+
+    def _is_current(self, round_: int) -> bool:
+        return self._is_on and round_ == self._round
+
+    async def _take_part(self, node: Node, deliver: Callable[[CoordinatorMessage], None]) -> None:
+        """Joins the next round, then watches until it is over."""
+        self._is_on = False
+        try:
+            place = await self._thread.call(self._calls.next_round, node)
+        except NotAdmitted as error:
+            deliver(Ended(Outcome.SUCCEEDED, f"the job ended without this node: {error}"))
+            return
+        except RendezvousError as error:
+            deliver(self._without_a_round(error))
+            return
+        self._round += 1
+        self._is_on, self._why_over = True, None
+        deliver(
+            Assigned(
+                round=self._round,
+                restart_count=self._restart_count,
+                ranks=place.ranks,
+                master_addr=place.master_addr,
+                master_port=place.master_port,
+                store_server=place.store_server,
+            )
+        )
+        round_ = self._round
+        while not await self._interrupts(round_, deliver):  # noqa: ASYNC110  torch tells nobody anything
+            await anyio.sleep(self._spec.monitor_interval)
+
+    def _without_a_round(self, error: RendezvousError) -> Ended:
+        """How it ends if no next round comes.
+
+        What our own workers did is worth more than that the others have gone, which mostly follows from it.
+        """
+        match self._why_over:
+            case Succeeded():
+                return Ended(Outcome.SUCCEEDED, f"every worker of this node had succeeded; then {error}")
+            case Failed(_, _, failure) if not isinstance(error, RendezvousTimeoutError):
+                where = f"rank {failure.rank} failed on {failure.host}"
+                return Ended(Outcome.FAILED, f"{where}, and there is no new round: {error}", failure)
+            case _ if isinstance(error, RendezvousTimeoutError):
+                return Ended(Outcome.TIMED_OUT, str(error))
+            case _:
+                raise error
+
+    def _on_failed(self, failed: Failed, deliver: Callable[[CoordinatorMessage], None]) -> None:
+        self._is_on, self._why_over = False, failed
+        self._activity.cancel()
+        refusal = self._policy.refusal(self._restart_count, is_final=failed.failure.is_final)
+        where = f"rank {failed.failure.rank} failed on {failed.failure.host}"
+        if refusal is not None:
+            self._is_job_over = True
+            deliver(Ended(Outcome.FAILED, f"{where}; {refusal}", failed.failure))
+            return
+        self._restart_count += 1
+        reason = f"{where}; restart {self._restart_count} of {self._policy.max_restarts} that this agent has"
+        deliver(Interrupted(self._round, reason, self._restart_count))
+
+    async def _interrupts(self, round_: int, deliver: Callable[[CoordinatorMessage], None]) -> bool:
+        """Whether the round is over because others wait for the next: newcomers, or nodes that start over."""
+        try:
+            count = await self._thread.call(self._calls.num_nodes_waiting)
+        except RendezvousError as error:
+            count = 0
+            if self._is_reachable:
+                _log.warning("the rendezvous can't be asked now; the workers go on: %s", error)
+            self._is_reachable = False
+        else:
+            self._is_reachable = True
+        if count > 0 and self._is_current(round_):
+            self._is_on = False
+            deliver(Interrupted(round_, f"{count} node(s) wait for the next round", self._restart_count))
+        return not self._is_current(round_)
+
+    async def _wait_for_others(self, round_: int, deliver: Callable[[CoordinatorMessage], None]) -> None:
+        """torch's exit barrier, with open eyes."""
+        timeout_s = self._spec.exit_barrier_timeout_s
+        reason = f"every worker of this node succeeded; other nodes did not finish within {timeout_s:g} s of them"
+        with anyio.move_on_after(timeout_s):
+            try:
+                key = await self._thread.call(self._calls.enter_barrier)
+                while not await self._thread.call(self._calls.has_come, key):
+                    if await self._interrupts(round_, deliver):
+                        return
+                    await anyio.sleep(min(self._spec.monitor_interval, BARRIER_INTERVAL_S))
+            except RendezvousError as error:
+                # Mostly, the node that served the store was through the barrier before we looked.
+                reason = f"every worker of this node succeeded; other nodes can't be waited for any more: {error}"
+            else:
+                reason, self._is_job_over = "every worker succeeded", True
+        if self._is_current(round_):
+            deliver(Ended(Outcome.SUCCEEDED, reason))
+
+
+async def _within(scope: anyio.CancelScope, activity: Callable[..., Any], *args: Any) -> None:
+    with scope:
+        await activity(*args)

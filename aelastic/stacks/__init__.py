@@ -1,0 +1,1 @@
+"""Where a worker stands in its Python code."""

@@ -1,0 +1,285 @@
+"""Before force: no worker is killed before it is known where it stood.
+
+A worker that does not end when it is asked to, or that is stopped for what it does, is stuck somewhere.  Where, is
+known to nobody once it is dead: so the stacks of all workers are collected first, which takes no longer than
+`stacks.TIMEOUT_S` and mostly less than 0.1 s.  They are written to `stack.txt` beside the worker's logs, where logs are
+kept, and else into the run's scratch; what a report quotes is kept here.
+
+A worker that ends when it is asked to costs nothing of this: `stacks` is not even imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from aelastic.group.backend import WorkerStart
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.observe.run_events import StacksTaken
+from aelastic.stacks.control_sockets import ControlSockets
+
+if TYPE_CHECKING:
+    from aelastic.stacks.collect import Stack
+
+_log = logging.getLogger(__name__)
+
+NAME = "stack.txt"
+# Dumps of one attempt are appended, so many megabytes of them: who asks for ever loses the old ones.
+FILE_BYTES_MAX = 16 << 20
+# Of a stack in a report, and in what other nodes are told: 40 frames have 4 KiB mostly.
+QUOTE_CHARS_MAX = 8 << 10
+# Who stands where is logged in so many lines when workers are killed: as many as most nodes have workers.
+LINES_MAX = 8
+NOT_OURS = "not a process of this machine"
+NOT_STARTED = "not started"
+NO_ANSWER = "no answer in time"
+NOT_LOOKED = "it was to be killed at once"
+
+_DROPPED = Path(os.devnull)
+
+
+class Force:
+    """Of one run.
+
+    Args:
+        group: the workers; read, never changed.
+        scratch: where stacks go that nobody keeps.
+        sockets: where workers may be asked.
+        env: of the programs that are run here.
+        is_local: the workers are processes of this machine.
+        tell: told of what was collected.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        *,
+        scratch: Path,
+        sockets: ControlSockets,
+        env: Mapping[str, str],
+        is_local: bool,
+        tell: Callable[[StacksTaken], None],
+    ) -> None:
+        self._group = group
+        self._scratch = scratch
+        self._sockets = sockets
+        self._env = env
+        self._is_local = is_local
+        self._tell = tell
+        self._tasks: TaskGroup | None = None
+        self._collection: _Collection | None = None  # that is under way
+        self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
+        self._seen: dict[int, _Seen] = {}  # likewise: where it stood when it was last looked at
+        self._looked: set[int] = set()  # likewise: who was looked at before it was to be killed
+        self._asked_at: dict[int, float] = {}  # likewise: when it was asked to end
+        self._killed_at: float | None = None  # likewise: when those that did not were killed
+        self._killed: dict[int, str] = {}  # likewise: who did not, and where it stood
+
+    def open(self, tasks: TaskGroup) -> None:
+        """From now on stacks can be collected, in tasks of this group."""
+        self._tasks = tasks
+
+    def close(self) -> None:
+        """No more of it."""
+        self._tasks = None
+
+    def begin(self, starts: Sequence[WorkerStart]) -> None:
+        """A new generation is about to start."""
+        self._starts = {start.local_rank: start for start in starts}
+        self._seen, self._looked, self._killed = {}, set(), {}
+        self._asked_at, self._killed_at = {}, None
+
+    # Killing.
+
+    def claim_look(self, local_ranks: Iterable[int]) -> bool:
+        """Whether one of these, who are to be killed, is alive and was never looked at; it is the caller's to do so."""
+        standing = self._group.alive.intersection(local_ranks) - self._looked
+        self._looked |= standing
+        for rank in standing:
+            self._seen.pop(rank, None)  # where it stood when somebody asked, some time ago
+        return self._is_local and bool(standing)
+
+    def asked(self, local_rank: int, signum: int) -> None:
+        """A worker that runs was sent a signal, to end it."""
+        now = anyio.current_time()
+        if signum != signal.SIGKILL:
+            self._asked_at.setdefault(local_rank, now)
+        elif self._is_local and local_rank not in self._killed:
+            if self._killed_at is None:
+                self._killed_at = now
+            is_condemned = local_rank in self._group.failed
+            if not is_condemned or local_rank in self._asked_at:  # else it is killed for what its failure says
+                waited = self._waited(local_rank, self._killed_at)
+                self._killed[local_rank] = waited if is_condemned else f"{waited}; {self._where(local_rank)}"
+
+    def _waited(self, local_rank: int, killed_at: float) -> str:
+        if local_rank not in self._asked_at:
+            return "had to be killed"
+        # All are asked at nearly the same time; said alike, ranks in the same place are told together.
+        return f"did not end within {killed_at - min(self._asked_at.values()):.1f} s, and had to be killed"
+
+    def _where(self, local_rank: int) -> str:
+        return self.quote(local_rank) or f"where it stood is not known ({NOT_LOOKED})"
+
+    def quote(self, local_rank: int) -> str:
+        """Where a worker stood when it was last looked at, for a report; "" where nobody looked."""
+        return self._seen[local_rank].quote() if local_rank in self._seen else ""
+
+    def stacks_of_killed(self) -> dict[int, str]:
+        """Who had to be killed, by global rank: that it was, and where it stood."""
+        return {self._group.workers[rank].global_rank: text for rank, text in sorted(self._killed.items())}
+
+    def log_places(self, local_ranks: Iterable[int]) -> None:
+        """Says where workers stand that are about to be killed."""
+        ranks = [rank for rank in local_ranks if rank in self._seen and rank in self._group.alive]
+        for rank in ranks[:LINES_MAX]:
+            _log.warning("rank %d %s", self._group.workers[rank].global_rank, self._seen[rank].brief())
+        if len(ranks) > LINES_MAX:
+            _log.warning("... and %d more ranks", len(ranks) - LINES_MAX)
+
+    async def look_at(self, local_rank: int, why: str) -> None:
+        """Collects the stacks, and says where one worker stands that goes on."""
+        if self._is_local:
+            await self.collect(why)
+            self.log_places([local_rank])
+
+    # Collecting.
+
+    async def collect(self, why: str) -> StacksTaken:
+        """Takes the stacks of all workers that are alive; who asks meanwhile gets the same."""
+        if self._tasks is None or self._group.is_done:
+            return StacksTaken(self._group.generation, why, {}, "")
+        if self._collection is None:
+            self._collection = _Collection(self._group.generation, why)
+            self._tasks.start_soon(self._run, self._collection, name="stacks")
+        collection = self._collection
+        await collection.is_done.wait()
+        return collection.taken
+
+    async def _run(self, collection: _Collection) -> None:
+        found: dict[int, Stack | str] = {}
+        written: dict[int, Path] = {}
+        try:
+            from aelastic.failures import report  # noqa: F401  for quotes, which must not fail
+            from aelastic.stacks import format as _  # noqa: F401  likewise
+            from aelastic.stacks.collect import REAP_TIMEOUT_S, TIMEOUT_S
+
+            with anyio.move_on_after(TIMEOUT_S - REAP_TIMEOUT_S):
+                await self._look(found)
+                texts = self._texts(found, collection.why)
+                await anyio.to_thread.run_sync(_append, texts, written, abandon_on_cancel=True)
+        except Exception:  # noqa: BLE001  looking is never the reason why a job ends
+            _log.exception("the workers' stacks can't be collected")
+        finally:
+            self._collection = None
+            if collection.generation == self._group.generation:
+                self._seen |= {rank: _Seen(each, self._is_kept(written.get(rank))) for rank, each in found.items()}
+            sources = {rank: each if isinstance(each, str) else each.source for rank, each in sorted(found.items())}
+            folder = _folder_of(written.values())
+            collection.taken = StacksTaken(collection.generation, collection.why, sources, folder)
+            collection.is_done.set()
+        self._tell(collection.taken)
+
+    async def _look(self, found: dict[int, Stack | str]) -> None:
+        from aelastic.stacks.collect import Target, Tools, find_py_spy, take
+
+        targets: dict[int, Target] = {}
+        for rank in sorted(self._group.alive):
+            pid = self._group.workers[rank].id
+            if not self._is_local:
+                found[rank] = NOT_OURS
+            elif not isinstance(pid, int) or rank not in self._starts:
+                found[rank] = NOT_STARTED
+            else:
+                found[rank] = NO_ANSWER  # until there is one
+                targets[rank] = Target(pid, self._sockets.path(self._group.generation - 1, rank))
+        if targets:
+            env = self._sockets.mark_env({**self._env, "RUST_BACKTRACE": "0"})
+            await take(targets, Tools(find_py_spy(self._env.get("PATH")), env), found)
+
+    def _texts(self, found: Mapping[int, Stack | str], why: str) -> dict[int, tuple[Path, str]]:
+        """What is to be written for each worker, and where."""
+        from datetime import UTC, datetime
+
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        texts = {}
+        for rank, each in found.items():
+            worker = self._group.workers[rank]
+            source, text = ("nothing", f"{each}\n") if isinstance(each, str) else (each.source, each.text)
+            head = f"=== {now}, rank {worker.global_rank} (local rank {rank}, pid {worker.id}), {why}; by {source}"
+            texts[rank] = self._path(rank), f"{head}\n{text.rstrip()}\n\n"
+        return texts
+
+    def _path(self, rank: int) -> Path:
+        """Beside the worker's logs; in the scratch, where none are kept."""
+        start = self._starts.get(rank)
+        for file in () if start is None else (start.error_file, start.stderr, start.stdout):
+            if file is not None and file != _DROPPED and self._scratch not in file.parents:
+                # A folder of its own; or one that ranks share, in a layout of the user's.
+                return file.with_name(NAME if file.parent.name == str(rank) else f"stack_{rank}.txt")
+        return self._scratch / "stacks" / str(rank) / NAME
+
+    def _is_kept(self, path: Path | None) -> Path | None:
+        return None if path is None or self._scratch in path.parents else path
+
+
+class _Collection:
+    """One look at all workers."""
+
+    def __init__(self, generation: int, why: str) -> None:
+        self.generation, self.why = generation, why
+        self.is_done = anyio.Event()
+        self.taken = StacksTaken(generation, why, {}, "")
+
+
+class _Seen:
+    """Where a worker stood, or why that is not known; `path` keeps all of it, after the run, too."""
+
+    def __init__(self, found: Stack | str, path: Path | None) -> None:
+        self._found, self._path = found, path
+
+    def quote(self) -> str:
+        from aelastic.failures.report import ALL_THREADS
+        from aelastic.stacks.format import quote
+
+        if isinstance(self._found, str):
+            return f"where it stood is not known ({self._found})"
+        lines = quote(self._found.threads, is_kept=self._path is not None)[:QUOTE_CHARS_MAX]
+        rest = "" if self._path is None else f"{ALL_THREADS}{self._path}"
+        return f"where it stood, by {self._found.source}, most recent call first:\n{lines}{rest}"
+
+    def brief(self) -> str:
+        from aelastic.stacks.format import place
+
+        if isinstance(self._found, str):
+            return f"is stuck, and where is not known ({self._found})"
+        rest = "" if self._path is None else f", all threads: {self._path}"
+        return f"is stuck in {place(self._found.threads)} (by {self._found.source}{rest})"
+
+
+def _folder_of(paths: Collection[Path]) -> str:
+    """The folder that holds all of them, of the attempt as it is laid out; "" for none."""
+    folders = [path.parent.parent if path.name == NAME else path.parent for path in paths]
+    return os.path.commonpath(folders) if folders else ""
+
+
+def _append(texts: Mapping[int, tuple[Path, str]], written: dict[int, Path]) -> None:
+    """Runs in a thread: disks may hang.  What can't be written is in the report still."""
+    for rank, (path, text) in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_full = path.exists() and path.stat().st_size > FILE_BYTES_MAX
+            with path.open("w" if is_full else "a", errors="replace") as file:
+                file.write(text)
+        except OSError as error:
+            _log.warning("the stack of local rank %d can't be written to %s: %s", rank, path, error.strerror)
+        else:
+            written[rank] = path

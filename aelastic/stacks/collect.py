@@ -1,0 +1,349 @@
+"""Where processes of this machine stand in their Python code, found out without their help, or with a little of it.
+
+Three sources are asked, one after the other, until one answers:
+
+- py-spy, a program that reads the interpreter's memory.  Needs nothing of the process, not even that it runs;
+- the HTTP server of torch's control plane, where the script runs under `worker_main`;
+- a signal, where the script has imported `stack_hook`.
+
+All processes are asked at once, and in `TIMEOUT_S` an answer is there for each: a stack, or why there is none.
+Nothing is left behind, whatever a source does; nothing here raises for what a process or a source does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aelastic.host import proc_table
+from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
+from aelastic.record import Record
+from aelastic.stacks.format import Thread, listing, read_faulthandler, read_py_spy
+
+# All of it: what is asked of us by who is about to kill.
+TIMEOUT_S = 2.0
+# Until when each source is waited for, counted from the beginning of all.  py-spy takes 10 ms, 100 ms where the workers
+# keep all CPUs busy; the others answer in 5 ms or are stuck themselves.  What is left is for the disk.
+PY_SPY_UNTIL_S = 1.2
+SERVER_UNTIL_S = 1.5
+HOOK_UNTIL_S = 1.8
+# A killed process is gone at once, or not soon.
+REAP_TIMEOUT_S = 0.1
+# py-spy takes some 10 MiB; more of them at once than CPUs gain nothing.
+PY_SPY_AT_ONCE = 16
+# Reading the memory of a process that runs fails now and then, when it changes meanwhile.
+PY_SPY_ATTEMPTS = 3
+# A worker that is no Python (a shell that starts one, say): so many of those it has started are looked at.
+DESCENDANTS_MAX = 4
+# Of one process.  100 threads with 100 frames, where faulthandler stops, have 1 MiB.
+OUTPUT_BYTES_MAX = 1 << 20
+# A dump is one burst of writes; it is over when nothing was added since the last look.
+LOOK_AGAIN_S = 0.01
+WORDS_CHARS_MAX = 200
+
+# What `stack_hook` adds to the socket's path.
+HOOK_SUFFIX = ".stacks"
+
+PY_SPY, SERVER, HOOK = "py-spy", "worker server", "stack hook"
+
+
+class Target(Record):
+    """A process whose stack is wanted."""
+
+    pid: int
+    socket: str  # where torch's worker server would listen; `stack_hook` would write beside it
+
+
+class Stack(Record):
+    """Where a process stood."""
+
+    source: str
+    threads: tuple[Thread, ...]  # the main one first
+    text: str  # all of it
+
+
+class NotSeen(Exception):
+    """A source gives no stack; the message says why."""
+
+
+class Tools(Record):
+    """What the sources need of this machine."""
+
+    py_spy: str | None  # the program
+    env: Mapping[str, str]  # of the program
+
+
+def find_py_spy(path: str | None) -> str | None:
+    """The program: the user's own choice, or else the one that was installed with this Python."""
+    return shutil.which("py-spy", path=path or os.defpath) or shutil.which(
+        "py-spy", path=os.path.dirname(sys.executable)
+    )
+
+
+async def take(targets: Mapping[int, Target], tools: Tools, found: dict[int, Stack | str]) -> None:
+    """Finds out where processes stand, in `HOOK_UNTIL_S` at most.
+
+    Args:
+        targets: by local rank.
+        tools: what to ask with.
+        found: takes the answers as they come, by local rank: a stack, or why there is none.
+    """
+    begun = anyio.current_time()
+    turns = anyio.CapacityLimiter(PY_SPY_AT_ONCE)
+
+    async def look(local_rank: int, target: Target) -> None:
+        found[local_rank] = await _look(target, tools, turns, begun)
+
+    async with anyio.create_task_group() as tasks:
+        for local_rank, target in targets.items():
+            tasks.start_soon(look, local_rank, target, name=f"stack of {local_rank}")
+
+
+async def _look(target: Target, tools: Tools, turns: anyio.CapacityLimiter, begun: float) -> Stack | str:
+    async def py_spy() -> Stack:
+        async with turns:
+            return await _ask_py_spy(target.pid, tools)
+
+    reasons = []
+    sources: Sequence[tuple[str, Callable[[], Awaitable[Stack]], float]] = (
+        (PY_SPY, py_spy, PY_SPY_UNTIL_S),
+        (SERVER, lambda: _ask_server(target), SERVER_UNTIL_S),
+        (HOOK, lambda: _ask_hook(target), HOOK_UNTIL_S),
+    )
+    for name, ask, until_s in sources:
+        reason = "no answer in time"
+        with anyio.CancelScope(deadline=begun + until_s):
+            try:
+                return await ask()
+            except (NotSeen, OSError) as error:
+                reason = str(error)
+        if not proc_table.is_alive(target.pid):
+            return "it has ended"
+        reasons.append(f"{name}: {reason}")
+    return "; ".join(reasons)
+
+
+# py-spy.
+
+
+async def _ask_py_spy(pid: int, tools: Tools) -> Stack:
+    if tools.py_spy is None:
+        raise NotSeen("not installed (pip install 'aelastic[stacks]')")
+    try:
+        return await _dump(pid, tools.py_spy, tools.env)
+    except NotSeen as error:
+        # A shell, say: what it has started may be Python.  Whoever may not look at one may not look at the other.
+        started = [entry.pid for entry in proc_table.session_members({pid}) if entry.pid != pid]
+        for each in started[:DESCENDANTS_MAX]:
+            with suppress(NotSeen):
+                return await _dump(each, tools.py_spy, tools.env)
+        raise error from None
+
+
+async def _dump(pid: int, program: str, env: Mapping[str, str]) -> Stack:
+    complaint = ""
+    for _ in range(PY_SPY_ATTEMPTS):
+        # Nonblocking: it does not stop the process, and sees one that is stopped already.
+        code, said, complaint = await _run([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], env)
+        if code == 0:
+            try:
+                threads = read_py_spy(said, pid)
+            except ValueError as error:
+                complaint = f"its output can't be read ({error})"
+            else:
+                if any(thread.frames for thread in threads):
+                    return Stack(PY_SPY, threads, listing(threads))
+                complaint = "no Python frame was found"
+        elif "ermission" in complaint:
+            break  # asking again does not help
+    raise NotSeen(_words(complaint) or "it gives no reason")
+
+
+def _words(complaint: str) -> str:
+    """The first line and the innermost cause of what py-spy complains of; what is below is its own stack."""
+    lines = [line.strip() for line in complaint.partition("Stack backtrace:")[0].splitlines() if line.strip()]
+    first = [line for line in lines if not line.startswith("Caused by")][:1]
+    refused = next((line for line in lines if line.startswith("Permission Denied")), "")
+    words = "; ".join(dict.fromkeys(filter(None, [*first, refused])))
+    if "ermission" in complaint:
+        words = "permission denied (it needs root, CAP_SYS_PTRACE, or kernel.yama.ptrace_scope=0)"
+    return words.removeprefix("Error: ")[:WORDS_CHARS_MAX]
+
+
+async def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str, str]:
+    """Runs a program that is killed, with all it starts, when it is not waited for any more.
+
+    Gives its exit code, and what it said on stdout and stderr.
+    """
+    async with _started(command, env) as (popen, tasks):
+        said, complained = bytearray(), bytearray()
+        assert popen.stdout is not None and popen.stderr is not None
+        tasks.start_soon(_read, popen.stderr.fileno(), complained)
+        await _read(popen.stdout.fileno(), said)
+        if len(said) > OUTPUT_BYTES_MAX:
+            raise NotSeen(f"its output has more than {OUTPUT_BYTES_MAX >> 20} MiB")
+        await wait_ended(popen.pid)
+        # Its end came with it, unless somebody it started holds the pipe.
+        tasks.cancel_scope.cancel()
+    return popen.returncode, said.decode(errors="replace"), complained.decode(errors="replace")
+
+
+@asynccontextmanager
+async def _started(
+    command: Sequence[str], env: Mapping[str, str]
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], TaskGroup]]:
+    try:
+        popen = subprocess.Popen(  # noqa: ASYNC220  starting takes a millisecond, and what follows does not block
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C at the terminal is not for it
+        )
+    except OSError as error:
+        raise NotSeen(f"can't be started ({error.strerror})") from None
+    waited_for.add(popen.pid)
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield popen, tasks
+    except BaseExceptionGroup as group:
+        raise _not_seen(group) from None
+    finally:
+        proc_table.kill_group(popen.pid)
+        with anyio.CancelScope(deadline=anyio.current_time() + REAP_TIMEOUT_S, shield=True):
+            await wait_ended(popen.pid)
+        popen.poll()
+        waited_for.discard(popen.pid)
+        for stream in (popen.stdout, popen.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _not_seen(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    return next((error for error in group.exceptions if isinstance(error, NotSeen)), group)
+
+
+async def _read(fd: int, into: bytearray) -> None:
+    """Reads to the end, or until it is too much."""
+    os.set_blocking(fd, False)
+    while len(into) <= OUTPUT_BYTES_MAX:
+        await anyio.wait_readable(fd)
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            continue
+        if not chunk:
+            return
+        into += chunk
+
+
+# torch's worker server.
+
+
+async def _ask_server(target: Target) -> Stack:
+    _check_there(target.socket, "the script does not run under torch's worker_main")
+    _check_runs(target.pid)
+    answer = bytearray()
+    request = b"POST /handler/dump_traceback HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    try:
+        async with await anyio.connect_unix(target.socket) as stream:
+            await stream.send(request)
+            while len(answer) <= OUTPUT_BYTES_MAX:
+                answer += await stream.receive()
+    except anyio.EndOfStream:
+        pass
+    except (OSError, anyio.BrokenResourceError) as error:
+        raise NotSeen(f"no connection ({error})") from None
+    head, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
+    status = head.partition("\r\n")[0]
+    if status.split()[1:2] != ["200"]:
+        raise NotSeen(f"it answers {status[:WORDS_CHARS_MAX]!r}")
+    return _of_faulthandler(SERVER, body)
+
+
+def _of_faulthandler(source: str, text: str) -> Stack:
+    try:
+        return Stack(source, read_faulthandler(text), text.strip("\n") + "\n")
+    except ValueError as error:
+        raise NotSeen(str(error)) from None
+
+
+def _check_there(path: str, otherwise: str) -> None:
+    if not os.path.exists(path):
+        raise NotSeen(f"not there ({otherwise})")
+
+
+def _check_runs(pid: int) -> None:
+    """What is stopped connects, as its socket is the kernel's, and answers nothing."""
+    entry = proc_table.process(pid)
+    if entry is not None and entry.state in "Tt":
+        raise NotSeen("the process is stopped, and answers nothing (SIGSTOP, or a debugger)")
+
+
+# The signal.
+
+
+async def _ask_hook(target: Target) -> Stack:
+    path = target.socket + HOOK_SUFFIX
+    _check_there(path, "the script does not import aelastic.stack_hook")
+    pid, signum = _prepared(_end_of(path, 0), target.pid)
+    _check_runs(pid)
+    begun = size = os.stat(path).st_size
+    _send(pid, target.pid, signum)
+    is_over = False
+    while not is_over:  # or until the time is up
+        await anyio.sleep(LOOK_AGAIN_S)
+        before, size = size, os.stat(path).st_size
+        is_over = begun < size == before
+    text = _end_of(path, begun)
+    if not any(line.startswith("pid ") for line in text.splitlines()):  # else another has just left a note
+        with suppress(OSError):
+            os.truncate(path, begun)  # the notes stay where they are found
+    return _of_faulthandler(HOOK, text)
+
+
+def _end_of(path: str, begin: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(begin)
+            return file.read(OUTPUT_BYTES_MAX).decode(errors="replace")
+    except OSError as error:
+        raise NotSeen(f"{path} can't be read ({error.strerror})") from None
+
+
+def _prepared(text: str, leader: int) -> tuple[int, int]:
+    """Who has a handler, and for which signal: the worker itself, else the first of those it started that lives."""
+    told = [line.split() for line in text.splitlines() if line.startswith("pid ")]
+    pairs = [(int(words[1]), int(words[3])) for words in told if len(words) == 4 and (words[1] + words[3]).isdigit()]
+    alive = {entry.pid for entry in proc_table.session_members({leader})}
+    living = [pair for pair in pairs if pair[0] in alive and 0 < pair[1] < signal.NSIG]
+    if not living:
+        raise NotSeen("who imported it has ended")
+    return min(living, key=lambda pair: pair[0] != leader)
+
+
+def _send(pid: int, leader: int, signum: int) -> None:
+    """Sends a signal to a process of that session, and to nobody who was given its number since."""
+    pidfd = pidfd_of(pid)
+    try:
+        entry = proc_table.process(pid)
+        if entry is None or entry.session != leader:
+            raise NotSeen("who imported it has ended")
+        if pidfd is None:
+            os.kill(pid, signum)
+        else:
+            signal.pidfd_send_signal(pidfd, signum)
+    except OSError as error:
+        raise NotSeen(f"the signal can't be sent ({error.strerror})") from None
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)

@@ -1,0 +1,1 @@
+"""torch's TCPStore for the workers, served by a child of the agent."""

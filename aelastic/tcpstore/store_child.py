@@ -1,0 +1,238 @@
+"""The child process that holds torch's TCPStore for the agent: its start, its answers, its end.
+
+The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.  So a
+child does (`store_server.py`), which serves a store or is a client of one.  `StoreHost` and the boards on a
+TCPStore each have their own.  It starts when it is first needed, in quick mode; one that dies before it has
+carried out anything is started once more in careful mode.  It ends with the agent, by whatever death.
+
+Commands have numbers, and so have answers: one that nobody waits for any more is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.record import Record
+
+_log = logging.getLogger(__name__)
+
+# A killed process is gone at once, unless the kernel holds it (it may be importing torch from a dead network disk).
+END_TIMEOUT_S = 5.0
+# torch may come from a slow network disk, and that of many nodes at once.
+START_TIMEOUT_S = 300.0
+_SERVER = Path(__file__).with_name("store_server.py")
+READY = 0  # the number of the answer that nobody asked for
+_ANSWER_BYTES_MAX = 192 * 1024
+
+
+class Answer(Record):
+    """What the child says to one command."""
+
+    number: int
+    value: Any = None
+    error: str = ""
+
+
+class Death(Exception):
+    """The child has died, and with it the store.
+
+    Args:
+        code: its exit code, as `subprocess` has it; `None` if it cannot be told.
+        has_worked: it had carried out something.
+        is_hopeless: another one would die the same way.
+    """
+
+    def __init__(self, code: int | None, *, has_worked: bool, is_hopeless: bool) -> None:
+        super().__init__(code)
+        self.code, self.has_worked, self.is_hopeless = code, has_worked, is_hopeless
+
+
+class Refusal(Exception):
+    """torch could not carry out the command; the text says why, in its words."""
+
+
+class Unanswered(Exception):
+    """The child has not answered in time, and may do so yet.
+
+    Args:
+        number: of the command.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class StoreProcess:
+    """One child at a time.
+
+    One task at a time waits in `hear`, `ask` or `answer_to`, and may be cancelled at any moment.
+
+    Args:
+        env: the environment of the child.
+        purpose: what it does, for people: "served the workers' store".
+    """
+
+    def __init__(self, env: Mapping[str, str], purpose: str) -> None:
+        self._env = env
+        self._purpose = purpose
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._mode = "quick"  # "careful" once the quick way to import torch has failed
+        self._is_ready = self._has_worked = False  # of the child that runs now
+        self._said = self._answered = READY  # the last numbers
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a child, as far as we have heard."""
+        return self._popen is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is at work for somebody who does not wait any more."""
+        return self._popen is not None and self._answered != self._said
+
+    @property
+    def pid(self) -> int | None:
+        return self._popen.pid if self._popen is not None else None
+
+    def start(self) -> None:
+        """Starts a child; what is said to it meanwhile waits until it has torch."""
+        assert self._popen is None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            with theirs:
+                self._popen = subprocess.Popen(
+                    # -P: the folder of the program holds our modules, not ones it may import.
+                    [sys.executable, "-P", str(_SERVER), str(theirs.fileno()), self._mode],
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # a Ctrl-C at the terminal is not for it
+                )
+        except BaseException:
+            ours.close()
+            raise
+        waited_for.add(self._popen.pid)
+        self._control, self._answered = ours, self._said
+        self._is_ready = self._has_worked = False
+
+    def say(self, do: str, *descriptors: int, **arguments: Any) -> int:
+        """Gives a command to the child, if there is one, and returns its number.  Does not wait."""
+        self._said += 1
+        if self._control is not None:
+            command = json.dumps({"do": do, "number": self._said, **arguments}).encode()
+            try:
+                socket.send_fds(self._control, [command], descriptors)
+            except OSError:
+                pass  # it has died, or hears nothing any more: who listens for an answer finds that out
+        return self._said
+
+    async def hear(self) -> Answer:
+        """What the child says next.
+
+        Raises:
+            Death: nothing any more; there is no child now.
+        """
+        assert self._control is not None
+        while True:
+            await anyio.wait_readable(self._control)
+            try:
+                said = self._control.recv(_ANSWER_BYTES_MAX)
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                said = b""
+            if not said:
+                raise await self._bury()
+            answer = Answer(**json.loads(said))
+            self._is_ready = True
+            if answer.number != READY:
+                self._has_worked, self._answered = True, answer.number
+            return answer
+
+    async def ask(self, do: str, *descriptors: int, timeout_s: float, **arguments: Any) -> Any:
+        """Has a command carried out, by a child that is started if there is none.
+
+        Args:
+            do: the command.
+            descriptors: what to hand over with it.
+            timeout_s: for the answer, once the child has torch.
+            arguments: what else to tell.
+
+        Raises:
+            Refusal: torch could not do it.
+            Unanswered: not in this time; the child is still at it.
+            Death: of the child.
+        """
+        while True:
+            try:
+                await self._make_ready()
+                return await self.answer_to(self.say(do, *descriptors, **arguments), timeout_s)
+            except Death as death:
+                # Those that need no earlier command are tried again, by one that imports torch the careful way.
+                if death.has_worked or death.is_hopeless or do not in {"serve", "connect"}:
+                    raise
+
+    async def answer_to(self, number: int, timeout_s: float) -> Any:
+        """The answer to a command given before; raises as `ask` does."""
+        with anyio.move_on_after(timeout_s):
+            while True:
+                answer = await self.hear()
+                if answer.number == number:  # others are late: who asked was cancelled
+                    if answer.error:
+                        raise Refusal(answer.error)
+                    return answer.value
+        raise Unanswered(number)
+
+    async def _make_ready(self) -> None:
+        if self._popen is None:
+            self.start()
+        with anyio.move_on_after(START_TIMEOUT_S):
+            while not self._is_ready:
+                await self.hear()
+        if not self._is_ready:
+            raise Unanswered(READY)
+
+    async def _bury(self) -> Death:
+        """Waits for the end of a child that has closed its end of the socket, and lets go of it."""
+        code = await self._end()
+        death = Death(code, has_worked=self._has_worked, is_hopeless=self._mode == "careful" and not self._has_worked)
+        if not self._has_worked:
+            self._mode = "careful"
+        return death
+
+    async def aclose(self) -> None:
+        """Kills the child, if there is one, and waits until it is gone."""
+        if self._popen is not None:
+            self._popen.kill()
+            await self._end()
+
+    async def _end(self) -> int | None:
+        if self._popen is None:
+            return None
+        popen, control = self._popen, self._control
+        self._popen = self._control = None
+        if control is not None:
+            control.close()
+        # Shielded: a process that nobody waits for would stay a zombie.
+        with anyio.move_on_after(END_TIMEOUT_S, shield=True) as waited:
+            await wait_ended(popen.pid)
+        if waited.cancelled_caught:
+            popen.kill()  # it need not have been killed before
+            _log.warning("process %d, which %s, survives SIGKILL", popen.pid, self._purpose)
+        waited_for.discard(popen.pid)
+        return popen.poll()

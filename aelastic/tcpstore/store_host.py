@@ -1,0 +1,188 @@
+"""torch's TCPStore for the workers of rank 0's node, served by a child process of the agent.
+
+The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.
+It binds the port once, starts the workers, and hands the listening socket to the child (`store_server.py`),
+which imports torch while the workers do.  Workers that connect early wait in the socket's queue.  Every
+round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
+can't be taken by somebody else in between.
+
+Where the agents find each other through this very store (`--rdzv-backend static`), they do so before there is a
+round: then it is there from `open` on, and holds the preset keys.
+
+If no store can be served, that is told, and the port is closed: workers that need it fail by themselves,
+others never notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+import anyio
+
+from aelastic.errors import InputError
+from aelastic.tcpstore.store_child import Death, StoreProcess
+
+_log = logging.getLogger(__name__)
+
+# Thousands of workers connect at the same moment; the kernel caps this at net.core.somaxconn.
+BACKLOG = 4096
+# The workers go first: so long they start their interpreters, and on a machine that is full of them the child would
+# take that time from them.  Measured on 2 cores: without it the first line comes a sixth later, the store no sooner.
+HEAD_START_S = 0.1
+
+
+class StoreHost:
+    """One port, and one store after the other on it.
+
+    Args:
+        env: the environment of the child process.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._listener: socket.socket | None = None
+        self._process = StoreProcess(env, "served the workers' store")
+        self._called = anyio.Event()  # set when a store is wanted, while there is no child
+        self._is_wanted = False  # a round is on, or the agents meet here
+        self._is_new = False  # nobody's workers have used the store
+        self._presets: dict[str, str] = {}
+
+    def open(self, port: int) -> int:
+        """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
+
+        Args:
+            port: 0 picks a free one.
+
+        Raises:
+            InputError: the port is in use, or not allowed.
+        """
+        self._is_wanted = self._is_new = False
+        if self._listener is None:
+            self._listener = _listen(port)
+        if self._presets:
+            self.serve()
+            self._is_new = True
+        else:
+            self._process.say("drop")
+        number: int = self._listener.getsockname()[1]
+        return number
+
+    def hold(self, port: int) -> int:
+        """Makes sure that nobody is given a port that a worker serves a store on, and gives its number.
+
+        Args:
+            port: 0 picks a free one.
+
+        Raises:
+            InputError: the port is in use, or not allowed.
+        """
+        if self._listener is None:
+            self._listener = _refusing(_bind, port)
+        number: int = self._listener.getsockname()[1]
+        return number
+
+    def preset(self, key: str, value: str) -> None:
+        """Sets a key of every store from now on, and of the one that is served."""
+        self._presets[key] = value
+        if self._is_wanted:
+            self._process.say("set", key=key, value=value)
+
+    def serve(self) -> None:
+        """Serves a new store on the port.  Does not wait: the store comes up while the workers start."""
+        self._is_wanted = True
+        if not self._is_new:  # else workers of other nodes may be connected to it already
+            self._hand_over()
+        self._is_new = False
+        self._called.set()
+
+    async def run(self) -> None:
+        """Follows the child, and starts another should it die.  Runs until cancelled."""
+        while True:
+            if self._process.is_running:
+                await self._listen_to_child()
+                continue
+            await self._called.wait()
+            await anyio.sleep(HEAD_START_S)
+            self._called = anyio.Event()
+            if self._is_wanted and self._listener is not None:
+                self._start()
+
+    async def aclose(self) -> None:
+        """Ends the child and closes the port."""
+        await self._process.aclose()
+        self._close_port()
+
+    def _start(self) -> None:
+        self._process.start()
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._listener is not None:
+            self._process.say("serve", self._listener.fileno(), keys=self._presets)
+
+    async def _listen_to_child(self) -> None:
+        try:
+            await self._process.hear()
+        except Death as death:
+            self._on_death(death)
+
+    def _on_death(self, death: Death) -> None:
+        if not self._is_wanted:
+            return  # the next round starts another
+        if death.has_worked:
+            # Its keys are lost, so this round's workers will fail.  Those yet to connect must not wait for nobody.
+            _log.warning("the process that serves the workers' store died (exit code %s); starting another", death.code)
+        elif death.is_hopeless:
+            self._close_port()
+            _log.warning(
+                "the workers' store can't be served (exit code %s): can %s import torch?", death.code, sys.executable
+            )
+            return
+        self._start()
+
+    def _close_port(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def listen(port: int) -> socket.socket:
+    """A listening socket on all interfaces, IPv6 and IPv4.
+
+    Raises:
+        OSError: the port is in use, or not allowed.
+        OverflowError: it is no port.
+    """
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    return socket.create_server(("", port), backlog=BACKLOG)
+
+
+def _bind(port: int) -> socket.socket:
+    """A socket that takes no connections, and lets others of this user do so (`SO_REUSEADDR` in socket(7))."""
+    is_dual = socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_dual:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("", port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _listen(port: int) -> socket.socket:
+    return _refusing(listen, port)
+
+
+def _refusing(make: Callable[[int], socket.socket], port: int) -> socket.socket:
+    try:
+        return make(port)
+    except (OSError, OverflowError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise InputError(f"port {port} can't be opened for the workers' store ({reason}): choose another") from None

@@ -1,0 +1,208 @@
+"""The command `python -m aelastic.timeline`: event logs in, a picture and a trace out.
+
+It reads what agents have written, also while they write, and changes nothing of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from aelastic.errors import EXIT_INPUT, InputError
+from aelastic.failures.error_file import replace_file
+from aelastic.timeline.html import page, summary
+from aelastic.timeline.model import Story, tell_story
+from aelastic.timeline.perfetto import trace
+from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs, runs_of
+from aelastic.timeline.svg import printable
+
+LOG_NAME = "events.jsonl"
+# Folders below the one that is named: of a node, of a run, and one to spare.
+DEPTH_MAX = 3
+# A process that began so much later than a log is another one: the boot time is known to the second.
+_SAME_PROCESS_S = 2.0
+
+DESCRIPTION = """\
+Draws what a run spent its time on, from the event logs that its agents keep in --log-dir.
+
+LOGDIR is that folder, or one that holds those of several nodes; several may be given.  All events.jsonl found
+there, up to three folders deep, that are of one run become one picture: an HTML file that needs nothing else, and a
+trace for https://ui.perfetto.dev.  Where there are several runs, the one that began last is drawn.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes the picture; gives the exit code."""
+    try:
+        options = _parser().parse_args(argv)
+        return _make(options)
+    except InputError as error:
+        line = " ".join(printable(str(error)).splitlines())
+        print(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", file=sys.stderr)  # noqa: T201
+        return EXIT_INPUT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m aelastic.timeline",
+        usage="python -m aelastic.timeline LOGDIR [LOGDIR ...] [-o OUT.html] [--trace OUT.json] [--run-id ID]",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folders", metavar="LOGDIR", nargs="+", type=Path, help="where event logs are, or one of them")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.html", type=Path, help="the picture (default: LOGDIR/timeline.html)"
+    )
+    parser.add_argument(
+        "--trace", metavar="OUT.json", type=Path, help="the trace (default: beside the picture, as timeline.trace.json)"
+    )
+    parser.add_argument("--run-id", metavar="ID", help="which run, where there are several: all logs of that id")
+    return parser
+
+
+def _make(options: argparse.Namespace) -> int:
+    sources = list(dict.fromkeys(source for folder in options.folders for source in _sources(folder)))
+    first: Path = options.folders[0]
+    output: Path = options.output or (first if first.is_dir() else first.parent) / "timeline.html"
+    trace_file: Path = options.trace or output.parent / f"{output.stem}.trace.json"
+    for path in (output, trace_file):
+        if os.path.realpath(path) in map(os.path.realpath, sources):
+            raise InputError(f"{path} is an event log: choose another output")
+    if os.path.realpath(output) == os.path.realpath(trace_file):
+        raise InputError(f"{output}: the picture and the trace need two files")
+    logs = [log for source in sources for log in _read(source)]
+    if not any(log.entries for log in logs):
+        damaged = sum(log.damaged for log in logs)
+        raise InputError(f"{', '.join(map(str, options.folders))}: no record of a run ({damaged} damaged lines)")
+    run, others = _choose(logs, options.run_id)
+    story = tell_story(run)
+    _write(output, page(story))
+    _write(trace_file, json.dumps(trace(story), separators=(",", ":")) + "\n")
+    _say(story, output, trace_file, others)
+    return 0
+
+
+def _tell(line: str) -> None:
+    try:
+        print(" ".join(printable(line).splitlines()), flush=True)  # noqa: T201
+    except OSError:
+        pass  # nobody reads it
+
+
+def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> None:
+    _tell(f"picture  {output}")
+    _tell(f"trace    {trace_file}  (for https://ui.perfetto.dev)")
+    _tell(f"run      {story.run_id}: {summary(story)}")
+    for note in story.notes:
+        _tell(f"note     {note}")
+    if others:
+        ids = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
+        _tell(f"note     {len(others)} other runs are here, too (choose one with --run-id): {ids}")
+
+
+def _choose(logs: Sequence[Log], run_id: str | None) -> tuple[list[Log], list[str]]:
+    """The logs of the run to draw, and the ids of those that are not."""
+    told = [log for log in logs if log.entries]
+    if run_id is not None:
+        chosen = [log for log in told if log.run_id == run_id]
+        if not chosen:
+            known = ", ".join(dict.fromkeys(log.run_id for log in told[:20]))
+            raise InputError(f"--run-id {run_id}: no such run here; there is {known}")
+        others = {log.run_id for log in told} - {run_id}
+        return chosen, sorted(others)
+    runs = runs_of(told)
+    return runs[-1], [run[0].run_id for run in runs[:-1]]
+
+
+# Files.
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """The event logs in a folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    if folder.is_file():
+        yield folder.resolve()
+        return
+    if not folder.exists():
+        raise InputError(f"{folder}: no such folder")
+    if not folder.is_dir():
+        raise InputError(f"{folder} is neither a folder nor an event log")
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        raise InputError(f"{folder} can't be read: {error.strerror}") from None
+    found = False
+    root = folder.resolve()
+    for here, below, files in os.walk(root):  # does not follow `latest`, which is a link to one of the others
+        depth = len(Path(here).relative_to(root).parts)
+        # What workers write is there, a folder for each.
+        below[:] = sorted(name for name in below if depth < DEPTH_MAX and not name.startswith("attempt_"))
+        if LOG_NAME in files and os.path.isfile(os.path.join(here, LOG_NAME)):
+            found = True
+            yield Path(here, LOG_NAME)
+    if not found:
+        raise InputError(
+            f"{folder}: no event log here ({LOG_NAME}, up to {DEPTH_MAX} folders deep); "
+            "agents keep one where --log-dir says"
+        )
+
+
+def _read(source: Path) -> list[Log]:
+    try:
+        with open(source, "rb") as file:
+            logs = read_logs(str(source), _lines(file))
+    except OSError as error:
+        raise InputError(f"{source} can't be read: {error.strerror}") from None
+    except UnknownVersionError as error:
+        raise InputError(str(error)) from None
+    for log in logs:
+        if log.entries and not log.is_ended and log.host == socket.gethostname():
+            if _is_alive(log.pid, log.first_wall):
+                log.alive_at = datetime.now(UTC).timestamp()
+            else:
+                log.is_dead = True
+    return logs
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines; of one that is too long, as much as shows that it is."""
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        rest = line
+        while not rest.endswith(b"\n") and len(rest) > LINE_BYTES_MAX:
+            rest = file.readline(LINE_BYTES_MAX + 1)
+        yield line if rest is line else line + b"\n"
+
+
+def _is_alive(pid: int, since: float) -> bool:
+    """Whether a process lives that has begun by then: pids are used again."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        # Field 22 of proc(5), in clock ticks; the second field may hold blanks and ends with the last bracket.
+        began = int(boot.split()[1]) + int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return False
+    return began < since + _SAME_PROCESS_S
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        replace_file(str(path), text.encode(errors="replace"))
+    except OSError as error:
+        raise InputError(f"{path} can't be written: {error.strerror}") from None

@@ -1,0 +1,242 @@
+"""The page around the picture: what a run spent its time on, and what each restart cost.
+
+Pure.  One file that needs nothing else: no network, no fonts, no library.  Its policy lets only its own script run, so
+nothing that a log brings along can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aelastic.timeline.assets import SCRIPT, SCRIPT_HASH, STYLE
+from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
+from aelastic.timeline.svg import draw, duration, safe
+
+# Restarts that get a table of their own, the most expensive ones: some screens full.
+CARDS_MAX = 20
+# Restarts in the short list of all of them.
+LISTED_MAX = 500
+# Nodes in the table of a restart, the slowest ones.
+SHARES_MAX = 16
+NOTES_MAX = 20
+TEXT_CHARS_MAX = 600
+
+_LEGEND_PHASES = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
+_LEGEND_ENDS = ("succeeded", "failed", "stopped", "open")
+
+
+def page(story: Story) -> str:
+    """The whole page, as HTML."""
+    chart = draw(story)
+    title = f"{story.run_id}: timeline"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{SCRIPT_HASH}'"
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{safe(title)}</title>",
+            f"<style>{STYLE}</style></head><body>",
+            _head(story),
+            _spent(story),
+            _tools(chart.marks),
+            f'<div class="frame">{chart.svg}</div>',
+            _restarts(story),
+            _notes([*chart.notes, *story.notes]),
+            f"<script>{SCRIPT}</script></body></html>\n",
+        ]
+    )
+
+
+def summary(story: Story) -> str:
+    """What a run spent its time on, in one line."""
+    length, is_known = story.length_s, story.is_training_known
+    parts = [f"training {_percent(story.spent['training'], length)} of {duration(length)}"]
+    if not is_known:
+        parts = [_unknown(story)]
+    if story.restarts:
+        share = f", {_percent(story.spent['restarting'], length)}" if is_known else ""
+        parts.append(f"{_count(len(story.restarts), 'restart')} ({duration(story.spent['restarting'])}{share})")
+    return ", ".join(parts)
+
+
+def _unknown(story: Story) -> str:
+    return f"training: unknown, the log ends at {duration(story.length_s)}, when the workers had just started"
+
+
+def _percent(part: float, whole: float) -> str:
+    share = 100 * part / whole if whole > 0 else 0.0
+    if part <= 0 or part >= whole:
+        return f"{share:.0f} %"
+    if 1 <= share < 99:
+        return f"{share:.1f} %"
+    # 100 % is said of nothing less, nor 0 % of anything more.
+    return f"{min(share, 99.99):.2f} %" if share >= 0.01 else "< 0.01 %"
+
+
+def _head(story: Story) -> str:
+    state = {"SUCCEEDED": "succeeded", "FAILED": "failed", "STOPPED": "stopped"}.get(story.state, story.state.lower())
+    words = state or _closing(story)
+    workers = max(
+        (sum(node.workers for node in story.nodes if number in node.formed) for number in _rounds(story)), default=0
+    )
+    facts = [
+        _count(len(story.nodes), "agent"),
+        f"up to {_count(workers, 'worker')} at a time" if workers else "no round was ever complete",
+        f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
+        f"<b>{duration(story.length_s)}</b>" if story.is_training_known else f"at least {duration(story.length_s)}",
+        _count(len(story.restarts), "restart"),
+        *([_cut(story.entrypoint.rpartition("/")[2])] if story.entrypoint else []),
+    ]
+    reason = f'<p class="facts">{_cut(story.reason)}</p>' if story.reason else ""
+    return (
+        f'<h1>{safe(story.run_id)}<span class="badge {safe(state)}">{safe(words)}</span></h1>'
+        f'{reason}<p class="facts">{" · ".join(facts)}</p>'
+    )
+
+
+def _closing(story: Story) -> str:
+    """What has become of a run that no log tells the end of."""
+    closings = {node.closing for node in story.nodes} - {"ended"}
+    if "running" in closings:
+        return CLOSING_WORDS["running"]  # with one agent the run lives
+    return CLOSING_WORDS[closings.pop() if len(closings) == 1 else "unknown"]
+
+
+def _rounds(story: Story) -> set[int]:
+    return {number for node in story.nodes for number in node.formed}
+
+
+def _spent(story: Story) -> str:
+    if not story.is_training_known:
+        return f'<p class="facts">{safe(_unknown(story).capitalize())}.</p>'
+    bars, items = [], []
+    for name, seconds in story.spent.items():
+        if seconds > 0:
+            # Shares that add up to less than 1 would leave the rest of the bar empty.
+            share = seconds / story.length_s * 100
+            bars.append(
+                f'<span class="{name}" style="flex:{share:.4f} 0 0" title="{name}: {duration(seconds)}"></span>'
+            )
+        items.append(
+            f'<div><dt><i class="dot {name}"></i>{name}</dt>'
+            f'<dd data-spent="{name}"><b>{_percent(seconds, story.length_s)}</b>{duration(seconds)}</dd></div>'
+        )
+    return f'<div class="spent"><div class="bar">{"".join(bars)}</div><dl>{"".join(items)}</dl></div>'
+
+
+def _tools(marks: Sequence[tuple[str, str]]) -> str:
+    phases = "".join(f'<span><i class="dot {name}"></i>{name}</span>' for name in _LEGEND_PHASES)
+    ends = "".join(
+        f'<span><i class="dot {name}"></i>{"running" if name == "open" else name}</span>' for name in _LEGEND_ENDS
+    )
+    signs = "".join(f"<span><b>{sign}</b>{words}</span>" for sign, words in marks)
+    signs = f'<div class="legend marks"><em>Marks</em>{signs}</div>' if signs else ""
+    buttons = "".join(
+        f'<button data-way="{way}" title="{words}">{sign}</button>'
+        for way, sign, words in (
+            ("left", "◀", "earlier"),
+            ("right", "▶", "later"),
+            ("in", "+", "zoom in"),
+            ("out", "−", "zoom out"),
+            ("all", "whole run", "double click does it, too"),
+        )
+    )
+    return (
+        f'<div class="tools"><div class="legend"><em>Agent</em>{phases}</div>'
+        f'<div class="legend"><em>Workers</em>{ends}</div>{signs}'
+        f'<div class="zoom"><span>drag, or Ctrl + wheel, to zoom</span>{buttons}</div></div>'
+    )
+
+
+# Restarts.
+
+
+def _restarts(story: Story) -> str:
+    if not story.restarts:
+        return ""
+    dearest = sorted(story.restarts, key=lambda restart: -restart.took_s)[:CARDS_MAX]
+    cards = [_card(restart, story) for restart in sorted(dearest, key=lambda restart: restart.number)]
+    parts = ["<h2>What the restarts cost</h2>"]
+    if len(story.restarts) > len(dearest):
+        parts.append(
+            f'<p class="facts">The {len(dearest)} longest of {len(story.restarts)}; below is a list of all.</p>'
+        )
+    parts += cards
+    if len(story.restarts) > len(dearest):
+        parts.append(_list(story.restarts))
+    return "\n".join(parts)
+
+
+def _card(restart: Restart, story: Story) -> str:
+    kind = "a worker failed" if restart.cause == "failure" else "nodes came or went"
+    to = f"round {restart.round} → {restart.next_round}" if restart.next_round is not None else f"round {restart.round}"
+    unfinished = "" if restart.is_over else " · not all workers ran again"
+    shares = sorted(restart.shares, key=lambda share: -share.total)[:SHARES_MAX]
+    rows = "".join(_share(share, restart, story) for share in sorted(shares, key=lambda share: share.node))
+    if len(restart.shares) > len(shares):
+        left_out = len(restart.shares) - len(shares)
+        rows += f'<tr><td class="left nothing" colspan="8">{left_out} nodes that took less are left out</td></tr>'
+    heads = "".join(f'<th><i class="dot {name}"></i>{name}</th>' for name in RESTART_PHASES)
+    who = f"<p>{_cut(restart.culprit)}</p>" if restart.culprit else ""
+    return (
+        f'<section class="card" data-restart="{restart.number}"><h3>Restart {restart.number}'
+        f'<span class="took">{duration(restart.took_s)}</span>'
+        f'<button data-s="{restart.start:.6f}" data-e="{restart.end:.6f}">show above</button></h3>'
+        f'{who}<p class="why">{kind}: {_cut(restart.reason)} · {to} · at {duration(restart.start)}{unfinished}</p>'
+        '<div class="scroll"><table><thead><tr><th>node</th>'
+        f'<th class="falls">0<span>{duration(restart.took_s)}</span></th>{heads}<th>sum</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _share(share: Share, restart: Restart, story: Story) -> str:
+    whole = max(restart.took_s, 1e-9)
+    bars = "".join(
+        f'<i class="{block.name}" title="{block.name}: {duration(block.end - block.start)}" '
+        f'style="left:{100 * (block.start - restart.start) / whole:.3f}%;'
+        f'width:{100 * (block.end - block.start) / whole:.3f}%"></i>'
+        for block in share.blocks
+    )
+    cells = "".join(_cell(share.spent(name)) for name in RESTART_PHASES)
+    return (
+        f'<tr><td>{safe(story.nodes[share.node].name)}</td><td class="falls"><div>{bars}</div></td>'
+        f"{cells}<td><b>{duration(share.total)}</b></td></tr>"
+    )
+
+
+def _cell(seconds: float) -> str:
+    return f"<td>{duration(seconds)}</td>" if seconds > 0 else '<td class="nothing">–</td>'
+
+
+def _list(restarts: Sequence[Restart]) -> str:
+    rows = "".join(
+        f"<tr><td>{restart.number}</td><td>{duration(restart.start)}</td><td>{duration(restart.took_s)}</td>"
+        f'<td class="text">{_cut(restart.culprit or restart.reason)}</td></tr>'
+        for restart in restarts[:LISTED_MAX]
+    )
+    left_out = (
+        f'<p class="facts">{len(restarts) - LISTED_MAX} more are left out.</p>' if len(restarts) > LISTED_MAX else ""
+    )
+    head = '<tr><th>restart</th><th>at</th><th>took</th><th class="text">why</th></tr>'
+    table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    return f'<h2>All restarts</h2><div class="scroll">{table}</div>{left_out}'
+
+
+def _notes(notes: Sequence[str]) -> str:
+    if not notes:
+        return ""
+    lines = [f"<li>{_cut(note)}</li>" for note in notes[:NOTES_MAX]]
+    if len(notes) > NOTES_MAX:
+        lines.append(f"<li>{len(notes) - NOTES_MAX} more notes are left out.</li>")
+    return f'<h2>Notes</h2><ul class="notes">{"".join(lines)}</ul>'
+
+
+def _cut(text: str) -> str:
+    return safe(text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

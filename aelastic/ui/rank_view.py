@@ -1,0 +1,79 @@
+"""A view of nodes and ranks in the place of the live line: this node's workers, and what is known of the others.
+
+rich lays it out as rows of text; when and how they come to the terminal is the live line's business.  rich is imported
+when the first of them are made, in the thread that draws.  What they show is copied before: the run goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aelastic.host.usage import usage_of
+from aelastic.observe.status_text import SEPARATOR, Picture, RankPicture, cut
+
+# Rows above the ranks: the title, the node, a heading.
+ROWS_ABOVE = 3
+# A reason is a sentence; all of it is in the log.
+NOTE_COLUMNS = 60
+_HEADINGS = ("rank", "local", "pid", "state", "CPU", "memory")
+_STYLES = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed": "red"}
+_MIB = 1 << 20
+
+
+class LiveView:
+    """Lays out one picture after the other."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, tuple[float, float]] = {}  # pid to CPU time, and when that was
+
+    def rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
+        """So many rows at most, none wider than the columns."""
+        drawn = io.StringIO()
+        console = Console(file=drawn, width=columns, force_terminal=True, highlight=False, markup=False, emoji=False)
+        above = [(SEPARATOR.join(picture.title), "bold"), (picture.node, "")]
+        below = [(words, style) for words, style in ((picture.failure, "red"), (picture.took, "dim")) if words]
+        room = max(0, most - ROWS_ABOVE - len(below))
+        shown = picture.ranks if len(picture.ranks) <= room else _chosen(picture.ranks, room - 1)
+        if shown != picture.ranks:
+            below.insert(0, (f"and {len(picture.ranks) - len(shown)} ranks more", "dim"))
+        for words, style in above:
+            console.print(Text(cut(words, columns), style))
+        if shown:
+            console.print(self._table(shown, now))
+        for words, style in below:
+            console.print(Text(cut(words, columns), style))
+        return [row.encode() for row in drawn.getvalue().splitlines()[: max(1, most)]]
+
+    def _table(self, ranks: Sequence[RankPicture], now: float) -> Table:
+        self._used = {each.pid: self._used[each.pid] for each in ranks if each.pid in self._used}
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for heading in _HEADINGS:
+            table.add_column(heading, no_wrap=True, justify="left" if heading == "state" else "right")
+        for each in ranks:
+            words = cut(f"{each.state}: {each.note}" if each.note else each.state, NOTE_COLUMNS)
+            cpu, memory = self._usage(each, now)
+            state = Text(words, _STYLES.get(each.state, ""))
+            table.add_row(str(each.rank), str(each.local_rank), str(each.pid or ""), state, cpu, memory)
+        return table
+
+    def _usage(self, rank: RankPicture, now: float) -> tuple[str, str]:
+        """Its CPU since the last picture, in percent of a core, and its memory."""
+        pid = rank.pid
+        usage = usage_of(pid, session=pid) if pid is not None and rank.state == "running" else None
+        if usage is None or pid is None:
+            return "", ""
+        cpu_s, at = self._used.get(pid, (usage.cpu_s, now))
+        self._used[pid] = usage.cpu_s, now
+        cpu = f"{(usage.cpu_s - cpu_s) / (now - at):.0%}" if now > at else ""
+        return cpu, f"{usage.rss_bytes / _MIB:.0f} MiB"
+
+
+def _chosen(ranks: Sequence[RankPicture], most: int) -> Sequence[RankPicture]:
+    """Where there are too many, those that do not simply run come first."""
+    first = sorted(ranks, key=lambda each: each.state == "running" and not each.note)[: max(0, most)]
+    return sorted(first, key=lambda each: each.rank)

@@ -1,0 +1,187 @@
+"""The live line: where the run stands, on the last line of a terminal, while nothing else is written there.
+
+An observer of the run.  It looks at the clock at most once a second, and draws when the output of others has ended a
+line and been quiet for a moment; `live_text.py` says what, `terminal.py` sees to it that lines do not mix.  It draws in
+the thread that the command line speaks in: a terminal that a person has stopped holds up nobody.  As the command line's
+own, it puts streams that know of it in the place of `sys.stdout` and `sys.stderr`, and takes them away in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+
+from aelastic.logs.terminal import Terminal, TerminalStream, is_of_session
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import Happening, RunEnded
+from aelastic.observe.status_text import Frame, LiveText, Picture
+
+if TYPE_CHECKING:
+    from aelastic.ui.rank_view import LiveView
+
+# Output is over when nothing has come for this long: what comes in bursts is not interrupted.
+QUIET_S = 0.3
+# Drawn at most so often.  A run that is over by then has shown none.
+INTERVAL_S = 1.0
+# Nobody tells when a shell takes us to the foreground.
+BACKGROUND_INTERVAL_S = 5.0
+# How often the view looks at the workers' CPU and memory.  To look at eight and draw them takes some 5 ms.
+VIEW_INTERVAL_S = 2.0
+# At least half of the terminal is for the output above.
+VIEW_SHARE = 2
+# A timer may be this much early.
+STEP_S = 0.01
+
+# Has something done in the thread that writes to stderr, in its turn.
+Do = Callable[[Callable[[], None]], None]
+
+
+class LiveLine(Observer):
+    """Of one run.
+
+    Args:
+        terminal: where.
+        do: how it is drawn.
+        kind: one line, or the view of nodes and ranks.
+    """
+
+    def __init__(self, terminal: Terminal, do: Do, kind: Literal["line", "view"]) -> None:
+        self._terminal = terminal
+        self._do = do
+        self._text = LiveText()
+        self._face = self._text if kind == "line" else _View(self._text)
+        self._woken = anyio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._seen = 0  # of what others have written
+        self._drawn: object = None  # the key of the frame that is shown
+        self._drawn_at = 0.0
+        self._is_drawing = False
+        self._is_over = False
+        self._error: Exception | None = None
+
+    def tell(self, happening: Happening, now: float) -> None:
+        self._text.handle(happening, now)
+        self._is_over |= isinstance(happening, RunEnded)
+        self._woken.set()
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._drawn_at = anyio.current_time()
+        while not self._is_over:
+            self._woken = anyio.Event()
+            with anyio.move_on_after(self._look(anyio.current_time())) as waiting:
+                await self._woken.wait()
+            if self._error is not None:
+                raise self._error
+            if not waiting.cancelled_caught:
+                self._seen = self._terminal.written
+                await anyio.sleep(QUIET_S)
+
+    def _look(self, now: float) -> float | None:
+        """Draws if it is time to, and gives when to look again, in seconds from now; `None`: when others write."""
+        terminal = self._terminal
+        if not terminal.is_ours:
+            return BACKGROUND_INTERVAL_S
+        if not terminal.is_shown and terminal.written != self._seen:
+            self._seen = terminal.written
+            return QUIET_S
+        terminal.tell_of_write(self._wake)
+        if terminal.written != self._seen and not terminal.is_shown:
+            return QUIET_S  # just now
+        if terminal.is_line_open:
+            return None
+        frame = self._face.frame(now, *terminal.size)
+        if not (terminal.is_shown and frame.key == self._drawn):
+            if (wait_s := self._drawn_at + INTERVAL_S - now) > 0:
+                return wait_s
+            self._draw(frame, now)
+        return self._face.changes_at(now) - now + STEP_S
+
+    def _draw(self, frame: Frame, now: float) -> None:
+        self._drawn_at = now
+        if not self._is_drawing:  # else the terminal has been stopped
+            self._is_drawing = True
+            self._do(lambda: self._draw_now(frame))
+
+    def _draw_now(self, frame: Frame) -> None:
+        """In the thread."""
+        try:
+            if self._terminal.draw(frame.rows):
+                self._drawn = frame.key
+            else:
+                self._wake()
+        except Exception as error:  # noqa: BLE001  raised by `run`, where it can end this observer only
+            self._error = error
+            self._wake()
+        finally:
+            self._is_drawing = False
+
+    def _wake(self) -> None:
+        """In any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._woken.set()
+
+
+class _View:
+    """The face of a live line that shows nodes and ranks."""
+
+    def __init__(self, text: LiveText) -> None:
+        self._text = text
+        self._view: LiveView | None = None
+
+    def frame(self, now: float, columns: int, rows: int) -> Frame:
+        picture = self._text.picture(now)
+        key = picture, columns, rows, now // VIEW_INTERVAL_S
+        return Frame(key, lambda: self._rows(picture, now, columns - 1, rows // VIEW_SHARE))
+
+    def _rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
+        if self._view is None:
+            from aelastic.ui.rank_view import LiveView
+
+            self._view = LiveView()
+        return self._view.rows(picture, now, columns, most)
+
+    def changes_at(self, now: float) -> float:
+        return (now // VIEW_INTERVAL_S + 1) * VIEW_INTERVAL_S
+
+
+@contextmanager
+def live_line(do: Do, kind: Literal["line", "view"]) -> Iterator[LiveLine]:
+    """The live line of this process, on the terminal that stderr leads to."""
+    before = out, err = sys.stdout, sys.stderr
+    terminal = Terminal(err.fileno())
+    for stream in (out, err):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    sys.stderr = _in_turns(err, terminal)
+    sys.stdout = sys.stderr if out is err else _in_turns(out, terminal)
+    ours = sys.stdout, sys.stderr
+
+    def end() -> None:
+        terminal.end()
+        if (sys.stdout, sys.stderr) == ours:  # else somebody else has put others in their place
+            sys.stdout, sys.stderr = before
+
+    try:
+        yield LiveLine(terminal, do, kind)
+    finally:
+        do(end)  # what is to be said until then is said first
+
+
+def _in_turns(stream: Any, terminal: Terminal) -> Any:
+    """The stream, or one in its place where it leads to the terminal of our session: there is one, under any name."""
+    try:
+        is_there = isinstance(stream, io.TextIOWrapper) and is_of_session(stream.fileno())
+    except (OSError, ValueError):
+        is_there = False
+    return TerminalStream(stream, terminal) if is_there else stream

@@ -1,0 +1,1 @@
+"""Processes of this machine: how they are started, bound to CPUs and cleaned up after."""

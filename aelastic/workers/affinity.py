@@ -1,0 +1,52 @@
+"""The CPUs that a thread or a process runs on (`sched_setaffinity(2)`): a child inherits those of who starts it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aelastic.workers.numa import ranges
+
+
+@contextmanager
+def bound_to(cpus: frozenset[int]) -> Iterator[None]:
+    """Keeps this thread, and so what it starts meanwhile, on these CPUs.
+
+    Raises:
+        OSError: the kernel lets us run on none of them.
+    """
+    usual = os.sched_getaffinity(0)
+    _bind(cpus)
+    try:
+        yield
+    finally:
+        try:
+            os.sched_setaffinity(0, usual)
+        except OSError:
+            pass  # they were all taken from us meanwhile, and the kernel has chosen others (`cpuset(7)`)
+
+
+def bind_process(cpus: frozenset[int]) -> None:
+    """Keeps this process on these CPUs, with all threads but those that have chosen their own.
+
+    A library that was imported may have started some (OpenMP's, OpenBLAS's).
+
+    Raises:
+        OSError: the kernel lets us run on none of them.
+    """
+    usual = os.sched_getaffinity(0)
+    _bind(cpus)
+    for thread in map(int, os.listdir("/proc/self/task")):
+        try:
+            if os.sched_getaffinity(thread) == usual:
+                os.sched_setaffinity(thread, cpus)
+        except ProcessLookupError:
+            pass  # it has ended
+
+
+def _bind(cpus: frozenset[int]) -> None:
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        raise OSError(error.errno, f"may not run on CPUs {ranges(cpus)}: {error.strerror}") from None

@@ -1,0 +1,131 @@
+"""A function as a worker: what runs in the child process of `multiprocessing`.
+
+The return value goes through a file, not a pipe: it may be of any size, and nobody has to read
+it while the worker ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import runpy
+import signal
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from aelastic.errors import ErrorHandler, record
+from aelastic.group.backend import WorkerStart
+
+
+def run(start: WorkerStart, held_off: Collection[int] | None = None) -> None:
+    """Runs the function of one worker, in its own session, environment and streams.
+
+    An exception goes to the error file and, without frames of ours, to stderr; the exit code is 1.
+
+    Args:
+        held_off: where all signals are held off over the fork, those that are to stay so.
+    """
+    _become_a_worker(start)
+    if held_off is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_off)
+    try:
+        record(_call, _Handler())(start)
+    except Exception as error:  # noqa: BLE001  a user's function may raise anything; its traceback goes to stderr
+        _print_traceback(error)
+        raise SystemExit(1) from None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _call(start: WorkerStart) -> None:
+    assert not isinstance(start.entrypoint, str)
+    if start.cpus is not None:
+        from aelastic.workers.affinity import bind_process
+
+        bind_process(start.cpus)
+    try:
+        value = start.entrypoint(*start.args)
+    except SystemExit as error:
+        if error.code not in {None, 0}:
+            raise
+        value = None
+    assert start.return_file is not None
+    _keep(value, start.return_file)
+
+
+def run_script_path(path: str, *args: str) -> None:
+    """Runs a script as `__main__` in this process (torchrun: `--run-path`)."""
+    sys.argv = [path, *args]
+    runpy.run_path(path, run_name="__main__")
+
+
+def _become_a_worker(start: WorkerStart) -> None:
+    # A forked child shares the loop's wake-up socket: a signal here would wake the agent.
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals():
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(start.env)
+    for name, usual, path in (("stdout", 1, start.stdout), ("stderr", 2, start.stderr)):
+        if path is not None:
+            _redirect(name, usual, path)
+
+
+def _redirect(name: str, usual: int, path: Path) -> None:
+    """Sends a standard stream to a file: what Python prints, and what programs it starts write."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(fd, usual)
+    os.close(fd)
+    stream = getattr(sys, name)
+    try:
+        has_usual = stream.fileno() == usual
+    except (AttributeError, OSError, ValueError):
+        has_usual = False
+    if not has_usual:  # a program around the agent had replaced it, and we were forked
+        setattr(sys, name, open(usual, "w", buffering=1, closefd=False))  # noqa: SIM115  for the rest of our life
+
+
+def _keep(value: Any, path: Path) -> None:
+    with path.open("wb") as file:
+        try:
+            pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # noqa: BLE001  pickling runs the user's code
+            raise TypeError(f"the return value can't be pickled: {type(error).__name__}: {error}") from None
+
+
+async def read_return_value(path: Path) -> Any:
+    """The value a function returned, written by our own child on this machine; the file is removed."""
+    import aiofiles
+    import anyio.to_thread
+
+    async with aiofiles.open(path, "rb") as file:
+        pickled = await file.read()
+    await anyio.to_thread.run_sync(path.unlink)
+    return await anyio.to_thread.run_sync(pickle.loads, pickled)
+
+
+class _Handler(ErrorHandler):
+    def record_exception(self, e: BaseException) -> None:
+        super().record_exception(e.with_traceback(_without_ours(e.__traceback__)))
+
+
+def _print_traceback(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error.with_traceback(_without_ours(error.__traceback__)))
+
+
+def _without_ours(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's first frame; none where the error is not in one."""
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OURS:
+        frames = frames.tb_next
+    return frames
+
+
+_OURS = {__name__, "aelastic.workers.affinity", "aelastic.errors", "runpy"}

@@ -1,0 +1,146 @@
+"""The guard: a small process that outlives its agent only to leave nothing behind.
+
+It waits until its agent is gone, by whatever death, and then kills every process that belongs to it.  It never acts while
+the agent lives.
+
+What belongs to an agent:
+
+- whoever is in the session of a worker (the agent tells which: lines `+PID` and `-PID` on a pipe);
+- whoever carries the agent's mark in its environment: `TORCH_WORKER_SERVER_SOCKET` inside the agent's
+  own scratch folder, whose name is random.  Daemons that left the session still carry it (but for those that a
+  function worker forks and that never exec: theirs is the environment the agent was started with);
+- whoever descends from one of these.  A nested agent, its guard and its workers, say.
+
+Nothing else is ever signalled.  The program is the text of `host.proc_table` and of this file, one behind the other
+(`program`), fed to an interpreter as its standard input: it starts without the package, and `pkill -f aelastic` does not
+find it.
+"""
+
+import os
+import select
+import signal
+import sys
+
+if __name__ != "__main__":  # the program has these in its own text, above
+    from aelastic.host import proc_table
+    from aelastic.host.proc_table import Process, carries, kill, kill_group, processes
+
+# Processes fork while they are being killed, so we look again until nothing is found.  This many looks
+# that each still find something mean that a process survives SIGKILL (uninterruptible sleep).
+LOOKS_MAX = 200
+LOOK_AGAIN_MS = 25
+# The guard of an agent within our agent knows of daemons that we can't find: it is left alone for so many looks.
+LOOKS_FOR_GUARDS = 100
+# How a guard is told from other processes, by its command line.
+NAME = "guards-the-workers-of"
+
+
+def program() -> bytes:
+    """The text of the program, for an interpreter that is started with `-I -S -`."""
+    texts = []
+    for path in (proc_table.__file__, __file__):
+        with open(path, "rb") as file:
+            texts.append(file.read())
+    return b"\n\n".join(texts)
+
+
+def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process]:
+    """Who belongs to an agent, as the module says; `spare` are pids that are never part of it."""
+    table = [entry for entry in processes() if entry.pid not in spare]
+    found = {
+        entry.pid
+        for entry in table
+        # A function's process is known by its pid before it leads a session.
+        if entry.session in sessions or entry.pid in sessions or (mark and carries(entry.pid, mark))
+    }
+    grown = True
+    while grown:
+        children = {entry.pid for entry in table if entry.parent in found} - found
+        found |= children
+        grown = bool(children)
+    return [entry for entry in table if entry.pid in found]
+
+
+def is_guard(pid: int) -> bool:
+    """Whether a process is a guard, ours or another agent's.  Once its agent is dead, it ends by itself."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return NAME.encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def sweep(sessions: set[int], mark: bytes) -> list[Process]:
+    """Kills what belongs to a dead agent; gives what survives even that."""
+    spare = {os.getpid()}
+    left: list[Process] = []
+    for look in range(LOOKS_MAX):
+        left = belongings(sessions, mark, spare)
+        if not left:
+            break
+        for session in sessions & {entry.session for entry in left}:
+            kill_group(session)
+        for entry in left:
+            if look >= LOOKS_FOR_GUARDS or not is_guard(entry.pid):
+                kill(entry.pid)
+        select.select([], [], [], LOOK_AGAIN_MS / 1000)
+    return left
+
+
+def main(agent: int, mark: bytes, scratch: str, control: int) -> None:
+    """Waits for the agent's end, then sweeps.
+
+    Args:
+        agent: pid of the agent.
+        mark: what its workers' environment holds.
+        scratch: a folder to remove after that; empty for none.
+        control: a pipe on which the agent tells of sessions; a line `.`, or its end, is the end of the agent's run.
+    """
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    try:
+        # Not only the pipe: a forked child of the agent may hold the pipe's other end open.
+        poll.register(os.pidfd_open(agent), select.POLLIN)
+    except (AttributeError, OSError):
+        pass  # no pidfds here: the pipe tells
+    timeout = None if os.getppid() == agent else 0  # 0: it died before we could watch it
+    sessions: set[int] = set()
+    said = b""
+    while True:
+        ready = dict(poll.poll(timeout))
+        chunk = os.read(control, 65536) if control in ready else b""
+        if not chunk:
+            break
+        *lines, said = (said + chunk).split(b"\n")
+        if b"." in lines:
+            break
+        for line in lines:
+            (sessions.add if line[:1] == b"+" else sessions.discard)(int(line[1:]))
+    left = sweep(sessions, mark)
+    if left:
+        pids = ", ".join(f"{entry.pid} (state {entry.state})" for entry in left)
+        print(f"aelastic: processes survive SIGKILL: {pids}; this host may need a restart", file=sys.stderr)
+    if scratch:
+        remove(scratch)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder and what is in it (`shutil.rmtree` would cost an import of 10 ms)."""
+    try:
+        for parent, folders, files in os.walk(folder, topdown=False):
+            for name in files:
+                os.unlink(os.path.join(parent, name))
+            for name in folders:
+                path = os.path.join(parent, name)
+                (os.unlink if os.path.islink(path) else os.rmdir)(path)
+        os.rmdir(folder)
+    except OSError:
+        pass  # removed by the agent already, or never made
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(ignored, signal.SIG_IGN)
+    # In hexadecimal: our own name is part of the paths, and `pkill -f aelastic` is not to find it here.
+    agent_pid, mark_hex, scratch_hex, control_fd = sys.argv[2:]
+    main(int(agent_pid), bytes.fromhex(mark_hex), os.fsdecode(bytes.fromhex(scratch_hex)), int(control_fd))

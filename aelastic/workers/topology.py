@@ -1,0 +1,155 @@
+"""What this machine looks like to its kernel and to torch: CPUs, caches, NUMA nodes, GPUs.
+
+Called once per run, and only if workers are to be bound to CPUs.  CPUs and NUMA nodes are read from sysfs
+(`Documentation/ABI/stable/sysfs-devices-node`, `.../sysfs-devices-system-cpu`); which GPU has which number,
+torch is asked in a short-lived process: the agent itself never imports it, and never opens a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from aelastic.errors import InputError
+from aelastic.host.reaping import waited_for
+from aelastic.spec import WorkerSpec
+from aelastic.workers.numa import Topology, cpus_of_worker, ranges
+
+_log = logging.getLogger(__name__)
+
+SYSFS = Path("/sys")
+
+# `import torch` takes seconds, and a minute from a cold network file system; a GPU may be slow to answer.
+_ASK_TIMEOUT_S = 300.0
+
+# The address of a GPU on the PCI bus, as sysfs writes it.
+_ASK_FOR_GPUS = """\
+import torch
+for number in range(torch.cuda.device_count()):
+    gpu = torch.cuda.get_device_properties(number)
+    print(f"GPU {gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+"""
+
+
+async def cpus_of_workers(spec: WorkerSpec, environ: Mapping[str, str]) -> dict[int, frozenset[int]]:
+    """The CPUs that each worker may run on, by local rank; one that is not in it runs wherever the agent does.
+
+    What is allowed is asked of the calling thread: the one that starts the workers.
+
+    Cancelled, it leaves no process behind.
+
+    Raises:
+        InputError: for some worker there is no answer.
+    """
+    assert spec.numa_binding is not None
+    allowed = frozenset(os.sched_getaffinity(0))
+    found: dict[int, frozenset[int]] = {}
+    with _going_on_if_asked_to(spec, "no worker is bound to CPUs"):
+        gpus = await _gpu_addresses(environ)
+        machine = await anyio.to_thread.run_sync(read_topology, allowed, gpus)
+        for rank in range(spec.local_world_size):
+            with _going_on_if_asked_to(spec, f"local rank {rank} is not bound to CPUs"):
+                found[rank] = cpus_of_worker(spec.numa_binding, machine, rank)
+                _log.info("local rank %d runs on CPUs %s", rank, ranges(found[rank]))
+    return found
+
+
+@contextmanager
+def _going_on_if_asked_to(spec: WorkerSpec, how: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        if not spec.numa_fall_back:
+            raise
+        _log.warning("%s: %s", how, error)
+
+
+def read_topology(allowed: frozenset[int], gpus: Sequence[str]) -> Topology:
+    """This machine, with GPUs of these PCI addresses.  What a file that is not there would tell is left out."""
+    cores = {cpu: _cpu_list(f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in allowed}
+    caches = {cpu: _sharing_last_cache(cpu) for cpu in allowed}
+    sockets = {cpu: _number(f"devices/system/cpu/cpu{cpu}/topology/physical_package_id") for cpu in allowed}
+    nodes = _cpu_list("devices/system/node/possible")
+    return Topology(
+        allowed=allowed,
+        node_cpus={node: _cpu_list(f"devices/system/node/node{node}/cpulist") for node in nodes},
+        gpu_nodes=[_node_of(address) for address in gpus],
+        socket_of={cpu: socket for cpu, socket in sockets.items() if socket is not None},
+        core_of={cpu: min(siblings) for cpu, siblings in cores.items() if siblings},
+        cache_of={cpu: min(sharing) for cpu, sharing in caches.items() if sharing},
+    )
+
+
+def _node_of(gpu: str) -> int | None:
+    node = _number(f"bus/pci/devices/{gpu}/numa_node")
+    return None if node is None else max(node, 0)  # -1: the firmware does not say, where there is one node mostly
+
+
+def _sharing_last_cache(cpu: int) -> frozenset[int]:
+    """The CPUs that share the highest level of the caches for data that this CPU has."""
+    folder = f"devices/system/cpu/cpu{cpu}/cache"
+    highest, sharing = -1, frozenset[int]()
+    for index in sorted(path.name for path in (SYSFS / folder).glob("index[0-9]*")):
+        level = _number(f"{folder}/{index}/level")
+        if _text(f"{folder}/{index}/type") in {"Unified", "Data"} and level is not None and level > highest:
+            highest, sharing = level, _cpu_list(f"{folder}/{index}/shared_cpu_list")
+    return sharing
+
+
+def _cpu_list(path: str) -> frozenset[int]:
+    """The numbers in a list such as `0-3,8`; none, if the file is not there."""
+    spans = (span.partition("-") for span in _text(path).split(",") if span)
+    return frozenset(number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
+
+
+def _number(path: str) -> int | None:
+    text = _text(path)
+    return int(text) if text else None
+
+
+def _text(path: str) -> str:
+    try:
+        return (SYSFS / path).read_text().strip()
+    except OSError:
+        return ""
+
+
+async def _gpu_addresses(environ: Mapping[str, str]) -> list[str]:
+    """Where the GPUs that workers would see are on the PCI bus, in torch's order."""
+    asked = _ask_for_gpus(environ)
+    waited_for.add(asked.pid)
+    try:
+        with anyio.fail_after(_ASK_TIMEOUT_S):
+            said, complained = await anyio.to_thread.run_sync(asked.communicate, abandon_on_cancel=True)
+    except TimeoutError:
+        raise InputError(
+            f"numa_binding is given, but torch did not answer in {_ASK_TIMEOUT_S:g} s: leave it out"
+        ) from None
+    finally:
+        asked.kill()  # the thread that waits for it takes its status
+        waited_for.discard(asked.pid)
+    if asked.returncode != 0:
+        reason = next((line.strip() for line in reversed(complained.splitlines()) if line.strip()), "no reason given")
+        raise InputError(f"numa_binding is given, but torch can't tell where the GPUs are ({reason}): leave it out")
+    return [line.split()[1] for line in said.splitlines() if line.startswith("GPU ")]
+
+
+def _ask_for_gpus(environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        # -P: a torch.py or random.py beside the script is not meant.
+        [sys.executable, "-P", "-c", _ASK_FOR_GPUS],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a Ctrl-C at the terminal is not for it
+    )

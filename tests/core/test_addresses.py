@@ -1,0 +1,77 @@
+"""Where workers reach group rank 0."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aelastic.rdzv.protocol.addresses import is_address, is_loopback, master_address, plain_address
+from aelastic.rdzv.protocol.messages import Node
+
+
+def node(address: str, way: str = "") -> Node:
+    return Node("n", "host", "default", 1, address, 29500, None, way)
+
+
+@pytest.mark.parametrize(
+    "address, plain",
+    [
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::FFFF:0a00:1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("fd00::1", "fd00::1"),
+        ("fd00:0:0::1", "fd00::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("node0", "node0"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_written_as_people_do(address: str, plain: str) -> None:
+    assert plain_address(address) == plain
+    assert plain_address(plain) == plain
+
+
+@given(st.ip_addresses(v=4))
+def test_an_ipv4_address_that_came_through_an_ipv6_socket_is_itself(address: ipaddress.IPv4Address) -> None:
+    assert plain_address(f"::ffff:{address}") == str(address)
+
+
+@pytest.mark.parametrize("name", ["node0", "", "1.2.3", "1.2.3.4.5", "localhost", "::g", "0x7f.1", "10.0.0.1:80"])
+def test_a_name_is_no_address(name: str) -> None:
+    assert not is_address(name)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_loopback_address_is_of_use_here_only(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1", "node0", "", "128.0.0.1", "localhost.example"])
+def test_others_are_of_use_elsewhere(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_the_master_is_where_its_node_says() -> None:
+    assert master_address([node("10.0.0.1"), node("10.0.0.2", "10.0.0.9")]) == "10.0.0.1"
+    assert master_address([node("node0.example"), node("10.0.0.2", "10.0.0.9")]) == "node0.example"
+
+
+def test_a_master_on_the_coordinators_machine_is_where_others_found_the_coordinator() -> None:
+    nodes = [
+        node("127.0.0.1", "127.0.0.1"),
+        node("::1", "::1"),
+        node("10.0.0.2", "10.0.0.9"),
+        node("10.0.0.3", "10.1.0.9"),
+    ]
+    assert master_address(nodes) == "10.0.0.9"
+
+
+def test_among_nodes_of_one_machine_the_loopback_address_will_do() -> None:
+    assert master_address([node("127.0.0.1", "127.0.0.1"), node("127.0.0.1", "127.0.0.1")]) == "127.0.0.1"
+
+
+def test_a_way_that_nobody_knows_leaves_the_address_as_it_is() -> None:
+    assert master_address([node("127.0.0.1"), node("10.0.0.2", "")]) == "127.0.0.1"

@@ -1,0 +1,446 @@
+"""The command line, example by example, and against torchrun's own parser and launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aelastic.cli.arguments import Invocation, parse
+from aelastic.cli.options import OPTIONS
+from aelastic.cli.parser import HELP_WIDTH, help_text, read_options
+from aelastic.errors import InputError
+from aelastic.spec import Std
+from aelastic.workers.functions import run_script_path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return str(path)
+
+
+@pytest.fixture
+def torch_run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in list(os.environ):
+        if name.startswith("PET_"):
+            monkeypatch.delenv(name)
+    return pytest.importorskip("torch.distributed.run")
+
+
+def invoke(*argv: str, **environ: str) -> Invocation:
+    return parse(argv, {"PATH": os.defpath, **environ})
+
+
+def complaint(*argv: str, **environ: str) -> str:
+    with pytest.raises(InputError) as caught:
+        invoke(*argv, **environ)
+    return str(caught.value)
+
+
+# Defaults and values.
+
+
+def test_a_script_alone_is_one_worker_without_restarts(script: str) -> None:
+    invocation = invoke(script)
+    spec = invocation.spec
+    assert invocation.name == script
+    assert (spec.local_world_size, spec.max_restarts, spec.role) == (1, 0, "default")
+    assert (spec.monitor_interval, spec.shutdown_timeout_s, spec.start_method) == (0.1, 30.0, "spawn")
+    assert (spec.redirects, spec.tee, spec.log_dir) == (Std.NONE, Std.NONE, None)
+    assert (invocation.loop, invocation.exit_codes) == ("uvloop", "cause")
+    assert invocation.signals == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def test_every_value_reaches_the_spec(script: str, tmp_path: Path) -> None:
+    options = (
+        "--nnodes=1 --nproc-per-node=2 --max-restarts=3 --monitor-interval=0.5 --role=trainer -r 0:1 -t 3 "
+        f"--log-dir={tmp_path / 'logs'} --start-method=fork --signals-to-handle=SIGUSR1 --shutdown-timeout=2.5 "
+        "--loop=asyncio --exit-codes=torchrun"
+    ).split()
+    invocation = invoke(*options, script)
+    spec = invocation.spec
+    assert (spec.local_world_size, spec.max_restarts, spec.monitor_interval, spec.role) == (2, 3, 0.5, "trainer")
+    assert (spec.redirects, spec.tee, spec.log_dir) == ({0: Std.OUT}, Std.ALL, tmp_path / "logs")
+    assert (spec.start_method, spec.shutdown_timeout_s) == ("fork", 2.5)
+    assert (invocation.loop, invocation.exit_codes, invocation.signals) == ("asyncio", "torchrun", (signal.SIGUSR1,))
+    assert not (tmp_path / "logs").exists(), "a check leaves nothing behind"
+
+
+def test_dashes_and_underscores_are_the_same(script: str) -> None:
+    assert invoke("--nproc_per_node=2", "--max_restarts=1", script) == invoke(
+        "--nproc-per-node=2", "--max-restarts=1", script
+    )
+
+
+def test_what_follows_the_script_is_the_scripts(script: str) -> None:
+    assert invoke(script, "--max-restarts=9", "-m", "--", "x").spec.args == (
+        "-u", script, "--max-restarts=9", "-m", "--", "x",
+    )  # fmt: skip
+
+
+def test_cpu_means_one_worker_for_each_cpu_we_may_use(script: str) -> None:
+    assert invoke("--nproc-per-node=cpu", script).spec.local_world_size == len(os.sched_getaffinity(0))
+
+
+def test_auto_counts_as_torch_does(script: str, torch_run: Any) -> None:
+    count = torch_run.determine_local_world_size("auto")
+    assert invoke("--nproc-per-node=auto", script, **os.environ).spec.local_world_size == count
+
+
+def test_asking_torch_does_not_import_it_here(script: str) -> None:
+    import subprocess
+
+    code = (
+        "import os, sys; from aelastic.cli.arguments import parse\n"
+        f"parse(['--nproc-per-node=auto', {script!r}], os.environ)\n"
+        "assert 'torch' not in sys.modules and 'asyncio' not in sys.modules, sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_signals_are_named_with_spaces_and_in_lower_case_too(script: str) -> None:
+    assert invoke("--signals-to-handle", " sigterm, SIGUSR2,SIGTERM", script).signals == (
+        signal.SIGTERM,
+        signal.SIGUSR2,
+    )
+    assert invoke("--signals-to-handle", "", script).signals == ()
+
+
+# Variables.
+
+
+def test_a_pet_variable_is_the_default_and_the_command_line_wins(script: str) -> None:
+    assert invoke(script, PET_NPROC_PER_NODE="2").spec.local_world_size == 2
+    assert invoke("--nproc-per-node=3", script, PET_NPROC_PER_NODE="2").spec.local_world_size == 3
+
+
+@pytest.mark.parametrize("value, is_module", [("1", True), ("0", False), ("", False)])
+def test_a_flag_variable_is_one_zero_or_empty(value: str, is_module: bool) -> None:
+    assert ("-m" in invoke(__file__ if not is_module else "json.tool", PET_MODULE=value).spec.args) is is_module
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.variables], ids=lambda option: option.dest)
+def test_an_empty_variable_counts_as_unset(script: str, option: Any) -> None:
+    unset, empty = read_options([script], {}), read_options([script], {option.variables[0]: ""})
+    assert empty == unset
+
+
+@pytest.mark.parametrize(
+    "variable, value",
+    [
+        ("PET_STANDALONE", "true"),
+        ("PET_NPROC_PER_NODE", "many"),
+        ("PET_MAX_RESTARTS", "-1"),
+        ("PET_MASTER_PORT", "70000"),
+        ("PET_START_METHOD", "thread"),
+        ("PET_NNODES", "2:1"),
+        ("PET_NODE_RANK", "-1"),
+        ("PET_RDZV_BACKEND", "zookeeper"),
+        ("PET_RDZV_CONF", "join_timeout"),
+        ("PET_REDIRECTS", "7"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "nan"),
+        ("AELASTIC_LOOP", "trio"),
+        ("AELASTIC_EXIT_CODES", "all"),
+    ],
+)
+def test_a_bad_variable_is_named(script: str, variable: str, value: str) -> None:
+    assert complaint(script, **{variable: value}).startswith(f"{variable}={value}: ")
+
+
+def test_the_shutdown_timeout_is_looked_for_in_three_places(script: str) -> None:
+    both = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7", "PET_SHUTDOWN_TIMEOUT": "6"}
+    assert invoke("--shutdown-timeout=5", script, **both).spec.shutdown_timeout_s == 5
+    assert invoke(script, **both).spec.shutdown_timeout_s == 6
+    assert invoke(script, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="7").spec.shutdown_timeout_s == 7
+
+
+# Output.
+
+
+def test_filters_reach_the_spec(script: str) -> None:
+    spec = invoke(
+        "--local-ranks-filter=0,2", "--duplicate-stdout-filters=loss,a,,b", "--duplicate-stderr-filters", "E", script,
+        TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="${rank}> ",
+    ).spec  # fmt: skip
+    assert spec.local_ranks_filter == frozenset({0, 2})
+    assert (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters) == (("loss", "a,b"), ("E",))
+    assert spec.log_line_prefix_template == "${rank}> "
+    assert invoke(script).spec.local_ranks_filter is None
+
+
+@pytest.mark.parametrize("text", ["apple", "apple,orange", "a,,b,c", "a,,,b", ",a", "a,", ",,"])
+def test_filters_are_parted_as_torchrun_does(script: str, text: str, torch_run: Any) -> None:
+    theirs = torch_run.parse_args([f"--duplicate-stdout-filters={text}", script]).duplicate_stdout_filters
+    assert list(invoke(f"--duplicate-stdout-filters={text}", script).spec.duplicate_stdout_filters) == theirs
+
+
+@pytest.mark.parametrize("text", ["x", "0,", "-1", "0-3"])
+def test_a_filter_of_ranks_that_are_none_is_refused(script: str, text: str) -> None:
+    assert "--local-ranks-filter" in complaint(f"--local-ranks-filter={text}", script)
+
+
+def test_a_class_of_a_package_says_where_output_goes(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "quiet = quiet:Quiet\nbroken = quiet:broken\ngone = quiet:Gone", QUIET)
+    spec = invoke("--logs-specs=quiet", "--tee=0:3", "--local-ranks-filter=1", f"--log-dir={tmp_path}", script).spec
+    given = spec.logs_specs.given
+    assert (given["log_dir"], given["local_ranks_filter"]) == (str(tmp_path), {1})
+    assert (given["redirects"], given["tee"]) == (Std.NONE, {0: Std.ALL})
+    assert complaint("--logs-specs=broken", script).endswith("--logs-specs broken: OSError: no room")
+    assert "Gone" in complaint("--logs-specs=gone", script)
+    assert "use one of broken, default, gone, quiet" in complaint("--logs-specs=loud", script)
+    assert invoke("--logs-specs=default", script).spec.logs_specs is None
+
+
+def test_a_class_derived_from_torchs_gets_torchs_choice_of_streams(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing")
+    entry = "torchs = torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
+    install(tmp_path, monkeypatch, entry, "")
+    logs_specs = invoke("--logs-specs=torchs", "--tee=0:3", "-r2", script).spec.logs_specs
+    assert isinstance(logs_specs, torchs.DefaultLogsSpecs)
+    assert logs_specs._redirects is torchs.Std.ERR
+    assert logs_specs._tee == {0: torchs.Std.ALL}
+
+
+QUIET = """\
+class Quiet:
+    def __init__(self, **given):
+        self.given = given
+
+def broken(**given):
+    raise OSError("no room")
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str, code: str) -> None:
+    """A package with classes in the group `torchrun.logs_specs`."""
+    package = folder / "quiet-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: quiet\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[torchrun.logs_specs]\n{entry_points}\n")
+    (folder / "quiet.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "quiet", raising=False)
+
+
+# What workers get.
+
+
+def test_workers_inherit_the_environment_and_what_torchrun_adds(script: str) -> None:
+    assert invoke(script, A="b").spec.env == {
+        "PATH": os.defpath,
+        "A": "b",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
+
+
+@pytest.mark.parametrize(
+    "workers, given, expected", [("1", {}, None), ("2", {}, "1"), ("2", {"OMP_NUM_THREADS": "4"}, "4")]
+)
+def test_several_workers_get_one_openmp_thread_each_unless_told(
+    script: str, workers: str, given: dict[str, str], expected: str | None
+) -> None:
+    env = invoke("--nproc-per-node", workers, script, **given).spec.env
+    assert env is not None
+    assert env.get("OMP_NUM_THREADS") == expected
+
+
+# The rule was found by running torchrun 2.13 with each of these.
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ("", ("localhost", None, None)),
+        ("--standalone", ("localhost", None, None)),
+        ("--master-addr 127.0.0.2", ("localhost", None, None)),
+        ("--master-port 29555", ("127.0.0.1", 29555, "none")),
+        ("--master-port 0", ("127.0.0.1", 0, "none")),
+        ("--master-addr node7 --master-port 29556", ("node7", 29556, "none")),
+        ("--master-addr [::1] --master-port 29556", ("::1", 29556, "none")),
+        ("--standalone --master-addr node7 --master-port 29557", ("localhost", None, None)),
+    ],
+)
+def test_a_master_port_without_standalone_makes_the_rendezvous_static(
+    script: str, options: str, expected: tuple[str, int | None, str | None]
+) -> None:
+    spec = invoke(*options.split(), script).spec
+    assert (spec.master_addr, spec.master_port, spec.run_id) == expected
+
+
+def test_the_static_rule_holds_for_variables(script: str) -> None:
+    spec = invoke(script, PET_MASTER_ADDR="node7", PET_MASTER_PORT="29558", MASTER_PORT="1").spec
+    assert (spec.master_addr, spec.master_port, spec.run_id) == ("node7", 29558, "none")
+
+
+def test_one_node_on_its_own_has_rank_0_whatever_its_scheduler_calls_it(script: str) -> None:
+    assert invoke(script, PET_NODE_RANK="3").spec.master_addr == "localhost"
+
+
+# Against torchrun.
+
+COMMANDS = [
+    "SCRIPT",
+    "SCRIPT --lr 0.1 -m",
+    "-m json.tool --indent 2",
+    "--no-python /bin/sh -c true",
+    "--run-path SCRIPT a b",
+    "--run-path --no-python -m SCRIPT a",
+    "-- SCRIPT -- a",
+    "--nproc-per=2 --max-r 1 -r3 -t0:1,1:2 SCRIPT --nproc-per-node=4",
+    "--ro x SCRIPT",
+    "- a",
+    "-- -c pass",
+]
+
+
+@pytest.mark.parametrize("python_exec", [None, "/bin/sh"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_worker_command_is_torchruns(
+    script: str, command: str, python_exec: str | None, torch_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = command.replace("SCRIPT", script).split()
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    if python_exec is not None:
+        monkeypatch.setenv("PYTHON_EXEC", python_exec)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or torchrun sets it, for good
+    config, entrypoint, args = torch_run.config_from_args(torch_run.parse_args(argv))
+    spec = parse(argv, os.environ).spec
+    if entrypoint is torch_run.run_script_path:
+        entrypoint = run_script_path
+    assert (spec.entrypoint, spec.args) == (entrypoint, tuple(args))
+    assert (spec.local_world_size, spec.max_restarts, spec.role) == (
+        config.nproc_per_node,
+        config.max_restarts,
+        config.role,
+    )
+
+
+def is_ours(option: Any) -> bool:
+    return any(variable.startswith("AELASTIC_") for variable in option.variables)
+
+
+def prefixes(parser: ArgumentParser) -> Iterator[str]:
+    for spelling in parser._option_string_actions:
+        if spelling.startswith("--"):
+            yield from (spelling[:end] for end in range(3, len(spelling) + 1))
+
+
+def torchs_reading(parser: ArgumentParser, argv: list[str]) -> dict[str, Any] | None:
+    """What torch's parser makes of it, but for defaults; nothing where it refuses."""
+    for action in parser._actions:
+        action.default = None
+    try:
+        found = vars(parser.parse_args(argv))
+    except SystemExit:
+        return None
+    return {
+        dest: value for dest, value in found.items() if value is not None and not dest.startswith("training_script")
+    }
+
+
+VALUES = ["1", "SIGTERM", "fork", "node"]  # each option of torchrun that takes a value takes one of these
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_prefix_means_what_it_means_to_torchrun(torch_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from aelastic.cli.parser import _build_parser
+
+    ours, torchs = _build_parser(), torch_run.get_args_parser()
+    understood = 0
+    for prefix in sorted(set(prefixes(torchs)) - {"--help", "--hel", "--he", "--h"}):
+        for argv in ([prefix, "x.py"], *([f"{prefix}={value}", "x.py"] for value in VALUES)):
+            theirs = torchs_reading(torchs, argv)
+            try:
+                found = vars(ours.parse_args(argv))
+            except InputError:
+                found = None
+            if theirs is None and found is not None and len(argv) == 2 and "=" in argv[0]:
+                continue  # torch refuses the value there and we refuse it later; other values tell
+            dests = None if found is None else set(found) - {"script", "script_args"}
+            assert dests == (None if theirs is None else set(theirs)), f"{argv}: torchrun {theirs}, aelastic {found}"
+            understood += theirs is not None
+    capsys.readouterr()
+    assert understood > 500
+
+
+def test_every_option_of_torchrun_is_known_with_its_spellings(torch_run: Any) -> None:
+    theirs = set(torch_run.get_args_parser()._option_string_actions) - {"-h", "--help"}
+    ours = {spelling for option in OPTIONS for spelling in option.spellings}
+    assert theirs <= ours
+    assert ours - theirs == {spelling for option in OPTIONS if is_ours(option) for spelling in option.spellings}
+
+
+def test_defaults_are_torchruns(torch_run: Any) -> None:
+    def text(default: object) -> str:
+        return "" if default is None or default is False or default == [] else str(default)
+
+    theirs = {action.dest: text(action.default) for action in torch_run.get_args_parser()._actions}
+    for option in OPTIONS:
+        ours = option.default or "" if option.metavar else ""
+        if option.dest in theirs and option.dest != "shutdown_timeout":  # torch fills that in later
+            assert ours == theirs[option.dest], option.name
+
+
+VALUE_OF = {
+    "nnodes": "2:3", "nproc_per_node": "2", "rdzv_conf": "a=1", "max_restarts": "2", "monitor_interval": "0.5",
+    "start_method": "fork", "redirects": "0:1", "tee": "2", "local_ranks_filter": "0,1", "node_rank": "1",
+    "master_port": "29501", "signals_to_handle": "SIGUSR1", "shutdown_timeout": "7", "duplicate_stdout_filters": "a,b",
+    "duplicate_stderr_filters": "c",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "option",
+    [option for option in OPTIONS if not is_ours(option)],
+    ids=lambda option: option.dest,
+)
+def test_each_variable_of_torchrun_is_one_here(
+    option: Any, script: str, torch_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torchrun heeds `PET_<NAME>`, it stands here for the same as the option itself; elsewhere neither does."""
+    value = VALUE_OF.get(option.dest, "name") if option.metavar else "1"
+    variable = f"PET_{option.dest.upper()}"
+    before = getattr(torch_run.parse_args([script]), option.dest)
+    monkeypatch.setenv(variable, value)
+    is_heeded_there = getattr(torch_run.parse_args([script]), option.dest) != before
+    by_variable, by_default = (read_options([script], environ)[option.dest] for environ in ({variable: value}, {}))
+    given = [f"{option.name}={value}"] if option.metavar else [option.name]
+    by_option = read_options([*given, script], {})[option.dest] if is_heeded_there else by_default
+    assert by_variable == by_option
+    assert (by_variable != by_default) is is_heeded_there
+
+
+# Help.
+
+
+@pytest.mark.parametrize("prefix", ["-h", "--h", "--he", "--hel", "--help"])
+def test_every_beginning_of_help_shows_the_help(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        read_options([prefix], {})
+    assert capsys.readouterr().out == help_text()
+
+
+def test_the_help_is_at_most_100_columns_wide_and_names_each_option_of_this_version() -> None:
+    lines = help_text().splitlines()
+    assert max(map(len, lines)) <= HELP_WIDTH == 100
+    for option in OPTIONS:
+        assert option.name in help_text()
+    own = lines.index("of aelastic, not in torchrun:")
+    assert next(at for at, line in enumerate(lines) if "--loop" in line) > own
+
+
+def test_the_page_for_users_of_torchrun_names_each_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "from-torchrun.md").read_text()
+    missing = [option.name for option in OPTIONS if option.name not in page and option.name != "--module"]
+    assert not missing
+    assert "`-m`" in page

@@ -1,0 +1,475 @@
+"""The wire: words as bytes and back, and nothing else whatever comes in."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from enum import StrEnum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aelastic.rdzv.protocol.codec import (
+    DOWNWARD,
+    FRAME_MAX,
+    PROTOCOL,
+    UPWARD,
+    Decoder,
+    OtherProtocolError,
+    WireError,
+    encode,
+    from_text,
+    to_text,
+)
+from aelastic.rdzv.protocol.messages import (
+    Alive,
+    Assigned,
+    Beat,
+    Departed,
+    Ended,
+    Failed,
+    FailureReport,
+    Goodbye,
+    Hello,
+    Interrupted,
+    Left,
+    Node,
+    Outcome,
+    Past,
+    Probe,
+    Ready,
+    Refused,
+    Standing,
+    Succeeded,
+    Terms,
+    Waiting,
+    Welcome,
+)
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.record import Record
+
+WORDS = UPWARD | DOWNWARD
+NODE = Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
+FAILURE = FailureReport("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
+PAST = Past(Standing.FAILED, 7, 2, 1, 4, 0, FAILURE)
+HELLO = Hello(PROTOCOL, Terms("job", 1, 4, 3), "t0k3n", NODE, PAST, 5)
+RANKS = NodeRanks(
+    group_rank=1,
+    group_world_size=2,
+    first_rank=4,
+    world_size=8,
+    first_role_rank=4,
+    role_world_size=8,
+    local_world_size=4,
+)
+MESSAGES: list[Any] = [
+    HELLO,
+    Hello(PROTOCOL, Terms("", 1, 1, 0), "", Node("n", "", "", 1, "", 0), Past(Standing.READY), 0),
+    Alive(),
+    Ready(NODE),
+    Failed("n1", 7, FAILURE),
+    Succeeded("n1", 7),
+    Left("n1", "SIGTERM"),
+    Welcome(5, 5.0),
+    Refused("why", True),
+    Beat(12),
+    Probe(),
+    Goodbye("resigned", False),
+    Departed(3, 1),
+    Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),
+    Interrupted(7, "rank 4 failed", 3),
+    Ended(Outcome.FAILED, "rank 4 failed", FAILURE),
+    Ended(Outcome.SUCCEEDED, "every worker succeeded"),
+    Waiting("1 of 2 nodes are ready"),
+]  # fmt: skip
+
+
+def frame(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode(data: bytes, words: dict[str, type[Record]] = WORDS) -> list[Any]:
+    return list(Decoder(words).feed(data))
+
+
+def decode_json(value: Any, words: dict[str, type[Record]] = WORDS) -> Any:
+    (message,) = decode(frame(json.dumps(value).encode()), words)
+    return message
+
+
+def as_json(message: Any) -> Any:
+    return json.loads(encode(message)[4:])
+
+
+def assert_typed(value: Any, kind: Any) -> None:
+    """A value is what its annotation says, all the way down; written without looking at the decoder."""
+    if get_origin(kind) in {Union, types.UnionType}:
+        if value is not None:
+            (inner,) = [each for each in get_args(kind) if each is not type(None)]
+            assert_typed(value, inner)
+    elif get_origin(kind) is tuple:
+        assert type(value) is tuple
+        for item in value:
+            assert_typed(item, get_args(kind)[0])
+    elif isinstance(kind, type) and issubclass(kind, Record):
+        assert type(value) is kind
+        hints = get_type_hints(kind)
+        assert value.__dict__.keys() == set(kind.__match_args__)
+        for name in kind.__match_args__:
+            assert_typed(value.__dict__[name], hints[name])
+    else:
+        assert type(value) is kind
+        if kind is int:
+            assert -(2**63) <= value < 2**63
+        if kind is float:
+            assert math.isfinite(value)
+
+
+# Any message, by its annotations.
+
+TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)
+LEAVES: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: TEXTS,
+    bool: st.booleans(),
+}
+
+
+def any_of(kind: Any) -> st.SearchStrategy[Any]:
+    if get_origin(kind) in {Union, types.UnionType}:
+        return st.one_of([st.none() if each is type(None) else any_of(each) for each in get_args(kind)])
+    if get_origin(kind) is tuple:
+        return st.lists(any_of(get_args(kind)[0]), max_size=4).map(tuple)
+    if issubclass(kind, Record):
+        hints = get_type_hints(kind)
+        fields = {name: any_of(hints[name]) for name in kind.__match_args__}
+        if kind is Hello:
+            fields["protocol"] = st.just(PROTOCOL)
+        return st.builds(kind, **fields)
+    if issubclass(kind, StrEnum):
+        return st.sampled_from(kind)
+    return LEAVES[kind]
+
+
+ANY_MESSAGE = st.one_of([any_of(kind) for kind in WORDS.values()])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+# There and back.
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_comes_back_as_it_was_sent(message: Any) -> None:
+    assert decode(encode(message)) == [message]
+
+
+def test_every_word_has_an_example_here() -> None:
+    assert {type(message).__name__ for message in MESSAGES} == WORDS.keys()
+
+
+def test_no_word_goes_both_ways() -> None:
+    assert not UPWARD.keys() & DOWNWARD.keys()
+    with pytest.raises(WireError, match="not one of our words"):
+        decode(encode(Beat(1)), UPWARD)
+    with pytest.raises(WireError, match="not one of our words"):
+        decode(encode(Alive()), DOWNWARD)
+
+
+@given(ANY_MESSAGE)
+def test_any_message_comes_back_as_it_was_sent(message: Any) -> None:
+    (found,) = decode(encode(message))
+    assert found == message
+    assert_typed(found, type(message))
+
+
+@given(st.lists(ANY_MESSAGE, max_size=4), st.data())
+def test_bytes_that_come_in_any_pieces_are_the_same_messages(messages: list[Any], data: st.DataObject) -> None:
+    stream = b"".join(map(encode, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    decoder, found = Decoder(WORDS), list[Any]()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += decoder.feed(stream[start:end])
+    assert found == messages
+
+
+def test_bytes_that_come_one_by_one_are_the_same_messages() -> None:
+    decoder = Decoder(WORDS)
+    found = [message for byte in b"".join(map(encode, MESSAGES)) for message in decoder.feed(bytes([byte]))]
+    assert found == MESSAGES
+
+
+def test_what_was_complete_before_the_garbage_is_a_message_yet() -> None:
+    found = Decoder(UPWARD).feed(encode(Alive()) + encode(HELLO) + frame(b"garbage") + encode(Alive()))
+    assert [next(found), next(found)] == [Alive(), HELLO]
+    with pytest.raises(WireError):
+        next(found)
+
+
+def test_a_listener_that_fails_does_not_hear_the_same_message_again() -> None:
+    decoder = Decoder(UPWARD)
+    messages: Any = decoder.feed(encode(Alive()) + encode(Succeeded("a", 1)))
+    assert next(messages) == Alive()
+    messages.close()
+    assert list(decoder.feed(b"")) == [Succeeded("a", 1)]
+
+
+# What is no message.
+
+
+@given(st.binary(max_size=200))
+@example(frame(b""))
+@example(frame(b"\xff\xfe"))
+@example(frame(b'"ab"'))
+@example(frame(b'["Alive",{}'))
+@example(frame(b'{"Alive":1,"x":2}'))
+@example(frame(b'[["Alive"],{}]'))
+@example(frame(b'["Alive",{},1]'))
+@example(frame(b"-" + b"9" * 5000))
+@example(frame(b"GET / HTTP/1.1\r\n\r\n"))
+def test_any_bytes_are_refused_or_awaited(data: bytes) -> None:
+    try:
+        found = decode(data)
+    except WireError:
+        return
+    for message in found:
+        assert_typed(message, type(message))
+
+
+@given(JSON, st.sampled_from(sorted(WORDS)))
+def test_any_json_is_refused_or_a_message_of_the_right_types(value: Any, name: str) -> None:
+    try:
+        message = decode_json([name, value])
+    except WireError:
+        return
+    assert_typed(message, WORDS[name])
+
+
+@settings(max_examples=300)
+@given(ANY_MESSAGE, st.data())
+def test_a_message_with_one_thing_replaced_is_refused_or_of_the_right_types(message: Any, data: st.DataObject) -> None:
+    name, fields = as_json(message)
+    where = fields
+    while isinstance(where, dict) and where:
+        key = data.draw(st.sampled_from(sorted(where)))
+        inner = where[key]
+        if not isinstance(inner, dict) or data.draw(st.booleans()):
+            where[key] = data.draw(JSON)
+            break
+        where = inner
+    try:
+        found = decode_json([name, fields])
+    except WireError:
+        return
+    assert_typed(found, WORDS[name])
+
+
+@settings(max_examples=300)
+@given(ANY_MESSAGE, st.data())
+def test_a_frame_with_one_byte_changed_is_refused_awaited_or_of_the_right_types(
+    message: Any, data: st.DataObject
+) -> None:
+    mutated = bytearray(encode(message))
+    mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = decode(bytes(mutated))
+    except WireError:
+        return
+    for each in found:
+        assert_typed(each, type(each))
+
+
+@given(ANY_MESSAGE, st.data())
+def test_a_frame_that_is_cut_short_is_awaited(message: Any, data: st.DataObject) -> None:
+    whole = encode(message)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    decoder = Decoder(WORDS)
+    assert list(decoder.feed(whole[:cut])) == []
+    assert list(decoder.feed(whole[cut:])) == [message]
+
+
+# Types.
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, "1", 1.0, None, [], {}, 2**63, -(2**63) - 1, pytest.param(10**1000, id="huge")]
+)
+def test_what_should_be_a_whole_number_is_one_of_64_bits(value: Any) -> None:
+    with pytest.raises(WireError, match=r"Beat\.beat"):
+        decode_json(["Beat", {"beat": value, "has_spares": False}])
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "true", '"1"', "null", "1" + "0" * 400])
+def test_what_should_be_a_length_of_time_is_a_finite_number(text: str) -> None:
+    with pytest.raises(WireError):
+        decode(frame(b'["Welcome",{"epoch":1,"lease_s":%s}]' % text.encode()))
+
+
+def test_a_length_of_time_may_come_as_a_whole_number() -> None:
+    message = decode_json(["Welcome", {"epoch": 1, "lease_s": 5}])
+    assert_typed(message, Welcome)
+    assert message == Welcome(1, 5.0)
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", None])
+def test_a_flag_is_no_number(value: Any) -> None:
+    with pytest.raises(WireError, match=r"Refused\.is_final"):
+        decode_json(["Refused", {"reason": "", "is_final": value}])
+
+
+@pytest.mark.parametrize("value", ["SUCCEEDED", "", None, 1, [], ["failed"], {}, True, 1.5])
+def test_a_choice_is_one_of_those_there_are(value: Any) -> None:
+    with pytest.raises(WireError, match=r"Ended\.outcome"):
+        decode_json(["Ended", {"outcome": value, "reason": "", "cause": None}])
+
+
+def test_a_field_too_few_or_too_many_is_refused_at_any_depth() -> None:
+    for message in MESSAGES:
+        name, fields = as_json(message)
+        with pytest.raises(WireError):
+            decode_json([name, {**fields, "more": 1}])
+        for field in fields.keys() - {"protocol"}:
+            lacking = {key: value for key, value in fields.items() if key != field}
+            for broken in (lacking, {**lacking, "more": 1}):
+                with pytest.raises(WireError):
+                    decode_json([name, broken])
+    hello = as_json(HELLO)
+    hello[1]["past"]["failure"]["more"] = 1
+    with pytest.raises(WireError, match=r"Hello\.past\.failure is .* and should have the fields host, rank"):
+        decode_json(hello)
+
+
+def test_a_field_that_came_later_is_left_out_where_it_says_nothing_and_may_be_missing() -> None:
+    final = FailureReport(**{**FAILURE.__dict__, "is_final": True})
+    assert decode(encode(Failed("n1", 7, final))) == [Failed("n1", 7, final)]
+    name, fields = as_json(Failed("n1", 7, FAILURE))
+    assert "is_final" not in fields["failure"]
+    assert as_json(Failed("n1", 7, final))[1]["failure"] == {**fields["failure"], "is_final": True}
+    fields["failure"]["is_final"] = 1
+    with pytest.raises(WireError, match=r"Failed\.failure\.is_final"):
+        decode_json([name, fields])
+
+
+def test_what_may_be_missing_is_null_and_not_left_out() -> None:
+    assert decode_json(["Ended", {"outcome": "failed", "reason": "", "cause": None}]).cause is None
+    with pytest.raises(WireError, match="cause"):
+        decode_json(["Ended", {"outcome": "failed", "reason": ""}])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "%s",
+        '["Alive",%s]',
+        '["Left",{"node_id":%s,"reason":""}]',
+        '["Hello",{"protocol":%s}]',
+        '["Ended",{"outcome":%s,"reason":"","cause":null}]',
+    ],
+)
+def test_nesting_however_deep_is_refused(pattern: str) -> None:
+    # Somewhere below Python's limit JSON can be read, and not be written again.
+    for depth in (*range(850, 1000), 100_000):
+        for opening, closing in (("[", "]"), ('{"a":', "}")):
+            body = pattern % (opening * depth + "1" + closing * depth)
+            with pytest.raises(WireError):
+                decode(frame(body.encode()))
+
+
+def test_what_is_said_of_garbage_is_short() -> None:
+    long = "x" * 100_000
+    for value in (long, [long], ["Left", {"node_id": [long], "reason": long}], ["Left", long], ["Beat", {long: 1}],
+                  ["Hello", {"protocol": long}], ["Ended", {"outcome": long, "reason": "", "cause": None}]):  # fmt: skip
+        with pytest.raises(WireError) as caught:
+            decode_json(value)
+        assert len(str(caught.value)) < 400
+
+
+# Limits.
+
+
+def test_the_limit_of_a_frame_is_exact() -> None:
+    fits = Waiting("x" * (FRAME_MAX - len(encode(Waiting(""))) + 4))
+    assert len(encode(fits)) == FRAME_MAX + 4
+    with pytest.raises(WireError, match=r"Waiting\.text .* should be a text of at most 40000 characters"):
+        decode(encode(fits))  # the frame is taken, though not what is in it
+    with pytest.raises(WireError, match=f"Waiting takes {FRAME_MAX + 1} bytes, {FRAME_MAX} are allowed"):
+        encode(Waiting(fits.text + "x"))
+
+
+def test_a_frame_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
+    with pytest.raises(WireError, match=f"a message of {FRAME_MAX + 1} bytes"):
+        decode((FRAME_MAX + 1).to_bytes(4, "big"))
+    with pytest.raises(WireError, match=r"it begins with b'GET / HTTP/1.1"):
+        decode(b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n")
+    assert decode(FRAME_MAX.to_bytes(4, "big") + b"[") == []
+
+
+def test_what_has_no_place_on_the_wire_is_a_mistake_of_ours() -> None:
+    with pytest.raises(TypeError, match="has no place on the wire"):
+        encode(Waiting(object()))  # type: ignore[arg-type]
+
+
+# Other versions.
+
+
+@pytest.mark.parametrize("fields", [{"protocol": 2}, {"protocol": "1"}, {"protocol": None}, {}, {"protocol": 0, "words": []},
+                                    {**as_json(HELLO)[1], "protocol": 2}])  # fmt: skip
+def test_an_agent_of_another_version_is_known_by_its_greeting_whatever_else_is_in_it(fields: dict[str, Any]) -> None:
+    with pytest.raises(OtherProtocolError) as caught:
+        decode_json(["Hello", fields])
+    theirs = fields.get("protocol")
+    assert f"speaks protocol {theirs!r} and the job speaks {PROTOCOL}: install the same version" in caught.value.reason
+    assert str(caught.value) == caught.value.reason
+
+
+@pytest.mark.parametrize("protocol", [True, 1.0])
+def test_a_protocol_that_is_no_whole_number_is_garbage(protocol: Any) -> None:
+    with pytest.raises(WireError) as caught:
+        decode_json(["Hello", {**as_json(HELLO)[1], "protocol": protocol}])
+    assert not isinstance(caught.value, OtherProtocolError)
+
+
+def test_the_answer_to_a_greeting_of_another_version_always_fits_into_a_frame() -> None:
+    longest = "é" * ((FRAME_MAX - 100) // 2)
+    with pytest.raises(OtherProtocolError) as caught:
+        decode(frame(f'["Hello",{{"protocol":"{longest}"}}]'.encode()))
+    assert len(encode(Refused(caught.value.reason, True))) < 1000
+
+
+# On the board.
+
+
+@given(any_of(Ended))
+def test_a_verdict_comes_back_from_the_board(verdict: Ended) -> None:
+    text = to_text(verdict)
+    assert text.isascii() and "\n" not in text
+    assert from_text(text) == verdict
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "null", "x", '["Alive",{}]', '"\ud800"', "[" * 100_000, '["Beat",{"beat":NaN}]']
+)
+def test_a_text_that_no_agent_wrote_is_refused(text: str) -> None:
+    with pytest.raises(WireError):
+        from_text(text)
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_any_text_is_refused_or_a_message(text: str) -> None:
+    try:
+        message = from_text(text)
+    except WireError:
+        return
+    assert_typed(message, type(message))
+
+
+def test_a_text_beyond_the_limit_is_refused() -> None:
+    with pytest.raises(WireError, match="are allowed"):
+        from_text("x" * (FRAME_MAX + 1))

@@ -1,0 +1,158 @@
+"""What the user may say of etcd, and what a board takes for a reign."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.etcd_boards import board_of, each_board, settings_of
+from kit.etcd_servers import make_certificates
+
+from aelastic.errors import InputError
+from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
+from aelastic.rdzv.boards.reign_text import MAX_BYTES, reign_from_bytes, reign_to_bytes
+
+# --- what the user chose
+
+
+@pytest.mark.parametrize(
+    "text, endpoints",
+    [
+        ("node0", [Endpoint("http", "node0", 2379)]),
+        ("Node0.example:1234", [Endpoint("http", "Node0.example", 1234)]),
+        ("http://a,https://b:1/", [Endpoint("http", "a", 2379), Endpoint("https", "b", 1)]),
+        (" a , b:2 ,", [Endpoint("http", "a", 2379), Endpoint("http", "b", 2)]),
+        ("[::1],[fe80::1]:7", [Endpoint("http", "::1", 2379), Endpoint("http", "fe80::1", 7)]),
+    ],
+)
+def test_endpoints_are_read_as_people_write_them(text: str, endpoints: list[Endpoint]) -> None:
+    assert list(etcd_settings(settings_of(text)).endpoints) == endpoints
+
+
+def test_an_endpoint_is_shown_as_it_is_written() -> None:
+    board = board_of("etcd-v3", "a,[::1]:7")
+
+    assert board.name == "etcd-v3 at a:2379,[::1]:7"
+    assert board_of("etcd", "a").name == "etcd at a:2379"
+    assert (board.own_address, board.endpoint_host) == ("", "")
+
+
+def test_certificates_without_a_protocol_mean_https(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path / "tls")
+
+    assert etcd_settings(settings_of("a", ca_cert=str(certificates / "ca.pem"))).endpoints[0].scheme == "https"
+    assert etcd_settings(settings_of("a", ca_cert="unread", protocol="http")).endpoints[0].scheme == "http"
+
+
+@each_board
+@pytest.mark.parametrize(
+    "endpoint, config, what",
+    [
+        ("", {}, "needs"),
+        (" , ", {}, "needs an endpoint"),
+        ("a:0", {}, "a:0: use host:port"),
+        ("a:65536", {}, "use host:port"),
+        ("a:" + "9" * 9000, {}, "use host:port"),
+        ("a:b", {}, "use host:port"),
+        ("::1", {}, "in brackets"),
+        ("[a]", {}, "in brackets"),
+        ("a/b", {}, "use host:port"),
+        ("a b", {}, "use host:port"),
+        ("ftp://a", {}, "http:// or https://"),
+        ("http://a", {"protocol": "https"}, "say it once"),
+        ("joe:pw@a:1", {}, "password_file"),
+        ("a", {"protocol": "gopher"}, "protocol=gopher: use http or https"),
+        ("a", {"password": "pw"}, "no user"),
+        ("a", {"user": "joe"}, "without a password"),
+        ("a", {"user": "joe:pw", "password": "pw"}, "given twice"),
+        ("a", {"user": "joe", "password_file": "/nonexistent/file"}, "password_file=/nonexistent/file: No such file"),
+        ("a", {"etcd_prefix": "/a/../b"}, "etcd_prefix"),
+        ("a", {"etcd_prefix": "/"}, "etcd_prefix"),
+        ("a", {"cacert": "/nonexistent/ca"}, "cacert=/nonexistent/ca: No such file"),
+        ("a", {"cacert": "/dev/null"}, "cacert=/dev/null"),
+        ("a", {"cert": "/nonexistent/cert"}, "cert=/nonexistent/cert: No such file"),
+        ("a", {"ssl_cert": "/dev/null", "ssl_cert_key": "/dev/null"}, "cert=/dev/null,key=/dev/null"),
+        ("a", {"key": "/dev/null"}, "without cert"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(backend: str, endpoint: str, config: dict[str, str], what: str) -> None:
+    with pytest.raises(InputError, match=what) as caught:
+        board_of(backend, endpoint, **config)
+    assert "pw" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_password_comes_from_a_file_without_its_end_of_line(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text(" p:w \n")
+    chosen = etcd_settings(settings_of("a", user="joe", password_file=str(tmp_path / "password")))
+
+    assert (chosen.user, chosen.password) == ("joe", " p:w ")
+    assert etcd_settings(settings_of("a", user="joe:p:w")).password == "p:w"
+
+
+# --- what is in the key
+
+texts = st.text(max_size=20)
+claims = st.builds(
+    lambda node_id, addresses, port, token: Claim(node_id=node_id, addresses=tuple(addresses), port=port, token=token),
+    texts,
+    st.lists(texts, max_size=3),
+    st.integers(1, 65535),
+    texts,
+)
+
+
+@given(claims, st.integers(1), texts)
+def test_a_reign_written_is_read_as_it_was(claim: Claim, epoch: int, verdict: str) -> None:
+    reign = Reign(epoch=epoch, claim=claim, verdict=verdict)
+
+    assert reign_from_bytes(reign_to_bytes(reign)) == reign
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["epoch", "claim", "verdict", "port", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_nothing_else_is_read_as_a_reign(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        reign_from_bytes(text)
+
+
+GOOD = {"epoch": 1, "claim": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
+GARBAGE = [
+    b"",
+    b"hello",
+    b"\xff\xfe",
+    b"null",
+    b"[" * 50_000,
+    b" " * MAX_BYTES + b"1",
+    json.dumps({**GOOD, "epoch": True}).encode(),
+    json.dumps({**GOOD, "epoch": "1"}).encode(),
+    json.dumps({**GOOD, "epoch": 0}).encode(),
+    json.dumps({**GOOD, "epoch": 1.0}).encode(),
+    json.dumps({**GOOD, "verdict": None}).encode(),
+    json.dumps({**GOOD, "claim": [1]}).encode(),
+    json.dumps({**GOOD, "claim": {**GOOD["claim"], "port": 65536}}).encode(),  # type: ignore[dict-item]
+    json.dumps({**GOOD, "claim": {**GOOD["claim"], "addresses": [1]}}).encode(),  # type: ignore[dict-item]
+    json.dumps({**GOOD, "claim": {**GOOD["claim"], "addresses": "h"}}).encode(),  # type: ignore[dict-item]
+    json.dumps(GOOD).encode().replace(b'"epoch": 1', b'"epoch": ' + b"9" * 5000),
+    json.dumps(GOOD).encode().replace(b'"port": 1', b'"port": ' + b"9" * 4000),
+]
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_is_no_reign(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        reign_from_bytes(text)
+
+
+def test_what_later_versions_add_to_a_reign_is_left_out() -> None:
+    assert reign_from_bytes(json.dumps({**GOOD, "later": 1}).encode()).epoch == 1

@@ -1,0 +1,337 @@
+"""What a dead process had to say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aelastic.failures.exit_reason import HEADLINE_CHARS, TAIL_CHARS, Cause, describe_exit, last_exception, last_line
+
+PLAIN = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    main()
+  File "train.py", line 5, in main
+    raise ValueError("batch is empty")
+ValueError: batch is empty
+"""
+
+
+def found(text: str) -> Cause:
+    cause = last_exception(text)
+    assert cause is not None
+    return cause
+
+
+def end_of(tmp_path: Path, script: str, *options: str) -> tuple[int, str]:
+    """Runs a script and answers its exit code and what it printed to stderr."""
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, *options, str(path)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def line_of(script: str, words: str) -> int:
+    return 1 + next(at for at, line in enumerate(script.split("\n")) if words in line)
+
+
+class TestRealScripts:
+    def test_a_plain_exception_is_found_with_its_line(self, tmp_path: Path) -> None:
+        script = "def main():\n    raise ValueError('batch is empty')\n\nmain()\n"
+        code, stderr = end_of(tmp_path, script)
+        assert (code, found(stderr)) == (
+            1,
+            Cause("ValueError: batch is empty", stderr.rstrip("\n"), str(tmp_path / "train.py"), 2),
+        )
+
+    @pytest.mark.parametrize("how", ["raise RuntimeError('no data') from error", "raise RuntimeError('no data')"])
+    def test_chained_exceptions_are_one_traceback_named_after_the_last(self, tmp_path: Path, how: str) -> None:
+        script = f"try:\n    {{}}['lr']\nexcept KeyError as error:\n    {how}\n"
+        cause = found(end_of(tmp_path, script)[1])
+        assert (cause.headline, cause.line) == ("RuntimeError: no data", 4)
+        assert "KeyError: 'lr'" in cause.traceback
+        assert cause.traceback.count("Traceback") == 2
+
+    def test_a_syntax_error_in_the_script_itself_has_no_header(self, tmp_path: Path) -> None:
+        _, stderr = end_of(tmp_path, "x = 1\ndef main(:\n    pass\n")
+        assert "Traceback" not in stderr
+        cause = found(stderr)
+        assert (cause.headline, cause.file, cause.line) == (
+            "SyntaxError: invalid syntax",
+            str(tmp_path / "train.py"),
+            2,
+        )
+
+    def test_a_syntax_error_in_an_imported_module_is_placed_in_that_module(self, tmp_path: Path) -> None:
+        (tmp_path / "model.py").write_text("\n\nclass:\n")
+        cause = found(end_of(tmp_path, "import model\n")[1])
+        assert (cause.headline, Path(cause.file).name, cause.line) == ("SyntaxError: invalid syntax", "model.py", 3)
+
+    def test_a_missing_module_is_named(self, tmp_path: Path) -> None:
+        cause = found(end_of(tmp_path, "import no_such_module_here\n")[1])
+        assert cause.headline == "ModuleNotFoundError: No module named 'no_such_module_here'"
+
+    def test_a_segmentation_fault_is_placed_where_python_stood(self, tmp_path: Path) -> None:
+        script = "import ctypes\n\ndef main():\n    ctypes.string_at(0)\n\nmain()\n"
+        code, stderr = end_of(tmp_path, script, "-X", "faulthandler")
+        cause = found(stderr)
+        assert (code, cause.headline) == (-11, "Fatal Python error: Segmentation fault")
+        assert Path(cause.file).name == "__init__.py"
+        assert "line 4 in main" in cause.traceback
+
+    def test_an_exit_without_a_traceback_has_no_cause(self, tmp_path: Path) -> None:
+        code, stderr = end_of(tmp_path, "import sys\nprint('giving up', file=sys.stderr)\nsys.exit(3)\n")
+        assert (code, last_exception(stderr), last_line(stderr)) == (3, None, "giving up")
+
+    def test_an_interrupt_is_a_cause(self, tmp_path: Path) -> None:
+        _, stderr = end_of(tmp_path, "raise KeyboardInterrupt\n")
+        assert found(stderr).headline == "KeyboardInterrupt"
+
+    def test_an_exception_group_names_the_first_exception_in_it(self, tmp_path: Path) -> None:
+        script = (
+            "def bad():\n    raise TypeError('first')\n"
+            "errors = []\ntry:\n    bad()\nexcept TypeError as e:\n    errors.append(e)\n"
+            "raise ExceptionGroup('two of them', [ExceptionGroup('inner', errors), ValueError('second')])\n"
+        )
+        cause = found(end_of(tmp_path, script)[1])
+        assert cause.headline == "ExceptionGroup: two of them (2 sub-exceptions), first TypeError: first"
+        assert cause.line == 2
+        assert "ValueError: second" in cause.traceback
+
+    def test_a_message_of_several_lines_and_notes_is_kept(self, tmp_path: Path) -> None:
+        script = "e = ValueError('shapes differ:\\n  a: 3\\n\\n  b: 4')\ne.add_note('seen in layer 7')\nraise e\n"
+        cause = found(end_of(tmp_path, script)[1])
+        assert cause.headline == "ValueError: shapes differ:  a: 3".replace("  ", " ")
+        assert cause.traceback.endswith("  b: 4\nseen in layer 7")
+
+    def test_what_happens_while_python_shuts_down_is_not_the_cause(self, tmp_path: Path) -> None:
+        script = (
+            "class Loader:\n    def __del__(self):\n        raise OSError('too late')\n\n"
+            "loader = Loader()\nraise ValueError('the cause')\n"
+        )
+        _, stderr = end_of(tmp_path, script)
+        assert stderr.index("OSError: too late") > stderr.index("ValueError: the cause")
+        assert found(stderr).headline == "ValueError: the cause"
+
+    def test_a_thread_that_died_is_the_cause_only_where_nothing_else_is(self, tmp_path: Path) -> None:
+        thread = "import threading, sys\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\n"
+        assert found(end_of(tmp_path, thread + "sys.exit(1)\n")[1]).headline == "ZeroDivisionError: division by zero"
+        both = (
+            "import atexit\n" + thread.replace("t.start()\nt.join()", "atexit.register(t.run)") + "raise KeyError(1)\n"
+        )
+        assert found(end_of(tmp_path, both)[1]).headline == "KeyError: 1"
+
+    def test_a_deep_recursion_is_read_to_its_end(self, tmp_path: Path) -> None:
+        cause = found(end_of(tmp_path, "def f(n):\n    return f(n + 1)\n\nf(0)\n")[1])
+        assert (cause.headline, cause.line) == ("RecursionError: maximum recursion depth exceeded", 2)
+
+
+class TestNoise:
+    def test_torchs_rank_prefix_is_removed(self) -> None:
+        text = "".join(f"[rank1]: {line}\n" for line in PLAIN.rstrip("\n").split("\n"))
+        assert found(f"warming up\n{text}") == found(PLAIN)
+
+    def test_lines_of_other_threads_between_the_frames_are_left_out(self) -> None:
+        lines = [f"[rank1]: {line}" for line in PLAIN.rstrip("\n").split("\n")]
+        lines.insert(2, "[rank1]:[W1017 12:00:00.000 socket.cpp:1] warning: retrying")
+        lines.insert(5, "INFO: step 17")
+        assert found("\n".join(lines)) == found(PLAIN)
+
+    @pytest.mark.parametrize(
+        "noise",
+        [
+            "[rank0]:[W1017 12:00:00.123456789 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT been destroyed",
+            "/usr/lib/python3/resource_tracker.py:254: UserWarning: There appear to be 1 leaked semaphore objects",
+            "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x7f in libc10.so)",
+            "Exception raised from check at Utils.cpp:1 (most recent call first):\nframe #0: main + 0x1",
+            (
+                "Exception ignored in: <function Loader.__del__ at 0x7f>\nTraceback (most recent call last):\n"
+                '  File "loader.py", line 1, in __del__\n    x\nOSError: late'
+            ),
+            "Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n  <no Python frame>",
+        ],
+    )
+    def test_noise_after_the_traceback_is_not_part_of_it(self, noise: str) -> None:
+        assert found(f"{PLAIN}{noise}\n") == found(PLAIN)
+
+    def test_colours_are_removed(self) -> None:
+        text = PLAIN.replace("train.py", "\x1b[35mtrain.py\x1b[0m").replace(
+            "ValueError:", "\x1b[1;35mValueError\x1b[0m:"
+        )
+        assert found(text) == found(PLAIN)
+
+    def test_a_progress_bar_may_stand_before_the_header_on_its_line(self) -> None:
+        bar = "\r 10%|█         | 1/10 [00:01<00:09]\r 20%|██        | 2/10 [00:02<00:08]"
+        assert found(bar + PLAIN) == found(PLAIN)
+        assert found(bar + "\r" + PLAIN) == found(PLAIN)
+
+    def test_only_the_last_drawing_of_a_progress_bar_is_a_line(self) -> None:
+        assert last_line("loading\n 10%\r 20%\r 30%\r\n\n") == "30%"
+
+    def test_a_log_line_between_two_frames_is_not_the_exception(self) -> None:
+        at = PLAIN.index('  File "train.py", line 5')
+        assert found(f"{PLAIN[:at]}INFO: step 17\n{PLAIN[at:]}") == found(PLAIN)
+
+    def test_frames_without_a_header_are_only_read_at_the_beginning(self) -> None:
+        text = f'{PLAIN}[W1017 12:00:00.000 a.cpp:1]\n  File "other.py", line 1, in g\nOSError: other\n'
+        assert found(text) == found(PLAIN)
+
+    def test_a_line_number_that_is_none_places_nothing(self) -> None:
+        cause = found(f'Traceback (most recent call last):\n  File "a.py", line {"9" * 5000}, in f\nE: x\n')
+        assert (cause.headline, cause.file, cause.line) == ("E: x", "", 0)
+
+    def test_the_beginning_may_be_cut_off(self) -> None:
+        cut = PLAIN[PLAIN.index('  File "train.py", line 5') :]
+        cause = found("ne 9, in <module>\n    main()\n" + cut)
+        assert (cause.headline, cause.line) == ("ValueError: batch is empty", 5)
+        assert cause.traceback == "... (the beginning is cut off)\n" + cut.rstrip("\n")
+
+    def test_a_group_may_be_cut_off_too(self) -> None:
+        text = '  |   File "a.py", line 3, in f\n  | ExceptionGroup: x (1 sub-exception)\n  +-+--- 1 ---\n    | KeyError: 1\n    +---\n'
+        assert found(text).headline == "ExceptionGroup: x (1 sub-exception), first KeyError: 1"
+
+    def test_the_last_of_two_tracebacks_counts(self) -> None:
+        assert found(PLAIN.replace("ValueError: batch", "OSError: disk") + "retrying\n" + PLAIN) == found(PLAIN)
+
+    def test_a_traceback_that_was_not_printed_to_its_end_is_none(self) -> None:
+        assert last_exception(PLAIN[: PLAIN.rindex("ValueError:")]) is None
+
+    def test_a_traceback_quoted_in_a_log_line_is_none(self) -> None:
+        assert last_exception('{"msg": "Traceback (most recent call last):\\n  File"}\nValueError: x\n') is None
+
+    def test_frames_in_a_message_are_part_of_the_message(self) -> None:
+        text = PLAIN + '\nfrom user code:\n   File "model.py", line 3, in forward\n    return x\n'
+        cause = found(text)
+        assert (cause.file, cause.line) == ("train.py", 5)
+        assert "model.py" in cause.traceback
+
+    def test_a_data_loader_workers_own_traceback_gives_the_headline(self) -> None:
+        text = PLAIN.replace(
+            "ValueError: batch is empty", "IndexError: Caught IndexError in DataLoader worker process 0."
+        )
+        text += "Original " + PLAIN.replace("train.py", "data.py").replace(
+            "ValueError: batch is empty", "IndexError: 7"
+        )
+        cause = found(text)
+        assert (cause.headline, cause.file) == ("IndexError: 7", "data.py")
+        assert "train.py" in cause.traceback
+
+    def test_a_native_exception_is_a_cause_where_python_has_none(self) -> None:
+        text = "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL timeout\n"
+        assert found(text).headline == "c10::Error: NCCL timeout"
+        fatal = (
+            'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in f\n'
+        )
+        cause = found(text + fatal)
+        assert (cause.headline, cause.line) == ("Fatal Python error: Aborted (c10::Error: NCCL timeout)", 4)
+
+    def test_a_rich_traceback_is_read(self) -> None:
+        text = (
+            "╭───────── Traceback (most recent call last) ─────────╮\n"
+            "│ /job/train.py:12 in main                            │\n"
+            "│ ❱ 12 │   raise ValueError('x')                      │\n"
+            "╰─────────────────────────────────────────────────────╯\n"
+            "ValueError: x\n"
+        )
+        cause = found(text)
+        assert (cause.headline, cause.file, cause.line) == ("ValueError: x", "/job/train.py", 12)
+
+
+# Text made of the pieces that mean something here reaches further than random characters do.
+PIECES = st.sampled_from(
+    [
+        "Traceback (most recent call last):\n",
+        '  File "a.py", line 3, in f\n',
+        '  File "a.py", line 3\n',
+        '  File "a.py", line 99999999999999999999, in f\n',
+        "    return 1\n",
+        "ValueError: x\n",
+        "KeyboardInterrupt\n",
+        "RuntimeError:\n",
+        "\n",
+        "\r",
+        "[rank0]: ",
+        "  + Exception Group Traceback (most recent call last):\n",
+        "  | ",
+        "+-+---- 1 ----\n",
+        "During handling of the above exception, another exception occurred:\n",
+        "Original ",
+        "Exception ignored in: x\n",
+        "Fatal Python error: Aborted\n",
+        "Current thread 0x1 (most recent call first):\n",
+        '  File "a.py", line 3 in f\n',
+        "terminate called after throwing an instance of 'x'\n",
+        "\x1b[31m",
+        "\x00",
+        "\ud800",
+    ]
+)
+
+
+@given(st.text() | st.lists(PIECES | st.text(max_size=5), max_size=60).map("".join))
+def test_any_text_has_a_bounded_cause_or_none(text: str) -> None:
+    cause = last_exception(text)
+    if cause is not None:
+        assert 0 < len(cause.headline) <= HEADLINE_CHARS
+        assert "\n" not in cause.headline
+        assert len(cause.traceback) <= len(text) + 100
+    assert "\n" not in last_line(text)
+
+
+@given(st.lists(PIECES, max_size=30).map("".join))
+def test_a_traceback_at_the_end_is_found_whatever_came_before(before: str) -> None:
+    assert found(f"{before}\n\n\n\n\nstarting over\n" + PLAIN).headline == "ValueError: batch is empty"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "Traceback (most recent call last):\n",
+        "Traceback (most recent call last):\nE\n\nDuring handling of the above exception, another exception occurred:\n\n",
+        'Original Traceback (most recent call last):\n  File "a", line 1, in f\nE: x\n',
+        '  File "a", line 1\n',
+        '  File "',
+        '", line 1',
+        "\x1b[1;",
+        "\x1b]8;;",
+        "a:1:",
+        "a.<locals>",
+        "  | E: x\n",
+        "Fatal Python error: x\n",
+        "[rank1",
+        "9",
+        " ",
+    ],
+)
+def test_the_time_is_linear_in_the_tail(unit: str) -> None:
+    text = (unit * TAIL_CHARS)[: TAIL_CHARS * 16]
+    head = 'Traceback (most recent call last):\n  File "'
+    started = time.perf_counter()
+    last_exception(text)
+    last_exception(head + text[: TAIL_CHARS - 100])
+    # Linear takes some 20 ms; quadratic in 64 Ki characters takes minutes.
+    assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize(
+    "exitcode, words",
+    [
+        (-11, "killed by signal 11 (SIGSEGV): the process touched memory it may not"),
+        (-9, "killed by signal 9 (SIGKILL): somebody, or the kernel for want of memory, killed it without appeal"),
+        (-40, "killed by signal 40"),
+        (-999, "killed by signal 999"),
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (126, "exited with code 126: by convention, the command was found but cannot be executed"),
+        (127, "exited with code 127: by convention, the command was not found"),
+        (137, "exited with code 137: by convention, its child was killed by SIGKILL"),
+        (255, "exited with code 255"),
+    ],
+)
+def test_an_exit_code_has_words(exitcode: int, words: str) -> None:
+    assert describe_exit(exitcode) == words

@@ -1,0 +1,230 @@
+"""Numbers of a run: what is counted, and that Prometheus can read it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe.metrics import RunMetrics
+from aelastic.observe.prometheus import Counter, Gauge, Histogram, Registry
+from aelastic.observe.run_events import (
+    PHASES,
+    Changed,
+    Noticed,
+    PhaseTook,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    StacksTaken,
+    WorkerEnded,
+    WorkersStarted,
+)
+
+DOCS = Path(__file__).parents[2] / "docs" / "health.md"
+
+BEGAN = RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
+ROUND = RoundFormed(
+    round=1, generation=1, restart_count=0, group_rank=0, group_world_size=2, first_rank=0, local_world_size=2, world_size=4
+)  # fmt: skip
+STARTED = WorkersStarted(1, {0: 10, 1: 11})
+
+
+def running() -> Changed:
+    return Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "")
+
+
+def values(text: str) -> dict[str, float]:
+    """What the text says, by name and labels: line by line, as the format has it."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, number = line.rpartition(" ")
+            assert re.fullmatch(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})?', name), line
+            assert name not in found, f"twice: {line}"
+            found[name] = float(number)
+    return found
+
+
+def exposed(metrics: RunMetrics, **others: Any) -> dict[str, float]:
+    asked: dict[str, Any] = {"is_ready": False, "role": "trainer", "agent": None, "workers": {}, **others}
+    return values(metrics.expose(**asked))
+
+
+def told(*happenings: Any) -> RunMetrics:
+    """Metrics of a run in which these happened, a second apart."""
+    metrics = RunMetrics({"version": "0", "python": "3"})
+    for now, happening in enumerate(happenings):
+        metrics.tell(happening, float(now))
+    return metrics
+
+
+# The text.
+
+
+@given(st.text(), st.floats())
+def test_whatever_a_label_holds_is_read_back(label: str, number: float) -> None:
+    registry = Registry()
+    registry.add(Gauge("g", "line\nbreak \\ slash", "label")).set(number, label)
+    text = registry.expose()
+    assert len(text.splitlines()) == 3 or not label.isprintable()
+    (family,) = text_string_to_metric_families(text)
+    (sample,) = family.samples
+    assert sample.labels["label"] == label.encode(errors="replace").decode()
+    assert sample.value == number or (sample.value != sample.value and number != number)  # noqa: PLR0124  NaN
+
+
+@given(st.lists(st.floats(min_value=0, max_value=100)))
+def test_a_histogram_counts_each_value_in_every_bucket_that_is_large_enough(observed: list[float]) -> None:
+    registry = Registry()
+    histogram = registry.add(Histogram("h", "", "way", buckets=(0.1, 1, 10)))
+    histogram.declare("in")
+    for value in observed:
+        histogram.observe(value, "in")
+    read = values(registry.expose())
+    for bound in ("0.1", "1", "10", "+Inf"):
+        assert read[f'h_bucket{{way="in",le="{bound}"}}'] == sum(value <= float(bound) for value in observed)
+    assert read['h_count{way="in"}'] == len(observed)
+    assert read['h_sum{way="in"}'] == pytest.approx(sum(observed))
+
+
+def test_a_family_is_there_once_and_takes_its_labels_only() -> None:
+    registry = Registry()
+    counter = registry.add(Counter("c", "", "cause"))
+    with pytest.raises(ValueError, match="there already"):
+        registry.add(Gauge("c", ""))
+    with pytest.raises(ValueError, match="has the labels"):
+        counter.inc()
+
+
+def test_two_registries_share_nothing() -> None:
+    first, second = told(BEGAN, ROUND), told(BEGAN)
+    assert exposed(first)["aelastic_rounds_total"] == 1
+    assert exposed(second)["aelastic_rounds_total"] == 0
+
+
+def test_prometheus_own_parser_reads_all_of_it_with_its_types() -> None:
+    metrics = told(BEGAN, ROUND, STARTED)
+    metrics.lag(0.02)
+    text = metrics.expose(is_ready=True, role='a "role"', agent=(1.5, 2048), workers={0: (0.25, 4096)})
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    ours = {family.name.removesuffix("_total"): family.kind for family in metrics.registry.families}
+    assert {name: family.type for name, family in families.items()} == ours
+    assert families["aelastic_worker_cpu_seconds"].samples[0].labels == {"local_rank": "0", "role": 'a "role"'}
+    assert all(family.documentation for family in families.values())
+
+
+# What is counted.
+
+
+def test_everything_is_there_before_anything_happens() -> None:
+    read = exposed(told())
+    assert read['aelastic_restarts_total{cause="failure"}'] == 0
+    assert read['aelastic_restarts_total{cause="membership"}'] == 0
+    assert read["aelastic_watchdog_expiries_total"] == 0
+    assert {f'aelastic_phase_duration_seconds_count{{phase="{name}"}}' for name in PHASES} <= read.keys()
+    assert sum(read[name] for name in read if name.startswith("aelastic_state{")) == 1
+
+
+def test_restarts_are_counted_by_their_cause() -> None:
+    metrics = told(
+        BEGAN,
+        Restarting("failure", "rank 0 fell", 1),
+        Restarting("membership", "a node came", 1),
+        Restarting("failure", "rank 1 fell", 2),
+    )
+    read = exposed(metrics)
+    assert read['aelastic_restarts_total{cause="failure"}'] == 2
+    assert read['aelastic_restarts_total{cause="membership"}'] == 1
+    assert (read["aelastic_restart_count"], read["aelastic_max_restarts"]) == (2, 3)
+
+
+def test_a_round_sets_the_sizes() -> None:
+    read = exposed(told(BEGAN, ROUND))
+    sizes = [read[f"aelastic_{name}world_size"] for name in ("", "group_", "local_")]
+    assert sizes == [4, 2, 2]
+    assert (read["aelastic_round"], read["aelastic_rounds_total"]) == (1, 1)
+
+
+def test_phases_are_measured_by_their_names() -> None:
+    read = exposed(told(BEGAN, PhaseTook("stop", 0.02), PhaseTook("stop", 20.0), PhaseTook("detect", 0.002, 1)))
+    assert read['aelastic_phase_duration_seconds_sum{phase="stop"}'] == pytest.approx(20.02)
+    assert read['aelastic_phase_duration_seconds_bucket{phase="stop",le="0.05"}'] == 1
+    assert read['aelastic_phase_duration_seconds_count{phase="detect"}'] == 1
+
+
+def test_a_restart_takes_from_the_first_workers_end_until_all_run_again() -> None:
+    metrics = told(
+        BEGAN, ROUND, running(), STARTED,  # at 3
+        PhaseTook("detect", 0.5, 0),  # at 4: it ended at 3.5
+        PhaseTook("run", 1.0),  # at 5
+        PhaseTook("detect", 0.1, 1),
+        PhaseTook("stop", 2.0), ROUND, running(), STARTED,  # at 10
+    )  # fmt: skip
+    read = exposed(metrics)
+    assert read["aelastic_restart_duration_seconds_count"] == 1
+    assert read["aelastic_restart_duration_seconds_sum"] == pytest.approx(6.5)
+
+
+def test_time_in_the_exit_barrier_is_no_part_of_a_restart() -> None:
+    metrics = told(BEGAN, ROUND, running(), STARTED, PhaseTook("run", 1.0), PhaseTook("barrier", 1.0), ROUND, running(), STARTED)  # fmt: skip
+    assert exposed(metrics)["aelastic_restart_duration_seconds_sum"] == 3
+
+
+def test_workers_that_start_while_they_are_stopped_end_no_restart() -> None:
+    stopping = Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "")
+    metrics = told(BEGAN, ROUND, running(), STARTED, PhaseTook("run", 1.0), ROUND, running(), stopping, STARTED)
+    assert exposed(metrics)["aelastic_restart_duration_seconds_count"] == 0
+
+
+def test_ends_and_notices_are_counted() -> None:
+    read = exposed(
+        told(
+            BEGAN,
+            WorkerEnded(1, 0, 0, "succeeded"),
+            WorkerEnded(1, 1, 1, "stopped"),
+            Noticed(1, 0, 0, "timer", "timer 'step' expired", is_stopped=True),
+            Noticed(1, 1, 1, "hang", "no sign of life", is_stopped=False),
+            StacksTaken(1, "asked", {0: "py-spy"}, "/x"),
+        )
+    )
+    assert [read[f'aelastic_worker_exits_total{{outcome="{o}"}}'] for o in ("succeeded", "stopped", "failed")] == [
+        1,
+        1,
+        0,
+    ]
+    assert (read["aelastic_watchdog_expiries_total"], read['aelastic_noticed_total{by="hang"}']) == (1, 1)
+    assert read["aelastic_stacks_taken_total"] == 1
+
+
+def test_of_workers_only_those_that_live_are_told() -> None:
+    metrics = told(BEGAN)
+    rss = 'aelastic_worker_resident_memory_bytes{{local_rank="{}",role="trainer"}}'
+    assert exposed(metrics, workers={0: (1, 100), 1: (1, 200)})[rss.format(1)] == 200
+    read = exposed(metrics, workers={0: (2, 150)}, agent=(0.5, 1000))
+    assert read[rss.format(0)] == 150 and rss.format(1) not in read
+    assert (read["aelastic_agent_cpu_seconds_total"], read["aelastic_agent_resident_memory_bytes"]) == (0.5, 1000)
+
+
+def test_one_state_and_one_phase_hold_at_a_time() -> None:
+    read = exposed(told(BEGAN, running()), is_ready=True)
+    chosen = {name for name in read if name.startswith(("aelastic_state{", "aelastic_phase{")) and read[name]}
+    assert chosen == {'aelastic_state{state="HEALTHY"}', 'aelastic_phase{phase="running"}'}
+    assert read["aelastic_ready"] == 1
+
+
+# Where it is written down: `test_health.py` compares what a server exposes, which has some more.
+
+
+def test_the_table_has_what_is_counted_here_with_its_type_and_labels() -> None:
+    rows = re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \| ([^|]*)\|", DOCS.read_text(), re.MULTILINE)
+    table = {name: (kind, tuple(re.findall(r"`(\w+)`", labels.partition(":")[0]))) for name, kind, labels in rows}
+    ours = {family.name: (family.kind, family.labels) for family in told().registry.families}
+    assert {name: table.get(name) for name in ours} == ours

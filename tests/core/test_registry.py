@@ -1,0 +1,92 @@
+"""Names of rendezvous back ends, and what is behind them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from aelastic.errors import InputError
+from aelastic.rdzv import registry
+from aelastic.rdzv.agent_link import AgentLink
+from aelastic.rdzv.inproc import InProcessLink
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.torch_handler.link import TorchHandlerLink
+from aelastic.spec import WorkerSpec
+
+AROUND = registry.Surroundings(run_id="job", env={}, store=None)
+OURS = ["c10d", "etcd", "etcd-v2", "etcd-v3", "static"]
+
+
+def spec(backend: str, endpoint: str = "node0:29400", **others: Any) -> WorkerSpec:
+    settings = RendezvousSettings(backend=backend, endpoint=endpoint, max_nodes=2, **others)
+    return WorkerSpec(entrypoint="true", run_id="job", rdzv=settings)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered goes with the test."""
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+
+
+def test_our_names_are_known() -> None:
+    assert registry.names() == OURS
+
+
+@pytest.mark.parametrize("name", ["c10d", "etcd", "etcd-v2", "etcd-v3"])
+async def test_each_of_our_names_opens_a_line_and_reaches_for_nothing_yet(name: str) -> None:
+    assert isinstance(registry.open_link(spec(name), "n1", AROUND), AgentLink)
+
+
+def test_one_node_without_a_rendezvous_needs_none() -> None:
+    assert isinstance(registry.open_link(WorkerSpec(entrypoint="true"), "n1", AROUND), InProcessLink)
+
+
+@pytest.mark.usefixtures("names")
+async def test_a_board_of_your_own_is_opened_by_its_name() -> None:
+    asked = []
+
+    def factory(settings: RendezvousSettings, around: registry.Surroundings) -> Any:
+        asked.append((settings.endpoint, around.run_id))
+
+    registry.register("zookeeper", factory)
+    assert "zookeeper" in registry.names()
+    assert isinstance(registry.open_link(spec("zookeeper", "zk://a/b"), "n1", AROUND), AgentLink)
+    assert asked == [("zk://a/b", "job")]
+
+
+@pytest.mark.usefixtures("names")
+def test_a_name_is_given_once() -> None:
+    registry.register("zookeeper", lambda settings, around: None)  # type: ignore[arg-type,return-value]
+    for name in (*OURS, "zookeeper"):
+        with pytest.raises(InputError, match=f"rendezvous back end {name} exists already: choose another name"):
+            registry.register(name, lambda settings, around: None)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("name", ["torch:c10d", "torch:etcd", "torch:etcd-v3"])
+async def test_torchs_own_are_asked_for_by_their_long_names(name: str) -> None:
+    assert isinstance(registry.open_link(spec(name), "n1", AROUND), TorchHandlerLink)
+
+
+@pytest.mark.parametrize("name", ["zookeeper", "torch:zookeeper", "", "C10D"])
+def test_an_unknown_name_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(
+        InputError, match=f"rendezvous back end '{name}' is not known to torch either: use one of c10d, "
+    ):
+        registry.open_link(spec(name), "n1", AROUND)
+
+
+async def test_a_handler_that_is_given_is_taken_whatever_it_is() -> None:
+    link = registry.open_link(WorkerSpec(entrypoint="true", rdzv_handler=object()), "n1", AROUND)
+    assert isinstance(link, TorchHandlerLink)
+
+
+def test_the_registry_costs_what_is_used() -> None:
+    code = (
+        "import sys; from aelastic.rdzv import registry; "
+        "print(sorted(n for n in sys.modules if n.split('.')[0] in {'torch', 'aiohttp'} or '.boards.' in n))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

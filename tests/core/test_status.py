@@ -1,0 +1,218 @@
+"""Where an agent stands: what `/status` and `/readyz` say after what has happened."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe.run_events import (
+    Changed,
+    PhaseTook,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    RunEnded,
+    Waited,
+    WorkerEnded,
+    WorkersStarted,
+)
+from aelastic.observe.status import PHASES_MAX, TRACEBACK_CHARACTERS_MAX, Status
+from aelastic.rdzv.protocol.messages import FailureReport
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+BEGAN = RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")
+JOINING = Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins")
+RUNNING = Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 1 is complete")
+STOPPING = Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.UNHEALTHY, "it fell")
+BARRIER = Changed(Phase.RUNNING, Phase.BARRIER, WorkerState.SUCCEEDED, "every worker of this node succeeded")
+
+
+def formed(generation: int = 1) -> RoundFormed:
+    return RoundFormed(generation, generation, generation - 1, 1, 2, 2, 2, 4)
+
+
+def started(generation: int = 1) -> WorkersStarted:
+    return WorkersStarted(generation, {0: 10 * generation, 1: 10 * generation + 1})
+
+
+def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp_s: int = 0) -> FailureReport:
+    return FailureReport("host-1", rank, rank - 2, 10, 7, f"rank {rank} fell", traceback, timestamp_s)
+
+
+def told(*happenings: Any) -> Status:
+    """The status of a run in which these happened, a second apart, from 0 on."""
+    status = Status()
+    for now, happening in enumerate(happenings):
+        status.tell(happening, float(now))
+    return status
+
+
+def described(status: Status, now: float, **usage: tuple[float, int]) -> Any:
+    """What is said at noon, read back from JSON."""
+    return json.loads(json.dumps(status.describe(now, NOON, {int(key[1:]): value for key, value in usage.items()})))
+
+
+def test_before_anything_happens_it_says_so() -> None:
+    said = described(Status(), 0.0)
+    assert (said["phase"], said["state"], said["ready"], said["run"], said["round"]) == (
+        "init",
+        "INIT",
+        False,
+        None,
+        None,
+    )
+    assert said["workers"] == said["phases"] == []
+
+
+def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
+    status = told(BEGAN, JOINING, Waited("1 of 2 nodes are here: host-1"))
+    assert status.readiness == (False, "waiting for a round to be complete: 1 of 2 nodes are here: host-1")
+    said = described(status, 60.0)
+    assert (said["phase"], said["waiting"]) == ("joining", "1 of 2 nodes are here: host-1")
+    assert said["now"] == {"phase": "rendezvous", "began": "2026-11-21T11:59:01.000+00:00"}
+    assert said["run"]["run_id"] == "job-7" and said["run"]["began"] == "2026-11-21T11:59:00.000+00:00"
+
+
+def test_workers_that_are_being_started_are_not_ready() -> None:
+    status = told(BEGAN, JOINING, Waited("…"), formed(), PhaseTook("rendezvous", 2.0), RUNNING)
+    assert status.readiness == (False, "workers are being started")
+    said = described(status, 5.0)
+    assert said["now"]["phase"] == "spawn" and said["waiting"] is None
+    assert [(w["rank"], w["state"], w["pid"], w["started"]) for w in said["workers"]] == [
+        (2, "starting", None, None),
+        (3, "starting", None, None),
+    ]
+
+
+def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
+    status = told(BEGAN, JOINING, formed(), RUNNING, started())
+    assert status.readiness == (True, "2 of 2 workers run")
+    assert status.running == {0: 10, 1: 11}
+    said = described(status, 10.0, _0=(1.5, 4096))
+    assert said["workers"][0] == {
+        "local_rank": 0,
+        "rank": 2,
+        "state": "running",
+        "pid": 10,
+        "id": "10",
+        "started": "2026-11-21T11:59:54.000+00:00",
+        "cpu_s": 1.5,
+        "rss_bytes": 4096,
+    }
+    assert said["workers"][1]["cpu_s"] is None
+    assert said["round"]["world_size"] == 4 and said["round"]["formed"] == "2026-11-21T11:59:52.000+00:00"
+    assert said["now"] == {"phase": "run", "began": "2026-11-21T11:59:54.000+00:00"}
+
+
+def test_one_that_has_succeeded_leaves_the_others_ready() -> None:
+    status = told(BEGAN, formed(), RUNNING, started(), WorkerEnded(1, 0, 2, "succeeded"))
+    assert status.readiness == (True, "1 of 2 workers run")
+    assert status.running == {1: 11}
+
+
+def test_a_worker_of_another_kind_has_a_name_and_no_pid() -> None:
+    status = told(BEGAN, formed(), RUNNING, WorkersStarted(1, {0: "remote-0", 1: None}))
+    said = described(status, 9.0)
+    assert [(w["pid"], w["id"]) for w in said["workers"]] == [(None, "remote-0"), (None, None)]
+
+
+def test_in_the_exit_barrier_it_is_not_ready() -> None:
+    ends = [WorkerEnded(1, rank, 2 + rank, "succeeded") for rank in (0, 1)]
+    status = told(BEGAN, formed(), RUNNING, started(), *ends, PhaseTook("run", 2.0), BARRIER)
+    is_ready, why = status.readiness
+    assert not is_ready and "those of other nodes run" in why
+    said = described(status, 9.0)
+    assert (said["phase"], said["state"], said["now"]["phase"]) == ("barrier", "SUCCEEDED", "barrier")
+    assert not status.running
+
+
+def test_what_was_waited_for_is_over_with_its_phase() -> None:
+    rejoins = Changed(Phase.BARRIER, Phase.JOINING, WorkerState.STOPPED, "vm joins")
+    status = told(
+        BEGAN, formed(), RUNNING, started(), BARRIER, Waited("finished; waiting for the workers of b"), rejoins
+    )
+    assert described(status, 9.0)["waiting"] is None
+    assert "workers of b" not in status.readiness[1]
+
+
+def test_the_last_failure_is_the_first_of_its_generation() -> None:
+    story = [BEGAN, formed(), RUNNING, started()]
+    first = [WorkerEnded(1, 1, 3, "failed", failure(3)), WorkerEnded(1, 0, 2, "failed", failure(2))]
+    status = told(*story, *first)
+    assert described(status, 9.0)["last_failure"]["rank"] == 3
+    status.tell(WorkerEnded(2, 0, 2, "failed", failure(2)), 20.0)
+    said = described(status, 21.0)["last_failure"]
+    assert (said["generation"], said["rank"], said["message"], said["exitcode"]) == (2, 2, "rank 2 fell", 7)
+    assert said["at"] == "1970-01-01T00:00:00.000+00:00"
+
+
+@pytest.mark.parametrize("timestamp_s", [10**30, -(10**30), 10**12])
+def test_a_time_of_no_era_is_told_as_none(timestamp_s: int) -> None:
+    status = told(BEGAN, formed(), WorkerEnded(1, 0, 2, "failed", failure(2, timestamp_s=timestamp_s)))
+    assert described(status, 9.0)["last_failure"]["at"] is None
+
+
+def test_of_a_long_traceback_the_end_is_told() -> None:
+    long = "x" * (2 * TRACEBACK_CHARACTERS_MAX) + "the end"
+    status = told(BEGAN, formed(), WorkerEnded(1, 0, 2, "failed", failure(2, long)))
+    traceback = described(status, 9.0)["last_failure"]["traceback"]
+    assert len(traceback) == TRACEBACK_CHARACTERS_MAX and traceback.endswith("the end")
+
+
+def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
+    status = told(
+        BEGAN,
+        formed(),
+        Restarting("failure", "rank 3 fell", 1),
+        formed(2),
+        Restarting("membership", "host-2 came", 1),
+    )
+    said = described(status, 4.0)
+    assert said["restarts"] == {"failure": 1, "membership": 1}
+    assert said["last_restart"] == {
+        "cause": "membership",
+        "reason": "host-2 came",
+        "at": "2026-11-21T12:00:00.000+00:00",
+    }
+    assert said["round"]["generation"] == 2
+
+
+def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:
+    status = told(BEGAN, formed(), PhaseTook("detect", 0.25, 1), *[PhaseTook("stop", 0.5)] * PHASES_MAX)
+    phases = described(status, float(PHASES_MAX + 2))["phases"]
+    assert len(phases) == PHASES_MAX and {phase["phase"] for phase in phases} == {"stop"}
+    assert phases[-1] == {
+        "phase": "stop",
+        "generation": 1,
+        "began": "2026-11-21T11:59:59.500+00:00",
+        "ended": "2026-11-21T12:00:00.000+00:00",
+        "duration_s": 0.5,
+    }
+    detect = described(told(BEGAN, formed(), PhaseTook("detect", 0.25, 1)), 2.0)["phases"][0]
+    assert (detect["phase"], detect["local_rank"]) == ("detect", 1)
+
+
+def test_a_new_generation_has_new_workers() -> None:
+    status = told(BEGAN, formed(), RUNNING, started(), WorkerEnded(1, 0, 2, "failed", failure(2)), STOPPING, formed(2))
+    assert {worker["state"] for worker in described(status, 9.0)["workers"]} == {"starting"}
+    status.tell(RUNNING, 10.0)
+    status.tell(started(2), 11.0)
+    assert status.running == {0: 20, 1: 21} and status.readiness[0]
+
+
+def test_workers_that_start_while_they_are_stopped_are_not_ready() -> None:
+    status = told(BEGAN, formed(), RUNNING, STOPPING, started())
+    assert status.readiness == (False, "workers are being stopped")
+    assert described(status, 9.0)["now"]["phase"] == "stop"
+    assert status.running == {0: 10, 1: 11}  # they live
+
+
+def test_an_ended_run_says_how() -> None:
+    said = described(told(BEGAN, formed(), RUNNING, started(), RunEnded(WorkerState.FAILED, "no restart is left")), 9.0)
+    assert (said["phase"], said["state"], said["reason"]) == ("done", "FAILED", "no restart is left")
+    assert said["now"] is None and not said["ready"]

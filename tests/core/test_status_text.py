@@ -1,0 +1,188 @@
+"""What the live line says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe.run_events import (
+    Changed,
+    Noticed,
+    PhaseTook,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    RunEnded,
+    StopAsked,
+    Waited,
+    WorkerEnded,
+    WorkersStarted,
+)
+from aelastic.observe.status_text import LiveText, cut, duration
+from aelastic.rdzv.protocol.messages import FailureReport
+
+BEGAN = RunBegan(
+    run_id="job", node_id="node", host="a", pid=1, role="default", entrypoint="train.py", local_world_size=2,
+    min_nodes=2, max_nodes=4, max_restarts=3, rdzv_backend="c10d",
+)  # fmt: skip
+FAILURE = FailureReport(
+    host="b", rank=3, local_rank=1, pid=9, exitcode=1, message="ValueError: boom", traceback="", timestamp_s=0
+)
+
+
+def formed(number: int = 1, *, restart_count: int = 0, nodes: int = 2) -> RoundFormed:
+    return RoundFormed(
+        round=number, generation=number, restart_count=restart_count, group_rank=nodes - 1, group_world_size=nodes,
+        first_rank=2 * nodes - 2, local_world_size=2, world_size=2 * nodes,
+    )  # fmt: skip
+
+
+def changed(phase: Phase) -> Changed:
+    return Changed(Phase.INIT, phase, WorkerState.HEALTHY, "")
+
+
+def told(*happenings: object, began: RunBegan = BEGAN) -> LiveText:
+    text = LiveText()
+    for happening in (began, *happenings):
+        text.handle(happening, 100.0)  # type: ignore[arg-type]
+    return text
+
+
+RUNNING = (changed(Phase.JOINING), formed(), changed(Phase.RUNNING), WorkersStarted(1, {0: 41, 1: 42}))
+
+
+def line(text: LiveText, width: int = 200) -> str:
+    return text.line(107.0, width)
+
+
+def test_before_anything_is_known_it_says_little() -> None:
+    assert LiveText().line(5.0, 80) == "aelastic | starting"
+
+
+def test_who_is_missing_comes_first() -> None:
+    text = told(changed(Phase.JOINING))
+    assert line(text) == "aelastic 7 s | waiting for 2 to 4 nodes | 2 ranks here | restarts 0 of 3"
+    text.handle(Waited("1 of 2 nodes are ready (10 s): a; missing: node rank 1"), 101.0)
+    assert line(text) == (
+        "aelastic 7 s | waiting for 2 to 4 nodes | missing: node rank 1 | 1 of 2 nodes are ready (10 s): a | "
+        "2 ranks here | restarts 0 of 3"
+    )
+    assert "missing: node rank 1" in line(text, 80)
+
+
+def test_what_was_waited_for_is_forgotten_when_it_came() -> None:
+    text = told(changed(Phase.JOINING), Waited("missing: 1 more"), formed())
+    assert line(text).startswith("aelastic 7 s | starting workers | round 1 | ")
+    text.handle(changed(Phase.RUNNING), 101.0)
+    assert line(text) == "aelastic 7 s | starting workers | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
+
+
+def test_running_workers_and_those_that_are_done_are_counted() -> None:
+    text = told(*RUNNING)
+    assert line(text) == "aelastic 7 s | running | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
+    text.handle(WorkerEnded(1, 0, 2, "succeeded"), 101.0)
+    assert line(text).startswith("aelastic 7 s | running, 1 of 2 done | ")
+    text.handle(WorkerEnded(1, 1, 3, "succeeded"), 101.0)
+    text.handle(changed(Phase.BARRIER), 101.0)
+    assert line(text).startswith("aelastic 7 s | done here | waiting for other nodes | ")
+    text.handle(Waited("finished; waiting for the workers of b"), 101.0)
+    assert line(text).startswith("aelastic 7 s | done here | waiting for the workers of b | ")
+
+
+def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
+    text = told(*RUNNING, WorkerEnded(1, 1, 3, "failed", FAILURE), changed(Phase.STOPPING))
+    assert line(text).startswith("aelastic 7 s | stopping 1 worker: rank 3 failed | ")
+    text.handle(WorkerEnded(1, 0, 2, "stopped"), 101.0)
+    assert line(text).startswith("aelastic 7 s | stopping what workers left behind: rank 3 failed | ")
+    text.handle(changed(Phase.AWAITING), 101.0)
+    assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for what follows | ")
+
+
+def test_a_restart_says_why_and_counts() -> None:
+    text = told(*RUNNING, Restarting("failure", "rank 0 failed on b; restart 1 of 3", 1), changed(Phase.STOPPING))
+    assert line(text) == (
+        "aelastic 7 s | stopping 2 workers: rank 0 failed on b; restart 1 of 3 | round 1 | 4 ranks on 2 nodes | "
+        "restarts 1 of 3"
+    )
+    text.handle(changed(Phase.JOINING), 101.0)
+    assert "after round 1" in line(text)
+    text.handle(formed(2, restart_count=1), 101.0)
+    text.handle(changed(Phase.RUNNING), 101.0)
+    assert line(text) == "aelastic 7 s | starting workers | round 2 | 4 ranks on 2 nodes | restarts 1 of 3"
+
+
+def test_who_asked_to_stop_is_named() -> None:
+    text = told(*RUNNING, StopAsked(2), changed(Phase.STOPPING))
+    assert line(text).startswith("aelastic 7 s | stopping 2 workers: asked to by SIGINT | ")
+
+
+def test_a_node_on_its_own_waits_for_nobody_and_has_no_nodes_to_count() -> None:
+    fields = {**vars(BEGAN), "min_nodes": 1, "max_nodes": 1, "max_restarts": 0}
+    text = told(changed(Phase.JOINING), began=RunBegan(**fields))
+    assert line(text) == "aelastic 7 s | starting | 2 ranks here | no restarts"
+    text.handle(formed(nodes=1), 101.0)
+    text.handle(changed(Phase.RUNNING), 101.0)
+    assert line(text) == "aelastic 7 s | starting workers | round 1 | 2 ranks | no restarts"
+
+
+def test_a_picture_has_the_ranks_their_notes_and_the_last_failure() -> None:
+    text = told(*RUNNING, Noticed(1, 0, 2, "hang", "no sign of life for 60 s", is_stopped=False))
+    for name, duration_s in (("rendezvous", 1.25), ("run", 60.0), ("detect", 0.04), ("stop", 2.0)):
+        text.handle(PhaseTook(name, duration_s), 101.0)  # type: ignore[arg-type]
+    text.handle(RunEnded(WorkerState.FAILED, "", FAILURE), 102.0)
+    picture = text.picture(107.0)
+    assert [(each.rank, each.local_rank, each.pid, each.state, each.note) for each in picture.ranks] == [
+        (2, 0, 41, "running", "no sign of life for 60 s"),
+        (3, 1, 42, "running", ""),
+    ]
+    assert picture.node == "run job on a | group rank 1 of 2"
+    assert picture.failure == "last failure, 5 s ago: rank 3 on b: ValueError: boom"
+    assert picture.took == "phases took: detect 0.0 s, stop 2.0 s, rendezvous 1.2 s"
+
+
+@pytest.mark.parametrize(
+    "passed_s, words",
+    [
+        (0, "0 s"),
+        (9.9, "9 s"),
+        (14.9, "10 s"),
+        (59, "55 s"),
+        (60, "1 min 0 s"),
+        (205, "3 min 20 s"),
+        (3599, "59 min 50 s"),
+        (3600, "1 h 0 min"),
+        (7530, "2 h 5 min"),
+        (90_000, "25 h 0 min"),
+        (-1, "0 s"),
+    ],
+)
+def test_durations_are_coarser_the_longer_they_are(passed_s: float, words: str) -> None:
+    assert duration(passed_s) == words
+
+
+@given(began=st.floats(0, 1e6), passed=st.floats(0, 1e5))
+def test_the_line_changes_when_it_is_said_to_and_not_before(began: float, passed: float) -> None:
+    text = LiveText()
+    text.handle(BEGAN, began)
+    now = began + passed
+    then = text.changes_at(now)
+    assert now < then <= now + 60.001
+    assert (
+        text.line(then - 0.001, 99) == text.line(max(now, then - 0.001), 99) == text.line(now, 99) or then - now < 0.01
+    )
+    assert text.line(then + 0.001, 99) != text.line(now, 99)
+
+
+@given(st.text(), st.integers(0, 40))
+def test_what_is_cut_is_ascii_on_one_row(text: str, width: int) -> None:
+    shown = cut(text, width)
+    assert len(shown) <= width and shown.isascii() and (shown.isprintable() or not shown)
+
+
+def test_what_is_too_long_ends_in_dots() -> None:
+    assert cut("abcdefgh", 8) == "abcdefgh"
+    assert cut("abcdefghi", 8) == "abcde..."
+    assert cut("größe\x1b[J\n", 80) == "gr??e?[J"

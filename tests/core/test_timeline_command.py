@@ -1,0 +1,218 @@
+"""`python -m aelastic.timeline`: which logs it finds, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kit.event_logs import NodeLog, a_crash, a_start
+
+from aelastic.timeline.command import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Logs of two nodes, as two machines leave them on a file system that they share."""
+    for node in a_crash():
+        node.write(tmp_path / "logs" / node.host / "job_1a2b")
+        (tmp_path / "logs" / node.host / "latest").symlink_to("job_1a2b")
+    return tmp_path / "logs"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> str:
+    """What is said of a bad command, which is one line and changes nothing."""
+    assert main([str(each) for each in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith("aelastic.timeline: error: ") and err.endswith(" (see python -m aelastic.timeline --help)\n")
+    return err.removeprefix("aelastic.timeline: error: ")
+
+
+def test_the_picture_and_the_trace_of_all_nodes_lie_in_the_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(folder)]) == 0
+
+    picture, trace = folder / "timeline.html", folder / "timeline.trace.json"
+    assert {"node-a", "node-b"} <= {
+        event["args"].get("name") for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"
+    }
+    assert picture.read_text().count("<svg") == 3
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"picture  {picture}",
+        f"trace    {trace}  (for https://ui.perfetto.dev)",
+        "run      job: training 92.1 % of 20.2 s, 1 restart (300 ms, 1.5 %)",
+    ]
+
+
+def test_it_runs_as_a_module_and_imports_neither_torch_nor_asyncio(folder: Path) -> None:
+    code = f"import sys; from aelastic.timeline.command import main; main([{str(folder)!r}]); "
+    code += "print({'torch', 'asyncio', 'anyio', 'aiohttp'} & set(sys.modules))"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert seen.stdout.endswith("set()\n")
+
+    command = [sys.executable, "-m", "aelastic.timeline", "--help"]
+    help_ = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert help_.stdout.startswith("usage: python -m aelastic.timeline LOGDIR")
+
+
+def test_outputs_go_where_they_are_asked_to(folder: Path, tmp_path: Path) -> None:
+    assert main([str(folder / "node-a"), str(folder / "node-b"), "-o", str(tmp_path / "a.html")]) == 0
+    assert main([str(folder), "-o", str(tmp_path / "b.html"), "--trace", str(tmp_path / "c.json")]) == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.trace.json", "b.html", "c.json", "logs"]
+    assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
+
+
+def test_a_link_or_a_log_itself_will_do(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "x.html")
+    for place in (folder / "node-a" / "latest", folder / "node-a" / "job_1a2b" / "events.jsonl"):
+        assert main([str(place), "-o", output]) == 0
+    # The same log by two ways is one log.
+    assert main([str(folder), str(folder / "node-a" / "latest"), "-o", output]) == 0
+
+    assert "node-a · 77" not in Path(output).read_text()
+
+
+def test_of_several_runs_the_last_is_drawn_unless_another_is_chosen(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    NodeLog("node-a", begins=50_000.0, run_id="later").write(folder / "later_3c4d")
+
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "run      later: " in said and "1 other runs are here, too (choose one with --run-id): job" in said
+    assert main([str(folder), "--run-id", "job"]) == 0
+    assert "run      job: training 92.1 %" in capsys.readouterr().out
+    assert "no such run here; there is" in refused(capsys, folder, "--run-id", "jab")
+
+
+def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = NodeLog(socket.gethostname(), pid=os.getpid())
+    # The log of this very process must not be older than it is; an hour from now is not.
+    agent.lines = [line.replace(b'"2026-', b'"2096-') for line in agent.lines]
+    agent.write(tmp_path)
+
+    assert main([str(tmp_path)]) == 0
+    assert "still running; " in capsys.readouterr().out
+
+
+def test_a_log_whose_agent_is_gone_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    NodeLog(socket.gethostname(), pid=gone.pid).write(tmp_path / "a")
+    # The process with this pid is another one: it began long after the log.
+    NodeLog(socket.gethostname(), pid=os.getpid()).write(tmp_path / "b")
+
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count(": cut off; ") == 2
+
+
+def test_a_run_that_was_killed_at_its_start_has_no_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_start().write(tmp_path)
+
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "run      job: training: unknown, the log ends at 23 ms, when the workers had just started\n" in out
+
+
+def test_a_damaged_log_is_drawn_as_far_as_it_can_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = folder / "node-b" / "job_1a2b" / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:4], b"x" * 5_000_000 + b"\n", b"\x00\n", *lines[4:-1], lines[-1][:30]]))
+
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"note     2 damaged lines left out ({log})." in said
+    assert "note     node-b: still running or cut off; " in said
+
+
+# What is refused.
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    assert refused(capsys, tmp_path / "nowhere").startswith(f"{tmp_path}/nowhere: no such folder")
+    assert "is neither a folder nor an event log" in refused(capsys, tmp_path / "fifo")
+    assert "arguments are required: LOGDIR" in refused(capsys)
+    assert "unrecognized arguments: --bogus" in refused(capsys, tmp_path, "--bogus")
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")  # reading it would never end
+    too_deep = tmp_path / "1" / "2" / "3" / "4"
+    a_crash()[0].write(too_deep)
+
+    assert "no event log here (events.jsonl, up to 3 folders deep)" in refused(capsys, tmp_path)
+
+
+def test_a_log_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b"")
+    assert "no record of a run (0 damaged lines)" in refused(capsys, tmp_path)
+
+    (tmp_path / "events.jsonl").write_bytes(b"\x7fELF\n\n{}\n")
+    assert "no record of a run (2 damaged lines)" in refused(capsys, tmp_path)
+
+
+def test_an_unknown_version_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = folder / "node-a" / "job_1a2b" / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
+
+    assert refused(capsys, folder).startswith(f"{log}: schema version 2, where this aelastic knows 1")
+    assert not list(folder.glob("timeline*"))
+
+
+@pytest.mark.parametrize("option", ["-o", "--trace"])
+def test_an_output_that_cannot_be_written_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (folder / "a-folder").mkdir()
+
+    assert "a-folder can't be written: Is a directory" in refused(capsys, folder, option, folder / "a-folder")
+    assert "can't be written: No such file or directory" in refused(capsys, folder, option, folder / "no" / "x")
+
+
+def test_outputs_that_would_overwrite_something_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = folder / "node-a" / "job_1a2b" / "events.jsonl"
+    before = log.read_bytes()
+
+    assert "is an event log" in refused(capsys, folder, "-o", folder / "node-a" / "latest" / "events.jsonl")
+    assert "need two files" in refused(capsys, folder, "-o", folder / "x", "--trace", folder / "x")
+    assert log.read_bytes() == before
+
+
+def test_a_message_tells_a_terminal_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b" not in refused(capsys, tmp_path / "\x1b[31mred")
+
+    NodeLog("a", run_id="\x1b]0;evil\x07\nrun").write(tmp_path)
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and len(out.splitlines()) == 4
+
+
+# A real run.
+
+
+def test_a_real_run_that_crashes_once_has_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1':\n"
+        "    raise RuntimeError('loss is NaN')\n"
+    )
+    command = [sys.executable, "-m", "aelastic", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command += ["--log-dir", str(tmp_path / "logs"), str(script)]
+    subprocess.run(command, capture_output=True, check=True, timeout=60)
+
+    assert main([str(tmp_path / "logs")]) == 0
+
+    assert "1 restart (" in capsys.readouterr().out
+    page = (tmp_path / "logs" / "timeline.html").read_text()
+    assert "RuntimeError: loss is NaN" in page
+    assert all(f'"block life {outcome}"' in page for outcome in ("failed", "succeeded"))

@@ -1,0 +1,372 @@
+"""Event logs become a story: blocks, lives, restarts and what they cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from kit.event_logs import NodeLog, a_crash, a_node_lost, a_start
+
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe.event_log import ALIVE_INTERVAL_S
+from aelastic.observe.run_events import Noticed, RunEnded, StopAsked, Waited
+from aelastic.timeline.model import UNKNOWN_END_S, NodeStory, Story, tell_story
+from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs, runs_of
+
+
+def logs_of(*nodes: NodeLog) -> list[Log]:
+    return [log for node in nodes for log in read_logs(node.host, node.lines)]
+
+
+def story_of(*nodes: NodeLog) -> Story:
+    return tell_story(logs_of(*nodes))
+
+
+def blocks_of(node: NodeStory) -> list[tuple[str, float, float]]:
+    return [(block.name, round(block.start, 3), round(block.end, 3)) for block in node.blocks]
+
+
+def changed(line: bytes, **fields: Any) -> bytes:
+    return json.dumps({**json.loads(line), **fields}).encode() + b"\n"
+
+
+# One run.
+
+
+def test_an_agents_row_is_cut_into_phases_without_gaps() -> None:
+    story = story_of(*a_crash())
+
+    assert blocks_of(story.nodes[1]) == [
+        ("rendezvous", 0.0, 1.0),
+        ("spawn", 1.0, 1.2),
+        ("run", 1.2, 10.0),
+        ("detect", 10.0, 10.01),
+        ("stop", 10.01, 10.11),
+        ("await", 10.11, 10.12),
+        ("rendezvous", 10.12, 10.2),
+        ("spawn", 10.2, 10.3),
+        ("run", 10.3, 20.1),
+        ("barrier", 20.1, 20.2),
+    ]
+
+
+def test_a_workers_row_has_a_life_for_each_generation() -> None:
+    node = story_of(*a_crash()).nodes[1]
+
+    lives = sorted((life.local_rank, life.generation, life.rank, life.outcome) for life in node.lives)
+    assert lives == [
+        (0, 1, 2, "failed"), (0, 2, 2, "succeeded"), (1, 1, 3, "stopped"), (1, 2, 3, "succeeded"),
+    ]  # fmt: skip
+    failed = next(life for life in node.lives if life.outcome == "failed")
+    assert failed.headline == "RuntimeError: loss is NaN"
+    assert (failed.start, failed.end, failed.known_at) == pytest.approx((1.2, 10.0, 10.01), abs=1e-5)
+
+
+def test_a_restart_goes_from_the_failure_until_all_workers_run_again() -> None:
+    (restart,) = story_of(*a_crash()).restarts
+
+    assert restart.is_over
+    assert (restart.start, restart.end) == pytest.approx((10.0, 10.3), abs=1e-5)
+    assert restart.culprit == "rank 2 on node-b: RuntimeError: loss is NaN"
+    assert (restart.cause, restart.round, restart.next_round, restart.restart_count) == ("failure", 1, 2, 1)
+
+
+def test_each_node_spends_a_restart_on_phases_which_add_up() -> None:
+    (restart,) = story_of(*a_crash()).restarts
+
+    spent = [
+        [share.spent(name) for name in ("detect", "stop", "await", "rendezvous", "spawn")] for share in restart.shares
+    ]
+    # Until node-a was told, its workers ran in vain.
+    assert spent[0] == pytest.approx([0.02, 0.08, 0.0, 0.10, 0.05], abs=1e-5)
+    assert spent[1] == pytest.approx([0.01, 0.10, 0.01, 0.08, 0.10], abs=1e-5)
+    assert restart.shares[1].total == pytest.approx(restart.took_s, abs=1e-5)
+
+
+def test_the_whole_run_is_cut_in_four() -> None:
+    story = story_of(*a_crash())
+
+    assert story.spent == pytest.approx({"starting": 1.2, "training": 18.6, "restarting": 0.3, "ending": 0.1}, abs=1e-5)
+    assert sum(story.spent.values()) == pytest.approx(story.length_s)
+    assert (story.state, story.reason) == ("SUCCEEDED", "every worker succeeded")
+
+
+def test_a_condemned_worker_fails_when_that_is_noticed() -> None:
+    a = NodeLog("node-a")
+    a.formed(1.0, 1, 0, nodes=1)
+    a.started(1.1)
+    a.tell(5.0, Noticed(1, 1, 1, "hang", "no sign of life for 60 s", is_stopped=True))
+    a.told(5.01, "rank 1 failed on node-a; restart 1 of 3")
+    a.stopped(5.2, 0, 1)
+    a.formed(5.3, 2, 0, nodes=1, restarts=1)
+    a.started(5.4)
+
+    (restart,) = story_of(a).restarts
+
+    assert (restart.start, restart.end) == pytest.approx((5.0, 5.4), abs=1e-5)
+    assert restart.culprit == "rank 1: no sign of life for 60 s (on node-a)"
+
+
+def test_what_takes_no_time_is_a_mark() -> None:
+    a = NodeLog("node-a")
+    a.tell(0.5, Waited("node-b is missing"))
+    a.tell(0.6, StopAsked(15))
+    a.tell(0.7, RunEnded(WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)"))
+
+    story = story_of(a)
+
+    assert [(mark.kind, mark.text) for mark in story.nodes[0].marks] == [
+        ("waited", "node-b is missing"), ("stop asked", "asked to stop (signal 15)"),
+    ]  # fmt: skip
+    assert story.spent["starting"] == pytest.approx(0.7, abs=1e-5)
+    assert story.state == "STOPPED"
+
+
+# Several nodes.
+
+
+def test_nodes_stand_in_the_order_of_their_group_ranks() -> None:
+    a, b = a_crash()
+
+    assert [node.name for node in story_of(b, a).nodes] == ["node-a", "node-b"]
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -2.5])
+def test_clocks_that_differ_are_brought_together_by_the_rounds_that_nodes_share(ahead: float) -> None:
+    story, straight = story_of(*a_crash(ahead=ahead)), story_of(*a_crash())
+
+    assert blocks_of(story.nodes[1]) == blocks_of(straight.nodes[1])
+    assert story.restarts[0].took_s == pytest.approx(0.3, abs=1e-4)
+    # Whose clock is right nobody knows; that they differ is said.
+    assert len(story.notes) == 1 and f"{abs(ahead):.3g} s" in story.notes[0]
+
+
+def test_clocks_that_agree_are_left_alone() -> None:
+    story = story_of(*a_crash(ahead=0.03))
+
+    assert story.nodes[1].formed[1] - story.nodes[0].formed[1] == pytest.approx(0.03, abs=1e-4)
+    assert not story.notes
+
+
+def test_a_node_that_shares_no_round_is_placed_by_its_wall_clock() -> None:
+    stranger = NodeLog("node-c", begins=4.0)
+    stranger.tell(9.0, RunEnded(WorkerState.FAILED, "too few nodes came"))
+
+    story = story_of(*a_crash(), stranger)
+
+    assert story.nodes[2].begins == pytest.approx(4.0, abs=1e-5)
+    assert any("its own wall clock" in note for note in story.notes)
+
+
+def test_agents_of_one_host_are_told_apart() -> None:
+    a = NodeLog("node-a", pid=1)
+    b = NodeLog("node-a", pid=2)
+
+    assert {node.name for node in story_of(a, b).nodes} == {"node-a · 1", "node-a · 2"}
+
+
+def test_a_node_that_vanished_was_gone_when_a_round_formed_without_it() -> None:
+    story = story_of(*a_node_lost())
+    lost = next(node for node in story.nodes if node.name == "node-b")
+
+    assert lost.closing == "unknown"
+    assert (lost.ends, lost.gone_by) == pytest.approx((1.1, 5.2), abs=1e-5)
+    assert [life.outcome for life in lost.lives] == ["open", "open"]
+    assert lost.blocks[-1].name == "run" and lost.blocks[-1].is_open
+    assert story.state == "SUCCEEDED"
+
+
+def test_a_change_of_nodes_costs_from_when_the_first_agent_is_told() -> None:
+    left, joined = story_of(*a_node_lost()).restarts
+
+    assert (left.cause, left.culprit, left.reason) == ("membership", "", "node-b is lost")
+    assert (left.start, left.end) == pytest.approx((5.0, 5.3), abs=1e-5)
+    assert len(left.shares) == 1  # the lost node has none
+    assert (joined.start, joined.end) == pytest.approx((6.1, 6.4), abs=1e-5)
+    newcomer = joined.shares[1]
+    assert newcomer.spent("rendezvous") == pytest.approx(0.2, abs=1e-5)  # it had waited longer, before
+    assert newcomer.spent("detect") == 0
+
+
+def test_a_restart_that_another_one_interrupts_is_not_over() -> None:
+    a = NodeLog("node-a")
+    a.formed(1.0, 1, 0, nodes=1)
+    a.started(1.1)
+    a.told(2.0, "node-b joins", "membership", 0)
+    a.stopped(2.1, 0, 1)
+    a.formed(2.2, 2, 0, nodes=1)
+    a.told(2.3, "node-c joins", "membership", 0)
+    a.stopped(2.4, 0, 1)
+    a.formed(2.5, 3, 0, nodes=1)
+    a.started(2.6)
+
+    first, second = story_of(a).restarts
+
+    assert (first.is_over, second.is_over) == (False, True)
+    assert (first.end, second.start, second.end) == pytest.approx((2.3, 2.3, 2.6), abs=1e-5)
+
+
+# Damage.
+
+
+def test_a_log_that_breaks_off_is_told_as_far_as_it_goes() -> None:
+    a, b = a_crash()
+    cut = b.lines.index(next(line for line in b.lines if b"detect" in line))
+    del b.lines[cut:]
+
+    node = story_of(a, b).nodes[1]
+
+    assert node.closing == "unknown"
+    assert blocks_of(node)[-1] == ("run", 1.2, 10.01)
+    assert sorted(life.outcome for life in node.lives) == ["failed", "open"]
+
+
+def test_a_killed_agent_lived_as_long_as_it_gave_signs_of_life() -> None:
+    a = a_start()
+    for minute in range(1, 601):
+        a.alive(0.023 + 60.0 * minute)
+
+    story = story_of(a)
+
+    assert (story.length_s, story.spent["training"]) == pytest.approx((36000.023, 36000.0), abs=1e-3)
+    assert blocks_of(story.nodes[0])[-1] == ("run", 0.023, 36000.023)
+    assert [round(life.end, 3) for life in story.nodes[0].lives] == [36000.023] * 2
+    assert story.is_training_known
+    assert not any("lack" in note for note in story.notes)
+
+
+def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
+    assert UNKNOWN_END_S == ALIVE_INTERVAL_S
+    killed, restarted, late, trained = (a_start() for _ in range(4))
+    restarted.fails(20.0, 0, "boom", known_at=20.01)
+    late.fails(7200.0, 0, "boom", known_at=7200.01)
+    for node, at in ((restarted, 20.0), (late, 7200.0)):
+        node.told(at + 0.02, "rank 0 failed")
+        node.stopped(at + 0.1, 1)
+        node.formed(at + 0.2, 2, 0, nodes=1, restarts=1)
+        node.started(at + 0.3)
+    trained.alive(60.03)
+    of_two = story_of(a_crash()[0], a_start("node-b"))
+
+    known = [story_of(node).is_training_known for node in (killed, restarted, late, trained)]
+
+    assert known == [False, False, True, True]  # of two hours, a minute more or less does not matter
+    assert of_two.is_training_known  # the other's log goes on
+    (alive,) = logs_of(killed)
+    alive.alive_at = alive.first_wall + 3.0
+    assert tell_story([alive]).is_training_known
+
+
+def test_an_unfinished_last_line_is_no_damage() -> None:
+    a, _ = a_crash()
+    (whole,) = read_logs("a", a.lines)
+    (torn,) = read_logs("a", [*a.lines[:-1], a.lines[-1][:40]])
+
+    assert (whole.damaged, whole.is_torn) == (0, False)
+    assert (torn.damaged, torn.is_torn) == (0, True)
+    assert len(torn.entries) == len(whole.entries) - 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\x00\xff garbage\n",
+        b"[1, 2]\n",
+        b"7\n",
+        b"{}\n",
+        b'{"schema": 1, "monotonic_ns": 1e400, "time": "2026-01-01T00:00:00Z"}\n',
+        b'{"schema": 1, "monotonic_ns": "1", "time": "2026-01-01T00:00:00Z"}\n',
+        b'{"schema": 1, "monotonic_ns": 1, "time": "yesterday", "node": "new"}\n',
+        b'{"schema": 1, "monotonic_ns": 1, "time": "2026-01-01T00:00:00", "node": "new"}\n',
+        b'{"schema": 1, "monotonic_ns": 99999999999999999999999999, "time": "2026-01-01T00:00:00Z"}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"schema": 1, "filler": "' + b"x" * LINE_BYTES_MAX + b'"}\n',
+    ],
+    ids=lambda line: line[:24].decode(errors="replace").strip(),
+)
+def test_a_damaged_line_is_left_out_and_counted(line: bytes) -> None:
+    a, b = a_crash()
+    a.lines[5:5] = [line]
+
+    story = story_of(a, b)
+
+    assert [note for note in story.notes if note.startswith("1 damaged line")]
+    assert story.restarts[0].took_s == pytest.approx(0.3, abs=1e-5)
+
+
+def test_records_that_lack_what_they_should_have_change_nothing_but_themselves() -> None:
+    a, b = a_crash()
+    strange: Iterable[dict[str, Any]] = (
+        {"event": "phase_took", "name": "run", "duration_s": "long"},
+        {"event": "phase_took", "name": "run", "duration_s": None},
+        {"event": "round_formed", "round": None},
+        {"event": "workers_started", "workers": [7]},
+        {"event": "workers_started", "workers": None},
+        {"event": "worker_ended", "local_rank": [], "outcome": "failed"},
+        {"event": "worker_ended", "outcome": {}, "failure": []},
+        {"event": "restarting", "restart_count": True},
+        {"event": "noticed", "local_rank": "x"},
+        {"event": "records_lost", "count": {}},
+    )
+    for fields in strange:
+        record = {
+            name: json.loads(a.lines[0])[name] for name in ("time", "monotonic_ns", "schema", "run_id", "node", "host")
+        }
+        a.lines.insert(5, json.dumps({**record, "round": 1, "generation": 1, **fields}).encode() + b"\n")
+    a.lines.insert(5, changed(a.lines[5], event="something_new"))  # a newer aelastic may tell more
+
+    story = story_of(a, b)
+
+    assert [note for note in story.notes if note.startswith("10 records that lack")]
+    assert story.restarts[0].took_s == pytest.approx(0.3, abs=1e-5)
+
+
+def test_a_form_that_we_do_not_know_is_refused() -> None:
+    a, _ = a_crash()
+
+    with pytest.raises(UnknownVersionError, match="there: schema version 2, where this aelastic knows 1"):
+        read_logs("there", [changed(a.lines[0], schema=2)])
+
+
+# Several runs.
+
+
+def test_a_run_id_that_was_used_again_is_another_run() -> None:
+    yesterday, today = NodeLog("node-a", pid=1), NodeLog("node-a", begins=86400.0, pid=2)
+    meanwhile = NodeLog("node-b", begins=40.0, run_id="other")
+
+    runs = runs_of(logs_of(today, meanwhile, yesterday))
+
+    assert [[log.pid for log in run] for run in runs] == [[1], [77], [2]]
+
+
+def test_logs_that_overlap_are_one_run() -> None:
+    (run,) = runs_of(logs_of(*a_node_lost()))
+
+    assert len(run) == 3
+
+
+def test_several_agents_in_one_file_are_told_apart() -> None:
+    a, b = a_crash()
+
+    logs = read_logs("both", [line for pair in zip(a.lines, b.lines, strict=False) for line in pair])
+
+    assert [log.host for log in logs] == ["node-a", "node-b"]
+
+
+def test_phases_between_which_records_are_missing_keep_their_own_length() -> None:
+    a = NodeLog("node-a")
+    a.formed(1.0, 1, 0, nodes=1)
+    a.started(1.1)
+    del a.lines[-1]  # `spawn` took 0.1 s
+    a.took(9.0, "run")
+    a.change(9.0, Phase.STOPPING)
+    a.took(9.5, "stop")
+    a.tell(9.5, RunEnded(WorkerState.STOPPED, ""))
+
+    story = story_of(a)
+
+    assert blocks_of(story.nodes[0]) == [("rendezvous", 0.0, 1.0), ("run", 1.1, 9.0), ("stop", 9.0, 9.5)]

@@ -1,0 +1,346 @@
+"""The picture, the page around it, and the trace, as texts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from core.test_timeline_model import changed, logs_of, story_of
+from kit.event_logs import NodeLog, a_crash, a_node_lost, a_start
+
+from aelastic.observe.run_events import Killed, Noticed, StacksTaken, StopAsked, Waited
+from aelastic.timeline.html import CARDS_MAX, page, summary
+from aelastic.timeline.model import tell_story
+from aelastic.timeline.perfetto import trace
+from aelastic.timeline.svg import NODES_MAX, draw, duration
+
+HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\x00\u202eevil\ud800 ]]>-->"
+
+
+class Elements(HTMLParser):
+    """Every element of a page, with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+
+    def of(self, *classes: str) -> list[dict[str, str]]:
+        return [attrs for _, attrs in self.found if set(classes) <= set(attrs.get("class", "").split())]
+
+
+def many_restarts(count: int, *, workers: int = 2, host: str = "node-a") -> NodeLog:
+    a = NodeLog(host, workers=workers)
+    a.formed(1.0, 1, 0, nodes=1)
+    a.started(1.1)
+    for place in range(count):
+        a.fails(10.0 * place + 9.0, 0, f"failure {place}", known_at=10.0 * place + 9.001)
+        a.told(10.0 * place + 9.01, "a worker failed", restarts=place + 1)
+        a.stopped(10.0 * place + 9.1, *range(1, workers))
+        a.formed(10.0 * place + 9.2, place + 2, 0, nodes=1, restarts=place + 1)
+        a.started(10.0 * place + 9.3 + place * 0.001)
+    a.succeeds(10.0 * count + 9.0, ends=10.0 * count + 9.1)
+    return a
+
+
+# The page.
+
+
+def test_the_picture_has_a_block_for_each_phase_and_each_life() -> None:
+    elements = Elements(page(story_of(*a_crash())))
+
+    assert [attrs["data-name"] for attrs in elements.of("block", "phase")].count("run") == 4
+    assert len(elements.of("block", "phase", "detect")) == 1
+    assert len(elements.of("block", "life")) == 8
+    (failed,) = elements.of("block", "life", "failed")
+    assert (failed["data-rank"], failed["data-generation"]) == ("2", "1")
+    assert (float(failed["data-s"]), float(failed["data-e"])) == pytest.approx((1.2, 10.0), abs=1e-5)
+    assert len(elements.of("mark", "failure")) == len(elements.of("restart")) == len(elements.of("flag")) == 1
+    assert all(float(attrs["width"]) > 0 and float(attrs["height"]) > 0 for attrs in elements.of("block"))
+
+
+def test_blocks_stand_where_their_times_are() -> None:
+    elements = Elements(page(story_of(*a_crash())))
+    (chart,) = [attrs for _, attrs in elements.found if attrs.get("id") == "chart"]
+    scale = float(chart["data-width"]) / float(chart["data-length"])
+
+    for attrs in elements.of("block"):
+        assert float(attrs["x"]) == pytest.approx(float(attrs["data-s"]) * scale, abs=0.02)
+        length = float(attrs["data-e"]) - float(attrs["data-s"])
+        assert float(attrs["width"]) == pytest.approx(max(length * scale - 0.8, 1.5), abs=0.02)
+
+
+def test_a_restart_has_a_table_of_what_it_cost() -> None:
+    text = page(story_of(*a_crash()))
+    card = re.sub(r"<[^>]+>", "|", text[text.index('data-restart="1"') :])
+    words = [word for word in card.split("|") if word.strip()]
+
+    assert {"Restart 1", "300 ms", "rank 2 on node-b: RuntimeError: loss is NaN"} <= set(words)
+    row = words[words.index("node-b") : words.index("node-b") + 7]
+    assert row == ["node-b", "10 ms", "100 ms", "10 ms", "80 ms", "100 ms", "300 ms"]
+    row = words[words.index("node-a") : words.index("node-a") + 7]
+    assert row == ["node-a", "20 ms", "80 ms", "–", "100 ms", "50 ms", "250 ms"]
+
+
+def test_the_page_needs_nothing_else() -> None:
+    text = page(story_of(*a_crash()))
+
+    assert not re.search(r"\b(src|href)=(?!\"data:)", text)
+    assert not re.search(r"@import|url\(|//[a-z]", text.replace("http://www.w3.org/2000/svg", ""))
+    assert "default-src 'none'" in text
+
+
+def test_what_comes_from_a_log_is_never_markup() -> None:
+    a, b = a_crash(HOSTILE)
+    stranger = NodeLog(HOSTILE, begins=3.0)
+    text = page(story_of(a, b, stranger))
+    elements = Elements(text)
+
+    assert [tag for tag, _ in elements.found].count("script") == 1
+    assert {name for _, attrs in elements.found for name in attrs if name.startswith("on")} == set()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]", text)
+    text.encode()
+
+
+def test_a_log_that_breaks_off_says_so() -> None:
+    elements = Elements(page(story_of(*a_node_lost())))
+    text = page(story_of(a_crash()[0]))
+
+    assert len(elements.of("block", "guess")) == 3  # the phase and both workers, until a round formed without them
+    assert 'class="badge succeeded"' in text  # the log that is there does not break off
+    assert "still running or cut off" in page(story_of(*a_node_lost()[1:2]))
+
+
+def test_the_page_says_what_ran() -> None:
+    # A script may be called like an interpreter.
+    a = a_start()
+    a.lines[0] = changed(a.lines[0], entrypoint="tools/python_bench.py")
+
+    assert " · python_bench.py</p>" in page(story_of(a))
+    assert " · train.py</p>" in page(story_of(a_start()))
+
+
+@pytest.mark.parametrize(
+    "dead, alive, words",
+    [
+        ((0, 1), (), "cut off"),
+        ((), (0, 1), "still running"),
+        ((0,), (1,), "still running"),
+        ((0,), (), "still running or cut off"),
+        ((), (), "still running or cut off"),
+    ],
+)
+def test_the_badge_says_what_is_known_of_a_log_that_breaks_off(
+    dead: tuple[int, ...], alive: tuple[int, ...], words: str
+) -> None:
+    logs = logs_of(a_start("node-a"), a_start("node-b"))
+    for place in dead:
+        logs[place].is_dead = True
+    for place in alive:
+        logs[place].alive_at = logs[place].last_wall + 5
+
+    assert f'<span class="badge ">{words}</span>' in page(tell_story(logs))
+
+
+def test_no_shares_are_stated_where_the_log_ends_with_the_start() -> None:
+    text, lived = page(story_of(a_start())), a_start()
+    lived.alive(60.023)
+
+    said = "training: unknown, the log ends at 23 ms, when the workers had just started"
+    assert summary(story_of(a_start())) == said
+    assert said.capitalize() in text and "at least 23 ms" in text
+    assert not re.search(r"\d %", text) and "data-spent" not in text
+    assert summary(story_of(lived)) == "training 99.96 % of 1 min 00 s"
+    assert "data-spent" in page(story_of(lived))
+
+
+def test_the_bar_of_shares_is_full_also_of_a_short_run() -> None:
+    a = a_start()
+    a.succeeds(0.4, ends=0.41)
+
+    bar = re.search(r'<div class="bar">(.*?)</div>', page(story_of(a)))
+
+    assert bar is not None
+    shares = [float(share) for share in re.findall(r"flex:([0-9.]+) 0 0", bar[1])]
+    assert len(shares) == 3 and sum(shares) == pytest.approx(100, abs=0.01)
+
+
+def test_the_marks_that_occur_are_explained() -> None:
+    a = a_start()
+    a.tell(1.0, StacksTaken(1, "asked", {0: "py-spy"}, "/logs/stacks"))
+    a.tell(1.1, Noticed(1, 1, 1, "output", "silent for 60 s", is_stopped=False))
+    a.tell(1.2, StopAsked(15))
+    a.tell(1.3, Killed(1, (0,), "not ended after 30 s"))
+    a.tell(1.4, Waited("1 of 2 nodes"))
+    a.succeeds(2.0, ends=2.1)
+
+    assert draw(story_of(a)).marks == (
+        ("!", "noticed"), ("†", "SIGKILL"), ("≡", "stacks taken"), ("…", "nodes missing"), ("■", "asked to stop"),
+    )  # fmt: skip
+    text = page(story_of(*a_crash()))
+    assert "<em>Marks</em><span><b>⊗</b>failure</span></div>" in text  # and no other
+    assert "<em>Marks</em>" not in page(story_of(a_start()))
+
+
+def test_more_workers_than_fit_share_a_row_for_each_node() -> None:
+    few = draw(story_of(NodeLog("node-a", workers=8)))
+    nodes = [NodeLog(f"node-{place:02d}", workers=8) for place in range(33)]
+    for place, node in enumerate(nodes):
+        node.formed(1.0, 1, place, nodes=33)
+        node.started(1.1)
+        if place == 5:
+            node.fails(8.0, 3, "boom", known_at=8.1)
+        else:
+            node.succeeds(9.0, ends=9.5)
+    chart = draw(story_of(*nodes))
+    elements = Elements(chart.svg)
+
+    assert not few.notes
+    assert "share a row" in chart.notes[0]
+    assert len(elements.of("block", "life")) == 33
+    assert len(elements.of("block", "life", "failed")) == 1
+    assert chart.svg.count(">8 workers<") == 33
+
+
+def test_64_ranks_have_rows_and_names_of_their_own() -> None:
+    nodes = [NodeLog(f"node-{place}", workers=8) for place in range(8)]
+    for place, node in enumerate(nodes):
+        node.formed(1.0, 1, place, nodes=8)
+        node.started(1.1)
+        node.succeeds(9.0, ends=9.5)
+    chart = draw(story_of(*nodes))
+    elements = Elements(chart.svg)
+
+    ys = sorted(float(attrs["y"]) for attrs in elements.of("block", "life"))
+    assert len(set(ys)) == 64
+    assert min(after - before for before, after in itertools.pairwise(ys)) >= 8
+    assert all(f">rank {rank}<" in chart.svg for rank in range(64))
+    assert not chart.notes
+
+
+def test_nodes_beyond_a_screenful_of_screens_are_left_out() -> None:
+    chart = draw(story_of(*[NodeLog(f"node-{place}") for place in range(NODES_MAX + 3)]))
+
+    assert "3 more nodes are not drawn." in chart.notes
+    assert len(Elements(chart.svg).of("node")) == NODES_MAX
+
+
+def test_too_many_blocks_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = story_of(many_restarts(60, workers=8))
+    whole = draw(story)
+    monkeypatch.setattr("aelastic.timeline.svg.BLOCKS_MAX", 300)
+    folded = draw(story)
+
+    assert len(Elements(whole.svg).of("block")) == 60 * (8 + 5) + 8 + 4
+    assert len(Elements(folded.svg).of("block")) <= 300
+    assert any("are drawn as one" in note for note in folded.notes) and not whole.notes
+    # Of a stretch of many short phases most was training.
+    assert len(Elements(folded.svg).of("folded", "run")) > 0 == len(Elements(folded.svg).of("folded", "stop"))
+
+
+def test_numbers_of_restarts_do_not_cover_each_other() -> None:
+    elements = Elements(draw(story_of(many_restarts(200))).svg)
+    shown = [attrs for attrs in elements.of("flag") if attrs.get("display") != "none"]
+    lefts = [float(attrs["transform"][10:].split()[0]) for attrs in shown]
+
+    assert 3 < len(shown) < 100
+    assert min(after - before for before, after in itertools.pairwise(lefts)) > 20
+
+
+def test_of_many_restarts_the_longest_have_tables_and_all_are_listed() -> None:
+    text = page(story_of(many_restarts(50)))
+
+    cards = [int(number) for number in re.findall(r'data-restart="(\d+)"', text)]
+    assert cards == list(range(51 - CARDS_MAX, 51))
+    assert "failure 0<" in text and "All restarts" in text
+
+
+def test_a_run_of_no_length_has_a_page() -> None:
+    a = NodeLog("node-a")
+    del a.lines[1:]
+
+    text = page(story_of(a))
+
+    assert "still running or cut off" in text and "nan" not in text
+
+
+@pytest.mark.parametrize(
+    "seconds, words",
+    [
+        (0, "0"), (0.0000123, "0.012 ms"), (0.00042, "0.42 ms"), (0.01, "10 ms"), (0.0483, "48.3 ms"), (0.9994, "999 ms"),
+        (0.9996, "1 s"), (3.34, "3.34 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"), (86399, "1 d 0 h"), (387000, "4 d 11 h"),
+    ],
+)  # fmt: skip
+def test_lengths_of_time_are_said_as_people_say_them(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_one_line_says_what_the_time_went_into() -> None:
+    assert summary(story_of(*a_crash())) == "training 92.1 % of 20.2 s, 1 restart (300 ms, 1.5 %)"
+
+
+# The trace.
+
+
+def events(story: Any, phase: str) -> Iterator[dict[str, Any]]:
+    return (event for event in trace(story)["traceEvents"] if event["ph"] == phase)
+
+
+def test_a_trace_has_a_process_for_each_node_and_a_thread_for_each_rank() -> None:
+    named = [event for event in events(story_of(*a_crash()), "M") if "name" in event["args"]]
+    names = {(event["pid"], event["tid"], event["name"]): event["args"]["name"] for event in named}
+
+    assert names == {
+        (0, 0, "process_name"): "job job", (0, 0, "thread_name"): "restarts",
+        (1, 0, "process_name"): "node-a", (1, 0, "thread_name"): "agent 77",
+        (1, 1, "thread_name"): "local rank 0 (rank 0)", (1, 2, "thread_name"): "local rank 1 (rank 1)",
+        (2, 0, "process_name"): "node-b", (2, 0, "thread_name"): "agent 77",
+        (2, 1, "thread_name"): "local rank 0 (rank 2)", (2, 2, "thread_name"): "local rank 1 (rank 3)",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [a_crash(), a_crash(HOSTILE), a_node_lost(), (many_restarts(30),)])
+def test_a_trace_has_the_form_that_perfetto_reads(nodes: tuple[NodeLog, ...]) -> None:
+    text = json.dumps(trace(story_of(*nodes)))
+    document = json.loads(text)
+
+    assert document["displayTimeUnit"] == "ms"
+    spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in document["traceEvents"]:
+        assert event["ph"] in {"X", "i", "M"} and isinstance(event["name"], str)
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert isinstance(event["ts"], int) and isinstance(event["dur"], int)
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            spans.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        if event["ph"] == "i":
+            assert event["s"] == "t" and isinstance(event["ts"], int)
+    # One after the other on each thread: what overlaps without one holding the other is drawn wrongly.
+    for each in spans.values():
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(sorted(each)))
+
+
+def test_a_failure_is_an_instant_of_the_trace() -> None:
+    (failure,) = [event for event in events(story_of(*a_crash()), "i") if event["cat"] == "failure"]
+
+    assert failure["name"] == "rank 2 failed: RuntimeError: loss is NaN"
+    assert (failure["pid"], failure["tid"], failure["ts"]) == (2, 1, pytest.approx(10_000_000, abs=2))
+
+
+def test_a_restart_of_the_trace_tells_what_each_node_spent() -> None:
+    (restart,) = [event for event in events(story_of(*a_crash()), "X") if event["cat"] == "restart"]
+
+    assert restart["args"]["spent_s"]["node-b"] == pytest.approx(
+        {"detect": 0.01, "stop": 0.1, "await": 0.01, "rendezvous": 0.08, "spawn": 0.1}, abs=1e-5
+    )

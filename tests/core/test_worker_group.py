@@ -1,0 +1,764 @@
+"""The worker group: events in, actions out."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import signal
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+
+from aelastic.group.events import (
+    Cleared,
+    Condemned,
+    DeadlinePassed,
+    Event,
+    Exited,
+    Finish,
+    Join,
+    Spawn,
+    Spawned,
+    Start,
+    Stop,
+    StopRequested,
+    TellFailed,
+    TellLeft,
+    TellSucceeded,
+    WorkerState,
+)
+from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, InvalidTransition, Phase, WorkerGroup
+from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.spec import WorkerSpec
+
+SHUTDOWN_S = 30.0
+BARRIER_S = 300.0
+RANKS = NodeRanks(
+    group_rank=1,
+    group_world_size=3,
+    first_rank=4,
+    world_size=10,
+    first_role_rank=2,
+    role_world_size=6,
+    local_world_size=2,
+)
+FAILURE = FailureReport("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+OTHER_FAILURE = FailureReport("host", 5, 1, 78, -11, "SIGSEGV", "", 1000)
+HANGS = FailureReport("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000)
+OTHER_HANGS = FailureReport("host", 5, 1, 78, -9, "timer 'step' expired", "", 1000)
+FAILED = Ended(Outcome.FAILED, "rank 4 failed on host; all 3 restarts are used up", FAILURE)
+SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
+TIMED_OUT = Ended(Outcome.TIMED_OUT, "1 of at least 2 nodes came")
+
+
+def assigned(round_: int) -> Assigned:
+    return Assigned(round_, 0, RANKS, "host0", 29500)
+
+
+def interrupted(round_: int) -> Interrupted:
+    return Interrupted(round_, "rank 9 failed on host3; restart 1 of 3")
+
+
+class Story:
+    """A group of two workers, and the clock it is told."""
+
+    def __init__(self, local_world_size: int = 2) -> None:
+        self.group = WorkerGroup(
+            WorkerSpec(
+                entrypoint="train.py",
+                local_world_size=local_world_size,
+                shutdown_timeout_s=SHUTDOWN_S,
+                exit_barrier_timeout_s=BARRIER_S,
+            )
+        )
+        self.now = 100.0
+
+    def tell(self, *events: Event) -> list[Any]:
+        """What the last of the events is answered with."""
+        actions: list[Any] = []
+        for event in events:
+            actions = self.group.handle(event, self.now)
+        return actions
+
+    def pass_deadline(self) -> list[Any]:
+        assert self.group.deadline is not None
+        self.now = self.group.deadline
+        return self.tell(DeadlinePassed())
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self.group.deadline is None else self.group.deadline - self.now
+
+    def end(self, *local_ranks: int, failure: FailureReport | None = None) -> list[Any]:
+        """Workers end, and nothing of them is left."""
+        actions: list[Any] = []
+        for local_rank in local_ranks:
+            actions = self.tell(Exited(self.group.generation, local_rank, failure))
+            actions += self.tell(Cleared(self.group.generation, local_rank))
+        return actions
+
+
+def joining() -> Story:
+    story = Story()
+    story.tell(Start())
+    return story
+
+
+def running(round_: int = 1) -> Story:
+    story = joining()
+    story.tell(assigned(round_), Spawned(1, {0: 700, 1: 701}))
+    return story
+
+
+def stopping_for_another_round() -> Story:
+    story = running()
+    story.tell(interrupted(1))
+    return story
+
+
+def stopping_for_a_failure() -> Story:
+    story = running()
+    story.tell(Exited(1, 0, FAILURE))
+    return story
+
+
+def stopping_for_a_worker_that_hangs() -> Story:
+    story = running()
+    story.tell(Condemned(1, 0, HANGS, signal.SIGKILL))
+    return story
+
+
+def stopping_for_good() -> Story:
+    story = running()
+    story.tell(StopRequested())
+    return story
+
+
+def stopping_for_the_verdict() -> Story:
+    story = stopping_for_a_failure()
+    story.tell(FAILED)
+    return story
+
+
+def awaiting() -> Story:
+    story = stopping_for_a_failure()
+    story.tell(Cleared(1, 0))
+    story.end(1)
+    return story
+
+
+def in_the_barrier() -> Story:
+    story = running()
+    story.end(0, 1)
+    return story
+
+
+def done() -> Story:
+    story = in_the_barrier()
+    story.tell(SUCCEEDED)
+    return story
+
+
+# Start.
+
+
+def test_a_group_begins_in_init_with_nothing_armed() -> None:
+    group = Story().group
+    assert (group.phase, group.state, group.deadline, group.unended) == (Phase.INIT, WorkerState.INIT, None, ())
+
+
+def test_start_joins_the_rendezvous() -> None:
+    story = Story()
+    assert story.tell(Start()) == [Join()]
+    assert (story.group.phase, story.group.state, story.group.deadline) == (Phase.JOINING, WorkerState.INIT, None)
+
+
+def test_an_assignment_spawns_the_first_generation() -> None:
+    story = joining()
+    assert story.tell(assigned(7)) == [Spawn(1, assigned(7))]
+    assert (story.group.phase, story.group.state) == (Phase.RUNNING, WorkerState.HEALTHY)
+    assert story.group.unended == (0, 1)
+
+
+def test_workers_have_their_ranks_at_once_and_their_ids_once_they_are_spawned() -> None:
+    story = joining()
+    story.tell(assigned(1))
+    first, second = story.group.workers
+    assert (first.local_rank, first.global_rank, first.role_rank, first.id) == (0, 4, 2, None)
+    assert (second.local_rank, second.global_rank, second.role_rank, second.id) == (1, 5, 3, None)
+    assert (first.world_size, first.role_world_size) == (10, 6)
+    assert story.tell(Spawned(1, {0: 700, 1: 701})) == []
+    assert [worker.id for worker in story.group.workers] == [700, 701]
+
+
+def test_workers_stand_in_the_order_of_their_local_ranks_whatever_the_back_end_says() -> None:
+    story = joining()
+    story.tell(assigned(1), Spawned(1, {1: "b"}))
+    assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, None), (1, "b")]
+    story = joining()
+    story.tell(assigned(1), Spawned(1, {1: "b", 0: "a"}))
+    assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, "a"), (1, "b")]
+
+
+def test_the_verdict_while_joining_ends_the_run_with_it() -> None:
+    story = joining()
+    assert story.tell(TIMED_OUT) == [Finish(TIMED_OUT.reason)]
+    assert story.group.is_done
+    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, TIMED_OUT)
+
+
+# Success.
+
+
+def test_a_worker_that_succeeds_waits_for_the_others() -> None:
+    story = running()
+    assert story.end(0) == []
+    assert (story.group.phase, story.group.state, story.group.unended) == (Phase.RUNNING, WorkerState.HEALTHY, (1,))
+
+
+def test_when_the_last_worker_succeeded_the_group_says_so_and_waits_for_other_nodes() -> None:
+    story = running(round_=5)
+    assert story.end(1, 0) == [TellSucceeded(5)]
+    assert story.group.phase is Phase.BARRIER
+    assert story.left_s == BARRIER_S
+
+
+def test_nothing_is_said_before_what_the_workers_left_behind_is_gone() -> None:
+    story = running()
+    assert story.tell(Exited(1, 0, None), Exited(1, 1, None)) == []
+    assert story.tell(Cleared(1, 1)) == []
+    assert story.group.unended == (0,)
+    assert story.tell(Cleared(1, 0)) == [TellSucceeded(1)]
+
+
+def test_all_succeeded_ends_the_run() -> None:
+    story = in_the_barrier()
+    assert story.tell(SUCCEEDED) == [Finish(SUCCEEDED.reason)]
+    assert (story.group.state, story.group.deadline, story.group.failed) == (WorkerState.SUCCEEDED, None, {})
+
+
+def test_other_nodes_that_do_not_finish_are_not_waited_for_for_ever() -> None:
+    story = in_the_barrier()
+    told, finish = story.pass_deadline()
+    assert told == TellLeft("other nodes did not finish within 300 s of ours")
+    assert finish == Finish(told.reason)
+    assert story.group.state is WorkerState.SUCCEEDED
+
+
+def test_a_finished_group_is_started_again_when_the_job_restarts() -> None:
+    story = in_the_barrier()
+    assert story.tell(interrupted(1)) == [Join()]
+    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
+    assert story.group.deadline is None
+    assert story.tell(assigned(2)) == [Spawn(2, assigned(2))]
+
+
+def test_a_final_failure_elsewhere_ends_the_barrier_at_once() -> None:
+    story = in_the_barrier()
+    assert story.tell(FAILED) == [Finish(FAILED.reason)]
+    assert story.group.state is WorkerState.FAILED
+
+
+# What a finished worker leaves behind.
+
+
+def test_what_a_worker_left_behind_has_a_limited_time_to_go() -> None:
+    story = running()
+    assert story.tell(Exited(1, 0, None)) == []
+    assert story.left_s == KILL_WAIT_S
+    story.tell(Cleared(1, 0))
+    assert story.group.deadline is None
+
+
+def test_a_deadline_for_one_leftover_is_not_disarmed_by_another_that_went() -> None:
+    story = running()
+    story.tell(Exited(1, 0, None), Exited(1, 1, None), Cleared(1, 0))
+    assert story.left_s == KILL_WAIT_S
+
+
+def test_a_leftover_that_stays_stops_the_others_and_ends_in_unknown() -> None:
+    story = running()
+    story.tell(Exited(1, 0, None))
+    reason = "what a finished worker left behind survives SIGKILL"
+    assert story.pass_deadline() == [TellLeft(reason), Stop(1, (1,), signal.SIGTERM)]
+    assert story.left_s == SHUTDOWN_S
+    assert story.end(1) == []
+    assert story.group.unended == (0,)
+    assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
+    assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
+    *_, finish = story.pass_deadline()
+    assert isinstance(finish, Finish)
+    assert (story.group.state, story.group.unended) == (WorkerState.UNKNOWN, (0,))
+
+
+# Failure.
+
+
+def test_a_failure_is_told_first_and_the_others_are_stopped_second() -> None:
+    story = running(round_=3)
+    assert story.tell(Exited(1, 0, FAILURE)) == [TellFailed(3, FAILURE), Stop(1, (1,), signal.SIGTERM)]
+    assert (story.group.phase, story.group.state, story.group.reason) == (
+        Phase.STOPPING,
+        WorkerState.UNHEALTHY,
+        FAILURE.message,
+    )
+    assert story.left_s == SHUTDOWN_S
+
+
+def test_once_all_are_gone_the_coordinator_is_waited_for() -> None:
+    story = stopping_for_a_failure()
+    story.tell(Cleared(1, 0))
+    assert story.end(1) == []
+    assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
+    assert story.tell(interrupted(1)) == [Join()]
+    assert story.group.state is WorkerState.STOPPED
+
+
+def test_no_restart_left_ends_the_run_with_the_verdict() -> None:
+    story = awaiting()
+    assert story.tell(FAILED) == [Finish(FAILED.reason)]
+    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
+    assert story.group.failed == {0: FAILURE}
+
+
+def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> None:
+    story = stopping_for_a_failure()
+    assert story.tell(interrupted(1), Cleared(1, 0)) == []
+    assert story.end(1) == [Join()]
+    other = stopping_for_the_verdict()
+    other.tell(Cleared(1, 0))
+    assert other.end(1) == [Finish(FAILED.reason)]
+
+
+def test_a_worker_that_ends_because_we_asked_is_a_victim_not_a_culprit() -> None:
+    story = stopping_for_a_failure()
+    story.tell(Exited(1, 1, None))
+    assert (story.group.failed, story.group.stopped) == ({0: FAILURE}, {1})
+
+
+def test_a_worker_that_failed_before_it_could_be_asked_is_a_culprit_too() -> None:
+    story = stopping_for_a_failure()
+    story.tell(Exited(1, 1, OTHER_FAILURE))
+    assert (story.group.failed, story.group.stopped) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
+
+
+def test_workers_that_are_not_started_yet_are_signalled_once_they_are() -> None:
+    story = Story()
+    story.tell(Start(), assigned(1))
+    assert story.tell(StopRequested(signal.SIGINT)) == [TellLeft(story.group.reason)]
+    assert story.tell(Spawned(1, {0: 100, 1: 101})) == [Stop(1, (0, 1), signal.SIGINT)]
+    assert story.tell(Spawned(1, {0: 100, 1: 101})) == []
+
+
+def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
+    story = awaiting()
+    story.tell(interrupted(1), assigned(2))
+    assert (story.group.failed, story.group.stopped, story.group.unended) == ({}, set(), (0, 1))
+    assert (story.group.state, story.group.reason) == (WorkerState.HEALTHY, "")
+
+
+def test_a_lone_worker_that_fails_leaves_nobody_to_signal() -> None:
+    story = Story(local_world_size=1)
+    story.tell(Start(), assigned(1))
+    told = story.tell(Exited(1, 0, FAILURE))
+    assert told[0] == TellFailed(1, FAILURE)
+    assert all(action.local_ranks == () for action in told[1:])
+    assert story.tell(Cleared(1, 0)) == []
+    assert story.group.phase is Phase.AWAITING
+
+
+# Workers that live, and do not do what is expected of them.
+
+
+def test_a_condemned_worker_is_told_of_as_failed_then_stopped_in_its_own_way_and_the_others_in_theirs() -> None:
+    story = running(round_=3)
+    assert story.tell(Condemned(1, 0, HANGS, signal.SIGUSR1)) == [
+        TellFailed(3, HANGS),
+        Stop(1, (0,), signal.SIGUSR1),
+        Stop(1, (1,), signal.SIGTERM),
+    ]
+    assert (story.group.phase, story.group.state, story.group.reason) == (
+        Phase.STOPPING,
+        WorkerState.UNHEALTHY,
+        HANGS.message,
+    )
+    assert (story.group.failed, sorted(story.group.alive), story.left_s) == ({0: HANGS}, [0, 1], SHUTDOWN_S)
+
+
+def test_a_condemned_worker_that_then_ends_has_failed_whatever_it_says_and_the_others_are_victims() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    assert story.end(0) == []
+    assert story.end(1) == []
+    assert (story.group.failed, story.group.stopped) == ({0: HANGS}, {1})
+    assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
+    assert story.tell(interrupted(1)) == [Join()]
+
+
+def test_what_a_condemned_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    story.end(0, failure=FAILURE)
+    assert story.group.failed == {0: HANGS}
+
+
+def test_a_condemned_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    story.end(1)
+    assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
+
+
+def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    deadline = story.group.deadline
+    story.now += 1
+    assert story.tell(Condemned(1, 1, OTHER_HANGS, signal.SIGKILL)) == [Stop(1, (1,), signal.SIGKILL)]
+    assert (story.group.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
+    story.end(0, 1)
+    assert (story.group.failed, story.group.stopped) == ({0: HANGS, 1: OTHER_HANGS}, set())
+
+
+def test_a_worker_is_condemned_once() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    before = seen(story.group)
+    assert story.tell(Condemned(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
+    assert seen(story.group) == before
+
+
+@pytest.mark.parametrize(
+    "story", [stopping_for_another_round, stopping_for_good, stopping_for_the_verdict], ids=lambda story: story.__name__
+)
+def test_a_worker_that_is_being_stopped_for_something_else_is_not_condemned(story: Any) -> None:
+    told = story()
+    before = seen(told.group)
+    assert told.tell(Condemned(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
+    assert seen(told.group) == before
+
+
+def test_a_worker_that_ended_by_itself_meanwhile_is_not_condemned() -> None:
+    story = running()
+    story.tell(Exited(1, 0, None))
+    before = seen(story.group)
+    assert story.tell(Condemned(1, 0, HANGS, signal.SIGKILL)) == []
+    assert seen(story.group) == before
+
+
+def test_a_worker_that_nobody_can_have_looked_at_is_not_condemned() -> None:
+    story = joining()
+    story.tell(assigned(1))
+    before = seen(story.group)
+    assert story.tell(Condemned(1, 0, HANGS, signal.SIGKILL)) == []
+    assert seen(story.group) == before
+
+
+def test_a_condemned_worker_leaves_the_time_for_what_another_left_behind_as_long_as_a_stop_has() -> None:
+    story = running()
+    story.tell(Exited(1, 1, None))
+    told, stop = story.tell(Condemned(1, 0, HANGS, signal.SIGKILL))
+    assert (told, stop) == (TellFailed(1, HANGS), Stop(1, (0,), signal.SIGKILL))
+    assert story.left_s == SHUTDOWN_S
+
+
+def test_asked_to_stop_while_a_condemned_worker_ends_it_leaves_and_the_failure_stays_one() -> None:
+    story = stopping_for_a_worker_that_hangs()
+    reason = "the agent was asked to stop (SIGTERM)"
+    assert story.tell(StopRequested()) == [TellLeft(reason)]
+    story.end(0)
+    assert story.end(1) == [Finish(reason)]
+    assert (story.group.state, story.group.failed) == (WorkerState.STOPPED, {0: HANGS})
+
+
+# Interruptions and verdicts from elsewhere.
+
+
+def test_an_interruption_stops_the_workers_for_another_round() -> None:
+    story = running()
+    assert story.tell(interrupted(1)) == [Stop(1, (0, 1), signal.SIGTERM)]
+    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
+    assert story.end(0, 1) == [Join()]
+
+
+def test_only_those_that_still_run_are_stopped() -> None:
+    story = running()
+    story.end(0)
+    assert story.tell(interrupted(1)) == [Stop(1, (1,), signal.SIGTERM)]
+    story.end(1)
+    assert story.group.stopped == {1}
+
+
+def test_a_final_failure_elsewhere_stops_the_workers_and_ends_the_run() -> None:
+    story = running()
+    assert story.tell(FAILED) == [Stop(1, (0, 1), signal.SIGTERM)]
+    assert story.group.state is WorkerState.UNHEALTHY
+    assert story.end(0, 1) == [Finish(FAILED.reason)]
+    assert (story.group.state, story.group.failed) == (WorkerState.FAILED, {})
+
+
+def test_a_second_verdict_changes_nothing() -> None:
+    story = stopping_for_the_verdict()
+    assert story.tell(SUCCEEDED) == []
+    assert story.group.verdict == FAILED
+
+
+# Stop.
+
+
+def test_a_request_to_stop_is_told_and_passed_on_with_its_signal() -> None:
+    story = running()
+    left, stop = story.tell(StopRequested(signal.SIGINT))
+    assert left == TellLeft("the agent was asked to stop (SIGINT)")
+    assert stop == Stop(1, (0, 1), signal.SIGINT)
+    assert story.left_s == SHUTDOWN_S
+    assert story.end(0, 1) == [Finish(left.reason)]
+    assert (story.group.state, story.group.stopped) == (WorkerState.STOPPED, {0, 1})
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    left, _ = running().tell(StopRequested(40))
+    assert left == TellLeft("the agent was asked to stop (signal 40)")
+
+
+def test_asked_a_second_time_it_kills() -> None:
+    story = stopping_for_good()
+    assert story.tell(StopRequested()) == [Stop(1, (0, 1), signal.SIGKILL)]
+    assert story.left_s == KILL_WAIT_S
+
+
+def test_asked_again_and_again_it_kills_a_limited_number_of_times_and_does_not_wait_longer() -> None:
+    story = stopping_for_good()
+    for _ in range(KILL_COUNT_MAX):
+        assert story.tell(StopRequested()) == [Stop(1, (0, 1), signal.SIGKILL)]
+    deadline = story.group.deadline
+    story.now += 1
+    assert story.tell(StopRequested()) == []
+    assert story.group.deadline == deadline
+
+
+def test_a_request_during_a_stop_for_another_round_leaves_instead() -> None:
+    story = stopping_for_another_round()
+    deadline = story.group.deadline
+    story.now += 1
+    left, *others = story.tell(StopRequested())
+    assert isinstance(left, TellLeft)
+    assert not others
+    assert story.group.deadline == deadline
+    assert story.end(0, 1) == [Finish(left.reason)]
+    assert story.group.state is WorkerState.STOPPED
+
+
+def test_a_request_after_a_failure_leaves_and_a_late_answer_is_not_for_us() -> None:
+    story = stopping_for_a_failure()
+    assert story.tell(StopRequested()) == [TellLeft("the agent was asked to stop (SIGTERM)")]
+    assert story.tell(FAILED) == []
+    assert story.tell(interrupted(1)) == []
+    story.tell(Cleared(1, 0))
+    assert story.end(1) == [Finish("the agent was asked to stop (SIGTERM)")]
+    assert (story.group.state, story.group.verdict) == (WorkerState.STOPPED, None)
+
+
+def test_a_first_request_during_the_stop_for_a_final_failure_keeps_the_verdict() -> None:
+    story = stopping_for_the_verdict()
+    assert story.tell(StopRequested(signal.SIGINT)) == []
+    story.tell(Cleared(1, 0))
+    assert story.end(1) == [Finish(FAILED.reason)]
+    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
+
+
+def test_a_second_request_during_the_stop_for_a_final_failure_kills_and_keeps_the_verdict() -> None:
+    story = stopping_for_the_verdict()
+    story.tell(StopRequested())
+    assert story.tell(StopRequested()) == [Stop(1, (0, 1), signal.SIGKILL)]
+    story.tell(Cleared(1, 0))
+    assert story.end(1) == [Finish(FAILED.reason)]
+
+
+@pytest.mark.parametrize("story", [Story, joining, awaiting, in_the_barrier])
+def test_asked_while_no_worker_runs_it_leaves_at_once(story: Any) -> None:
+    told = story()
+    left, finish = told.tell(StopRequested())
+    assert (left, finish) == (TellLeft("the agent was asked to stop (SIGTERM)"), Finish(left.reason))
+    assert (told.group.state, told.group.deadline) == (WorkerState.STOPPED, None)
+
+
+def test_a_round_that_completes_while_we_leave_starts_nothing() -> None:
+    story = joining()
+    story.tell(StopRequested())
+    assert story.tell(assigned(1)) == []
+
+
+# Deadlines.
+
+
+@pytest.mark.parametrize("story", [stopping_for_another_round, stopping_for_good])
+def test_workers_that_ignore_the_request_are_killed_when_the_time_is_up(story: Any) -> None:
+    told = story()
+    told.end(0)
+    assert told.pass_deadline() == [Stop(1, (1,), signal.SIGKILL)]
+    assert told.left_s == KILL_WAIT_S
+
+
+@pytest.mark.parametrize(
+    "story", [stopping_for_another_round, stopping_for_a_failure, stopping_for_good, stopping_for_the_verdict]
+)
+def test_a_worker_that_survives_sigkill_cannot_hold_the_agent_for_ever(story: Any) -> None:
+    told = story()
+    begin = told.now
+    assert [type(action) for _ in range(KILL_COUNT_MAX) for action in told.pass_deadline()] == [Stop] * KILL_COUNT_MAX
+    assert told.pass_deadline() == [TellLeft("workers survive SIGKILL"), Finish("workers survive SIGKILL")]
+    assert told.now - begin == SHUTDOWN_S + KILL_COUNT_MAX * KILL_WAIT_S
+    assert told.group.state is WorkerState.UNKNOWN
+    assert 1 in told.group.unended
+
+
+def test_a_grandchild_that_outlives_its_worker_is_killed_too() -> None:
+    story = stopping_for_good()
+    story.tell(Exited(1, 0, None), Exited(1, 1, None), Cleared(1, 0))
+    assert story.pass_deadline() == [Stop(1, (1,), signal.SIGKILL)]
+
+
+@pytest.mark.parametrize("story", [Story, joining, running, awaiting, done])
+def test_where_nothing_is_armed_a_timer_changes_nothing(story: Any) -> None:
+    told = story()
+    before = told.group.phase
+    told.now += 10_000
+    assert told.tell(DeadlinePassed()) == []
+    assert told.group.phase is before
+
+
+@pytest.mark.parametrize("story", [stopping_for_good, in_the_barrier])
+def test_a_timer_that_fires_before_the_deadline_changes_nothing(story: Any) -> None:
+    told = story()
+    before = copy.deepcopy(told.group)
+    told.now += 1
+    assert told.tell(DeadlinePassed()) == []
+    assert seen(told.group) == seen(before)
+
+
+# Fences.
+
+
+def test_an_exit_of_an_earlier_generation_does_not_stop_a_healthy_group() -> None:
+    story = stopping_for_another_round()
+    story.end(0, 1)
+    story.tell(assigned(2), Spawned(2, {0: 800, 1: 801}))
+    for stale in (
+        Exited(1, 1, FAILURE),
+        Exited(1, 0, None),
+        Cleared(1, 0),
+        Condemned(1, 0, HANGS, signal.SIGKILL),
+        Spawned(1, {0: 1, 1: 2}),
+    ):
+        before = seen(story.group)
+        assert story.tell(stale) == []
+        assert seen(story.group) == before
+    assert [worker.id for worker in story.group.workers] == [800, 801]
+
+
+def test_an_exit_that_is_told_twice_counts_once() -> None:
+    story = running()
+    story.end(0)
+    before = seen(story.group)
+    assert story.tell(Exited(1, 0, FAILURE)) == []
+    assert story.tell(Cleared(1, 0)) == []
+    assert seen(story.group) == before
+
+
+def test_a_local_rank_that_does_not_exist_changes_nothing() -> None:
+    story = running()
+    before = seen(story.group)
+    assert story.tell(Exited(1, 9, FAILURE)) == []
+    assert story.tell(Cleared(1, -1)) == []
+    assert story.tell(Condemned(1, 2, HANGS, signal.SIGKILL)) == []
+    assert seen(story.group) == before
+
+
+@pytest.mark.parametrize("round_", [1, 3])
+def test_an_interruption_of_another_round_does_not_stop_this_one(round_: int) -> None:
+    story = running(round_=2)
+    before = seen(story.group)
+    assert story.tell(interrupted(round_)) == []
+    assert seen(story.group) == before
+
+
+def test_an_interruption_of_the_last_round_does_not_disturb_joining() -> None:
+    story = stopping_for_another_round()
+    story.end(0, 1)
+    assert story.tell(interrupted(1)) == []
+    assert story.group.phase is Phase.JOINING
+
+
+# Every pair is decided.
+
+STORIES: dict[str, Callable[[], Story]] = {
+    "init": Story,
+    "joining": joining,
+    "running": running,
+    "stopping for another round": stopping_for_another_round,
+    "stopping for a failure": stopping_for_a_failure,
+    "stopping for a worker that hangs": stopping_for_a_worker_that_hangs,
+    "stopping for good": stopping_for_good,
+    "stopping for the verdict": stopping_for_the_verdict,
+    "awaiting": awaiting,
+    "barrier": in_the_barrier,
+    "done": done,
+}
+EVENTS: dict[str, Event] = {
+    "start": Start(),
+    "assigned": assigned(2),
+    "interrupted": interrupted(1),
+    "interrupted, stale": interrupted(0),
+    "failed": FAILED,
+    "succeeded": SUCCEEDED,
+    "timed out": TIMED_OUT,
+    "spawned": Spawned(1, {0: 700, 1: 701}),
+    "exited": Exited(1, 1, None),
+    "exited, failed": Exited(1, 1, OTHER_FAILURE),
+    "exited, stale": Exited(0, 0, FAILURE),
+    "cleared": Cleared(1, 0),
+    "cleared, stale": Cleared(0, 0),
+    "condemned": Condemned(1, 1, OTHER_HANGS, signal.SIGKILL),
+    "condemned, stale": Condemned(0, 0, HANGS, signal.SIGKILL),
+    "stop": StopRequested(),
+    "deadline": DeadlinePassed(),
+}
+IMPOSSIBLE = {
+    *((where, "start") for where in STORIES if where != "init"),
+    *((where, "assigned") for where in STORIES if where not in {"joining", "done"}),
+}
+
+
+def seen(group: WorkerGroup) -> dict[str, Any]:
+    """All that a group knows, but for the story it tells."""
+    return {name: copy.deepcopy(getattr(group, name)) for name in WorkerGroup.__dataclass_fields__ if name != "_story"}
+
+
+def test_the_walk_covers_every_phase_and_every_event() -> None:
+    assert {make().group.phase for make in STORIES.values()} == set(Phase)
+    assert {type(event) for event in EVENTS.values()} == set(get_args(Event))
+
+
+@pytest.mark.parametrize("where, what", list(itertools.product(STORIES, EVENTS)))
+def test_every_pair_of_phase_and_event_is_decided(where: str, what: str) -> None:
+    story, event = STORIES[where](), EVENTS[what]
+    before, told = seen(story.group), story.group.story
+    story.now += 1_000_000  # any deadline has passed
+    if (where, what) not in IMPOSSIBLE:
+        actions = story.tell(event)
+        if where == "done":
+            assert actions == []
+            assert seen(story.group)["phase"] is Phase.DONE
+        assert len(story.group.story) == len(told) + 1
+        assert repr(event) in story.group.story[-1]
+        return
+    with pytest.raises(InvalidTransition) as caught:
+        story.tell(event)
+    assert seen(story.group) == before
+    assert (caught.value.phase, caught.value.event, caught.value.story) == (before["phase"], event, told)
+    assert str(before["phase"]) in str(caught.value)
+
+
+def test_the_story_is_bounded() -> None:
+    story = running()
+    for _ in range(500):
+        story.tell(DeadlinePassed())
+    assert len(story.group.story) == 64

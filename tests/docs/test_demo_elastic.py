@@ -1,0 +1,45 @@
+"""A real training on three agents that loses one and gains one: the demo, run as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from kit.etcd_servers import EtcdServers
+from kit.launching import Job, Launcher, wait_for
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo_elastic.py"
+LIMIT_S = 270.0  # above the demo's own, so that one that hangs says where
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run_demo(launch: Launcher, *options: str) -> Job:
+    job = Job(launch.folder / "demo", [sys.executable, str(DEMO), *options], env={})
+    launch.jobs.append(job)
+    return job
+
+
+@pytest.mark.parametrize("backend", ["c10d", "etcd-v3"])
+def test_a_training_loses_a_node_in_mid_epoch_and_gains_another_and_reaches_its_accuracy(
+    launch: Launcher, etcds: EtcdServers, backend: str
+) -> None:
+    endpoint = () if backend == "c10d" else ("--endpoint", etcds.of("distro").endpoint)
+    demo = run_demo(launch, "--backend", backend, *endpoint)
+    assert demo.wait(LIMIT_S) == 0, demo.story
+    assert "with SIGKILL" in demo.stdout and "demo: It worked: epochs with 6, 4, 6 workers" in demo.stdout
+    done = [int(epoch) for epoch in re.findall(r"epoch (\d+)/40 loss", demo.stdout)]
+    assert done == sorted(set(done)) and done[-1] == 40, "an epoch that was saved is not done again"
+    demo.assert_nothing_left()
+
+
+def test_ctrl_c_ends_all_nodes_of_the_demo_and_the_etcd_that_it_has_started(launch: Launcher) -> None:
+    demo = run_demo(launch, "--backend", "etcd-v3")
+    wait_for(f"workers\n{demo.story}", lambda: "worker rank=" in demo.stdout, LIMIT_S)
+    demo.signal(signal.SIGINT)
+    assert demo.wait() == 130, demo.story
+    assert "stopped; nothing is left running" in demo.stdout
+    demo.assert_nothing_left()

@@ -1,0 +1,94 @@
+"""The examples, run as a user runs them: as programs, with deadlines, judged by exit code and output."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TRAIN_DIGITS = EXAMPLES / "train_digits.py"
+AELASTIC = "aelastic"
+TORCHRUN = "torch.distributed.run"
+LIMIT_S = 100.0  # below pytest's own, so that a hanging example shows its output
+
+
+def run_python(*args: str | Path, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, args)]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired as expired:
+        stdout, stderr = ((text or b"").decode(errors="replace") for text in (expired.stdout, expired.stderr))
+        pytest.fail(f"{command} is not over after {limit_s:.0f} s\n{stdout}\n{stderr}")
+
+
+def train(
+    checkpoint: Path, *options: str, workers: int = 2, launcher: str = AELASTIC
+) -> subprocess.CompletedProcess[str]:
+    agent = ("-m", launcher, "--standalone", "--nproc-per-node", str(workers), "--max-restarts", "1")
+    return run_python(*agent, TRAIN_DIGITS, "--checkpoint", checkpoint, *options)
+
+
+def epochs(stdout: str) -> list[int]:
+    return [int(epoch) for epoch in re.findall(r"^epoch (\d+)/", stdout, re.MULTILINE)]
+
+
+def test_the_training_script_does_not_know_aelastic() -> None:
+    imports = [line for line in TRAIN_DIGITS.read_text().splitlines() if re.match(r"\s*(import|from)\s", line)]
+    assert imports and not [line for line in imports if "aelastic" in line]
+
+
+@pytest.mark.parametrize("launcher", [AELASTIC, TORCHRUN])
+def test_training_reaches_its_accuracy(tmp_path: Path, launcher: str) -> None:
+    done = train(tmp_path / "digits.pt", launcher=launcher)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert epochs(done.stdout) == list(range(1, 13))
+
+
+@pytest.mark.parametrize("how", ["exit", "raise", "kill"])
+def test_training_goes_on_from_its_checkpoint_after_a_worker_failed(tmp_path: Path, how: str) -> None:
+    done = train(tmp_path / "digits.pt", "--crash-at-epoch", "4", "--crash-how", how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resuming after epoch 3" in done.stdout
+    assert epochs(done.stdout) == list(range(1, 13))
+    assert "epoch 12/12" in done.stdout and "restart=1" in done.stdout
+
+
+def test_training_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "digits.pt"
+    for workers, until in ((2, 3), (1, 5), (3, 12)):
+        last = until == 12
+        done = train(checkpoint, "--epochs", str(until), "--min-accuracy", "0.95" if last else "0", workers=workers)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"epoch {until}/{until}" in done.stdout and f"world_size={workers}" in done.stdout
+    assert epochs(done.stdout) == list(range(6, 13))
+
+
+def test_training_that_misses_its_accuracy_fails_and_says_so(tmp_path: Path) -> None:
+    done = train(tmp_path / "digits.pt", "--epochs", "1", "--min-accuracy", "0.999")
+    assert done.returncode == 1
+    assert "is below --min-accuracy 0.999" in done.stderr
+
+
+def test_the_demo_kills_a_worker_and_the_training_finishes() -> None:
+    done = run_python(EXAMPLES / "demo.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "with SIGKILL" in done.stdout and "demo: It worked" in done.stdout
+
+
+def test_supervisors_run_side_by_side_in_a_program_and_one_is_cancelled() -> None:
+    done = run_python(EXAMPLES / "embed.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("digits: SUCCEEDED", "flaky: SUCCEEDED", "of 2 workers 0 are left", "left behind: nothing"):
+        assert line in done.stdout
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+def test_a_function_returns_a_value_from_each_rank(start_method: str) -> None:
+    done = run_python(EXAMPLES / "function.py", "--workers", "3", "--start-method", start_method)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^rank (\d): \d+ of", done.stdout, re.MULTILINE) == ["0", "1", "2"]
+    assert "pi is about 3.1" in done.stdout

@@ -1,0 +1,154 @@
+"""The page in a real browser, headless Chromium: what is drawn has a size, and nothing covers anything."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.test_timeline_model import story_of
+from core.test_timeline_page import HOSTILE, Elements, many_restarts
+from kit.event_logs import NodeLog, a_crash, a_node_lost
+
+from aelastic.timeline.html import page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Some two seconds are usual; the machine may have other things to do.
+TIMEOUT_S = 100.0
+# Answers, from inside the page, where everything is in pixels.
+PROBE = """<pre id="probe"></pre><script>
+const boxes = (query) => [...document.querySelectorAll(query)].map((el) => {
+  const { left, top, width, height } = el.getBoundingClientRect(), style = getComputedStyle(el);
+  return { left, top, width, height, fill: style.fill, text: el.tagName === 'text' ? el.childNodes[0].data : '',
+    classes: el.getAttribute('class'), name: el.dataset.name || '' };
+});
+document.getElementById('probe').textContent = JSON.stringify({ blocks: boxes('.block'),
+  texts: boxes('#chart text').filter((box) => box.width), chart: boxes('#chart')[0], marks: boxes('.mark.failure') });
+</script></body>"""
+
+
+@pytest.fixture(autouse=True)
+def _browser() -> None:
+    if BROWSER is None:
+        assert os.environ.get("TEST_BROWSER") != "required", "there is no Chromium here"
+        pytest.skip("there is no Chromium here")
+
+
+def browse(folder: Path, text: str, fragment: str = "") -> str:
+    """The page as the browser has it, once its script has run."""
+    assert BROWSER is not None
+    file = folder / "page.html"
+    file.write_text(text)
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,1000",
+    ]
+    command += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"{file.as_uri()}{fragment}"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as browser:
+        try:
+            return browser.communicate(timeout=TIMEOUT_S)[0]
+        finally:
+            try:
+                os.killpg(browser.pid, signal.SIGKILL)  # its helpers, where it did not end by itself
+            except ProcessLookupError:
+                pass
+
+
+def look(folder: Path, text: str) -> dict[str, Any]:
+    """Where everything is in pixels."""
+    # The page lets no script run but its own; this one is to run, too.
+    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace("</body>", PROBE)
+    answer = re.search(r'<pre id="probe">(.*?)</pre>', browse(folder, opened), re.DOTALL)
+    assert answer is not None
+    found: dict[str, Any] = json.loads(html.unescape(answer[1]))
+    return found
+
+
+def test_the_blocks_are_there_and_have_a_size_and_a_colour(tmp_path: Path) -> None:
+    seen = look(tmp_path, page(story_of(*a_crash())))
+
+    blocks = seen["blocks"]
+    assert len(blocks) == 18 + 8
+    assert all(box["width"] > 0.5 and box["height"] > 5 for box in blocks)
+    names = {box["name"] for box in blocks if box["name"]}
+    assert names == {"rendezvous", "spawn", "run", "detect", "stop", "await", "barrier"}
+    colours = {box["name"]: box["fill"] for box in blocks if box["name"]}
+    assert len(set(colours.values())) == 7
+    outcomes = {box["classes"]: box["fill"] for box in blocks if not box["name"]}
+    assert len(set(outcomes.values())) == len(outcomes) == 3
+    (mark,) = seen["marks"]
+    assert mark["width"] > 8 and mark["height"] > 8
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        a_crash(), a_node_lost(), (many_restarts(40),),
+        tuple(NodeLog(f"a-node-with-a-long-name-{place}.example.com", workers=8) for place in range(8)),
+        tuple(NodeLog(f"node-{place}", workers=8) for place in range(40)),
+    ],
+    ids=["crash", "node lost", "many restarts", "64 ranks", "320 ranks"],
+)  # fmt: skip
+def test_no_text_of_the_picture_covers_another_or_is_cut_off(tmp_path: Path, nodes: tuple[NodeLog, ...]) -> None:
+    seen = look(tmp_path, page(story_of(*nodes)))
+
+    chart, texts = seen["chart"], seen["texts"]
+    assert len(texts) > 5
+    for box in texts:
+        assert chart["left"] <= box["left"] and box["left"] + box["width"] <= chart["left"] + chart["width"], box
+        assert chart["top"] <= box["top"] and box["top"] + box["height"] <= chart["top"] + chart["height"], box
+    # A letter's box is as high as the font, which is more than its ink.
+    texts.sort(key=lambda box: box["top"])
+    for place, box in enumerate(texts):
+        for other in texts[place + 1 : place + 60]:
+            across = min(box["left"] + box["width"], other["left"] + other["width"]) - max(box["left"], other["left"])
+            down = box["top"] + box["height"] - other["top"]
+            assert across <= 0 or down < 0.4 * other["height"], (box, other)
+
+
+def test_the_script_runs_and_zooms(tmp_path: Path) -> None:
+    text = page(story_of(*a_crash()))
+    whole, close = browse(tmp_path, text), browse(tmp_path, text, "#t=9.9,10.4")
+
+    assert '<html lang="en" class="live">' in whole  # the page's own policy lets it
+    widths = [
+        {
+            attrs["data-name"]: float(attrs["width"])
+            for attrs in Elements(dom).of("block", "phase")
+            if "display" not in attrs
+        }
+        for dom in (whole, close)
+    ]
+    assert widths[0]["stop"] < 10
+    assert widths[1]["stop"] == pytest.approx(0.1 / 0.5 * 1014, abs=2)
+    assert ">10.1 s<" in close and ">10.1 s<" not in whole
+    assert "barrier" not in widths[1]  # it is out of sight
+
+
+def test_nothing_that_a_log_brings_along_runs(tmp_path: Path) -> None:
+    attack = (
+        "</title></text></svg><img src=x onerror=\"document.body.id='owned'\"><script>document.body.id='owned'</script>"
+    )
+    a, b = a_crash(attack)
+    text = page(story_of(a, b, NodeLog(attack, begins=3.0), NodeLog(HOSTILE, begins=3.0)))
+
+    # Not even were it not escaped: the last line of defence is the page's policy.
+    forced = text.replace("<h2>", f"{attack}<h2>", 1)
+
+    assert 'id="owned"' not in browse(tmp_path, text)
+    assert 'id="owned"' not in browse(tmp_path, forced)
+    without = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", forced)
+    assert 'id="owned"' in browse(tmp_path, without)  # or the test could not fail

@@ -1,0 +1,428 @@
+"""Jobs of several agents on one machine: each agent is a `Job` of its own, with its own folder and its own mark.
+
+Workers do as they are told by signals, so that nothing here waits for durations: SIGUSR1 makes one fail, with an
+exception and an exit code of its own, SIGUSR2 makes it succeed.  Until then it sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import pytest
+
+from aelastic.host.reaping import waited_for
+from kit.launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
+
+FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
+FAIL_CODE = 7
+
+# The environment that a worker tells of.
+TOLD = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT",
+)  # fmt: skip
+
+WORKER = f"""
+import traceback
+
+
+def fail(*_):
+    try:
+        raise RuntimeError(f"rank {{rank}} fell")
+    except RuntimeError:
+        traceback.print_exc()
+    os._exit({FAIL_CODE})
+
+
+def finish(*_):
+    say("end", rank)
+    os._exit(0)
+
+
+signal.signal(signal.SIGUSR1, fail)
+signal.signal(signal.SIGUSR2, finish)
+numbers = [os.environ[name] for name in {TOLD!r}]
+say("start", os.getpid(), *numbers, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], os.environ["ROLE_NAME"])
+while True:
+    signal.pause()
+"""
+
+# An agent that is about to join, and does so when it is told to (`Job.go`).
+LATE = """
+import os
+
+import anyio
+
+from aelastic.rdzv.agent_link import AgentLink
+
+connect = AgentLink._connect
+
+
+async def connect_late(self, conn, reign):
+    open("late", "w").close()
+    while not os.path.exists("go"):
+        await anyio.sleep(0.01)
+    await connect(self, conn, reign)
+
+
+AgentLink._connect = connect_late
+"""
+
+COORDINATES = r"this agent coordinates \("
+IS_SPARE = "this node is a spare"
+# What no agent says unless it has a bug, and what the end of a job must not be mistaken for.
+NEVER_SAID = re.compile(
+    r"bug in aelastic|RendezvousClosed|never retrieved|never awaited|Exception (ignored|in callback)|Unhandled exception"
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a worker, as it told of it."""
+
+    pid: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    role_rank: int
+    role_world_size: int
+    restart: int
+    master_addr: str
+    master_port: int
+    role: str
+
+    @classmethod
+    def of(cls, line: str) -> Start:
+        _, *numbers, master_addr, master_port, role = line.split()
+        told: list[Any] = [*map(int, numbers), master_addr, int(master_port), role]
+        return cls(*told)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Workers of several agents that are one world.
+
+    Args:
+        starts: in the order of their ranks.
+        at: when all of them had been seen, on the monotonic clock.
+    """
+
+    starts: tuple[Start, ...]
+    at: float
+
+    @property
+    def pids(self) -> set[int]:
+        return {start.pid for start in self.starts}
+
+    @property
+    def restart(self) -> int:
+        return self.starts[0].restart
+
+    def tell(self, signum: int, *ranks: int) -> None:
+        """Signals the workers of these ranks; all, if there are none."""
+        for start in self.starts:
+            if not ranks or start.rank in ranks:
+                os.kill(start.pid, signum)
+
+
+class Agent(Job):
+    """One agent.
+
+    Args:
+        name: of its folder.
+        nproc: how many workers it starts.
+    """
+
+    def __init__(self, name: str, nproc: int, folder: Path, command: Sequence[str], env: dict[str, str]) -> None:
+        self.name, self.nproc = name, nproc
+        super().__init__(folder, command, env)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def starts(self) -> list[Start]:
+        """Every start of a worker, the last ones at the end."""
+        return [Start.of(line) for line in self.lines if line.startswith("start ")]
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def has_said(self, pattern: str, count: int = 1) -> bool:
+        """Whether its own words have it (not its workers')."""
+        return len(re.findall(pattern, self.stderr)) >= count
+
+    def wait_said(self, pattern: str, count: int = 1, limit_s: float = DEADLINE_S) -> None:
+        def said() -> bool:
+            if self.has_said(pattern, count):
+                return True
+            if self.is_over and not self.has_said(pattern, count):
+                pytest.fail(f"{self} ended (code {self.process.returncode}) without {pattern!r}:\n{self.story}")
+            return False
+
+        wait_for(f"{self} says {pattern!r}", said, limit_s)
+
+    def wait_late(self) -> None:
+        """Until it is about to join (`LATE`)."""
+        wait_for(f"{self} is late", (self.folder / "late").exists)
+
+    def crash(self) -> None:
+        """SIGKILL, to the agent alone."""
+        self.signal(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
+
+    def stop(self) -> None:
+        """SIGSTOP, to the agent alone, as a machine that hangs; returns when it stands still."""
+        stand_still(self.pid)
+
+    def ports(self) -> set[int]:
+        """At which ports the agent itself listens."""
+        return listening_ports(self.pid)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the agents of a job meet."""
+
+    backend: str
+    endpoint: str
+
+
+@dataclass
+class Team:
+    """The agents of one job.
+
+    Args:
+        launcher: ends what is left of them.
+        meeting: where they meet.
+        nnodes: as `--nnodes` has it.
+        conf: of the rendezvous.
+        options: further ones, for each agent.
+        worker: Python code of the workers.
+        nproc: how many workers each agent starts.
+        run_id: a new one, if none is given.
+        name: of the agents' folders; by default, the run id.
+    """
+
+    launcher: Launcher
+    meeting: Meeting
+    nnodes: str
+    conf: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Sequence[str] = ("--max-restarts", "3")
+    worker: str = WORKER
+    nproc: int = 1
+    run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
+    name: str = ""
+    agents: list[Agent] = field(default_factory=list[Agent])
+
+    def start(self, *options: str, nproc: int = 0, wrapper: str = "") -> Agent:
+        """Starts one more agent.
+
+        Args:
+            options: in addition to the team's, or instead of them, since the last counts.
+            nproc: how many workers it starts; 0: as the team has it.
+            wrapper: Python code that runs in the agent before its command line does.
+        """
+        name = f"{self.name or self.run_id}-{len(self.agents)}"
+        script = self.launcher.write(f"{name}/worker.py", self.worker, preamble=PREAMBLE)
+        conf = ",".join(f"{key}={value}" for key, value in self.conf.items())
+        program = ["-m", "aelastic"]
+        if wrapper:
+            main = "\nfrom aelastic.cli.main import main_and_exit\nmain_and_exit()\n"
+            program = [str(self.launcher.write(f"{name}/agent.py", textwrap.dedent(wrapper) + main, preamble=""))]
+        command = [
+            sys.executable, *program,
+            "--loop", LOOPS[len(self.agents) % 2],
+            "--nnodes", self.nnodes,
+            "--nproc-per-node", str(nproc or self.nproc),
+            "--rdzv-backend", self.meeting.backend,
+            "--rdzv-endpoint", self.meeting.endpoint,
+            "--rdzv-id", self.run_id,
+            *(["--rdzv-conf", conf] if conf else []),
+            *self.options,
+            *options,
+            str(script),
+        ]  # fmt: skip
+        folder = self.launcher.folder / name
+        agent = Agent(name, nproc or self.nproc, folder, command, {"LOGLEVEL": "INFO"})
+        self.launcher.jobs.append(agent)
+        self.agents.append(agent)
+        return agent
+
+    def start_many(self, count: int) -> list[Agent]:
+        return [self.start() for _ in range(count)]
+
+    # Looks.
+
+    @property
+    def live(self) -> list[Agent]:
+        return [agent for agent in self.agents if not agent.is_over]
+
+    @property
+    def coordinator(self) -> Agent:
+        """Who said last that it coordinates, of those that live."""
+
+        def found() -> Agent | None:
+            here = [agent for agent in self.live if agent.has_said(COORDINATES)]
+            return max(here, key=_last_epoch, default=None)
+
+        agent: Agent = wait_for("a coordinator", found)
+        return agent
+
+    @property
+    def story(self) -> str:
+        return "\n\n".join(f"===== {agent} (code {agent.process.poll()})\n{agent.story}" for agent in self.agents)
+
+    def wait_round(self, agents: Sequence[Agent], after: Round | None = None, *, limit_s: float = DEADLINE_S) -> Round:
+        """Waits until the workers of these agents, and no others, are one world, and a newer one."""
+        found: list[Round] = []
+
+        def is_there() -> bool:
+            round_ = self._round_of(agents)
+            if round_ is not None and (after is None or not round_.pids & after.pids):
+                found.append(round_)
+            return bool(found)
+
+        wait_for(f"{list(agents)} are one world", is_there, limit_s)
+        return found[0]
+
+    def _round_of(self, agents: Sequence[Agent]) -> Round | None:
+        starts: list[Start] = []
+        for agent in agents:
+            if agent.is_over:
+                pytest.fail(f"{agent} is over")
+            last = agent.starts[-agent.nproc :]
+            if len(last) < agent.nproc:
+                return None
+            starts += last
+        starts.sort(key=lambda start: start.rank)
+        same = {(s.world_size, s.group_world_size, s.restart, s.master_addr, s.master_port) for s in starts}
+        is_one = len(same) == 1 and [s.rank for s in starts] == list(range(starts[0].world_size))
+        return Round(tuple(starts), time.monotonic()) if is_one else None
+
+    # Ends.
+
+    def assert_untouched(self, round_: Round) -> None:
+        """The workers of a round live, and no agent has started others."""
+        dead = [start for start in round_.starts if not alive(start.pid)]
+        assert not dead, f"{dead}\n{self.story}"
+        last = {start.pid for agent in self.live for start in agent.starts[-agent.nproc :]}
+        assert round_.pids <= last, self.story
+
+    def finish(self, round_: Round) -> None:
+        """All workers succeed, and so does every agent that lives."""
+        live = self.live
+        round_.tell(FINISH)
+        for agent in live:
+            assert agent.wait() == 0, self.story
+
+    def close(self) -> None:
+        """Stops all that run, and looks at what is left: nothing."""
+        for agent in self.live:
+            agent.signal(signal.SIGCONT)
+            agent.signal(signal.SIGTERM)
+        for agent in self.agents:
+            agent.wait()
+            agent.wait_nothing_left()
+        said = {agent: NEVER_SAID.search(agent.stderr) for agent in self.agents}
+        assert not any(said.values()), f"{said}\n{self.story}"
+
+
+def _last_epoch(agent: Agent) -> int:
+    return int(re.findall(rf"{COORDINATES}.*epoch (\d+)\)", agent.stderr)[-1])
+
+
+@contextmanager
+def team_of(launcher: Launcher, meeting: Meeting, nnodes: str, **others: Any) -> Iterator[Team]:
+    """A job that ends with the block; then nothing of it is left."""
+    team = Team(launcher, meeting, nnodes, **others)
+    try:
+        yield team
+        team.close()
+    except BaseException:
+        print(team.story)  # noqa: T201
+        raise
+
+
+def figure(what: str, seconds: float) -> None:
+    """Measured on the way, for `pytest -rP`."""
+    print(f"figure: {what}: {seconds:.3f} s")  # noqa: T201
+
+
+def c10d() -> Meeting:
+    """An endpoint here that nobody serves yet."""
+    return Meeting("c10d", f"127.0.0.1:{quiet_port()}")
+
+
+_STORE = """
+import signal, sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+print("serves", flush=True)
+signal.pause()
+"""
+
+
+@contextmanager
+def external_store() -> Iterator[Meeting]:
+    """A TCPStore that none of the agents serves."""
+    port = quiet_port()
+    with subprocess.Popen([sys.executable, "-c", _STORE, str(port)], stdout=subprocess.PIPE) as process:
+        waited_for.add(process.pid)  # so that no agent in this process takes it for an orphan
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"serves\n"
+            yield Meeting("c10d", f"127.0.0.1:{port}")
+        finally:
+            process.kill()
+            process.wait()
+            waited_for.discard(process.pid)
+
+
+def quiet_port() -> int:
+    """A free port that the kernel gives to nobody who does not ask for it (`ip_local_port_range`)."""
+    while True:
+        port = SystemRandom().randrange(15_000, 32_000)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            pass  # taken
+
+
+def listening_ports(pid: int) -> set[int]:
+    """At which TCP ports a process listens (`proc(5)`)."""
+    sockets = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(fd)
+        except OSError:
+            continue  # closed meanwhile
+        if target.startswith("socket:["):
+            sockets.add(target[8:-1])
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports

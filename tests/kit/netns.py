@@ -1,0 +1,260 @@
+"""Networks for tests: nodes in network namespaces of their own, and a router between them that can cut and slow them.
+
+A namespace has no name: a process holds it, which ends with the test's, whatever becomes of that.  So nothing is left
+behind, and tests that run side by side don't meet.  iproute2 and util-linux are all that is needed.
+
+Each node has an address in each of its networks: 10.71.N.2 and fd00:71::N:2 in the first, 10.72.N.2 in the second.
+What is cut vanishes on its way, without an answer (a rule of the router's says `blackhole`), or as the test wants it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kit.launching import wait_for
+
+COMMAND_LIMIT_S = 20.0
+WEATHER = Path(__file__).parent / "weather.py"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the test's network.
+
+    Args:
+        number: its own, part of its addresses.
+        pid: the process that holds its namespaces.
+        networks: numbers of those it is in.
+        files: what stands in its /etc, by name.
+    """
+
+    number: int
+    pid: int
+    networks: Sequence[int]
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+
+    def v4(self, network: int = 1) -> str:
+        return f"10.{70 + network}.{self.number}.2"
+
+    def v6(self, network: int = 1) -> str:
+        return f"fd00:{70 + network}::{self.number}:2"
+
+    @property
+    def prefix(self) -> list[str]:
+        """What a command begins with that runs there."""
+        words = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--"]
+        if not self.files:
+            return words
+        mounts = [f"mount --bind '{path}' /etc/{name}" for name, path in self.files.items()]
+        return [*words, "unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
+
+    def run(self, script: str) -> None:
+        """Runs lines of shell there."""
+        _do(self.prefix, script)
+
+    def tcp_count(self, what: str) -> int:
+        """A counter of the node's TCP, by its name in `proc_net_snmp`: `ActiveOpens`, say."""
+        rows = [line.split() for line in Path(f"/proc/{self.pid}/net/snmp").read_text().splitlines()]
+        names, values = (row for row in rows if row[0] == "Tcp:")
+        return int(values[names.index(what)])
+
+    def wait_tcp_count(self, what: str, count: int) -> None:
+        """Waits until a counter has come so far."""
+        wait_for(f"{what} of {self} is {count}", lambda: self.tcp_count(what) >= count)
+
+
+class Net:
+    """A router and its nodes.
+
+    Args:
+        has_v4: whether nodes have IPv4 addresses.
+        has_v6: likewise IPv6; else it is switched off, as in Docker's networks.
+    """
+
+    def __init__(self, *, has_v4: bool = True, has_v6: bool = False) -> None:
+        self.has_v4, self.has_v6 = has_v4, has_v6
+        self._holders: list[subprocess.Popen[bytes]] = []
+        self._count = 0
+        self._cuts: set[str] = set()  # what undoes them
+        self._pulled_out: set[str] = set()
+
+    def open(self) -> None:
+        self._router = Node(0, self._new_namespace("router"), ())
+        self._router.run("echo 1 >/proc/sys/net/ipv4/ip_forward")
+        if self.has_v6:
+            self._router.run("echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
+
+    def node(
+        self,
+        host_name: str = "node",
+        *,
+        networks: Sequence[int] = (1,),
+        default_route: int | None = None,
+        files: Mapping[str, Path] | None = None,
+        delay_s: float = 0.0,
+        loss: float = 0.0,
+    ) -> Node:
+        """Adds a machine.
+
+        Args:
+            host_name: which need not be its own.
+            networks: that it is in.
+            default_route: by which of them it reaches everything else; `None`: it doesn't.
+            files: what stands in its /etc, by name.
+            delay_s: of each packet to it, and of each from it.
+            loss: the share of packets that is lost on the way to it, and likewise from it.
+        """
+        self._count += 1
+        number = self._count
+        node = Node(number, self._new_namespace(host_name), tuple(networks), files or {})
+        for network in networks:
+            end, interface = f"n{number}w{network}", f"net{network}"
+            if delay_s or loss:
+                self._start_weather(end, node, interface, delay_s, loss)
+            else:
+                self._router.run(f"ip link add {end} type veth peer name {interface} netns {node.pid}")
+            self._join(node, network, end, interface)
+        if default_route is not None:
+            node.run(f"ip route add default dev net{default_route} via 10.{70 + default_route}.{number}.1")
+        return node
+
+    def _join(self, node: Node, network: int, end: str, interface: str) -> None:
+        high, number = 70 + network, node.number
+        self._router.run(f"ip link set {end} up")
+        node.run(f"ip link set {interface} up")
+        if self.has_v4:
+            self._router.run(f"ip addr add 10.{high}.{number}.1/24 dev {end}")
+            node.run(
+                f"ip addr add {node.v4(network)}/24 dev {interface}\n"
+                f"ip route add 10.{high}.0.0/16 via 10.{high}.{number}.1"
+            )
+        if self.has_v6:
+            self._router.run(f"ip addr add fd00:{high}::{number}:1/112 dev {end} nodad")
+            node.run(
+                f"ip addr add {node.v6(network)}/112 dev {interface} nodad\n"
+                f"ip -6 route add fd00:{high}::/64 via fd00:{high}::{number}:1"
+            )
+
+    def cut(self, node: Node, other: Node | None = None, how: str = "blackhole") -> None:
+        """From now on nothing gets through from a node to another, or all others, nor back.
+
+        Args:
+            node: which.
+            other: `None`: all.
+            how: `blackhole`: without a word; `unreachable`, `prohibit`: those who send are told.
+        """
+        for rule in (*self._rules(node, other), *self._rules(other, node)):
+            self._cut(rule, how)
+
+    def cut_one_way(self, node: Node, other: Node) -> None:
+        """From now on nothing gets through from a node to another; what that one sends, does."""
+        for rule in self._rules(node, other):
+            self._cut(rule, "blackhole")
+
+    def pull_out(self, node: Node) -> None:
+        """Takes a node's cables out."""
+        for network in node.networks:
+            end = f"n{node.number}w{network}"
+            self._router.run(f"ip link set {end} down")
+            self._pulled_out.add(end)
+
+    def heal(self) -> None:
+        """From now on everything gets through again."""
+        undo = [f"ip {rule}" for rule in self._cuts] + [f"ip link set {end} up" for end in self._pulled_out]
+        self._router.run("\n".join(undo))
+        self._cuts, self._pulled_out = set(), set()
+
+    def _cut(self, rule: str, how: str) -> None:
+        self._router.run(f"ip {rule.replace('rule', 'rule add')} pref 5 {how}")
+        self._cuts.add(f"{rule.replace('rule', 'rule del')} pref 5")
+
+    def _rules(self, node: Node | None, other: Node | None) -> Iterator[str]:
+        some = node or other
+        assert some is not None
+        for network in some.networks:
+            if self.has_v4:
+                ends = [one.v4(network) if one else "all" for one in (node, other)]
+                yield f"-4 rule from {ends[0]} to {ends[1]}"
+            if self.has_v6:
+                ends = [one.v6(network) if one else "all" for one in (node, other)]
+                yield f"-6 rule from {ends[0]} to {ends[1]}"
+
+    def start(self, node: Node, *command: str) -> subprocess.Popen[bytes]:
+        """Starts a program on a node; it is killed with the network.  Its output is a pipe."""
+        popen = subprocess.Popen([*node.prefix, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._holders.append(popen)
+        return popen
+
+    def _new_namespace(self, host_name: str) -> int:
+        # `cat` ends when nobody can write any more: at the latest with the test's own process.
+        script = 'hostname "$1" && ip link set lo up && echo ready && exec cat'
+        popen = subprocess.Popen(
+            ["unshare", "--net", "--uts", "sh", "-c", script, "sh", host_name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._holders.append(popen)
+        assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
+        # An IPv6 address is of use a second late, unless nobody looks whether another has it.
+        switch = (
+            "echo 0 >$conf/accept_dad; echo 1 >$conf/keep_addr_on_down" if self.has_v6 else "echo 1 >$conf/disable_ipv6"
+        )
+        script = f"for conf in /proc/sys/net/ipv6/conf/*; do {switch}; done"
+        Node(0, popen.pid, ()).run(script)
+        return popen.pid
+
+    def _start_weather(self, end: str, node: Node, interface: str, delay_s: float, loss: float) -> None:
+        options = (end, interface, str(delay_s), str(loss), str(node.number))
+        popen = self.start(self._router, sys.executable, str(WEATHER), *options)
+        assert popen.stdout is not None
+        if popen.stdout.readline() != b"ready\n":
+            pytest.skip("no TUN device can be made here: no network can be made slow")
+        self._router.run(f"ip link set {interface} netns {node.pid}")
+
+    def close(self) -> None:
+        for popen in self._holders:
+            popen.kill()
+            popen.wait()
+            for pipe in (popen.stdin, popen.stdout):
+                assert pipe is not None
+                pipe.close()
+
+
+@contextmanager
+def opened(*, has_v4: bool = True, has_v6: bool = False) -> Iterator[Net]:
+    """A network of the test's own; skips the test where none can be made."""
+    if reason := why_not():
+        pytest.skip(f"no network of our own can be made here: {reason}")
+    net = Net(has_v4=has_v4, has_v6=has_v6)
+    try:
+        net.open()
+        yield net
+    finally:
+        net.close()
+
+
+def why_not() -> str:
+    """Why this machine makes no networks; empty if it does."""
+    missing = [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]
+    if missing:
+        return f"there is no {' and no '.join(missing)} (Debian: iproute2, util-linux)"
+    if os.geteuid():
+        return "only root may"
+    done = subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, check=False, text=True)
+    return done.stderr.strip()
+
+
+def _do(prefix: Sequence[str], script: str) -> None:
+    done = subprocess.run(
+        [*prefix, "sh", "-ec", script], capture_output=True, check=False, text=True, timeout=COMMAND_LIMIT_S
+    )
+    assert done.returncode == 0, f"{script}: {done.stderr}"

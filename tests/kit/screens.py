@@ -1,0 +1,148 @@
+"""Jobs on a terminal of their own, and what a person sees there: a pseudo terminal, read all the time, and emulated."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyte
+
+from kit.launching import Job, Launcher, wait_for
+
+# What draws the live line, and what takes it away.
+DRAWN = re.compile(rb"(?:\x1bD)*(?:\x1b\[\d+A)?\x1b7\x1b\[\?7l\x1b\[0m(.*?)\x1b\[J\x1b\[\?7h\x1b8", re.DOTALL)
+ERASED = b"\x1b[J"
+# Makes the terminal on stdin that of the session, as a shell does.
+_TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+class Screen:
+    """A terminal."""
+
+    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.resize(columns, rows)
+        self._lock = threading.Lock()
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._screen)
+        self._written = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _read(self) -> None:
+        with suppress(OSError):  # EIO: nobody has it open any more
+            while data := os.read(self.ours, 1 << 16):
+                with self._lock:
+                    self._written += data
+                    self._stream.feed(data)
+
+    @property
+    def written(self) -> bytes:
+        """Every byte."""
+        with self._lock:
+            return self._written
+
+    @property
+    def drawn(self) -> list[bytes]:
+        """What the live line has said."""
+        return DRAWN.findall(self.written)
+
+    @property
+    def output(self) -> bytes:
+        """What others have written."""
+        return DRAWN.sub(b"", self.written).replace(ERASED, b"")
+
+    @property
+    def rows(self) -> list[str]:
+        """What is seen, down to the last row with something in it."""
+        with self._lock:
+            rows = [row.rstrip() for row in self._screen.display]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """Row and column."""
+        with self._lock:
+            return self._screen.cursor.y, self._screen.cursor.x
+
+    @property
+    def story(self) -> str:
+        return "\n".join(self.rows)
+
+    def wait_row(self, pattern: str) -> str:
+        """Waits until a row matches, and gives it."""
+
+        def found() -> str:
+            return next((row for row in self.rows if re.search(pattern, row)), "")
+
+        row: str = wait_for(f"{pattern!r} on the screen:\n{self.story}", found)
+        return row
+
+    def wait_output(self, end: bytes) -> None:
+        wait_for(f"{end!r} at the end of the output", lambda: self.output.endswith(end))
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    def end(self) -> None:
+        """Reads what is left."""
+        os.close(self.theirs)
+        self._reader.join(10)
+        os.close(self.ours)
+
+
+class Screens:
+    """Starts jobs on terminals."""
+
+    def __init__(self, launch: Launcher) -> None:
+        self._launch = launch
+        self._started: list[tuple[Job, Screen]] = []
+
+    def __call__(
+        self,
+        worker: str,
+        *options: str,
+        columns: int = 80,
+        rows: int = 24,
+        env: dict[str, str] | None = None,
+        streams: tuple[str, ...] = ("stdin", "stdout", "stderr"),
+        **more: Any,
+    ) -> tuple[Job, Screen]:
+        screen = Screen(columns, rows)
+        job = self._launch(
+            worker,
+            *options,
+            env={"TERM": "xterm", "CI": "", "NO_COLOR": "", "JPY_PARENT_PID": "", **(env or {})},
+            prefix=(sys.executable, "-c", _TAKE_TERMINAL),
+            **{**dict.fromkeys(streams, screen.theirs), **more},
+        )
+        self._started.append((job, screen))
+        return job, screen
+
+    def close(self) -> None:
+        for job, screen in self._started:
+            job.kill_all()
+            with suppress(OSError):
+                screen.end()
+
+
+def screens_of(launch: Launcher) -> Iterator[Screens]:
+    screens = Screens(launch)
+    yield screens
+    screens.close()

@@ -1,0 +1,465 @@
+"""An agent of the simulation: the real cores, and shells that do just what the real ones do.
+
+The shells are those of `supervisor.py`, `rdzv/agent_link.py` and `rdzv/server.py`, method by method, without a loop: a
+mailbox for each core, read in any order; whoever changes these changes this.  The workers are made up.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aelastic.group import events as g
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.coordinator import session_events as c
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.leader_lease import Tenure
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.member import member_events as m
+from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.protocol.messages import (
+    Assigned,
+    CoordinatorMessage,
+    Failed,
+    FailureReport,
+    Left,
+    Node,
+    NodeMessage,
+    Ready,
+    Succeeded,
+    Terms,
+    Waiting,
+    Welcome,
+)
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.spec import WorkerSpec
+from kit.simulated_board import Asking, Board
+from kit.simulated_process import Clock, Desk, SimulatedProcess
+from kit.simulated_world import FIN, End, Listener, World
+
+FAREWELL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the workers of one generation do.  Times are from their start; `None`: never."""
+
+    fails_after_s: float | None = None
+    succeeds_after_s: float | None = None
+    ignores_term: bool = False
+    leaves_something_s: float = 0.05
+
+
+class Watcher(Protocol):
+    """Who looks on, and objects (`simulated_checks.py`)."""
+
+    def said(self, agent: Agent, chair: Chair, node_id: str, message: Any) -> None: ...
+    def spawns(self, agent: Agent, assigned: Assigned) -> None: ...
+    def failed(self, agent: Agent, round_: int) -> None: ...
+    def heard(self, agent: Agent, message: CoordinatorMessage) -> None: ...
+
+
+class Agent(SimulatedProcess):
+    """One agent, from its start to its end.
+
+    Args:
+        world: where it lives.
+        board: where it looks.
+        watcher: sees what it does.
+        settings: as the user gave them.
+        max_restarts: likewise.
+        host: its machine.
+        number: tells it from the others on this machine.
+        work: what the workers of its next generation will do.
+        clock: its machine's.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        board: Board,
+        watcher: Watcher,
+        settings: RendezvousSettings,
+        max_restarts: int,
+        host: str,
+        number: int,
+        work: Callable[[Agent], Work],
+        clock: Clock,
+        local_world_size: int = 1,
+    ) -> None:
+        super().__init__(world, host, clock)
+        self.board, self.watcher, self.settings = board, watcher, settings
+        self.node_id, self.work = f"{host}#{number}", work
+        self.policy = RestartPolicy(max_restarts)
+        terms = Terms("job", settings.min_nodes, settings.max_nodes, max_restarts)
+        spec = WorkerSpec(
+            entrypoint="x", local_world_size=local_world_size, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0
+        )
+        self.group = WorkerGroup(spec)
+        self.member = Member(self.node_id, terms, settings.lease_s, settings.join_timeout_s)
+        self.is_finishing = False
+        self.welcomed_at = 1e9
+        self.is_leaving = False  # as somebody has asked it to
+        self.end = ""  # how it ended
+        self.alive: dict[int, int] = {}  # local rank to generation, of workers that run
+        self.round_of_workers: Assigned | None = None
+        self.server: Server | None = None
+        self.stream: End | None = None
+        self.listener: Listener | None = None
+        self.claimed_at = 0.0
+        self.started_at = world.now
+        self.asking = Asking(world, board, self)
+        self._connecting: list[bool] = [True]  # whether it is cancelled
+        self._ports = 1000 * number
+        self._tokens = 0
+        self._group_desk = self.open_desk("group", self.group, self._carry_out_for_group, g.DeadlinePassed())
+        self._member_desk = self.open_desk("member", self.member, self._carry_out_for_member, m.DeadlinePassed())
+        self.mail(self._group_desk, g.Start())
+        self.drain()
+
+    def __repr__(self) -> str:
+        return self.node_id
+
+    def after_handling(self, desk: Desk) -> None:
+        if desk is self._group_desk and self.group.is_done and not self.is_finishing:
+            self.is_finishing = True
+            self.world.after(0.0, lambda: self.post("finish", self._finish))
+            self.close_desk(desk)
+        for_server = getattr(desk.carry_out, "__self__", None)
+        if isinstance(for_server, Server):
+            for_server.changed()
+
+    def crash(self, how: str) -> None:
+        """SIGKILL, after which the kernel tidies up; or, `dark`, the machine is off."""
+        self.world.note(self.node_id, f"crashes ({how})")
+        if how == "dark":
+            self.world.dark.add(self.host)
+        self._end("crashed", how)
+
+    def _end(self, end: str, how: str) -> None:
+        self.is_alive, self.end = False, end
+        self.alive = {}
+        for stream in [*(self.server.streams.values() if self.server else ()), *([self.stream] if self.stream else ())]:
+            if how == FIN:
+                stream.close()
+            stream.end(how)
+        for listener in (self.listener, self.server.listener if self.server else None):
+            if listener is not None:
+                listener.close()
+
+    def ask_to_leave(self) -> None:
+        self.is_leaving = True
+        self.post("signal", lambda: self.mail(self._group_desk, g.StopRequested()))
+
+    # The supervisor.
+
+    def _carry_out_for_group(self, action: g.Action) -> None:
+        match action:
+            case g.Join():
+                assert not self.alive, "ready, and workers run"
+                node = Node(self.node_id, self.host, "", self.group.spec.local_world_size, "", 29500, self.preferred)
+                self._tell(Ready(node))
+            case g.Spawn(generation, assigned):
+                self._spawn(generation, assigned)
+            case g.TellFailed(round_, failure):
+                self.watcher.failed(self, round_)
+                self._tell(Failed(self.node_id, round_, failure))
+            case g.TellSucceeded(round_):
+                self._tell(Succeeded(self.node_id, round_))
+            case g.TellLeft(reason):
+                self._tell(Left(self.node_id, reason))
+            case g.Stop(generation, local_ranks, signum):
+                for rank in local_ranks:
+                    self._signal(generation, rank, signum)
+            case g.Finish():
+                pass
+
+    @property
+    def preferred(self) -> int | None:
+        return self.settings.node_rank
+
+    def _tell(self, message: NodeMessage) -> None:
+        self.mail(self._member_desk, m.Told(message))
+
+    def _deliver(self, message: CoordinatorMessage) -> None:
+        self.watcher.heard(self, message)
+        if not isinstance(message, Waiting):
+            self.mail(self._group_desk, message)
+
+    def _finish(self) -> None:
+        if self.server is not None:
+            self.server.finish(self._finish_stream)
+        else:
+            self._finish_stream()
+
+    def _finish_stream(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+        self.world.after(0.001, lambda: self.post("finish", self._leave))
+
+    def _leave(self) -> None:
+        self.world.note(self.node_id, f"ends: {self.group.state.name}, {self.group.reason}")
+        self._end(self.group.state.name, FIN)
+
+    # Workers.
+
+    def _spawn(self, generation: int, assigned: Assigned) -> None:
+        assert not self.alive, "two generations alive at once"
+        self.watcher.spawns(self, assigned)
+        work = self._work = self.work(self)
+        ranks = range(self.group.spec.local_world_size)
+        self.alive, self.round_of_workers = dict.fromkeys(ranks, generation), assigned
+        self._mail_later(self.world.random.uniform(0, 0.1), g.Spawned(generation, {rank: rank for rank in ranks}))
+        for rank in ranks:
+            if work.fails_after_s is not None and rank == 0:
+                self._exit_later(0.1 + work.fails_after_s, generation, rank, self._failure(rank))
+            elif work.succeeds_after_s is not None:
+                self._exit_later(0.1 + work.succeeds_after_s, generation, rank, None)
+
+    def _mail_later(self, delay_s: float, event: g.Event) -> None:
+        self.world.after(delay_s, lambda: self.post("workers", lambda: self.mail(self._group_desk, event)))
+
+    def _failure(self, rank: int) -> FailureReport:
+        return FailureReport(self.host, self.group.workers[rank].global_rank, rank, 1, 1, "ValueError", "", 0)
+
+    def _exit_later(self, delay_s: float, generation: int, rank: int, failure: FailureReport | None) -> None:
+        self.world.after(delay_s, lambda: self.worker_exits(generation, rank, failure))
+
+    def worker_exits(self, generation: int, rank: int, failure: FailureReport | None) -> None:
+        if self.alive.get(rank) != generation:
+            return
+        leftover_s = self._work.leaves_something_s
+        self.post("workers", lambda: self.mail(self._group_desk, g.Exited(generation, rank, failure)))
+        del self.alive[rank]
+        self._mail_later(leftover_s, g.Cleared(generation, rank))
+
+    def fail_now(self) -> None:
+        """A worker fails."""
+        rank, generation = next(iter(self.alive.items()))
+        self.worker_exits(generation, rank, self._failure(rank))
+
+    def succeed_now(self) -> None:
+        for rank, generation in list(self.alive.items()):
+            self.worker_exits(generation, rank, None)
+
+    def _signal(self, generation: int, rank: int, signum: int) -> None:
+        if signum == signal.SIGKILL or not self._work.ignores_term:
+            self._exit_later(self.world.random.uniform(0, 0.5), generation, rank, None)
+
+    # The link.
+
+    def _carry_out_for_member(self, action: m.Action) -> None:
+        match action:
+            case m.Look():
+                self._ask_board("look", self.board.read)
+            case m.Claim(seen, above):
+                self._claim(seen, above)
+            case m.TakeChair(reign, is_heir):
+                self._take_chair(reign, is_heir=is_heir)
+            case m.Connect(conn, reign):
+                self._disconnect()
+                self._connect(conn, reign)
+            case m.Disconnect():
+                self._disconnect()
+            case m.Tell(message):
+                if self.stream is not None:
+                    self.stream.send(message)
+            case m.Deliver(message):
+                self._deliver(message)
+            case m.GiveUp(reason):
+                self.world.note(self.node_id, f"gives up: {reason}")
+                self._end("gave up", FIN)
+
+    def _ask_board(self, name: str, do: Callable[[], Reign | None], *, is_claim: bool = False) -> None:
+        def done(is_known: bool, value: Any) -> None:
+            if not is_known:
+                self.mail(self._member_desk, m.BoardFailed(value))
+            elif is_claim and value is None:
+                self.mail(self._member_desk, m.NotOurs())
+            else:
+                self.mail(self._member_desk, m.Seen(value))
+
+        self.asking.ask(name, do, self.member.lease_s, done)
+
+    def _claim(self, seen: Reign | None, above: int) -> None:
+        self.claimed_at = self.now
+        if self.listener is None:
+            self._ports += 1
+            self.listener = Listener(self.world, self, self._ports)
+        self._tokens += 1
+        claim = Claim(self.node_id, (self.host,), self.listener.port, f"{self.node_id} {self._tokens}")
+        self._ask_board("claim", lambda: self.board.claim(claim, seen, above), is_claim=True)
+
+    def _take_chair(self, reign: Reign, *, is_heir: bool) -> None:
+        if self.listener is None or reign.claim.port != self.listener.port:
+            self.mail(self._member_desk, m.ChairLost())
+            return
+        settings = self.settings
+        coordinator = Coordinator(
+            settings.min_nodes,
+            settings.max_nodes,
+            self.policy,
+            last_call_timeout_s=settings.last_call_timeout_s,
+            join_timeout_s=settings.join_timeout_s,
+            settle_time_s=settings.settle_time_s,
+            recovery_timeout_s=settings.lease_s,
+            own_node_id=self.node_id,
+            is_heir=is_heir,
+        )
+        chair = Chair(
+            self.member.terms,
+            reign.claim.token,
+            Tenure(reign.epoch, settings.lease_s, self.claimed_at, reign.beat or 0),
+            coordinator,
+        )
+        listener, self.listener = self.listener, None
+        assert self.server is None, "two chairs"
+        self.server = Server(self, chair, reign, listener)
+
+    def vacated(self) -> None:
+        self.server = None
+        self.mail(self._member_desk, m.ChairLost())
+
+    def _disconnect(self) -> None:
+        self._connecting[0] = True
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def _connect(self, conn: int, reign: Reign) -> None:
+        is_cancelled = self._connecting = [False]
+
+        def heard(message: Any) -> None:
+            if isinstance(message, Welcome):
+                self.welcomed_at = min(self.welcomed_at, self.world.now)
+            self.mail(self._member_desk, m.Heard(conn, message))
+
+        def connected(end: End) -> None:
+            if is_cancelled[0]:
+                end.is_told = True
+                end.close()
+                return
+            self.stream = end
+            end.on_message = heard
+            end.on_closed = lambda: self.mail(self._member_desk, m.Broken(conn, "the coordinator is gone"))
+            self.mail(self._member_desk, m.Connected(conn))
+
+        def failed(is_refused: bool, reason: str) -> None:
+            if not is_cancelled[0]:
+                self.mail(self._member_desk, m.ConnectFailed(conn, is_refused, reason))
+
+        self.world.connect(self, reign.claim.addresses[0], reign.claim.port, connected, failed)
+
+
+class Server:
+    """The coordinator on the wire (`rdzv/server.py`)."""
+
+    def __init__(self, agent: Agent, chair: Chair, reign: Reign, listener: Listener) -> None:
+        self.agent, self.chair, self.reign, self.listener = agent, chair, reign, listener
+        self.streams: dict[int, End] = {}
+        self._count = 0
+        self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
+        self.desk = agent.open_desk("chair", chair, self.carry_out, c.DeadlinePassed())
+        self._nodes: dict[int, str] = {}  # connection to who speaks there
+        listener.serve(self._accept)
+        agent.arm(self.desk)
+
+    def _accept(self, end: End) -> None:
+        self._count += 1
+        conn = self._count
+        self.streams[conn] = end
+        mail = self.agent.mail
+        is_here = end.peer.host == self.agent.host
+        peer, way = ("127.0.0.1", "127.0.0.1") if is_here else (end.peer.host, self.agent.host)
+
+        def message(message: Any) -> None:
+            mail(self.desk, c.Received(conn, message))
+
+        def closed() -> None:
+            self.streams.pop(conn, None)
+            mail(self.desk, c.Closed(conn))
+
+        end.on_message, end.on_closed = message, closed
+        mail(self.desk, c.Opened(conn, peer, way))
+
+    def carry_out(self, action: c.Action) -> None:
+        agent = self.agent
+        match action:
+            case c.Say(conn, message):
+                if conn in self.streams:
+                    node_id = getattr(self.streams[conn].peer.process, "node_id", "")
+                    agent.watcher.said(agent, self.chair, node_id, message)
+                    self.streams[conn].send(message)
+            case c.Drop(conn):
+                if conn in self.streams:
+                    self.streams[conn].close()
+            case c.Keep():
+                agent.asking.ask("keep", lambda: agent.board.keep(self.reign), self.chair.lease_s, self._kept)
+            case c.Reclaim(above):
+                self._reclaim(above)
+            case c.Publish(verdict):
+                agent.asking.ask(
+                    "publish", lambda: agent.board.close(self.reign, verdict), self.chair.lease_s, self._published
+                )
+            case c.Vacate():
+                agent.vacated()
+                self._stop()
+
+    def _stop(self) -> None:
+        self.agent.close_desk(self.desk)
+        self.listener.close()
+        for stream in list(self.streams.values()):
+            stream.close()
+
+    def _kept(self, is_known: bool, value: Any) -> None:
+        self.agent.mail(self.desk, c.Kept(value) if is_known else c.KeepFailed(value))
+
+    def _published(self, is_known: bool, value: Any) -> None:
+        if is_known:
+            self.agent.mail(self.desk, c.Published(value))
+
+    def _reclaim(self, above: int) -> None:
+        reign = self.reign
+
+        def done(is_known: bool, value: Any) -> None:
+            if not is_known or value is None or value.claim != reign.claim:
+                self.agent.mail(self.desk, c.Reclaimed(None))
+            else:
+                self.reign = value
+                self.agent.mail(self.desk, c.Reclaimed(value.epoch))
+
+        self.agent.asking.ask(
+            "reclaim", lambda: self.agent.board.claim(reign.claim, reign, above), self.chair.lease_s, done
+        )
+
+    def changed(self) -> None:
+        if self._finishing is not None and (self.chair.is_empty or not self.chair.coordinator.is_closed):
+            then, self._finishing = self._finishing, None
+            then()
+
+    def finish(self, then: Callable[[], None]) -> None:
+        world, agent = self.agent.world, self.agent
+
+        def timed_out() -> None:
+            if self._finishing is not None:
+                resign, self._finishing = self._finishing, None
+                resign()
+
+        def resign() -> None:
+            chair = self.chair
+            if chair.is_vacated or (chair.coordinator.is_closed and not chair.has_told_all):
+                then()
+            else:
+                reign = self.reign
+                agent.mail(
+                    self.desk, c.Resigned()
+                )  # first: what the board has been told must be decided by nobody here
+                agent.asking.ask("resign", lambda: agent.board.resign(reign), FAREWELL_S, lambda *_: then())
+
+        self._finishing = resign
+        world.after(FAREWELL_S, lambda: agent.post("finish", timed_out))
+        self.changed()

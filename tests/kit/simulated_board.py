@@ -1,0 +1,198 @@
+"""The board of the simulation: real semantics, and whatever may go wrong on the way to it.
+
+It does one thing at a time.  Request and answer may be late or lost, each by itself: a claim whose answer is lost has
+been made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.record import Record
+from kit.simulated_world import Process, World
+
+BOARD = "board"  # its host
+
+
+class BoardFaults(Record):
+    """How often an operation on the board goes wrong."""
+
+    request_lost: float = 0.0
+    answer_lost: float = 0.0
+    late: float = 0.0  # done seconds after whoever asked was told that it failed
+
+
+class BoardDownError(Exception): ...
+
+
+class Board:
+    """What the board says of the one run id there is.
+
+    Args:
+        world: where it stands.
+        ttl_s: seconds after which it forgets a reign that is not kept; `None`: it counts the keeps instead.
+    """
+
+    def __init__(self, world: World, ttl_s: float | None) -> None:
+        self._world, self._ttl_s = world, ttl_s
+        self.faults = BoardFaults()
+        self.is_up = True
+        self.is_silent = False  # and nobody gets an answer
+        self.wiped_at = -1.0
+        self.claims: list[tuple[float, Reign]] = []  # when each was made
+        self.closed_at: float | None = None  # when it was told how the job ended
+        self._closed_token = ""
+        self.usurper = ""  # who claimed a reign that said so
+        self.usurped_at = 0.0
+        self._reign: Reign | None = None
+        self._epoch = 0
+        self._is_new = True
+        self._forgets_at = 0.0
+
+    @property
+    def reign(self) -> Reign | None:
+        if self._ttl_s is not None and self._world.now >= self._forgets_at:
+            self._reign = None
+        return self._reign
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether it was told how the job ended, and does not say so any more."""
+        return self.closed_at is not None and (self.reign is None or self.reign.claim.token != self._closed_token)
+
+    def wipe(self) -> None:
+        self._reign, self._epoch, self._is_new, self.wiped_at = None, 0, True, self._world.now
+
+    def read(self) -> Reign | None:
+        self._reach()
+        return self.reign
+
+    def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+        self._reach()
+        if self.reign != seen:
+            return self.reign
+        if seen is not None and seen.verdict:
+            self.usurper, self.usurped_at = claim.node_id, self._world.now
+        self._epoch = max(above, self._epoch) + 1
+        self._write(Reign(self._epoch, claim, beat=0 if self._ttl_s is None else None))
+        assert self._reign is not None
+        self.claims.append((self._world.now, self._reign))
+        return self._reign
+
+    def keep(self, reign: Reign) -> bool:
+        try:
+            self._reach()
+        except BoardDownError:
+            if self._ttl_s is None:
+                return True  # what does not exist can be claimed by nobody
+            raise
+        now = self._mine(reign)
+        if now is None:
+            return False
+        beat = None if now.beat is None else now.beat + 1
+        self._write(Reign(now.epoch, now.claim, beat, now.verdict))
+        return True
+
+    def close(self, reign: Reign, verdict: str) -> bool:
+        self._reach()
+        now = self._mine(reign)
+        if now is None:
+            return False
+        forgets_at = self._forgets_at
+        if self.closed_at is None:
+            self.closed_at, self._closed_token = self._world.now, now.claim.token
+        self._write(Reign(now.epoch, now.claim, now.beat, verdict))
+        self._forgets_at = forgets_at
+        return True
+
+    def resign(self, reign: Reign) -> None:
+        self._reach()
+        if is_same_reign(self.reign, reign):
+            self._reign = None
+
+    def _mine(self, reign: Reign) -> Reign | None:
+        if self._is_new and self._ttl_s is None:
+            return reign  # the store is a new one, so nobody has claimed it: what it said goes on
+        return self.reign if is_same_reign(self.reign, reign) else None
+
+    def _reach(self) -> None:
+        if not self.is_up:
+            raise BoardDownError
+
+    def _write(self, reign: Reign) -> None:
+        self._reign, self._epoch, self._is_new = reign, max(self._epoch, reign.epoch), False
+        if self._ttl_s is not None:  # etcd forgets with the next of its ticks
+            self._forgets_at = self._world.now + self._ttl_s + self._world.random.uniform(0, 1)
+
+
+class Asking:
+    """One process's way to the board: one question at a time."""
+
+    def __init__(self, world: World, board: Board, process: Process) -> None:
+        self._world, self._board, self._process = world, board, process
+        self._waiting: deque[_Question] = deque()
+        self._asked: _Question | None = None
+
+    def ask(self, name: str, do: Callable[[], Any], limit_s: float, done: Callable[[bool, Any], None]) -> None:
+        """Has something done on the board; `done` is called with whether we know, and what it gave."""
+        question = _Question(name, do, done)
+        self._waiting.append(question)
+        self._world.after(limit_s, lambda: self._answer(question, False, "no answer in time"))
+        self._next()
+
+    def _next(self) -> None:
+        if self._asked is not None or not self._waiting:
+            return
+        question = self._asked = self._waiting.popleft()
+        host, faults, chance = self._process.host, self._board.faults, self._world.random.random()
+        if chance < faults.request_lost:
+            self._fail_soon(question)
+            return
+        if chance < faults.request_lost + faults.late:
+            self._fail_soon(question)
+            self._world.after(self._world.random.uniform(0, 8), lambda: self._do(question))
+            return
+        self._world.after(self._world.delay(), lambda: self._world.carry(host, BOARD, lambda: self._do(question)))
+
+    def _fail_soon(self, question: _Question) -> None:
+        delay_s = self._world.random.uniform(0, 0.5)
+        self._world.after(delay_s, lambda: self._answer(question, False, "the connection to it broke"))
+
+    def _do(self, question: _Question) -> None:
+        if self._board.is_silent:
+            return
+        try:
+            is_known, value = True, question.do()
+        except BoardDownError:
+            is_known, value = False, "it is down"
+        self._world.note(BOARD, f"{question.name} of {self._process}: {'' if is_known else 'not '}done", [value])
+        if self._world.random.random() < self._board.faults.answer_lost:
+            self._fail_soon(question)
+            return
+        host = self._process.host
+        delay_s = self._world.delay()
+        answer = lambda: self._answer(question, is_known, value)  # noqa: E731
+        self._world.after(delay_s, lambda: self._world.carry(BOARD, host, answer))
+
+    def _answer(self, question: _Question, is_known: bool, value: Any) -> None:
+        self._process.post(self, lambda: self._hear(question, is_known, value))
+
+    def _hear(self, question: _Question, is_known: bool, value: Any) -> None:
+        if question.is_over:
+            return
+        question.is_over = True
+        if self._asked is question:
+            self._asked = None
+        else:
+            self._waiting.remove(question)
+        question.done(is_known, value)
+        self._next()
+
+
+class _Question:
+    def __init__(self, name: str, do: Callable[[], Any], done: Callable[[bool, Any], None]) -> None:
+        self.name, self.do, self.done, self.is_over = name, do, done, False

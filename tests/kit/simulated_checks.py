@@ -1,0 +1,244 @@
+"""What always holds in a simulation, by books of its own: what was said, heard and started, and when.
+
+Nothing is read back from the machines under test but what an outsider sees too: which connections there are, and
+which processes run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.member.member import Phase as MemberPhase
+from aelastic.rdzv.protocol.messages import (
+    Assigned,
+    CoordinatorMessage,
+    Ended,
+    Interrupted,
+    Outcome,
+)
+from kit.simulated_agent import Agent
+from kit.simulated_board import Board
+from kit.simulated_world import World
+
+
+class BrokenPromiseError(AssertionError):
+    """An invariant does not hold."""
+
+
+class ForgottenError(Exception):
+    """The job has ended, and nothing that outlives its agents says so: what goes on is another job.
+
+    It comes from a board that could not be told, that was wiped or died with its host, or that keeps what it is told
+    for a lease only while a node was away for longer.
+    """
+
+
+@dataclass(eq=False)
+class Round:
+    """What one coordinator said about one round."""
+
+    number: int
+    token: str  # of the reign
+    began_at: float
+    common: tuple[Any, ...]  # what all are told alike
+    heard: dict[str, Assigned] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"round {self.number} of {self.token}"
+
+
+class Checks:
+    def __init__(self, world: World, board: Board, min_nodes: int, max_nodes: int, max_restarts: int) -> None:
+        self._world, self._board = world, board
+        self._min_nodes, self._max_nodes, self._max_restarts = min_nodes, max_nodes, max_restarts
+        self.agents: list[Agent] = []
+        self.rounds: dict[tuple[str, int], Round] = {}
+        self.failed_in: set[Round] = set()
+        self.verdicts: list[Ended] = []  # as agents have heard them
+        self.verdict_at: float | None = None
+        self._is_published = False  # the board knew it first
+        self._last_said: dict[tuple[str, str], Any] = {}  # token and node
+        self._counts: dict[str, int] = {}
+        self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
+        self._ended: set[str] = set()
+
+    # The coordinators.
+
+    def said(self, agent: Agent, chair: Chair, node_id: str, message: Any) -> None:
+        match message:
+            case Assigned():
+                self._check_tenure(chair, message)
+                self._on_assigned(agent, chair, node_id, message)
+            case Interrupted():
+                self._check_tenure(chair, message)
+            case Ended():
+                if message.outcome is not Outcome.REPLACED:
+                    self._on_verdict(message)
+            case _:
+                return
+        self._last_said[chair.token, node_id] = message
+
+    def _check_tenure(self, chair: Chair, message: Any) -> None:
+        made = next(at for at, reign in self._board.claims if reign.claim.token == chair.token)
+        displaced_at, newest = self._board.claims[-1]
+        if newest.claim.token == chair.token or self._board.wiped_at >= made:
+            return
+        claimant = next(agent for agent in self.agents if agent.node_id == newest.claim.node_id)
+        # Whose clock jumps may think too soon that a beat stands still; then two decide until the first is told by the
+        # board, each for those that are connected to it.
+        if displaced_at - claimant.jumped_at > 2 * chair.lease_s:
+            self.fail(f"{chair.token} decides ({message}), and the board says that {newest.claim.token} reigns")
+
+    def _on_assigned(self, agent: Agent, chair: Chair, node_id: str, message: Assigned) -> None:
+        ranks = message.ranks
+        common = (
+            message.restart_count,
+            message.master_addr,
+            message.master_port,
+            message.coordinator_rank,
+            ranks.world_size,
+            ranks.group_world_size,
+        )
+        round_ = self.rounds.get((chair.token, message.round))
+        if round_ is None:
+            round_ = Round(message.round, chair.token, self._world.now, common)
+            self.rounds[chair.token, message.round] = round_
+            self._on_begun(agent, chair, round_, message)
+        if round_.common != common or round_.heard.setdefault(node_id, message) != message:
+            self.fail(f"{round_} looks different to different nodes")
+        spans = sorted(
+            (m.ranks.group_rank, m.ranks.first_rank, m.ranks.local_world_size) for m in round_.heard.values()
+        )
+        at = 0
+        for group_rank, first, size in spans:
+            if first < at or not 0 <= group_rank < ranks.group_world_size:
+                self.fail(f"ranks of {round_} are not unique: {spans}")
+            at = first + size
+        if len({group_rank for group_rank, _, _ in spans}) < len(spans) or at > ranks.world_size:
+            self.fail(f"ranks of {round_} are not unique: {spans}")
+        if len(spans) == ranks.group_world_size and sum(size for _, _, size in spans) != ranks.world_size:
+            self.fail(f"ranks of {round_} are not 0 to n-1: {spans}")
+
+    def _on_begun(self, agent: Agent, chair: Chair, round_: Round, message: Assigned) -> None:
+        if self.verdict_at is not None:
+            self._on_begun_again(round_)
+        if not self._min_nodes <= message.ranks.group_world_size <= self._max_nodes:
+            self.fail(f"{round_} has {message.ranks.group_world_size} nodes")
+        if message.restart_count > min(self._max_restarts, len(self.failed_in)):
+            self.fail(f"{round_} has restart count {message.restart_count}, {len(self.failed_in)} rounds have failed")
+        # What is said with it is said in the same breath.
+        self._world.after(0.0, lambda: self._check_others(agent, chair, round_))
+
+    def _check_others(self, agent: Agent, chair: Chair, round_: Round) -> None:
+        """Whoever the coordinator is connected to has no workers of another round, or was told to stop them."""
+        for other in self.agents:
+            workers_of = other.round_of_workers
+            if not other.alive or workers_of is None or workers_of.round == round_.number:
+                continue
+            if not self._is_connected(other, agent):
+                continue  # it is lost, and will be told when it comes back
+            last = self._last_said.get((chair.token, other.node_id))
+            is_told = isinstance(last, Interrupted | Ended) or (
+                isinstance(last, Assigned) and last.round >= round_.number
+            )
+            if not is_told and other.group.phase.value not in {"stopping", "done"}:
+                self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: nobody has told it")
+
+    def _on_begun_again(self, round_: Round) -> None:
+        """Closed stays closed, as long as the board can say so."""
+        if not self._is_forgotten:
+            self.fail(f"{round_} begins after a verdict: {self.verdicts[0]}")
+        raise ForgottenError(f"{round_} begins after a verdict that is not on the board")
+
+    def give_up_if_forgotten(self) -> None:
+        if self.verdicts and self._is_forgotten:
+            raise ForgottenError("a verdict is not on the board")
+
+    @property
+    def _is_forgotten(self) -> bool:
+        usurpers = [agent for agent in self.agents if agent.node_id == self._board.usurper]
+        if any(agent.welcomed_at < self._board.usurped_at for agent in usurpers):
+            return False  # it is of this job, and has read how it ended
+        return not self._is_published or self._board.has_forgotten
+
+    def _is_connected(self, member: Agent, to: Agent) -> bool:
+        if not member.is_alive or member.stream is None or member.member.phase is not MemberPhase.MEMBER:
+            return False
+        server_end = member.stream.peer
+        return server_end.process is to and server_end.is_open and member.stream.is_open
+
+    # The agents.
+
+    def spawns(self, agent: Agent, assigned: Assigned) -> None:
+        found = [
+            r for r in self.rounds.values() if r.number == assigned.round and r.heard.get(agent.node_id) == assigned
+        ]
+        if not found:
+            self.fail(f"{agent} starts workers of round {assigned.round}, and has no part in it")
+        round_ = found[-1]
+        last = self._round_of.get(agent.node_id)
+        if last is not None and round_.number <= last.number:
+            self.fail(f"{agent} goes back from {last} to {round_}")
+        if assigned.restart_count < self._counts.get(agent.node_id, 0):
+            self.fail(f"{agent}: the restart count falls to {assigned.restart_count}")
+        if agent.node_id in self._ended:
+            self.fail(f"{agent} starts workers after the verdict")
+        self._counts[agent.node_id] = assigned.restart_count
+        self._round_of[agent.node_id] = round_
+
+    def failed(self, agent: Agent, round_: int) -> None:
+        of = self._round_of[agent.node_id]
+        assert of.number == round_
+        self.failed_in.add(of)
+
+    def heard(self, agent: Agent, message: CoordinatorMessage) -> None:
+        if isinstance(message, Ended):
+            self._ended.add(agent.node_id)
+            if message.outcome is not Outcome.REPLACED:
+                self._on_verdict(message)
+
+    def _on_verdict(self, verdict: Ended) -> None:
+        if self.verdict_at is None:
+            self.verdict_at, self._is_published = self._world.now, self._board.closed_at is not None
+        if verdict not in self.verdicts:
+            self.verdicts.append(verdict)
+        if len(self.verdicts) > 1:
+            if self._is_forgotten:
+                raise ForgottenError(f"{verdict} comes after a verdict that is not on the board")
+            self.fail(f"two verdicts: {self.verdicts}")
+
+    # When it is calm.
+
+    def round_of(self, agent: Agent) -> Round | None:
+        return self._round_of.get(agent.node_id)
+
+    def disagreement(self) -> str:
+        """What keeps those that live from being in one round, or in a place to wait; empty if nothing."""
+        living = [agent for agent in self.agents if agent.is_alive]
+        if self.verdicts and living:
+            deaf = not self._board.is_up  # the board has gone with node0, and the verdict with it
+            return "" if deaf else f"{living} have not heard the verdict"
+        running = [agent for agent in living if agent.group.phase.value in {"running", "barrier"}]
+        waiting = [agent for agent in living if agent.group.phase.value == "joining"]
+        rest = [agent for agent in living if agent not in running and agent not in waiting]
+        rounds = {self.round_of(agent) for agent in running}
+        if rest:
+            return f"{rest} are on their way"
+        if len(rounds) > 1:
+            return f"there are rounds {rounds}"
+        if not running:
+            return f"nobody runs, {waiting} wait" if living else ""
+        (round_,) = rounds
+        assert round_ is not None
+        size = next(iter(round_.heard.values())).ranks.group_world_size
+        if len(running) != size:
+            return f"{len(running)} of {size} are in {round_}"
+        if waiting and size < self._max_nodes:
+            return f"there is room in {round_}, and {waiting} wait"
+        return ""
+
+    def fail(self, what: str) -> None:
+        self._world.note("PROMISE", what)
+        raise BrokenPromiseError(what)

@@ -1,0 +1,169 @@
+"""A process of the simulation: cores with their mailboxes and timers, on a clock of its machine, that may be frozen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kit.simulated_world import World
+
+
+@dataclass
+class Clock:
+    """One machine's monotonic clock: it never goes back, but for ahead it may jump."""
+
+    offset_s: float = 0.0
+    rate: float = 1.0
+
+    def local(self, true: float) -> float:
+        return self.offset_s + true * self.rate
+
+    def true(self, local: float) -> float:
+        return (local - self.offset_s) / self.rate
+
+
+@dataclass
+class Desk:
+    """A mailbox, and the core that reads it."""
+
+    name: str
+    core: Any
+    carry_out: Callable[[Any], None]
+    due: Any  # its `DeadlinePassed`
+    items: deque[Any] = field(default_factory=deque)
+    armed: float | None = None  # when its timer goes off, in true time
+    is_closed: bool = False
+
+
+class SimulatedProcess:
+    """Runs cores, each at its desk.
+
+    Args:
+        world: where it lives.
+        host: its machine.
+        clock: its machine's.
+    """
+
+    def __init__(self, world: World, host: str, clock: Clock) -> None:
+        self.world, self.host, self.clock = world, host, clock
+        self.is_alive, self.is_frozen = True, False
+        self.jumped_at = -1e9  # its clock, the last time
+        self.desks: list[Desk] = []
+        self._kept: list[tuple[object, Callable[[], None]]] = []  # while frozen
+        self._is_busy = False
+
+    @property
+    def now(self) -> float:
+        return self.clock.local(self.world.now)
+
+    def open_desk(self, name: str, core: Any, carry_out: Callable[[Any], None], due: Any) -> Desk:
+        desk = Desk(name, core, carry_out, due)
+        self.desks.append(desk)
+        return desk
+
+    def close_desk(self, desk: Desk) -> None:
+        desk.is_closed = True
+        desk.items.clear()
+        self.desks.remove(desk)
+
+    def mail(self, desk: Desk, event: Any) -> None:
+        if not desk.is_closed:
+            desk.items.append(event)
+
+    def post(self, source: object, call: Callable[[], None]) -> None:
+        if not self.is_alive:
+            return
+        if self.is_frozen:
+            self._kept.append((source, call))
+            return
+        call()
+        self.drain()
+
+    def drain(self) -> None:
+        """Reads the mailboxes until all are empty: whose turn it is, is chance."""
+        if self._is_busy:
+            return
+        self._is_busy = True
+        while self.is_alive and (full := [desk for desk in self.desks if desk.items]):
+            desk = full[0] if len(full) == 1 else self.world.random.choice(full)
+            self._handle(desk, desk.items.popleft())
+        self._is_busy = False
+
+    def _handle(self, desk: Desk, event: Any) -> None:
+        actions = desk.core.handle(event, self.now)
+        self.world.note(f"{self} {desk.name}", event, actions)
+        for action in actions:
+            if self.is_alive:
+                desk.carry_out(action)
+        if self.is_alive:
+            self.arm(desk)
+            self.after_handling(desk)
+
+    def after_handling(self, desk: Desk) -> None:
+        """What the shell does after each event."""
+
+    def arm(self, desk: Desk) -> None:
+        deadline = desk.core.deadline
+        if deadline is None:
+            return
+        true = max(self.clock.true(deadline), self.world.now) + self.world.random.uniform(1e-6, 0.003)
+        if desk.armed is None or true < desk.armed:
+            desk.armed = true
+            self.world.at(true, lambda: self._wake(desk, true))
+
+    def _wake(self, desk: Desk, armed: float) -> None:
+        if desk.armed != armed or not self.is_alive or self.is_frozen or desk.is_closed:
+            return
+        self._look_at_clock(desk)
+
+    def _look_at_clock(self, desk: Desk) -> None:
+        desk.armed = None
+        deadline = desk.core.deadline
+        if deadline is not None and self.now >= deadline and not desk.items:  # what is in the mailbox comes first
+            self._handle(desk, desk.due)
+            left = desk.core.deadline
+            assert left is None or left != deadline, f"{desk.name}: a deadline that has passed stays armed"
+            self.drain()
+        if not desk.is_closed:
+            self.arm(desk)
+
+    def freeze(self) -> None:
+        self.world.note(repr(self), "is frozen")
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Everything that was kept happens at once, and so do the timers: in any order, but in each source's own."""
+        if not self.is_alive or not self.is_frozen:
+            return
+        self.world.note(repr(self), "goes on")
+        self.is_frozen = False
+        sources: dict[object, deque[Callable[[], None]]] = {}
+        for source, call in self._kept:
+            sources.setdefault(source, deque()).append(call)
+        self._kept = []
+        for desk in self.desks:
+            sources[desk.name, "timer"] = deque([lambda desk=desk: self._look_at_clock(desk)])  # type: ignore[misc]
+        waiting = list(sources.values())
+        self._is_busy = True
+        while waiting and self.is_alive:
+            index = self.world.random.randrange(len(waiting))
+            waiting[index].popleft()()
+            if not waiting[index]:
+                waiting.pop(index)
+            if self.world.random.random() < 0.5:
+                self._is_busy = False
+                self.drain()
+                self._is_busy = True
+        self._is_busy = False
+        self.drain()
+
+    def jump(self, ahead_s: float) -> None:
+        """The clock runs ahead at once."""
+        self.world.note(repr(self), f"its clock jumps {ahead_s:.1f} s ahead")
+        self.clock.offset_s += ahead_s
+        self.jumped_at = self.world.now
+        for desk in self.desks:
+            desk.armed = None
+            self.arm(desk)

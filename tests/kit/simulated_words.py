@@ -1,0 +1,69 @@
+"""What happens in a simulation, in words that a person can read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.protocol.messages import Assigned, FailureReport, Hello, Interrupted, Node, Past, Terms
+from aelastic.record import Record
+
+
+def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
+    match what:
+        case Reign():
+            beat = "" if what.beat is None else f", beat {what.beat}"
+            return f"reign {what.epoch} of {what.claim.token}{beat}{', closed' if what.verdict else ''}"
+        case Claim():
+            return f"claim of {what.token}"
+        case Node():
+            return what.node_id
+        case FailureReport():
+            return f"failure of rank {what.rank}"
+        case Terms():
+            return ""
+        case Assigned():
+            ranks = what.ranks
+            return (
+                f"Assigned round {what.round}, group rank {ranks.group_rank} of {ranks.group_world_size}, "
+                f"restarts {what.restart_count}"
+            )
+        case Interrupted():
+            return f"Interrupted round {what.round}, restarts {what.restart_count}: {what.reason!r}"
+        case Past():
+            place = f"round {what.round} rank {what.group_rank} of {what.group_world_size}" if what.round else "new"
+            return f"{what.standing} ({place}, restarts {what.restart_count})"
+        case Hello():
+            return f"Hello from {what.node.node_id}: {in_words(what.past)}, knows epoch {what.seen_epoch}"
+        case Record():
+            fields = " ".join(in_words(value) for value in what.__dict__.values() if value not in (None, ""))
+            return f"{type(what).__name__} {fields}".rstrip()
+        case _:
+            return str(what)
+
+
+def without_repetition(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Of what comes again and again, with other numbers only (looks, keeps, beats), the first and the last."""
+    kept: list[tuple[float, str]] = []
+    last: dict[str, tuple[float, str]] = {}  # form of the words to the last time, if that was not kept
+    recent: Counter[str] = Counter()
+    for now, words in lines:
+        form = re.sub(r"\d+(?!#)\b", "", words) if _IDLE.search(words) else ""
+        if not form:
+            kept += sorted(last.values())
+            last.clear()
+            recent.clear()
+        elif recent[form]:
+            last[form] = now, words + " (again)"
+            continue
+        recent[form] += 1
+        kept.append((now, words))
+    return kept + sorted(last.values())
+
+
+_IDLE = re.compile(
+    r"DeadlinePassed( \| (Look|Tell Alive|Keep))*$|BoardFailed|Seen|Heard \d+ Beat|Kept|Received \d+ Alive|^board .*(look|keep)"
+)

@@ -1,0 +1,449 @@
+# ruff: noqa: T201  a program says what it found
+"""The rendezvous, simulated: the real cores of a whole job, among faults that one seed brings about.
+
+`python tests/simulation.py SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
+A seed decides everything: the size of the job, the board, who fails when, each delay, and what goes wrong.  At
+`until_s` all faults stop; then all who live must come to one round, or to one verdict, within `AGREE_WITHIN_S`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from aelastic.rdzv.settings import RendezvousSettings
+from kit.simulated_agent import Agent, Work
+from kit.simulated_board import BOARD, Board, BoardFaults
+from kit.simulated_checks import Checks, ForgottenError
+from kit.simulated_process import Clock
+from kit.simulated_words import in_words, without_repetition
+from kit.simulated_world import FIN, RST, World
+
+LEASE_S = 5.0
+# Lease, election, recovery (a lease), a worker that ignores SIGTERM, settling, and that once more for who comes late.
+AGREE_WITHIN_S = 40.0
+LINES = 200
+NO_BOARD_FAULTS = BoardFaults()
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, and how often: numbers are of a whole run, chances between 0 and 1."""
+
+    until_s: float = 60.0
+    cuts: int = 0  # between two hosts, or a host and the board
+    isolations: int = 0  # a host from all others, at times from the board too
+    breaks: int = 0  # of one connection
+    freezes: int = 0
+    crashes: int = 0
+    leaves: int = 0
+    jumps: int = 0  # of a clock, ahead
+    board_downs: int = 0
+    board_wipes: int = 0
+    board: BoardFaults = NO_BOARD_FAULTS
+    slow: float = 0.0  # chance of a message
+    slow_s: float = 1.0
+    drift: float = 0.01
+    worker_fails: float = 0.0  # chance of a generation
+    worker_ignores_term: float = 0.0
+    leaves_something: float = 0.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """The job."""
+
+    nodes: int = 3
+    min_nodes: int = 1
+    max_nodes: int = 3
+    max_restarts: int = 3
+    is_leased: bool = False  # the board forgets dead coordinators
+    is_board_on_node0: bool = False  # and lives and dies with the agent there
+    has_ranks: bool = False  # nodes are told their rank, and have the same when they come again
+    works_s: float | None = None  # after so long in one round workers succeed
+    join_timeout_s: float = 120.0
+    last_call_timeout_s: float = 2.0
+
+
+class Simulation:
+    def __init__(self, seed: int, size: Size, faults: Faults) -> None:
+        self.seed, self.size, self.faults = seed, size, faults
+        self.world = World(seed, slow=faults.slow, slow_s=faults.slow_s)
+        self.random = self.world.random
+        self.board = Board(self.world, LEASE_S if size.is_leased else None)
+        self.checks = Checks(self.world, self.board, size.min_nodes, size.max_nodes, size.max_restarts)
+        self.agents = self.checks.agents
+        self.is_calm, self.is_work_done = False, False
+        self.is_forgotten = False  # the job ended, and what came after it was another
+        self.agreed_after_s = 0.0
+        self._number = 0
+        self._clocks: dict[str, Clock] = {}
+
+    # The job.
+
+    @property
+    def hosts(self) -> list[str]:
+        return [f"node{index}" for index in range(self.size.nodes)]
+
+    @property
+    def living(self) -> list[Agent]:
+        return [agent for agent in self.agents if agent.is_alive]
+
+    def on(self, host: str) -> Agent | None:
+        return next((agent for agent in self.agents if agent.is_alive and agent.host == host), None)
+
+    def start(self, host: str) -> Agent | None:
+        if self.on(host) is not None:
+            return None
+        self.world.dark.discard(host)
+        if host not in self._clocks:
+            drift = self.random.uniform(-self.faults.drift, self.faults.drift)
+            self._clocks[host] = Clock(self.random.uniform(0, 1000), 1 + drift)
+        size = self.size
+        settings = RendezvousSettings(
+            "c10d",
+            "node0:29400",
+            size.min_nodes,
+            size.max_nodes,
+            node_rank=int(host.removeprefix("node")) if size.has_ranks else None,
+            config={
+                "join_timeout": str(size.join_timeout_s),
+                "last_call_timeout": str(size.last_call_timeout_s),
+                "lease": str(LEASE_S),
+            },
+        )
+        self._number += 1
+        self.world.note(f"{host}#{self._number}", "starts")
+        if size.is_board_on_node0 and host == "node0":
+            self.board.is_up = True
+        agent = Agent(
+            self.world,
+            self.board,
+            self.checks,
+            settings,
+            size.max_restarts,
+            host,
+            self._number,
+            self.work,
+            self._clocks[host],
+        )
+        self.agents.append(agent)
+        return agent
+
+    def work(self, agent: Agent) -> Work:
+        if self.is_calm:
+            return Work(succeeds_after_s=0.5 if self.is_work_done else None)
+        random, faults, work_s = self.random, self.faults, self.size.works_s
+        return Work(
+            fails_after_s=random.uniform(0, 10) if random.random() < faults.worker_fails else None,
+            succeeds_after_s=None if work_s is None else work_s * random.uniform(0.9, 1.1),
+            ignores_term=random.random() < faults.worker_ignores_term,
+            leaves_something_s=random.uniform(0, 3) if random.random() < faults.leaves_something else 0.02,
+        )
+
+    def gone(self, host: str) -> None:
+        if self.size.is_board_on_node0 and host == "node0":
+            self.world.note(BOARD, "is gone with node0")
+            self.board.is_up = False
+            self.board.wipe()
+
+    # Faults.
+
+    def plan(self) -> None:
+        """Decides when what goes wrong."""
+        until_s = self.faults.until_s
+        for host in self.hosts:
+            self.world.at(self.random.uniform(0, 2), partial(self.restart, host))
+        kinds: list[tuple[int, Callable[[], None]]] = [
+            (self.faults.cuts, self.cut),
+            (self.faults.isolations, self.isolate),
+            (self.faults.breaks, self.break_one),
+            (self.faults.freezes, self.freeze),
+            (self.faults.crashes, self.crash),
+            (self.faults.leaves, self.leave),
+            (self.faults.jumps, self.jump),
+            (self.faults.board_downs, self.take_board_down),
+            (self.faults.board_wipes, self.wipe_board),
+        ]
+        for count, do in kinds:
+            for _ in range(count):
+                self.world.at(self.random.uniform(0, until_s), do)
+        self.board.faults = self.faults.board
+
+    def a_while(self) -> float:
+        """Some faults are over at once, some outlast every lease."""
+        return self.random.choice((0.3, 2.0, 6.0, 15.0)) * self.random.uniform(0.5, 1.2)
+
+    def some(self) -> Agent | None:
+        living = [agent for agent in self.living if not agent.is_frozen]
+        return self.random.choice(living) if living else None
+
+    def cut(self) -> None:
+        one, other = self.random.sample([*self.hosts, BOARD], 2)
+        ways = [(one, other), (other, one)]
+        self._cut(ways if self.random.random() < 0.6 else ways[:1])
+
+    def isolate(self) -> None:
+        host = self.random.choice(self.hosts)
+        others = [other for other in self.hosts if other != host] + ([BOARD] if self.random.random() < 0.5 else [])
+        self._cut([way for other in others for way in ((host, other), (other, host))])
+
+    def _cut(self, ways: list[tuple[str, str]]) -> None:
+        self.world.note("NETWORK", f"cut: {', '.join(f'{a} -> {b}' for a, b in ways)}")
+        self.world.cut.update(ways)
+
+        def heal() -> None:
+            self.world.note("NETWORK", f"healed: {', '.join(f'{a} -> {b}' for a, b in ways)}")
+            for way in ways:
+                self.world.heal(*way)
+
+        self.world.after(self.a_while(), heal)
+
+    def break_one(self) -> None:
+        agent = self.some()
+        if agent is not None and agent.stream is not None and agent.stream.is_open:
+            self.world.note("NETWORK", f"breaks the connection of {agent}")
+            agent.stream.break_off()
+
+    def freeze(self) -> None:
+        agent = self.some()
+        if agent is not None:
+            agent.freeze()
+            self.world.after(self.a_while(), agent.thaw)
+
+    def crash(self) -> None:
+        agent = self.some()
+        if agent is not None:
+            how = self.random.choice((FIN, FIN, RST, "dark"))
+            agent.crash(how)
+            self.gone(agent.host)
+            if self.random.random() < 0.7:
+                self.world.after(self.random.uniform(0.3, 12), lambda: self.restart(agent.host))
+
+    def restart(self, host: str) -> None:
+        if self.checks.verdict_at is None:
+            self.start(host)
+
+    def leave(self) -> None:
+        agent = self.some()
+        if agent is not None:
+            self.world.note(agent.node_id, "is asked to leave")
+            agent.ask_to_leave()
+            if self.random.random() < 0.3:
+                self.world.after(self.random.uniform(0, 2), agent.ask_to_leave)
+            if self.random.random() < 0.7:
+                self.world.after(self.random.uniform(1, 15), lambda: self.restart(agent.host))
+
+    def jump(self) -> None:
+        agent = self.some()
+        if agent is not None:
+            agent.jump(self.random.choice((0.5, 3.0, 8.0)))
+
+    def take_board_down(self) -> None:
+        """An etcd refuses and keeps what it knew; a TCPStore that refuses is no more, so this one is silent."""
+        self.world.note(BOARD, "is down")
+        if self.size.is_leased:
+            self.board.is_up = False
+        else:
+            self.board.is_silent = True
+        self.world.after(self.a_while(), self.take_board_up)
+
+    def take_board_up(self) -> None:
+        self.world.note(BOARD, "is up again")
+        self.board.is_silent = False
+        if self.size.is_leased:
+            self.board.is_up = True
+
+    def wipe_board(self) -> None:
+        self.world.note(BOARD, "is wiped")
+        self.board.wipe()
+
+    def calm_down(self) -> None:
+        """All faults stop."""
+        self.world.note("CALM", "all faults stop")
+        self.is_calm = True
+        self.board.faults = NO_BOARD_FAULTS
+        self.world.slow = 0.0
+        for way in sorted(self.world.cut):
+            self.world.heal(*way)
+        for agent in self.living:
+            agent.thaw()
+        self.take_board_up()
+        self.fill_up()
+        self.world.dark.clear()
+
+    def fill_up(self) -> None:
+        """So many nodes come again that the job can go on."""
+        if self.checks.verdict_at is not None:
+            return
+        for host in self.hosts:
+            staying = [agent for agent in self.living if not agent.is_leaving]
+            if len(staying) < self.size.min_nodes or (self.size.is_board_on_node0 and host == "node0"):
+                self.start(host)
+        self.world.after(1.0, self.fill_up)
+
+    # The run.
+
+    def run(self) -> None:
+        """Lets the seed come about.
+
+        Raises:
+            AssertionError: a promise was broken.
+        """
+        try:
+            self.plan()
+            self.watch_ends()
+            self.world.run(lambda: False, self.faults.until_s)
+            self.calm_down()
+            self.agree()
+            self.finish()
+        except ForgottenError as error:
+            self.world.note("END", error)
+            self.is_forgotten = True
+        except Exception as error:
+            error.add_note(self.story(LINES))
+            raise
+
+    def watch_ends(self) -> None:
+        """Whoever leaves node0 takes the board along."""
+        if not self.size.is_board_on_node0:
+            return
+
+        def look() -> None:
+            if self.on("node0") is None and self.board.is_up and self._number:
+                self.gone("node0")
+            self.world.after(0.2, look)
+
+        self.world.after(0.2, look)
+
+    def until(self, condition: Callable[[], object], within_s: float, what: str = "it") -> float:
+        """Lets time pass until something is so; gives how long that took.
+
+        Raises:
+            AssertionError: it is not within that time, or a promise was broken.
+        """
+        began = self.world.now
+        try:
+            if not self.world.run(lambda: bool(condition()), began + within_s):
+                self.checks.fail(f"{what} has not come about within {within_s:g} s")
+        except Exception as error:
+            error.add_note(self.story(LINES))
+            raise
+        return self.world.now - began
+
+    def agree(self) -> None:
+        calm_at = self.world.now
+        if not self.world.run(lambda: not self.checks.disagreement(), calm_at + AGREE_WITHIN_S):
+            self.checks.give_up_if_forgotten()
+            self.checks.fail(f"after {AGREE_WITHIN_S:g} s without faults {self.checks.disagreement()}")
+        self.agreed_after_s = self.world.now - calm_at
+
+    def finish(self) -> None:
+        self.is_work_done = True
+        for agent in self.living:
+            agent.succeed_now()
+        if not self.world.run(lambda: not self.living, self.world.now + 3 * AGREE_WITHIN_S):
+            self.checks.give_up_if_forgotten()
+            self.checks.fail(f"{self.living} do not come to an end")
+
+    def story(self, lines: int) -> str:
+        trace = [
+            (now, f"{who:16} {in_words(what)}{''.join(f' | {in_words(each)}' for each in then)}")
+            for now, who, what, then in self.world.trace
+        ]
+        told = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
+        head = f"seed {self.seed}: {_changed(self.size)}; {_changed(self.faults)}"
+        return "\n".join([head, *told[-lines:], f"replay: python tests/simulation.py {self.seed} --trace"])
+
+
+def _changed(values: Any) -> str:
+    """What is not as by default."""
+    default = type(values)()
+    pairs = [(field.name, getattr(values, field.name)) for field in fields(values)]
+    return ", ".join(f"{name} {value}" for name, value in pairs if value != getattr(default, name))
+
+
+def simulation_of(seed: int) -> Simulation:
+    """The job and the faults that a seed stands for."""
+    dice = random.Random(f"profile {seed}")
+    nodes = dice.choice((2, 3, 3, 4, 4, 5, 6))
+    min_nodes = dice.randint(1, nodes)
+    is_leased = dice.random() < 0.5
+    size = Size(
+        nodes=nodes,
+        min_nodes=min_nodes,
+        max_nodes=dice.randint(min_nodes, nodes),
+        max_restarts=dice.choice((1, 3, 100)),
+        is_leased=is_leased,
+        is_board_on_node0=not is_leased and dice.random() < 0.4,
+        has_ranks=dice.random() < 0.4,
+        works_s=dice.choice((None, None, None, 8.0, 25.0)),
+    )
+
+    busy = dice.choice((0.2, 0.4, 0.7))
+
+    def some(most: int) -> int:
+        """Each seed has some kinds of fault, and not the others: so each kind is also seen alone."""
+        return dice.randint(1, most) if dice.random() < busy else 0
+
+    def chance(most: float) -> float:
+        return dice.uniform(0, most) if dice.random() < busy else 0.0
+
+    faults = Faults(
+        cuts=some(5),
+        isolations=some(3),
+        breaks=some(8),
+        freezes=some(4),
+        crashes=some(6),
+        leaves=some(3),
+        jumps=some(2),
+        board_downs=some(2),
+        board_wipes=some(1) if not is_leased else 0,
+        board=BoardFaults(chance(0.3), chance(0.3), chance(0.2)),
+        slow=chance(0.5),
+        slow_s=dice.choice((0.05, 0.5, 2.0)),
+        worker_fails=chance(0.4),
+        worker_ignores_term=chance(0.3),
+        leaves_something=chance(0.3),
+    )
+    return Simulation(seed, size, faults)
+
+
+def simulate(seed: int) -> Simulation:
+    simulation = simulation_of(seed)
+    simulation.run()
+    return simulation
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Replays seeds of the simulation.")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("until", type=int, nargs="?", help="run all seeds up to this one")
+    parser.add_argument("--trace", action="store_true", help="print what happened, even if all went well")
+    options = parser.parse_args()
+    failures = 0
+    for seed in range(options.seed, options.until or options.seed + 1):
+        simulation = simulation_of(seed)
+        try:
+            simulation.run()
+        except Exception as error:  # noqa: BLE001  the last line of a program
+            failures += 1
+            print(f"seed {seed}: {type(error).__name__}: {str(error)[:300]}")
+            if options.until is None:
+                print(simulation.story(4000 if options.trace else LINES))
+                print(f"{type(error).__name__}: {error}")
+        else:
+            if options.trace:
+                print(simulation.story(4000))
+    if options.until is not None:
+        print(f"{failures} of {options.until - options.seed} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

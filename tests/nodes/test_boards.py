@@ -1,0 +1,442 @@
+"""Every board keeps the same promises: `aelastic/rdzv/board.py` says which, `board_kits.py` which boards there are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TypeVar
+
+import anyio
+import pytest
+from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
+from kit.etcd_servers import EtcdServers
+
+from aelastic.errors import RendezvousConnectionError
+from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
+
+T = TypeVar("T")
+
+DEADLINE_S = 60.0
+# Of a machine that is busy with other things.
+SLACK_S = 20.0
+
+
+def claim_of(node: str) -> Claim:
+    return Claim(
+        node_id=node, addresses=(f"10.0.0.{ord(node[-1]) % 250}", "::1"), port=29500, token=f"secret of {node}"
+    )
+
+
+pytestmark = pytest.mark.usefixtures("kind_to_etcd")
+
+# The boards that do not forget: there the others see whether a coordinator lives by its beat.
+beating = pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.forgets], ids=lambda kit: kit.name)
+
+A, B, C = claim_of("a"), claim_of("b"), claim_of("c")
+
+
+@pytest.fixture(params=KITS, ids=lambda kit: kit.name)
+def kit(request: pytest.FixtureRequest) -> Kit:
+    kit: Kit = request.param
+    return kit
+
+
+@pytest.fixture
+async def boards(kit: Kit, etcds: EtcdServers) -> AsyncIterator[MakeBoard]:
+    async with kit.boards(etcds) as make:
+        yield make
+
+
+async def opened(make: MakeBoard, run_id: str = "job") -> Board:
+    board = make(run_id)
+    await board.open()
+    return board
+
+
+async def reign_of(board: Board, claim: Claim, seen: Reign | None = None, above: int = 0) -> Reign:
+    """Claims, and it is ours."""
+    reign = await board.claim(claim, seen, above)
+    assert reign is not None and reign.claim == claim
+    return reign
+
+
+def same(one: Reign | None, other: Reign | None) -> bool:
+    """Whether they are one reign, whatever its beat."""
+    return one is other or (
+        one is not None and other is not None and (one.epoch, one.claim) == (other.epoch, other.claim)
+    )
+
+
+async def until(what: str, condition: Callable[[], Awaitable[T]], limit_s: float = DEADLINE_S) -> T:
+    with anyio.move_on_after(limit_s):
+        while not (answer := await condition()):  # noqa: ASYNC110  nobody tells us
+            await anyio.sleep(0.02)
+        return answer
+    pytest.fail(f"not after {limit_s:g} s: {what}")
+
+
+async def test_nobody_reigns_at_first(boards: MakeBoard) -> None:
+    board = await opened(boards)
+
+    assert await board.read() is None
+
+
+async def test_opening_again_is_allowed(boards: MakeBoard) -> None:
+    board = await opened(boards)
+    reign = await reign_of(board, A)
+
+    await board.open()
+
+    assert same(await board.read(), reign)
+
+
+async def test_the_first_claim_wins_and_everybody_reads_it(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+
+    reign = await a.claim(A, None, 0)
+
+    assert reign is not None
+    assert (reign.claim, reign.verdict) == (A, "")
+    assert reign.epoch > 0
+    assert await a.read() == await b.read() == reign
+
+
+async def test_a_later_claim_learns_who_was_first(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    first = await reign_of(a, A)
+
+    assert await b.claim(B, None, 0) == first
+    assert await a.read() == first
+
+
+async def test_of_many_concurrent_claims_one_wins_and_everybody_learns_which(boards: MakeBoard) -> None:
+    claims = [claim_of(f"node{n}") for n in range(12)]
+    agents = [await opened(boards) for _ in claims]
+    answers: list[Reign | None] = []
+
+    async def try_it(board: Board, claim: Claim) -> None:
+        answers.append(await board.claim(claim, None, 0))
+
+    async with anyio.create_task_group() as group:
+        for board, claim in zip(agents, claims, strict=True):
+            group.start_soon(try_it, board, claim)
+
+    assert len(answers) == len(claims)
+    assert len(set(answers)) == 1
+    assert answers[0] is not None and answers[0] == await agents[0].read()
+
+
+async def test_the_epoch_rises_with_each_reign_also_after_a_resignation(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    epochs = []
+    for board, claim in ((a, A), (b, B), (b, B), (a, A)):
+        reign = await reign_of(board, claim)
+        epochs.append(reign.epoch)
+        await board.resign(reign)
+
+    assert epochs == sorted(set(epochs))
+
+
+async def test_the_epoch_is_above_what_the_claimer_has_seen_and_never_falls_back(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    high = await reign_of(a, A, above=1_000_000)
+    assert high.epoch > 1_000_000
+    await a.resign(high)
+
+    # b knows nothing of that.
+    newer = await reign_of(b, B)
+    assert newer.epoch > high.epoch
+    over = await reign_of(a, A, seen=newer, above=2_000_000)
+    assert over.epoch > 2_000_000
+    await a.resign(over)
+    assert (await reign_of(b, B)).epoch > over.epoch
+
+
+async def test_the_epoch_rises_though_a_claim_is_slow(boards: MakeBoard) -> None:
+    """Both look at an empty board; one reigns and resigns before the other gets to write."""
+    a, *others = [await opened(boards) for _ in range(5)]
+    for _ in range(10):
+        epochs: list[int] = []
+
+        async def try_it(board: Board, epochs: list[int] = epochs) -> None:
+            reign = await board.claim(A, None, 0)
+            if reign is not None:
+                epochs.append(reign.epoch)
+                await board.resign(reign)
+
+        async with anyio.create_task_group() as group:
+            for other in others:
+                group.start_soon(try_it, other)
+        last = await reign_of(a, B)
+        assert last.epoch > max(epochs)
+        await a.resign(last)
+
+
+async def test_a_stale_view_changes_nothing(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    first = await reign_of(a, A)
+    await a.resign(first)
+
+    # Who saw the first reign, and not its end, does not know who came after.
+    assert await b.claim(B, first, first.epoch) is None
+    assert await a.read() is None
+    second = await reign_of(a, A)
+    assert same(await b.claim(B, first, first.epoch), second)
+    assert same(await a.read(), second)
+
+
+async def test_a_living_reign_can_be_taken_by_who_has_just_seen_it(boards: MakeBoard) -> None:
+    a, b, c = await opened(boards), await opened(boards), await opened(boards)
+    old = await reign_of(a, A)
+    assert await a.keep(old)
+    seen = await b.read()
+    assert same(seen, old)
+
+    new = await reign_of(b, B, seen=seen, above=old.epoch)
+
+    assert new.epoch > old.epoch
+    assert not await a.keep(old)
+    assert not await a.close(old, "mine ended")
+    await a.resign(old)
+    assert await c.read() == new
+    assert await b.keep(new)
+
+
+async def test_an_old_reign_of_the_same_agent_is_not_its_new_one(boards: MakeBoard) -> None:
+    a = await opened(boards)
+    old = await reign_of(a, A)
+    await a.resign(old)
+    new = await reign_of(a, A)
+
+    assert not await a.keep(old)
+    assert not await a.close(old, "ended")
+    await a.resign(old)
+
+    assert await a.read() == new
+
+
+@pytest.mark.parametrize("server", ["debian", "distro"])
+async def test_a_kept_reign_stays_and_one_that_nobody_keeps_is_forgotten(server: str, etcds: EtcdServers) -> None:
+    """All boards with leases at once: it takes some."""
+    async with AsyncExitStack() as stack, anyio.create_task_group() as group:
+        for kit in (kit for kit in KITS if kit.server == server):
+            make = await stack.enter_async_context(kit.boards(etcds))
+            group.start_soon(_keep_and_forget, await opened(make), await opened(make))
+
+
+async def _keep_and_forget(a: Board, b: Board) -> None:
+    reign = await reign_of(a, A)
+    lives_until = anyio.current_time() + 1.5 * LEASE_S
+    while anyio.current_time() < lives_until:
+        assert await a.keep(reign), "the machine is too slow for this test, or the reign was lost"
+        assert await b.read() == reign
+        await anyio.sleep(LEASE_S / 10)
+
+    async def has_vanished() -> bool:
+        return await b.read() is None
+
+    await until("the board forgets", has_vanished, LEASE_S + SLACK_S)
+    assert not await a.keep(reign)
+    assert not await a.close(reign, "ended")
+    assert (await reign_of(b, B, above=reign.epoch)).epoch > reign.epoch
+
+
+@beating
+async def test_a_beat_rises_while_the_reign_is_kept_and_then_stands_still(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    reign = await reign_of(a, A)
+    beats = []
+    for _ in range(5):
+        assert await a.keep(reign)
+        seen = await b.read()
+        assert same(seen, reign) and seen is not None and seen.beat is not None
+        beats.append(seen.beat)
+    assert beats == sorted(set(beats))
+
+    seen = await b.read()
+    assert seen is not None and seen.beat == beats[-1]
+    assert (await reign_of(b, B, seen=seen, above=seen.epoch)).epoch > reign.epoch
+
+
+@beating
+async def test_a_beat_between_look_and_claim_keeps_the_reign(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    reign = await reign_of(a, A)
+    seen = await b.read()
+    assert await a.keep(reign)
+
+    assert same(await b.claim(B, seen, reign.epoch), reign)
+    assert same(await a.read(), reign)
+
+
+async def test_a_verdict_is_read_by_the_others(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    reign = await reign_of(a, A)
+    verdict = '{"exit": 3, "why": "Ünïcode \N{PILE OF POO}\\n"}' + "x" * 10_000
+
+    assert await a.close(reign, verdict)
+    assert await a.close(reign, verdict)
+
+    seen = await b.read()
+    assert same(seen, reign) and seen is not None
+    assert seen.verdict == verdict
+    assert await a.keep(reign)
+    seen = await b.read()
+    assert seen is not None and seen.verdict == verdict
+
+
+async def test_a_reign_can_be_closed_and_then_resigned(boards: MakeBoard) -> None:
+    a, b = await opened(boards), await opened(boards)
+    reign = await reign_of(a, A)
+    assert await a.close(reign, "done")
+
+    await a.resign(reign)
+    await a.resign(reign)
+
+    assert await b.read() is None
+
+
+async def test_run_ids_do_not_see_each_other(kit: Kit, boards: MakeBoard) -> None:
+    if kit.is_of_one_job:
+        pytest.skip("other run ids are refused")
+    one, two = await opened(boards, "one"), await opened(boards, "two")
+    reign = await reign_of(one, A)
+
+    assert await two.read() is None
+    other = await reign_of(two, B)
+    await one.resign(reign)
+    assert await two.read() == other
+
+
+STRANGE = (
+    "",
+    ".",
+    "..",
+    "/",
+    "a/b",
+    "a",
+    "a/../a",
+    "/a/",
+    "%2F",
+    "a b",
+    "a+b",
+    "_hidden",
+    "+epoch",
+    "?q=1&x#f",
+    "coordinator",
+    "größe",
+    "日本\N{PILE OF POO}",
+    "nul\0 and\nline",
+    "\udcff",
+    "x" * 1000,
+    "'\"\\",
+)
+
+
+async def test_strange_run_ids_are_run_ids_like_others(kit: Kit, boards: MakeBoard) -> None:
+    if kit.is_of_one_job:
+        pytest.skip("other run ids are refused")
+    agents = [await opened(boards, run_id) for run_id in STRANGE]
+    for number, board in enumerate(agents):
+        assert await board.read() is None, STRANGE[number]
+        await reign_of(board, claim_of(f"node{number}"))
+
+    for number, board in enumerate(agents):
+        seen = await board.read()
+        assert seen is not None and seen.claim.node_id == f"node{number}"
+
+
+async def test_a_cancelled_operation_leaves_the_board_usable(boards: MakeBoard) -> None:
+    """Cancelled at every point of its way, an operation has taken effect or not."""
+    a, b = await opened(boards), await opened(boards)
+    choice = random.Random(7)
+    for _ in range(25):
+        seen = await b.read()
+        with anyio.move_on_after(choice.choice((0, 0.001, 0.002, 0.005, 0.02))):
+            match choice.randrange(4):
+                case 0:
+                    await a.claim(A, seen, 0)
+                case 1 if seen is not None:
+                    await a.keep(seen)
+                case 2 if seen is not None:
+                    await a.close(seen, "ended")
+                case _ if seen is not None:
+                    await a.resign(seen)
+        # What it says now, if anything, is whole.
+        now = await a.read()
+        assert now is None or now.claim == A
+    seen = await b.read()
+    assert same(await a.claim(B, seen, 0), await b.read())
+
+
+async def test_a_board_never_opened_can_be_closed_and_closed_twice(boards: MakeBoard) -> None:
+    board = boards("job")
+    await board.aclose()
+    await board.aclose()
+
+
+async def test_a_board_says_what_it_is(boards: MakeBoard) -> None:
+    board = await opened(boards)
+
+    assert board.name
+    assert board.own_address in {"", "127.0.0.1", "::1"}
+    assert board.endpoint_host in {"", "127.0.0.1", "localhost"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: MakeBoard, seed: int) -> None:
+    """Three agents do anything in any order, with what they have seen at some time."""
+    choice = random.Random(seed)
+    agents = [(await opened(boards), claim) for claim in (A, B, C)]
+    views: list[Reign | None] = [None]  # what anybody ever saw
+    now: Reign | None = None  # the model: the reign, without its beat
+    kept = anyio.current_time()
+    top = 0  # the model: the highest epoch so far
+    for step in range(60):
+        where = f"seed {seed}, step {step}"
+        board, claim = choice.choice(agents)
+        view = choice.choice((views[-1], views[-1], choice.choice(views)))
+        match choice.randrange(6):
+            case 0 | 1:
+                before, above = await board.read(), choice.choice((0, top, top + 10))
+                answer = await board.claim(claim, view, above)
+                if view == before:
+                    assert answer is not None and answer.claim == claim, where
+                    assert answer.epoch > max(top, above), where
+                    now, top, kept = answer, answer.epoch, anyio.current_time()
+                else:
+                    assert same(answer, now), where
+                views.append(answer)
+            case 2 if view is not None:
+                assert await board.keep(view) == same(view, now), where
+                kept = anyio.current_time() if same(view, now) else kept
+            case 3 if view is not None:
+                assert await board.close(view, f"verdict {step}") == same(view, now), where
+                if now is not None and same(view, now):
+                    now = Reign(epoch=now.epoch, claim=now.claim, verdict=f"verdict {step}")
+            case 4 if view is not None:
+                await board.resign(view)
+                now = None if same(view, now) else now
+            case _:
+                views.append(await board.read())
+        seen = await choice.choice(agents)[0].read()
+        assert same(seen, now), where
+        assert seen is None or now is None or seen.verdict == now.verdict, where
+        if kit.forgets and now is not None and anyio.current_time() - kept > LEASE_S / 4:
+            assert await board.keep(now), where
+            kept = anyio.current_time()
+
+
+async def test_a_board_that_is_down_says_so_and_comes_back() -> None:
+    world = SharedWorld()
+    a, b = InProcessBoard("job", world), InProcessBoard("job", world)
+    reign = await reign_of(a, A)
+    world.is_down = True
+    for operation in (b.open(), b.read(), b.claim(B, None, 0), a.keep(reign), a.close(reign, ""), a.resign(reign)):
+        with pytest.raises(RendezvousConnectionError):
+            await operation
+    world.is_down = False
+
+    assert await b.read() == reign

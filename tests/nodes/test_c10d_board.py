@@ -1,0 +1,899 @@
+"""The boards `c10d` and `static`: who serves the store, what else may be at the endpoint, what dies and what is left.
+
+What every board promises is in `test_boards.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from kit.board_kits import free_port
+from kit.launching import alive, cmdline, on_both_loops, run, stand_still, wait_for
+
+from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
+from aelastic.host import proc_table
+from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.boards import endpoints, tcp_store
+from aelastic.rdzv.boards.c10d import C10dBoard
+from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of
+from aelastic.rdzv.boards.static import StaticBoard
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.tcpstore.store_child import StoreProcess
+from aelastic.tcpstore.store_host import StoreHost
+
+DEADLINE_S = 60.0
+A = Claim(node_id="a", addresses=("10.0.0.1", "::1"), port=40000, token="secret of a")
+B = Claim(node_id="b", addresses=("10.0.0.2",), port=40001, token="secret of b")
+
+
+async def until(what: str, condition: Callable[[], Any]) -> Any:
+    """What the condition gives, or what it gives when awaited, once that is true."""
+    with anyio.move_on_after(DEADLINE_S):
+        while True:
+            answer = condition()
+            if answer := (await answer if isinstance(answer, Awaitable) else answer):
+                return answer
+            await anyio.sleep(0.01)
+    pytest.fail(f"not after {DEADLINE_S:g} s: {what}")
+
+
+async def until_ready(board: Board) -> None:
+    """Opens a board again and again, as agents do."""
+
+    async def is_open() -> bool:
+        try:
+            await board.open()
+        except RendezvousConnectionError:
+            return False
+        return True
+
+    await until("the board is there", is_open)
+
+
+def descriptors() -> set[str]:
+    return {f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}" for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}") and "/proc/" not in os.readlink(f"/proc/self/fd/{fd}")
+
+
+class World:
+    """Makes boards on this machine; knows the processes that they start by a mark in the environment."""
+
+    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
+        self.stack = stack
+        self.folder = folder
+        self.mark = f"BOARD_OF_TEST={uuid.uuid4()}"
+        self.env = {**os.environ, "BOARD_OF_TEST": self.mark.partition("=")[2]}
+
+    def c10d(
+        self, endpoint: str, run_id: str = "job", env: Mapping[str, str] | None = None, **config: str
+    ) -> C10dBoard:
+        settings = RendezvousSettings(backend="c10d", endpoint=endpoint, config=config)
+        board = C10dBoard(settings, run_id, self.env if env is None else env)
+        self.stack.push_async_callback(board.aclose)
+        return board
+
+    def left(self) -> list[int]:
+        return [entry.pid for entry in proc_table.processes() if proc_table.carries(entry.pid, self.mark.encode())]
+
+    def in_the_child(self, body: str) -> dict[str, str]:
+        """An environment in which the child first runs this line."""
+        code = f'import os, sys\nif "store_server.py" in " ".join(sys.orig_argv):\n    {body}\n'
+        (self.folder / "sitecustomize.py").write_text(code)
+        return {**self.env, "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """Every test ends with what it began with: no process and no descriptor is left."""
+    await anyio.getaddrinfo("127.0.0.1", 0)  # threads and what else a loop makes once
+    before = descriptors()
+    async with AsyncExitStack() as stack:
+        world = World(stack, tmp_path)
+        yield world
+    assert not world.left()
+    assert not descriptors() - before
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times after which something is given up, short."""
+    monkeypatch.setattr(tcp_store, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(tcp_store, "SILENCE_S", 1.5)
+
+
+@contextmanager
+def silent() -> Iterator[socket.socket]:
+    """A port that accepts connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock
+
+
+@contextmanager
+def answering(data: bytes) -> Iterator[int]:
+    """A port that answers whatever it is told with the same, and hangs up."""
+
+    def run() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    connection.recv(100)
+                    connection.sendall(data)
+                except OSError:
+                    pass  # a probe
+
+    server = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+@contextmanager
+def http_server() -> Iterator[int]:
+    class Quiet(BaseHTTPRequestHandler):
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+EXTERNAL = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+store.set("somebody's", "key")
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def external(port: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Somebody else's TCPStore, whose port is its first line."""
+    with subprocess.Popen(
+        [sys.executable, "-c", EXTERNAL, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def port_of(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+# Who serves.
+
+
+async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_others_are_its_clients(
+    world: World,
+) -> None:
+    endpoint = f"localhost:{free_port()}"
+    a, b = world.c10d(endpoint), world.c10d(endpoint)
+    await a.open()
+    await b.open()
+
+    reign = await a.claim(A, None, 0)
+
+    assert reign == Reign(epoch=1, claim=A, beat=0)
+    assert await b.read() == reign
+    assert (a.name, b.name) == (f"c10d at {endpoint}",) * 2
+    assert (a.own_address, b.own_address) == ("", "127.0.0.1")
+    assert (a.endpoint_host, b.endpoint_host) == ("localhost", "localhost")
+
+
+async def test_agents_that_come_at_once_agree_on_who_serves(world: World) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    agents = [world.c10d(endpoint) for _ in range(4)]
+
+    async with anyio.create_task_group() as tasks:
+        for agent in agents:
+            tasks.start_soon(until_ready, agent)
+
+    reigns = [await agent.claim(A, None, 0) for agent in agents]
+    assert len(set(reigns)) == 1
+
+
+async def test_port_zero_picks_one_and_tells_which(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    a = world.c10d("localhost:0")
+    await a.open()
+
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    words, _, endpoint = record.getMessage().rpartition(" ")
+    assert words == "the rendezvous endpoint is"
+    assert a.name == f"c10d at {endpoint}"
+    b = world.c10d(endpoint)
+    await b.open()
+    reign = await b.claim(B, None, 0)
+    assert reign is not None and await a.read() == reign
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", socket.gethostname()])
+async def test_this_machine_has_many_names(world: World, host: str) -> None:
+    endpoint = Endpoint(host.strip("[]"), 1)
+    try:
+        address = await local_address_of(endpoint)
+    except RendezvousConnectionError:
+        pytest.skip("this machine does not know its own name")
+    if address is None:
+        pytest.skip("this machine has no such address")
+    a = world.c10d(f"{host}:{free_port()}")
+    await a.open()
+
+    assert a.endpoint_host == endpoint.host
+    assert a.own_address in {"", address}
+    assert a.own_address not in {"127.0.0.1", "::1", "0.0.0.0"}
+
+
+async def test_another_machine_is_never_served_for(world: World) -> None:
+    """TEST-NET-1 of RFC 5737 is nobody's."""
+    assert await local_address_of(Endpoint("192.0.2.1", 1)) is None
+    a = world.c10d("192.0.2.1:0")
+
+    with pytest.raises(InputError, match="port 0 is for a host that is this machine"):
+        await a.open()
+
+
+async def test_the_user_may_say_who_serves(world: World) -> None:
+    endpoint = f"localhost:{free_port()}"
+    client = world.c10d(endpoint, is_host="false")
+    with pytest.raises(RefusedError, match=f"{endpoint}: Connection refused"):
+        await client.open()
+
+    # An address of a gateway, say.
+    server = world.c10d(f"192.0.2.1:{endpoint.partition(':')[2]}", is_host="True")
+    await server.open()
+    await client.open()
+
+    assert server.endpoint_host == "192.0.2.1"
+    reign = await server.claim(A, None, 0)
+    assert await client.read() == reign
+
+
+async def test_who_has_to_serve_and_cannot_says_so(world: World) -> None:
+    with silent() as sock:
+        port = sock.getsockname()[1]
+        board = world.c10d(f"localhost:{port}", is_host="1")
+        with pytest.raises(InputError, match=rf"localhost:{port} can't be served \(Address already in use\)"):
+            await board.open()
+
+
+async def test_a_store_of_somebody_else_is_used_by_any_job(world: World) -> None:
+    with external() as process:
+        endpoint = f"localhost:{port_of(process)}"
+        one, two = world.c10d(endpoint, "one"), world.c10d(endpoint, "two")
+
+        first, second = await one.claim(A, None, 0), await two.claim(B, None, 6)
+
+        assert first is not None and second is not None
+        assert (await one.read(), await two.read()) == (first, second)
+        assert (first.epoch, second.epoch) == (1, 7)
+
+
+async def test_torch_itself_can_read_the_endpoint(world: World) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    board = world.c10d(endpoint, "a job/1")
+    await board.claim(A, None, 0)
+    code = """if True:
+        import sys
+        from datetime import timedelta
+        from torch.distributed import TCPStore
+        store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=30))
+        print(store.get("aelastic/served_for").decode())
+        print(store.get("aelastic/a%20job%2F1/reign").decode())
+    """
+    command = [sys.executable, "-c", code, *endpoint.split(":")]
+    done = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    )
+
+    served_for, beat, reign = done.stdout.splitlines()
+    assert (served_for, beat) == ("a%20job%2F1", "0")
+    assert json.loads(reign)["claim"]["node_id"] == "a"
+
+
+# What else may be there.
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"is_host": "perhaps"}, "is_host=perhaps: use true or false"),
+        ({"read_timeout": "-1"}, "read_timeout=-1: use a number of seconds above 0"),
+        ({"read_timeout": "long"}, "read_timeout=long: use a number of seconds above 0"),
+        ({"is_host": "no"}, "is_host=false: say the port"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(config: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        C10dBoard(RendezvousSettings(backend="c10d", endpoint="localhost:0", config=config), "job", {})
+
+
+async def test_a_host_that_is_not_known_may_come(world: World) -> None:
+    board = world.c10d("no-such-host.invalid:29400")
+
+    with pytest.raises(RendezvousConnectionError, match=r"host of the rendezvous endpoint no-such-host.invalid:29400"):
+        await board.open()
+
+
+async def test_a_name_that_no_host_can_have_is_refused(world: World) -> None:
+    board = world.c10d(f"{'x' * 70}.invalid:29400")
+
+    with pytest.raises((InputError, RendezvousConnectionError)):
+        await board.open()
+
+
+async def test_a_machine_that_does_not_answer_is_not_waited_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
+    with socket.socket() as sock:
+        # A queue that is full: the kernel drops what comes in.
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(0)
+        endpoint = sock.getsockname()
+        others = [socket.socket() for _ in range(4)]
+        for other in others:
+            other.setblocking(False)
+            other.connect_ex(endpoint)
+        board = world.c10d(f"127.0.0.1:{endpoint[1]}", is_host="false")
+        with pytest.raises(RendezvousConnectionError, match=r"no answer within 0.2 s"):
+            await board.open()
+        for other in others:
+            other.close()
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", bytes(64)])
+@pytest.mark.usefixtures("hurry")
+async def test_nonsense_at_the_endpoint_is_no_store(world: World, data: bytes) -> None:
+    with answering(data) as port:
+        board = world.c10d(f"127.0.0.1:{port}")
+        with pytest.raises(RendezvousStateError, match=f"what answers at 127.0.0.1:{port} is no TCPStore"):
+            await board.open()
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_web_server_at_the_endpoint_is_no_store(world: World) -> None:
+    """It waits for the end of a line, and torch for an answer, both for ever."""
+    with http_server() as port:
+        board = world.c10d(f"127.0.0.1:{port}")
+        with pytest.raises(RendezvousStateError, match=f"127.0.0.1:{port} is no TCPStore: it says 'HTTP/1.0 200 OK'"):
+            await board.open()
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_who_hangs_up_may_be_a_store_that_starts(world: World) -> None:
+    with answering(b"") as port:
+        board = world.c10d(f"127.0.0.1:{port}")
+        with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} hangs up"):
+            await board.open()
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_silence_is_no_store_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
+    with silent() as sock:
+        port = sock.getsockname()[1]
+        board = world.c10d(f"127.0.0.1:{port}", read_timeout="2.5")
+        with pytest.raises(RendezvousStateError, match=f"{port} is no TCPStore: it is silent for 2.5 s"):
+            await board.open()
+        assert board.pid is None, "it would wait for ever"
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_store_that_takes_its_time_to_start_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
+    with silent() as sock:
+        board = world.c10d(f"127.0.0.1:{sock.getsockname()[1]}")
+        looked = anyio.Event()
+        first_words = endpoints.first_words
+
+        async def look(endpoint: Endpoint) -> str:
+            words = await first_words(endpoint)
+            looked.set()
+            return words
+
+        monkeypatch.setattr(tcp_store, "first_words", look)
+        server = StoreProcess(world.env, "is slow")
+        world.stack.push_async_callback(server.aclose)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(board.open)
+            await looked.wait()
+            await server.ask("serve", sock.fileno(), timeout_s=DEADLINE_S, keys={})
+
+        assert await board.read() is None
+
+
+async def test_another_jobs_endpoint_is_refused(world: World) -> None:
+    endpoint = f"localhost:{free_port()}"
+    await world.c10d(endpoint, "job A").open()
+    board = world.c10d(endpoint, "job B")
+
+    for _ in range(2):
+        with pytest.raises(
+            InputError, match=f"{endpoint} serves run job A, not job B: use --rdzv-id job A, or another"
+        ):
+            await board.open()
+
+
+@pytest.mark.parametrize("text", [b"x", b"\xff\xfe", b"0\n{", b"0\n{}", b"0\n" + b"[" * 100_000, b"-1\n{}", b"0\nnull"])
+async def test_what_no_agent_wrote_is_an_error(world: World, text: bytes) -> None:
+    board = world.c10d(f"localhost:{free_port()}")
+    await board.open()
+    await board._store.compare_set("aelastic/job/reign", b"", text)
+
+    for operation in (board.read(), board.claim(A, None, 0), board.keep(Reign(epoch=1, claim=A))):
+        with pytest.raises(RendezvousStateError, match=r"key aelastic/job/reign .* holds what no agent wrote"):
+            await operation
+
+
+# What dies, and what comes back.
+
+
+async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_and_the_coordinator_goes_on(
+    world: World,
+) -> None:
+    endpoint = f"localhost:{free_port()}"
+    server, coordinator, other = (world.c10d(endpoint) for _ in range(3))
+    await server.open()
+    reign = await coordinator.claim(A, None, 41)
+    assert reign is not None and await coordinator.keep(reign)
+    await other.open()
+
+    await server.aclose()
+    with pytest.raises(RendezvousConnectionError, match="is lost"):
+        await other.close(reign, "x")
+
+    assert await other.read() is None, "the new store is empty"
+    assert await coordinator.keep(reign)
+    seen = await other.read()
+    assert seen is not None and (seen.epoch, seen.claim) == (42, A)
+    assert coordinator.own_address == "127.0.0.1" and other.own_address == ""
+
+
+async def test_who_claims_the_new_store_first_is_the_coordinator(world: World) -> None:
+    endpoint = f"localhost:{free_port()}"
+    server, old, new = (world.c10d(endpoint) for _ in range(3))
+    await server.open()
+    reign = await old.claim(A, None, 0)
+    assert reign is not None
+    await server.aclose()
+    await until_ready(new)
+
+    newer = await new.claim(B, None, reign.epoch)
+
+    assert newer is not None and newer.epoch > reign.epoch
+    assert not await old.keep(reign)
+    assert not await old.close(reign, "over")
+    assert await old.read() == newer
+
+
+async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
+    endpoint = f"localhost:{free_port()}"
+    server, coordinator = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
+    await server.open()
+    reign = await coordinator.claim(A, None, 0)
+    assert reign is not None
+
+    await server.aclose()
+
+    for _ in range(3):
+        assert await coordinator.keep(reign), "nobody can claim it"
+    with pytest.raises(RendezvousConnectionError):
+        await coordinator.read()
+    with pytest.raises(RendezvousConnectionError):
+        await coordinator.close(reign, "over")
+
+    again = world.c10d(endpoint)
+    await again.open()
+    assert await coordinator.keep(reign)
+    seen = await again.read()
+    assert seen is not None and seen.claim == A
+
+
+async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: World) -> None:
+    endpoint = f"localhost:{free_port()}"
+    coordinator = world.c10d(endpoint, is_host="false")
+    server = world.c10d(endpoint)
+    await server.open()
+    reign = await coordinator.claim(A, None, 6)
+    assert reign is not None
+    await server.aclose()
+    again = world.c10d(endpoint)
+    await again.open()
+    assert await coordinator.read() is None
+
+    assert await coordinator.close(reign, "over")
+    seen = await again.read()
+    assert seen is not None and seen.verdict == "over"
+    await coordinator.resign(reign)
+    assert await again.read() is None
+    newer = await again.claim(B, None, 0)
+    assert newer is not None and newer.epoch == 8
+
+
+async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
+    endpoint = f"localhost:{free_port()}"
+    server, client = world.c10d(endpoint), world.c10d(endpoint)
+    reign = await server.claim(A, None, 0)
+    await client.open()
+    assert reign is not None and client.pid is not None
+    killed = client.pid
+    os.kill(killed, signal.SIGKILL)
+
+    assert await client.read() == reign
+    assert client.pid not in {killed, None}
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(RendezvousConnectionError, match=r"was connected to .* died \(exit code -9\)"):
+        await client.close(reign, "x")
+
+
+async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_serves(world: World) -> None:
+    endpoint = f"localhost:{free_port()}"
+    server = world.c10d(endpoint)
+    reign = await server.claim(A, None, 0)
+    assert reign is not None and server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+
+    assert await server.read() is None, "the new store is empty"
+    assert await server.keep(reign)
+    seen = await server.read()
+    assert seen is not None and seen.claim == A
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(RendezvousConnectionError, match=r"served .* died \(exit code -9\)"):
+        await server.close(reign, "x")
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.5)
+    endpoint = f"localhost:{free_port()}"
+    server, client = world.c10d(endpoint), world.c10d(endpoint, read_timeout="2.5")
+    reign = await server.claim(A, None, 0)
+    assert reign is not None and server.pid is not None
+    await client.open()
+    stand_still(server.pid)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(tcp_store, "ANSWER_TIMEOUT_S", 0.5)
+            with pytest.raises(RendezvousConnectionError, match=r"hangs: no answer within"):
+                await client.read()
+            assert client.pid is None, "it would wait for ever"
+            # To who has known it as a store it is one that hangs, and not something else.
+            with pytest.raises(RendezvousConnectionError, match=r"hangs: it is silent for 2.5 s"):
+                await client.open()
+            # Nor does the agent that serves it give the store up so soon.
+            with pytest.raises(RendezvousConnectionError, match=r"hangs: no answer within"):
+                await server.keep(reign)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+    assert await server.keep(reign)
+    seen = await client.read()
+    assert seen is not None and seen.claim == A and seen.beat is not None and seen.beat > 0
+
+
+# Cancelled, and left behind.
+
+
+async def test_cancelled_while_the_child_starts_the_port_stays_ours_and_the_next_try_serves(world: World) -> None:
+    env = world.in_the_child("import time\n    while not os.path.exists(__file__ + '.go'): time.sleep(0.01)")
+    port = free_port()
+    board = world.c10d(f"localhost:{port}", env=env)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(board.open)
+            await until("a child", lambda: board.pid is not None)
+            scope.cancel()
+    child = board.pid
+
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", port))
+    (world.folder / "sitecustomize.py.go").touch()
+    await board.open()
+
+    assert board.pid == child
+    assert await world.c10d(f"localhost:{port}").read() is None
+
+
+async def test_cancelled_while_the_store_is_silent_the_next_try_finds_it(world: World) -> None:
+    with silent() as sock:
+        board = world.c10d(f"127.0.0.1:{sock.getsockname()[1]}")
+        await give_up_while_it_waits(board)
+        server = StoreProcess(world.env, "is slow")
+        world.stack.push_async_callback(server.aclose)
+        await server.ask("serve", sock.fileno(), timeout_s=DEADLINE_S, keys={})
+
+        await board.open()
+
+        assert await board.read() is None
+
+
+async def test_a_child_that_still_connects_does_not_connect_to_the_store_that_it_is_to_serve(world: World) -> None:
+    with silent() as sock:
+        endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
+        board = world.c10d(endpoint)
+        await give_up_while_it_waits(board)
+        accepted, _ = sock.accept()  # of our own look, which it closed
+        accepted.close()
+        accepted, _ = sock.accept()
+    with accepted, anyio.fail_after(tcp_store.READ_TIMEOUT_S / 2):
+        await board.open()  # the port is free
+        assert await world.c10d(endpoint).read() is None
+
+
+async def give_up_while_it_waits(board: C10dBoard) -> None:
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(board.open)
+            await until("it waits", lambda: board._store._process.is_busy)
+            scope.cancel()
+
+
+async def test_a_closed_board_leaves_nothing_whatever_it_was_doing(world: World) -> None:
+    with silent() as sock:
+        board = world.c10d(f"127.0.0.1:{sock.getsockname()[1]}")
+        await give_up_while_it_waits(board)
+        await board.aclose()
+
+        assert not world.left()
+
+
+AGENT = """
+import anyio, os, signal, sys
+from aelastic.rdzv.boards.c10d import C10dBoard
+from aelastic.rdzv.settings import RendezvousSettings
+
+async def main():
+    board = C10dBoard(RendezvousSettings(backend="c10d", endpoint=sys.argv[1]), "job", os.environ)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(board.open)
+        while not (board._store.is_connected or board._store._process.is_busy):
+            await anyio.sleep(0.01)
+        print("ready", flush=True)
+        signal.pause()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("what", ["serves", "waits for ever"])
+async def test_of_a_killed_agent_nothing_is_left(world: World, what: str) -> None:
+    with silent() as sock:
+        port = sock.getsockname()[1] if what == "waits for ever" else free_port()
+        with subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", AGENT, f"127.0.0.1:{port}"], env=world.env, stdout=subprocess.PIPE, text=True
+        ) as agent:
+            assert agent.stdout is not None
+            assert await anyio.to_thread.run_sync(agent.stdout.readline) == "ready\n"
+            (child,) = set(world.left()) - {agent.pid}
+            agent.kill()
+            agent.wait()
+            await until("the child is gone", lambda: not alive(child))
+
+
+# The child itself.
+
+
+async def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(world: World) -> None:
+    env = world.in_the_child("if sys.orig_argv[-1] == 'quick': os.abort()")
+    board = world.c10d(f"localhost:{free_port()}", env=env)
+
+    await board.open()
+
+    assert board.pid is not None
+    assert cmdline(board.pid)[-1] == "careful"
+
+
+async def test_without_torch_the_user_is_told(world: World) -> None:
+    env = world.in_the_child("sys.modules['torch'] = None")
+    endpoint = f"localhost:{free_port()}"
+    board = world.c10d(endpoint, env=env)
+
+    with pytest.raises(InputError, match="can't import torch"):
+        await board.open()
+
+    with pytest.raises(RefusedError):
+        await world.c10d(endpoint, is_host="false").open()
+
+
+@on_both_loops
+def test_a_board_works_on_both_loops(loop: str) -> None:
+    async def main() -> None:
+        board = C10dBoard(RendezvousSettings(backend="c10d", endpoint=f"localhost:{free_port()}"), "job", os.environ)
+        try:
+            reign = await board.claim(A, None, 0)
+            assert reign is not None and await board.keep(reign)
+            await board.resign(reign)
+            assert await board.read() is None
+        finally:
+            await board.aclose()
+
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
+
+
+# `static`: node 0 and the store of its workers.
+
+
+class Nodes:
+    """Boards of the nodes of a `static` job; the store of node 0 is served as the supervisor does."""
+
+    def __init__(self, world: World, host: StoreHost) -> None:
+        self.world, self.host = world, host
+        self.endpoint = f"127.0.0.1:{free_port()}"
+
+    def board(self, node_rank: int, run_id: str = "job") -> StaticBoard:
+        settings = RendezvousSettings(
+            backend="static", endpoint=self.endpoint, node_rank=node_rank, min_nodes=4, max_nodes=4
+        )
+        board = StaticBoard(settings, run_id, self.world.env, self.host)
+        self.world.stack.push_async_callback(board.aclose)
+        return board
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.rpartition(":")[2])
+
+
+@pytest.fixture
+async def nodes(world: World) -> AsyncIterator[Nodes]:
+    host = StoreHost(world.env)
+    running = asyncio.create_task(host.run())
+    yield Nodes(world, host)
+    running.cancel()
+    await asyncio.wait([running])
+    await host.aclose()
+
+
+async def test_node_0_coordinates_and_the_others_read_it_in_the_workers_store(nodes: Nodes) -> None:
+    zero, one = nodes.board(0), nodes.board(1)
+    with pytest.raises(RefusedError):
+        await one.open()
+    await zero.open()
+    assert await zero.read() is None
+    assert await one.read() is None
+
+    reign = await zero.claim(A, None, 0)
+
+    assert reign == Reign(epoch=1, claim=A, beat=0) == await zero.read()
+
+    async def seen() -> Reign | None:
+        return await one.read()
+
+    assert await until("it is told", seen) == Reign(epoch=1, claim=A)
+    assert (zero.name, one.name) == (f"static at {nodes.endpoint}",) * 2
+    assert (zero.endpoint_host, zero.own_address, one.own_address) == ("127.0.0.1", "", "127.0.0.1")
+
+
+async def test_only_node_0_claims_keeps_closes_and_resigns(nodes: Nodes) -> None:
+    zero, one = nodes.board(0), nodes.board(1)
+    await zero.open()
+    assert await one.claim(B, None, 0) is None
+    reign = await zero.claim(A, None, 0)
+    assert reign is not None
+
+    async def seen() -> Reign | None:
+        return await one.claim(B, None, 5)
+
+    theirs = await until("it is told", seen)
+    assert theirs.claim == A
+    assert not await one.keep(theirs)
+    assert not await one.close(theirs, "over")
+    await one.resign(theirs)
+    assert await zero.keep(reign)
+    assert await zero.close(reign, "over")
+
+    async def is_over() -> bool:
+        now = await one.read()
+        return now is not None and now.verdict == "over"
+
+    await until("the verdict", is_over)
+    await zero.resign(reign)
+
+    async def is_vacant() -> bool:
+        return await one.read() is None
+
+    await until("the resignation", is_vacant)
+    newer = await zero.claim(A, None, 0)
+    assert newer is not None and newer.epoch == 2
+    assert not await zero.keep(reign)
+
+
+async def test_every_rounds_store_is_new_and_says_who_coordinates(nodes: Nodes) -> None:
+    zero, one = nodes.board(0), nodes.board(1)
+    await zero.open()
+    await zero.claim(A, None, 0)
+    await until("it is told", one.read)
+    assert await one._store.compare_set("visit", b"", b"before") == b"before"
+    for visit in range(3):
+        assert nodes.host.open(nodes.port) == nodes.port
+
+        async def is_new(mine: bytes = b"%d" % visit) -> bool:
+            # The process that serves it hears of the round a moment later; till then keys of an earlier one are there.
+            try:
+                await one._connect()  # the connection to the last round's store ended with that store
+                return await one._store.compare_set("visit", b"", mine) == mine
+            except RendezvousConnectionError:
+                return False
+
+        await until("a store without keys of an earlier round", is_new)
+        reign = await until("it is told", one.read)
+        assert reign.claim == A
+        nodes.host.serve()
+        # Workers of this round may have come before: the store is still the one of `open`.
+        assert await one._store.compare_set("visit", b"", b"x") == b"%d" % visit
+
+
+async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_reign(nodes: Nodes) -> None:
+    zero, one = nodes.board(0), nodes.board(1)
+    await zero.open()
+    await zero.claim(A, None, 0)
+
+    async def seen() -> Reign | None:
+        try:
+            return await one.read()
+        except RendezvousConnectionError:
+            return None
+
+    await until("it is told", seen)
+    pid = nodes.host._process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for("its end", lambda: not alive(pid))
+
+    assert (await until("it is told again", seen)).claim == A
+
+
+async def test_another_static_job_at_the_masters_port_is_refused(nodes: Nodes) -> None:
+    await nodes.board(0, "job A").open()
+
+    with pytest.raises(InputError, match="serves run job A, not job B"):
+        await until("it is refused", nodes.board(1, "job B").read)
+
+
+async def test_node_0_needs_the_masters_port(nodes: Nodes) -> None:
+    with socket.create_server(("", nodes.port)), pytest.raises(InputError, match=f"port {nodes.port} .*in use"):
+        await nodes.board(0).open()

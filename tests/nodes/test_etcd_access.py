@@ -1,0 +1,155 @@
+"""etcd's boards with TLS, and with users and passwords."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from kit.etcd_boards import BOARDS, A, Closing, board_of, each_board, reign_of
+from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
+
+from aelastic.errors import InputError, RendezvousConnectionError
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("certificates") / "tls")
+
+
+@pytest.fixture(scope="module")
+def tls_servers(
+    certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EtcdServer, EtcdServer]]:
+    """One with a certificate, and one that wants to see one, too."""
+    folder = tmp_path_factory.mktemp("etcd-tls")
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(etcd(EtcdServer(distro_etcd(), folder / "tls", ["--enable-v2"], certificates))),
+            stack.enter_context(
+                etcd(
+                    EtcdServer(
+                        distro_etcd(), folder / "mutual", ["--enable-v2"], certificates, wants_client_certificate=True
+                    )
+                )
+            ),
+        )
+
+
+@each_board
+async def test_tls_with_a_ca_of_ones_own(
+    backend: str, tls_servers: tuple[EtcdServer, EtcdServer], certificates: Path, run_id: str, closing: Closing
+) -> None:
+    plain, mutual = tls_servers
+    ca = str(certificates / "ca.pem")
+    pair = {"cert": str(certificates / "client.pem"), "key": str(certificates / "client.key")}
+    for board in (
+        board_of(backend, plain.endpoint, run_id, protocol="https", cacert=ca),
+        board_of(backend, f"https://localhost:{plain.port}", run_id + "2", ca_cert=ca),
+        board_of(backend, mutual.endpoint, run_id, cacert=ca, **pair),
+    ):
+        closing(board)
+        await board.open()
+        reign = await reign_of(board, A)
+        assert await board.keep(reign)
+
+
+@each_board
+async def test_tls_that_cannot_work_says_why(
+    backend: str, tls_servers: tuple[EtcdServer, EtcdServer], certificates: Path, etcds: EtcdServers, closing: Closing
+) -> None:
+    tls, mutual = tls_servers
+    ca, other_ca = str(certificates / "ca.pem"), str(certificates / "other-ca.pem")
+    wrong = {
+        "not trusted .*name its CA": board_of(backend, tls.endpoint, protocol="https"),
+        "not trusted .*name its CA, cacert": board_of(backend, tls.endpoint, cacert=other_ca),
+        "do not agree on TLS .*cert": board_of(backend, mutual.endpoint, cacert=ca),
+    }
+    for what, board in wrong.items():
+        with pytest.raises(InputError, match=what):
+            await closing(board).open()
+    # It hangs up, as one that is just ending may do.
+    with pytest.raises(RendezvousConnectionError, match="does it speak TLS"):
+        await closing(board_of(backend, etcds.of("distro").endpoint, protocol="https")).open()
+    with pytest.raises(RendezvousConnectionError, match="does it want TLS"):
+        await closing(board_of(backend, tls.endpoint)).open()
+
+
+# --- users
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[EtcdServer]:
+    """An etcd on which joe may do anything below /aelastic, and mary nothing."""
+    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
+        for name in ("root", "joe", "mary"):
+            server.ask("/v3/auth/user/add", {"name": name, "password": f"{name}'s: password"})
+        for role in ("root", "jobs"):
+            server.ask("/v3/auth/role/add", {"name": role})
+        below = {"key": b64encode(b"/aelastic/").decode(), "range_end": b64encode(b"/aelastic0").decode()}
+        server.ask("/v3/auth/role/grant", {"name": "jobs", "perm": {"permType": "READWRITE", **below}})
+        server.ask("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        server.ask("/v3/auth/user/grant", {"user": "joe", "role": "jobs"})
+        server.ask("/v3/auth/enable", {})
+        yield server
+
+
+async def test_a_user_of_etcd_v3_reigns_and_others_are_told(
+    guarded: EtcdServer, tmp_path: Path, closing: Closing
+) -> None:
+    (tmp_path / "password").write_text("joe's: password\n")
+    endpoint = guarded.endpoint
+    joe = closing(board_of("etcd-v3", endpoint, user="joe", password_file=str(tmp_path / "password")))
+    await joe.open()
+    reign = await reign_of(joe, A)
+    assert await joe.keep(reign)
+    either = closing(board_of("etcd", endpoint, user="joe:joe's: password"))
+    await either.open()
+    assert await either.read() == reign
+
+    for board in (
+        board_of("etcd-v3", endpoint, user="joe", password="mistaken"),
+        board_of("etcd-v3", endpoint, user="nobody:mistaken"),
+        board_of("etcd-v3", endpoint, user="mary:mary's: password"),
+        board_of("etcd", endpoint, user="mary:mary's: password"),
+        board_of("etcd-v3", endpoint),
+        board_of("etcd-v3", endpoint, user="joe:joe's: password", etcd_prefix="/elsewhere"),
+    ):
+        with pytest.raises(InputError, match="wants other credentials") as caught:
+            await closing(board).open()
+        assert "mistaken" not in str(caught.value) and "s: " not in str(caught.value)
+
+    # An expired token looks like one from before a restart.
+    guarded.restart()
+    assert await joe.keep(reign)
+    assert await joe.close(reign, "done")
+    guarded.restart()
+    await joe.resign(reign)
+    assert await either.read() is None
+
+
+async def test_credentials_that_nobody_asks_for_do_no_harm(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
+    for backend in BOARDS:
+        board = closing(board_of(backend, etcds.of("distro").endpoint, run_id + backend, user="joe", password="x"))
+        await board.open()
+        assert await board.keep(await reign_of(board, A))
+
+
+async def test_a_user_of_etcd_v2_reigns_and_others_are_told(tmp_path: Path, closing: Closing) -> None:
+    with etcd(EtcdServer(debian_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
+        token = "Basic " + b64encode(b"root:pw").decode()
+        server.ask("/v2/auth/users/root", {"user": "root", "password": "pw"}, method="PUT")
+        server.ask("/v2/auth/enable", {}, method="PUT")
+        everything = {"kv": {"read": ["/*"], "write": ["/*"]}}
+        server.ask("/v2/auth/roles/guest", {"role": "guest", "revoke": everything}, method="PUT", token=token)
+
+        board = closing(board_of("etcd-v2", server.endpoint, user="root", password="pw"))
+        await board.open()
+        assert await board.keep(await reign_of(board, A))
+        for config in ({}, {"user": "root:mistaken"}):
+            with pytest.raises(InputError, match="wants other credentials"):
+                await closing(board_of("etcd-v2", server.endpoint, **config)).open()

@@ -1,0 +1,477 @@
+"""What only etcd can do to a board: servers that die, hang and come back, TLS, passwords, and strangers at the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.parse
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import uvloop
+from core.test_etcd_settings import GARBAGE, GOOD
+from kit.etcd_boards import A, B, Closing, board_of, both_apis, each_board, reign_of, settings_of
+from kit.etcd_servers import (
+    EtcdServer,
+    EtcdServers,
+    distro_etcd,
+    etcd,
+    free_port,
+)
+
+from aelastic.errors import (
+    AelasticError,
+    InputError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+)
+from aelastic.rdzv.board import Reign
+from aelastic.rdzv.boards.etcd_http import ANSWER_LIMIT_S
+from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
+from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
+from aelastic.rdzv.boards.reign_text import MAX_BYTES
+
+SLACK_S = 10.0
+
+pytestmark = pytest.mark.usefixtures("kind_to_etcd")
+
+# --- what others wrote
+
+
+def put_v3(server: EtcdServer, key: str, value: bytes, *, lease: bool) -> None:
+    lease_id = server.ask("/v3/lease/grant", {"TTL": "600"})["ID"] if lease else "0"
+    message = {"key": b64encode(key.encode()).decode(), "value": b64encode(value).decode(), "lease": lease_id}
+    server.ask("/v3/kv/put", message)
+
+
+def put_v2(server: EtcdServer, key: str, value: bytes, *, lease: bool) -> None:
+    form = {"value": value, **({"ttl": "600"} if lease else {})}
+    server.ask(f"/v2/keys{urllib.parse.quote(key)}", urllib.parse.urlencode(form).encode(), method="PUT")
+
+
+PUT = {"etcd-v3": put_v3, "etcd-v2": put_v2}
+
+
+@both_apis
+async def test_who_finds_garbage_in_the_key_says_which_key(backend: str, etcds: EtcdServers, closing: Closing) -> None:
+    server, reign = etcds.of("distro"), Reign(epoch=1, claim=A)
+    for number, (text, lease) in enumerate([*((text, True) for text in GARBAGE), (json.dumps(GOOD).encode(), False)]):
+        key = f"/aelastic/{backend}garbage{number}/coordinator"
+        PUT[backend](server, key, text, lease=lease)
+        board = closing(board_of(backend, server.endpoint, f"{backend}garbage{number}"))
+        operations: tuple[Callable[[], Awaitable[object]], ...] = (
+            board.open,
+            board.read,
+            partial(board.claim, A, None, 0),
+            partial(board.keep, reign),
+            partial(board.close, reign, "x"),
+            partial(board.resign, reign),
+        )
+        for operation in operations:
+            with pytest.raises(RendezvousStateError, match=key):
+                await operation()
+
+
+async def test_who_finds_a_directory_in_the_key_says_which_key(etcds: EtcdServers, closing: Closing) -> None:
+    server = etcds.of("distro")
+    put_v2(server, "/aelastic/directory/coordinator/below", b"x", lease=False)
+    with pytest.raises(RendezvousStateError, match="/aelastic/directory/coordinator"):
+        await closing(board_of("etcd-v2", server.endpoint, "directory")).open()
+
+
+@both_apis
+async def test_a_verdict_that_does_not_fit_is_refused(
+    backend: str, etcds: EtcdServers, run_id: str, closing: Closing
+) -> None:
+    board = closing(board_of(backend, etcds.of("distro").endpoint, run_id))
+    reign = await reign_of(board, A)
+
+    with pytest.raises(RendezvousStateError, match="cannot be written"):
+        await board.close(reign, "x" * MAX_BYTES)
+    assert await board.keep(reign)
+
+
+# --- epochs
+
+
+async def test_a_claim_that_was_slow_to_write_reigns_later_v3(
+    etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a looks; b looks, reigns and resigns; then a writes."""
+    endpoint = etcds.of("distro").endpoint
+    a, b = EtcdV3Board(settings_of(endpoint), run_id), EtcdV3Board(settings_of(endpoint), run_id)
+    closing(a), closing(b)
+    write = a._write
+    others: list[Reign] = []
+
+    async def write_later(*args: Any) -> int:
+        if not others:
+            others.append(await reign_of(b, B))
+            await b.resign(others[0])
+        return await write(*args)
+
+    monkeypatch.setattr(a, "_write", write_later)
+
+    reign = await reign_of(a, A)
+    assert reign.epoch > others[0].epoch
+    assert await b.read() == await a.read() == reign
+
+
+async def test_a_claim_that_was_slow_to_write_reigns_later_v2(
+    etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = etcds.of("distro").endpoint
+    a, b = EtcdV2Board(settings_of(endpoint), run_id), EtcdV2Board(settings_of(endpoint), run_id)
+    closing(a), closing(b)
+    put = a._put_reign
+    others: list[Reign] = []
+
+    async def put_later(*args: Any) -> Any:
+        if not others:
+            others.append(await reign_of(b, B))
+            await b.resign(others[0])
+        return await put(*args)
+
+    monkeypatch.setattr(a, "_put_reign", put_later)
+
+    reign = await reign_of(a, A)
+    assert reign.epoch > others[0].epoch
+    assert await b.read() == await a.read() == reign
+
+
+# --- servers that die, hang and come back
+
+
+@each_board
+async def test_the_next_endpoint_is_asked_when_one_is_dead(
+    backend: str, etcds: EtcdServers, run_id: str, closing: Closing
+) -> None:
+    alive = etcds.of("distro").endpoint
+    board = closing(board_of(backend, f"127.0.0.1:{free_port()},{alive},no-such-host.invalid", run_id))
+    await board.open()
+    reign = await reign_of(board, A)
+
+    assert await board.keep(reign)
+    assert board.endpoint_host == "127.0.0.1"
+
+
+@each_board
+async def test_when_no_endpoint_answers_each_is_named(backend: str, closing: Closing) -> None:
+    one, two = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    board = closing(board_of(backend, f"{one},{two}"))
+
+    with pytest.raises(RendezvousConnectionError, match=rf"{one}: .*refused.*{two}: .*refused"):
+        await board.open()
+
+
+@each_board
+async def test_a_server_that_hangs_holds_nobody_up(
+    backend: str, etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
+) -> None:
+    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
+        reader, keeper, newcomer = (closing(board_of(backend, server.endpoint, run_id)) for _ in range(3))
+        two = closing(board_of(backend, f"{server.endpoint},{etcds.of('distro').endpoint}", run_id))
+        await reader.open()
+        await keeper.open()
+        await two.open()
+        reign = await reign_of(keeper, A)
+        server.stop()
+
+        async def hangs(operation: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(RendezvousConnectionError, match=f"{server.endpoint}: no answer within"):
+                await operation()
+
+        began = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            for operation in (reader.read, partial(keeper.keep, reign), newcomer.open):
+                group.start_soon(hangs, operation)
+            # The other one is of another cluster, but it answers.
+            assert await two.read() is None
+        assert anyio.current_time() - began < ANSWER_LIMIT_S + SLACK_S
+        server.cont()
+        assert await reader.read() in {None, reign}
+
+
+@both_apis
+async def test_a_server_that_restarts_still_has_the_reign_and_its_epochs_rise(
+    backend: str, tmp_path: Path, run_id: str, closing: Closing
+) -> None:
+    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
+        board = closing(board_of(backend, server.endpoint, run_id, lease="60"))
+        reign = await reign_of(board, A)
+        server.kill()
+        with pytest.raises(RendezvousConnectionError, match="refused"):
+            await board.keep(reign)
+        server.start()
+
+        # On the connection of before, which is dead.
+        assert await board.keep(reign)
+        other = closing(board_of(backend, server.endpoint, run_id))
+        assert await other.read() == reign
+        await board.resign(reign)
+        server.restart()
+        assert (await reign_of(other, B)).epoch > reign.epoch
+
+
+class Forgetful:
+    """Passes questions on to a server, and loses the answers to those with a certain text in them."""
+
+    def __init__(self, port: int, lost: bytes) -> None:
+        self._port, self._lost = port, lost
+        self.losses = 0
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            while (head := await reader.readuntil(b"\r\n\r\n")) is not None:
+                length = next((int(v) for k, v in _headers(head) if k == b"content-length"), 0)
+                question = head + await reader.readexactly(length)
+                outer.write(question)
+                answer = await inner.readuntil(b"\r\n\r\n")
+                if self._lost in question:
+                    self.losses += 1
+                    return
+                answer += await inner.readexactly(next(int(v) for k, v in _headers(answer) if k == b"content-length"))
+                writer.write(answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            for end in (outer, writer):
+                end.close()
+
+
+def _headers(head: bytes) -> list[tuple[bytes, bytes]]:
+    return [(k.lower(), v.strip()) for k, _, v in (line.partition(b":") for line in head.split(b"\r\n")[1:])]
+
+
+@pytest.mark.parametrize("backend, lost", [("etcd-v3", b'"compare"'), ("etcd-v2", b"PUT ")])
+async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
+    backend: str, lost: bytes, etcds: EtcdServers, run_id: str, closing: Closing
+) -> None:
+    server = etcds.of("distro")
+    proxy = Forgetful(server.port, lost)
+    async with proxy as endpoint:
+        alone = closing(board_of(backend, endpoint, run_id))
+        with pytest.raises(RendezvousConnectionError, match=f"{endpoint}: it closes the connection"):
+            await alone.claim(A, None, 0)
+        assert proxy.losses > 0
+        seen = await alone.read()
+        assert seen is not None and seen.claim == A
+        direct = closing(board_of(backend, server.endpoint, run_id))
+        assert await direct.keep(seen)
+        await direct.resign(seen)
+
+        # With another way to the same cluster it is asked again there, and is ours all the same.
+        two_ways = closing(board_of(backend, f"{endpoint},{server.endpoint}", run_id))
+        reign = await reign_of(two_ways, A)
+        assert await two_ways.keep(reign)
+        await two_ways.aclose()
+
+
+# --- who else may be at the endpoint
+
+
+@contextmanager
+def canned(status: int, body: bytes, server: str = "Canned/1") -> Iterator[str]:
+    """An HTTP server that says one thing only."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_DELETE = do_POST  # noqa: N815
+
+        def version_string(self) -> str:
+            return server
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{http.server_address[1]}"
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+@each_board
+@pytest.mark.parametrize(
+    "status, body, error, what",
+    [
+        (200, b"<html>Welcome</html>", RendezvousStateError, "no etcd that we know: .*200.*Welcome.*Server: Canned/1"),
+        (404, b"not here", RendezvousStateError, "no etcd that we know: .*404.*not here"),
+        (400, b"Client sent an HTTP request to an HTTPS server.", InputError, "wants TLS: .*protocol=https"),
+        (301, b"", RendezvousStateError, "301"),
+        (200, b"{}", RendezvousStateError, "200"),
+        (200, b"[" * 100_000, RendezvousStateError, "200"),
+        (200, b'{"header": {}}', RendezvousStateError, "."),
+        (200, b'{"header": {"revision": []}, "responses": [{"response_range": {}}, {"response_range": {}}]}', RendezvousStateError, "."),
+        (200, b'{"header": 7, "responses": 7, "node": 7}', RendezvousStateError, "."),
+        (200, b'{"header": {}, "node": {"createdIndex": "x", "modifiedIndex": 1}}', RendezvousStateError, "."),
+        (200, b" " * 5_000_000, RendezvousStateError, "more than"),
+        (400, b'{"errorCode": 105, "code": 5, "message": "no"}', RendezvousStateError, "."),
+        (500, b'{"errorCode": 301, "code": 14, "message": "no leader"}', RendezvousConnectionError, "no leader"),
+        (503, b'{"error": {"grpc_code": 14, "message": "no leader"}}', RendezvousConnectionError, "no leader|503"),
+        (502, b"<html>Bad gateway</html>", RendezvousConnectionError, "502"),
+    ],
+)  # fmt: skip
+async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
+    backend: str, status: int, body: bytes, error: type[AelasticError], what: str, closing: Closing
+) -> None:
+    with canned(status, body) as endpoint:
+        board = closing(board_of(backend, endpoint))
+        with pytest.raises(error, match=what) as caught:
+            await board.open()
+        assert endpoint in str(caught.value)
+        assert len(str(caught.value)) < 400
+        with pytest.raises(error):
+            await board.claim(A, None, 0)
+        with pytest.raises(error):
+            await board.keep(Reign(epoch=1, claim=A))
+
+
+@pytest.mark.parametrize(
+    "says, error",
+    [(b"SSH-2.0-OpenSSH_9.2\r\n", RendezvousStateError), (b"", RendezvousConnectionError)],
+    ids=["ssh", "nothing"],
+)
+async def test_who_does_not_speak_http_is_no_etcd(says: bytes, error: type[RendezvousError], closing: Closing) -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(error, match=endpoint):
+            await closing(board_of("etcd-v3", endpoint)).open()
+
+
+async def test_v2_asked_of_a_server_without_it_says_what_to_use(tmp_path: Path, closing: Closing) -> None:
+    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd")) as server:
+        with pytest.raises(RendezvousStateError, match=r"etcd 3\.5\.1 at .* does not serve the v2 API.* etcd-v3"):
+            await closing(board_of("etcd-v2", server.endpoint)).open()
+        either = closing(board_of("etcd", server.endpoint))
+        await either.open()
+        reign = await reign_of(either, A)
+        assert await closing(board_of("etcd-v3", server.endpoint)).read() == reign
+        assert either.name == f"etcd-v3 at {server.endpoint}"
+
+
+async def test_etcd_without_the_gateway_is_asked_in_v2(tmp_path: Path, closing: Closing) -> None:
+    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2", "--enable-grpc-gateway=false"])) as server:
+        with pytest.raises(RendezvousStateError, match=r"etcd 3\.5\.1 at .* does not serve its v3 API .* etcd-v2"):
+            await closing(board_of("etcd-v3", server.endpoint)).open()
+        either = closing(board_of("etcd", server.endpoint))
+        await either.open()
+        reign = await reign_of(either, A)
+        await either.open()
+        assert await closing(board_of("etcd-v2", server.endpoint)).read() == reign
+        assert either.name == f"etcd-v2 at {server.endpoint}"
+
+
+async def test_proxies_of_the_environment_are_not_asked(
+    etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    await closing(board_of("etcd-v3", etcds.of("distro").endpoint, run_id)).open()
+
+
+@each_board
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])
+async def test_a_board_knows_its_way_to_etcd(backend: str, host: str, etcds: EtcdServers, closing: Closing) -> None:
+    board = closing(board_of(backend, f"{host}:{etcds.of('distro').port}"))
+    await board.open()
+
+    assert (board.own_address, board.endpoint_host) == ("127.0.0.1", host)
+
+
+async def test_this_machine_is_known_by_any_of_its_addresses(etcds: EtcdServers) -> None:
+    """As a host is whose name stands in /etc/hosts with an address of its own."""
+    port = etcds.of("distro").port
+    async with await asyncio.start_server(lambda r, w: _pipe(r, w, port), "127.0.1.1", 0) as relay:
+        board = board_of("etcd-v3", f"127.0.1.1:{relay.sockets[0].getsockname()[1]}")
+        await board.open()
+        assert board.endpoint_host == "127.0.1.1"
+        assert board.own_address.startswith("127.")
+        await board.aclose()
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    inner, outer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                sink.write(data)
+        finally:
+            sink.close()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(copy, reader, outer)
+        group.start_soon(copy, inner, writer)
+
+
+async def test_an_endpoint_elsewhere_is_not_this_machine(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
+    board = EtcdV3Board(settings_of(etcds.of("distro").endpoint), run_id)
+    closing(board)
+    await board.open()
+    board._http._ends = dict.fromkeys(board._http._ends, ("10.0.0.1", "10.0.0.2"))
+
+    assert (board.own_address, board.endpoint_host) == ("10.0.0.1", "")
+
+
+@both_apis
+def test_boards_run_on_uvloop(backend: str, etcds: EtcdServers, run_id: str) -> None:
+    endpoint = etcds.of("distro").endpoint
+
+    async def story() -> None:
+        board = board_of(backend, endpoint, run_id)
+        reign = await reign_of(board, A)
+        assert await board.keep(reign)
+        assert board.own_address == "127.0.0.1"
+        await board.resign(reign)
+        await board.aclose()
+
+    uvloop.run(story())
+
+
+def test_an_interrupted_loop_leaves_nothing_open(etcds: EtcdServers, run_id: str) -> None:
+    async def story() -> None:
+        board = board_of("etcd-v3", etcds.of("distro").endpoint, run_id)
+        try:
+            with anyio.move_on_after(0.05):
+                while True:
+                    await board.read()
+        finally:
+            await board.aclose()
+
+    asyncio.run(story())

@@ -1,0 +1,212 @@
+"""Several agents on one machine: they form a world, grow, keep spares, and end as one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, LATE, Agent, Meeting, c10d, figure, listening_ports, team_of
+from kit.etcd_servers import EtcdServers
+from kit.launching import Launcher
+
+from aelastic.errors import EXIT_TRY_AGAIN
+
+# The first round waits no longer for more nodes than it needs.
+AT_ONCE = {"last_call_timeout": 0.1}
+# As long as it is seen that nothing happens.
+QUIET_S = 0.5
+ROUNDS = 20
+
+
+@pytest.fixture(params=["c10d", "etcd-v3"])
+def meeting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Meeting:
+    return c10d() if request.param == "c10d" else Meeting(request.param, etcds.of("distro").endpoint)
+
+
+# A world.
+
+
+def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "3", nproc=2) as team:
+        began = time.monotonic()
+        agents = team.start_many(3)
+        round_ = team.wait_round(agents)
+        figure("3 agents: start to group formed", round_.at - began)
+        assert [start.world_size for start in round_.starts] == [6] * 6
+        assert [start.restart for start in round_.starts] == [0] * 6
+        assert sorted((s.group_rank, s.local_rank) for s in round_.starts) == [(g, n) for g in range(3) for n in (0, 1)]
+        # Where the workers meet, the agent of group rank 0 listens.
+        first = next(agent for agent in agents if agent.starts[-1].group_rank == 0)
+        master_addr, master_port = round_.starts[0].master_addr, round_.starts[0].master_port
+        socket.create_connection((master_addr, master_port), timeout=5).close()
+        assert master_port in {port for pid in first.left() for port in listening_ports(pid)}
+        team.finish(round_)
+
+
+def test_nodes_may_differ_in_workers_and_roles_and_wish_for_their_ranks(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "3") as team:
+        # Whoever comes first, comes with the last rank.
+        agents = [
+            team.start("--node-rank", "2", "--role", "trainer", nproc=1),
+            team.start("--node-rank", "1", "--role", "reader", nproc=1),
+            team.start("--node-rank", "0", "--role", "trainer", nproc=2),
+        ]
+        round_ = team.wait_round(agents)
+        table = [
+            (s.rank, s.role, s.role_rank, s.role_world_size, s.group_rank, s.group_world_size, s.local_world_size)
+            for s in round_.starts
+        ]
+        assert table == [
+            (0, "trainer", 0, 3, 0, 3, 2),
+            (1, "trainer", 1, 3, 0, 3, 2),
+            (2, "reader", 0, 1, 1, 3, 1),
+            (3, "trainer", 2, 3, 2, 3, 1),
+        ]
+        team.finish(round_)
+
+
+# Growing.
+
+
+def test_a_third_node_joins_and_the_others_keep_their_ranks(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "2:4", conf=AT_ONCE) as team:
+        agents = team.start_many(2)
+        two = team.wait_round(agents)
+        ranks = [agent.starts[-1].rank for agent in agents]
+        began = time.monotonic()
+        agents.append(team.start())
+        three = team.wait_round(agents, after=two)
+        figure("third node joins: to all three running", three.at - began)
+        assert [agent.starts[-1].rank for agent in agents] == [*ranks, 2]
+        assert three.restart == 0, "membership changes are free"
+        team.finish(three)
+
+
+def test_two_nodes_that_come_together_interrupt_once(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "2:4", conf={**AT_ONCE, "settle_time": 1}) as team:
+        first = team.start_many(2)
+        two = team.wait_round(first)
+        second = [team.start(wrapper=LATE) for _ in range(2)]
+        for agent in second:
+            agent.wait_late()
+        for agent in second:
+            agent.go()
+        four = team.wait_round([*first, *second], after=two)
+        assert [len(agent.starts) for agent in team.agents] == [2, 2, 1, 1]
+        team.finish(four)
+
+
+@pytest.mark.timeout(240)
+def test_a_spare_takes_the_place_of_whoever_is_lost_again_and_again(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "2:4", conf=AT_ONCE) as team:
+        members = team.start_many(4)
+        round_ = team.wait_round(members)
+        rounds = ROUNDS if meeting.backend == "c10d" else 4
+        spare = team.start()
+        for number in range(rounds):
+            spare.wait_said(IS_SPARE)
+            team.assert_untouched(round_)
+            victim = members[number % 4]
+            began = time.monotonic()
+            victim.crash()
+            members[number % 4] = spare
+            expected = [len(agent.starts) + 1 for agent in members]
+            round_ = team.wait_round(members, after=round_)
+            figure("a spare replaces a killed node", round_.at - began)
+            assert round_.restart == 0
+            assert [len(agent.starts) for agent in members] == expected, "never fewer than four, not for a moment"
+            spare = team.start()
+        spare.wait_said(IS_SPARE)
+        team.finish(round_)
+        assert spare.process.returncode == 0
+        assert not spare.starts
+
+
+# Ending.
+
+
+def finish_but_last(agents: list[Agent]) -> Agent:
+    """All workers succeed but that of the last rank."""
+    *finished, last = sorted(agents, key=lambda agent: agent.starts[-1].rank)
+    for agent in finished:
+        os.kill(agent.starts[-1].pid, FINISH)
+        agent.wait_line("end ")
+    return last
+
+
+def test_who_has_finished_waits_for_the_last(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "3") as team:
+        agents = team.start_many(3)
+        round_ = team.wait_round(agents)
+        last = finish_but_last(agents)
+        time.sleep(QUIET_S)
+        assert team.live == agents
+        os.kill(last.starts[-1].pid, FINISH)
+        assert [agent.wait() for agent in agents] == [0, 0, 0]
+        assert [len(agent.starts) for agent in agents] == [1, 1, 1]
+        assert round_.restart == 0
+
+
+def test_who_has_finished_starts_again_if_the_last_fails(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "3", options=("--max-restarts", "1")) as team:
+        agents = team.start_many(3)
+        round_ = team.wait_round(agents)
+        last = finish_but_last(agents)
+        os.kill(last.starts[-1].pid, FAIL)
+        again = team.wait_round(agents, after=round_)
+        assert again.restart == 1
+        team.finish(again)
+
+
+IMPATIENT = """
+from aelastic.spec import WorkerSpec
+
+WorkerSpec.__init__.__kwdefaults__["exit_barrier_timeout_s"] = 0.5
+"""
+
+
+@pytest.mark.parametrize("who", ["the coordinator", "the other"])
+def test_who_has_finished_waits_no_longer_than_the_exit_barrier(launch: Launcher, meeting: Meeting, who: str) -> None:
+    with team_of(launch, meeting, "2") as team:
+        first = team.start(wrapper=IMPATIENT if who == "the coordinator" else "")
+        first.wait_said(COORDINATES)
+        second = team.start(wrapper=IMPATIENT if who == "the other" else "")
+        team.wait_round([first, second])
+        early, late = (first, second) if who == "the coordinator" else (second, first)
+        os.kill(early.starts[-1].pid, FINISH)
+        assert early.wait() == 0
+        late.wait_said(COORDINATES)
+        os.kill(late.starts[-1].pid, FINISH)
+        assert late.wait() == 0
+        assert len(late.starts) == 1, "nobody starts again because of a node that was done"
+
+
+# Waiting in vain.
+
+
+def test_too_few_nodes_are_told_who_came_and_asked_to_try_again(launch: Launcher, etcds: EtcdServers) -> None:
+    etcd = Meeting("etcd-v3", etcds.of("distro").endpoint)
+    conf = {"join_timeout": 11}
+    with team_of(launch, c10d(), "3", conf=conf) as one, team_of(launch, etcd, "3", conf=conf) as other:
+        agents = [*one.start_many(2), *other.start_many(2)]
+        host = socket.gethostname()
+        for agent in agents:
+            assert agent.wait() == EXIT_TRY_AGAIN
+            (line,) = [line for line in agent.stderr.splitlines() if "error" in line]
+            assert f"2 of at least 3 nodes came within 11 s: {host}, {host}" in line
+            assert agent.has_said(rf"2 of 3 nodes are ready \(\d+ s\): {host}, {host}; missing: 1 more")
+            assert not agent.starts
+
+
+def test_a_node_that_is_asked_to_stop_while_it_waits_ends_by_the_signal(launch: Launcher, meeting: Meeting) -> None:
+    with team_of(launch, meeting, "2") as team:
+        agent = team.start()
+        agent.wait_said(COORDINATES)
+        agent.signal(signal.SIGTERM)
+        assert agent.wait() == -signal.SIGTERM
+        # Nobody is left who coordinates: the next ones find each other all the same.
+        agents = team.start_many(2)
+        team.finish(team.wait_round(agents))

@@ -1,0 +1,479 @@
+"""Agents on nodes of their own, over networks that are cut, slow, of another kind, or more than one."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kit import netns
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.netns import Net, Node
+
+from aelastic.errors import EXIT_FAILURE
+
+PORT = 29400
+LEASE_S = 2.0
+# What a node is missed after: so DESIGN and README promise it.
+MISSED_S = LEASE_S + 1.0
+CUTS = 20
+COORDINATES = "this agent coordinates ("
+
+# Tells where it stands, and whether the store of group rank 0 can be reached; ends when told to.
+WORKER = """
+import socket
+
+address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+say("start", rank, os.environ["WORLD_SIZE"], restart, address, port, socket.gethostname())
+with socket.create_connection((address, int(port)), 20.0):
+    say("reached", rank)
+while not os.path.exists("go"):
+    if os.path.exists(f"fail{restart}"):
+        sys.exit(3)
+    time.sleep(0.02)
+"""
+
+ALL_REDUCE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(3) * (rank + 1)
+dist.all_reduce(total)
+say("sum", rank, int(total[0]), os.environ["MASTER_ADDR"])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+# Serves a store that is no agent's.
+BOARD = """
+import sys
+from aelastic.tcpstore.store_server import ask_no_name_server, import_store
+
+ask_no_name_server()
+store = import_store("quick")(
+    host_name="localhost", port=int(sys.argv[1]), world_size=None, is_master=True, wait_for_workers=False
+)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+# A name server that writes down what it is asked, and knows nothing; a silent one does not even say so.
+NAME_SERVER = """
+import socket, sys
+
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind((sys.argv[1], 53))
+print("ready", flush=True)
+while True:
+    question, peer = server.recvfrom(4096)
+    labels, at = [], 12
+    while question[at]:
+        labels.append(question[at + 1 : at + 1 + question[at]].decode())
+        at += 1 + question[at]
+    with open(sys.argv[2], "a") as asked:
+        print(".".join(labels), file=asked)
+    # The same question, as an answer: there is no such name (RFC 1035, 4.1.1).
+    if sys.argv[3] != "silent":
+        server.sendto(question[:2] + b"\\x81\\x83" + question[4:6] + b"\\0\\0\\0\\0\\0\\0" + question[12:at + 5], peer)
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a worker has said of its round."""
+
+    rank: int
+    world_size: int
+    restart: int
+    master_addr: str
+    master_port: int
+    host: str
+
+
+def starts(job: Job) -> list[Start]:
+    words = [line.split()[1:] for line in job.lines if line.startswith("start ")]
+    return [Start(int(w[0]), int(w[1]), int(w[2]), w[3], int(w[4]), w[5]) for w in words]
+
+
+class Agents:
+    """The agents of one job, each on a node."""
+
+    def __init__(
+        self, launch: Launcher, endpoint: str, nnodes: str, *, lease_s: float = LEASE_S, join_timeout_s: float = 600.0
+    ) -> None:
+        self.launch = launch
+        self.jobs: list[Job] = []
+        self.options = (
+            *("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"),
+            *("--rdzv-conf", f"last_call_timeout=2,lease={lease_s:g},join_timeout={join_timeout_s:g}"),
+        )
+
+    def start(self, node: Node, *options: str, worker: str = WORKER, env: dict[str, str] | None = None) -> Job:
+        """Starts an agent, with one worker."""
+        name = f"agent{len(self.jobs)}"
+        env = {"LOGLEVEL": "INFO", **(env or {})}
+        job = self.launch(worker, *self.options, *options, name=name, env=env, prefix=node.prefix)
+        self.jobs.append(job)
+        return job
+
+    def wait_round(self, jobs: Sequence[Job], after: Sequence[int] = ()) -> list[Start]:
+        """Waits until some agents, and they alone, are in one round, and have all reached its rank 0.
+
+        Args:
+            jobs: which.
+            after: for each, how many workers it had started before.
+        """
+
+        def found() -> list[Start]:
+            for job in jobs:
+                assert job.process.poll() is None, f"an agent ended (code {job.process.returncode})\n{job.story}"
+            all_starts = [starts(job) for job in jobs]
+            if any(len(s) <= n for s, n in zip(all_starts, after or [0] * len(jobs), strict=True)):
+                return []
+            if not all(job.lines[-1].startswith("reached ") for job in jobs):
+                return []
+            last = [s[-1] for s in all_starts]
+            is_whole = sorted(s.rank for s in last) == list(range(len(jobs)))
+            is_same = len({(s.world_size, s.master_addr, s.master_port) for s in last}) == 1
+            return last if is_whole and is_same and last[0].world_size == len(jobs) else []
+
+        what = f"a round of {len(jobs)}"
+        try:
+            found_starts: list[Start] = wait_for(what, found, LAUNCH_TIMEOUT_S / 2)
+        except pytest.fail.Exception:
+            stories = "\n\n".join(f"{job.folder.name}: {job.story}" for job in self.jobs)
+            pytest.fail(f"never {what}:\n{stories}")
+        return found_starts
+
+    def counts(self, jobs: Sequence[Job] | None = None) -> list[int]:
+        return [len(starts(job)) for job in (self.jobs if jobs is None else jobs)]
+
+    def coordinators(self) -> list[int]:
+        """How often each agent has become the coordinator."""
+        return [job.stderr.count(COORDINATES) for job in self.jobs]
+
+    def finish(self) -> None:
+        """Lets the workers end, and with them the job."""
+        for job in self.jobs:
+            job.go()
+        for job in self.jobs:
+            assert job.wait() == 0, job.story
+
+
+@pytest.fixture
+def v4() -> Iterator[Net]:
+    """A network without IPv6."""
+    with netns.opened() as net:
+        yield net
+
+
+@pytest.fixture
+def v6() -> Iterator[Net]:
+    """A network without IPv4."""
+    with netns.opened(has_v4=False, has_v6=True) as net:
+        yield net
+
+
+def serve_board(net: Net, node: Node) -> str:
+    """Starts a store on a node; gives its endpoint."""
+    popen = net.start(node, sys.executable, "-c", BOARD, str(PORT))
+    assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
+    return f"{node.v4()}:{PORT}" if net.has_v4 else f"[{node.v6()}]:{PORT}"
+
+
+# Where the nodes find each other.
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["the endpoint's node is rank 0", "another is rank 0"])
+def test_workers_reach_rank_0_from_every_node(v4: Net, launch: Launcher, first: int) -> None:
+    nodes = [v4.node() for _ in range(3)]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "3")
+    jobs = [agents.start(node, *(["--node-rank", "0"] if i == first else [])) for i, node in enumerate(nodes)]
+    round_ = agents.wait_round(jobs)
+    assert round_[first].rank == 0
+    assert {start.master_addr for start in round_} == {nodes[first].v4()}
+    agents.finish()
+
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_torch_meets_across_nodes(family: str, launch: Launcher) -> None:
+    with netns.opened(has_v4=family == "v4", has_v6=family == "v6") as net:
+        nodes = [net.node() for _ in range(2)]
+        address = getattr(nodes[0], family)()
+        agents = Agents(launch, f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}", "2", lease_s=10.0)
+        jobs = [agents.start(node, worker=ALL_REDUCE, env={"GLOO_SOCKET_IFNAME": "net1"}) for node in nodes]
+        for job in jobs:
+            assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+            assert job.wait_line("sum")[0].split()[2:] == ["3", address]
+
+
+def test_a_network_without_ipv4_forms_and_restarts(v6: Net, launch: Launcher) -> None:
+    nodes = [v6.node() for _ in range(3)]
+    agents = Agents(launch, f"[{nodes[0].v6()}]:{PORT}", "3")
+    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
+    assert {start.master_addr for start in agents.wait_round(jobs)} == {nodes[0].v6()}
+    (jobs[1].folder / "fail0").touch()
+    again = agents.wait_round(jobs, after=[1, 1, 1])
+    assert {(start.restart, start.master_addr) for start in again} == {(1, nodes[0].v6())}
+    agents.finish()
+
+
+def test_a_node_joins_and_another_replaces_the_coordinator_without_ipv4(v6: Net, launch: Launcher) -> None:
+    endpoint = serve_board(v6, v6.node("board"))
+    nodes = [v6.node() for _ in range(3)]
+    agents = Agents(launch, endpoint, "1:3")
+    jobs = [agents.start(node) for node in nodes[:2]]
+    agents.wait_round(jobs)
+    jobs.append(agents.start(nodes[2]))
+    agents.wait_round(jobs, after=[1, 1, 0])
+    coordinator = agents.coordinators().index(1)
+    killed = jobs.pop(coordinator)
+    counts = agents.counts(jobs)
+    killed.signal(signal.SIGKILL)
+    left = agents.wait_round(jobs, after=counts)
+    assert left[0].master_addr in {node.v6() for i, node in enumerate(nodes) if i != coordinator}
+
+
+def test_where_the_name_server_is_silent_none_is_asked(v4: Net, launch: Launcher, tmp_path: Path) -> None:
+    # Each question would take 20 s.
+    server, asked = name_server(v4, tmp_path, "silent")
+    nodes = [v4.node(f"node{i}", files=names(tmp_path, server)) for i in range(2)]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "2")
+    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
+    agents.wait_round(jobs)
+    (jobs[1].folder / "fail0").touch()
+    agents.wait_round(jobs, after=[1, 1])
+    agents.finish()
+    assert not asked.exists(), asked.read_text()
+
+
+def test_an_endpoint_whose_name_nobody_knows_is_named_in_the_end(v4: Net, launch: Launcher, tmp_path: Path) -> None:
+    server, asked = name_server(v4, tmp_path)
+    agents = Agents(launch, f"no-such-host:{PORT}", "2", join_timeout_s=2.0)
+    job = agents.start(v4.node(files=names(tmp_path, server)))
+    assert job.wait() == EXIT_FAILURE, job.story
+    assert f"no-such-host:{PORT}" in job.stderr.splitlines()[-1], job.story
+    assert asked.read_text().split().count("no-such-host") > 2, job.story
+
+
+def test_a_host_that_calls_itself_127_0_1_1_is_found_by_the_others(v4: Net, launch: Launcher, tmp_path: Path) -> None:
+    # What Debian writes into /etc/hosts; the others know the host by its real address.
+    server, _ = name_server(v4, tmp_path)
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.write_text("127.0.0.1 localhost\n127.0.1.1 alpha\n")
+    other.touch()
+    nodes = [
+        v4.node("alpha", files={**names(tmp_path, server), "hosts": own}),
+        v4.node("beta", files={**names(tmp_path, server), "hosts": other}),
+    ]
+    other.write_text(f"127.0.0.1 localhost\n127.0.1.1 beta\n{nodes[0].v4()} alpha\n")
+    agents = Agents(launch, f"alpha:{PORT}", "2")
+    jobs = [agents.start(node) for node in nodes]
+    assert {start.master_addr for start in agents.wait_round(jobs)} <= {node.v4() for node in nodes}
+    agents.finish()
+
+
+def name_server(net: Net, folder: Path, manner: str = "") -> tuple[Node, Path]:
+    """Starts a name server on a node of its own; gives that, and where it writes down what it is asked."""
+    node, asked = net.node("names"), folder / "asked"
+    popen = net.start(node, sys.executable, "-c", NAME_SERVER, node.v4(), str(asked), manner)
+    assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
+    return node, asked
+
+
+def names(folder: Path, server: Node) -> dict[str, Path]:
+    """How a node looks up names: no file knows any, and one name server is asked."""
+    contents = {
+        "hosts": "",
+        "resolv.conf": f"nameserver {server.v4()}\noptions timeout:10 attempts:2\n",
+        "nsswitch.conf": "hosts: files dns\n",
+    }
+    for name, text in contents.items():
+        (folder / name).write_text(text)
+    return {name: folder / name for name in contents}
+
+
+@pytest.mark.parametrize("hosts", [("node10", "node2", "node1"), ("same", "same", "same")], ids=" ".join)
+def test_group_ranks_follow_host_names_in_their_natural_order(v4: Net, launch: Launcher, hosts: tuple[str]) -> None:
+    nodes = [v4.node(host) for host in hosts]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "3")
+    jobs = [agents.start(node) for node in nodes]
+    round_ = agents.wait_round(jobs)
+    assert tuple(start.host for start in round_) == hosts
+    if hosts[0] == "node10":
+        assert [start.rank for start in round_] == [2, 1, 0]
+    agents.finish()
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["found out", "told"])
+def test_of_two_networks_workers_use_the_one_the_agents_met_on_unless_told(
+    v4: Net, launch: Launcher, is_told: bool
+) -> None:
+    nodes = [v4.node(networks=(1, 2), default_route=1) for _ in range(3)]
+    agents = Agents(launch, f"{nodes[1].v4(2)}:{PORT}", "3")
+    jobs = [agents.start(node, *(["--local-addr", node.v4(1)] if is_told else [])) for node in nodes]
+    round_ = agents.wait_round(jobs)
+    master = nodes[[start.rank for start in round_].index(0)]
+    assert {start.master_addr for start in round_} == {master.v4(1 if is_told else 2)}
+    agents.finish()
+
+
+def test_agents_that_met_elsewhere_use_the_network_on_which_they_met(v4: Net, launch: Launcher) -> None:
+    board = v4.node("board", networks=(1, 2))
+    serve_board(v4, board)
+    nodes = [v4.node(networks=(1, 2), default_route=1) for _ in range(2)]
+    agents = Agents(launch, f"{board.v4(2)}:{PORT}", "2")
+    jobs = [agents.start(node) for node in nodes]
+    assert {start.master_addr for start in agents.wait_round(jobs)} <= {node.v4(2) for node in nodes}
+    agents.finish()
+
+
+# Cut off, and back.
+
+
+@pytest.mark.timeout(300)
+def test_nodes_are_cut_off_and_come_back_again_and_again(v4: Net, launch: Launcher) -> None:
+    """A plain member and the coordinator's node in turn; the board is elsewhere, and the run id stays the same."""
+    endpoint = serve_board(v4, v4.node("board"))
+    nodes = [v4.node(f"node{i}") for i in range(3)]
+    agents = Agents(launch, endpoint, "1:3")
+    jobs = [agents.start(node) for node in nodes]
+    agents.wait_round(jobs)
+    coordinator = agents.coordinators().index(1)
+    ways: list[Callable[[Node], None]] = [v4.cut, v4.pull_out, lambda node: v4.cut(node, how="unreachable")]
+    missed, back = [], []
+    for turn in range(CUTS):
+        victim = coordinator if turn % 2 else (coordinator + 1) % 3
+        survivors = [job for i, job in enumerate(jobs) if i != victim]
+        counts, reigns = agents.counts(), agents.coordinators()
+        began = time.monotonic()
+        ways[turn // 2 % 3](nodes[victim])
+        agents.wait_round(survivors, after=[count for i, count in enumerate(counts) if i != victim])
+        missed.append(time.monotonic() - began)
+        changed = [i for i, (now, then) in enumerate(zip(agents.coordinators(), reigns, strict=True)) if now > then]
+        assert len(changed) == turn % 2, changed
+        coordinator = changed[0] if changed else coordinator
+        # Whether its workers are of use still is for nobody to say there; with `1:3` it must not go on alone.
+        assert agents.counts()[victim] == counts[victim]
+        began = time.monotonic()
+        counts = agents.counts()
+        v4.heal()
+        agents.wait_round(jobs, after=counts)
+        back.append(time.monotonic() - began)
+    assert statistics.median(missed) < MISSED_S, (missed, back)
+    agents.finish()
+
+
+def test_the_endpoint_s_own_node_is_cut_off_and_comes_back(v4: Net, launch: Launcher) -> None:
+    nodes = [v4.node(f"node{i}") for i in range(3)]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:3")
+    jobs = [agents.start(nodes[0])]
+    jobs[0].wait_line("reached")
+    jobs += [agents.start(node) for node in nodes[1:]]
+    agents.wait_round(jobs, after=[1, 0, 0])
+    counts = agents.counts()
+    v4.cut(nodes[0])
+    # It has the board, so it is the one that goes on.
+    agents.wait_round(jobs[:1], after=counts[:1])
+    assert agents.counts(jobs[1:]) == counts[1:]
+    counts = agents.counts()
+    v4.heal()
+    agents.wait_round(jobs, after=counts)
+    assert agents.coordinators() == [1, 0, 0]
+    agents.finish()
+
+
+def test_a_cut_that_is_shorter_than_a_lease_disturbs_nobody(v4: Net, launch: Launcher) -> None:
+    nodes = [v4.node(f"node{i}") for i in range(2)]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", lease_s=6.0)
+    jobs = [agents.start(node) for node in nodes]
+    agents.wait_round(jobs)
+    for _ in range(3):
+        unheard = nodes[1].tcp_count("RetransSegs")
+        v4.cut(nodes[1])
+        nodes[1].wait_tcp_count("RetransSegs", unheard + 2)
+        heard = nodes[1].tcp_count("InSegs")
+        v4.heal()
+        nodes[1].wait_tcp_count("InSegs", heard + 2)
+    agents.finish()
+    assert agents.counts() == [1, 1]
+
+
+def test_while_the_board_is_cut_off_workers_run_on_and_a_restart_waits_for_it(v4: Net, launch: Launcher) -> None:
+    board = v4.node("board")
+    endpoint = serve_board(v4, board)
+    nodes = [v4.node(f"node{i}") for i in range(2)]
+    agents = Agents(launch, endpoint, "2")
+    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
+    agents.wait_round(jobs)
+    coordinator = nodes[agents.coordinators().index(1)]
+    v4.cut(board)
+    # On a connection that was cut, TCP tries again ever more rarely: new ones show that the way is free again.
+    coordinator.wait_tcp_count("ActiveOpens", coordinator.tcp_count("ActiveOpens") + 3)
+    (jobs[0].folder / "fail0").touch()
+    wait_for("the failure is seen", lambda: "failed on node0" in jobs[0].stderr)
+    assert agents.counts() == [1, 1]
+    v4.heal()
+    assert {start.restart for start in agents.wait_round(jobs, after=[1, 1])} == {1}
+    agents.finish()
+
+
+def test_a_node_that_stays_cut_off_gives_up_in_the_end(v4: Net, launch: Launcher) -> None:
+    nodes = [v4.node(f"node{i}") for i in range(2)]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", join_timeout_s=4.0)
+    jobs = [agents.start(nodes[0])]
+    jobs[0].wait_line("reached")
+    jobs.append(agents.start(nodes[1]))
+    agents.wait_round(jobs, after=[1, 0])
+    v4.cut(nodes[1])
+    assert jobs[1].wait() == EXIT_FAILURE, jobs[1].story
+    assert "no coordinator for 4 s" in jobs[1].stderr.splitlines()[-1], jobs[1].story
+    jobs.pop().assert_nothing_left()
+    agents.wait_round(jobs, after=[2])
+
+
+def test_whoever_is_cut_off_from_the_coordinator_alone_disturbs_nobody(v4: Net, launch: Launcher) -> None:
+    endpoint = serve_board(v4, v4.node("board"))
+    nodes = [v4.node(f"node{i}") for i in range(3)]
+    agents = Agents(launch, endpoint, "2:3")
+    jobs = [agents.start(node) for node in nodes]
+    agents.wait_round(jobs)
+    coordinator = agents.coordinators().index(1)
+    outsider = (coordinator + 1) % 3
+    rest = [job for i, job in enumerate(jobs) if i != outsider]
+    one, other = nodes[coordinator], nodes[outsider]
+    ways: list[Callable[[], None]] = [
+        lambda: v4.cut(one, other),
+        lambda: v4.cut_one_way(one, other),
+        lambda: v4.cut_one_way(other, one),
+    ]
+    for cut in ways:
+        counts = agents.counts(rest)
+        cut()
+        agents.wait_round(rest, after=counts)
+        counts, attempts = agents.counts(rest), other.tcp_count("ActiveOpens")
+        # Each attempt takes longer than a lease.
+        other.wait_tcp_count("ActiveOpens", attempts + 2)
+        assert agents.counts(rest) == counts
+        counts = agents.counts()
+        v4.heal()
+        agents.wait_round(jobs, after=counts)
+        assert sum(agents.coordinators()) == 1
+    agents.finish()
+
+
+def test_a_slow_network_that_loses_packets_carries_a_job_through_a_restart(v4: Net, launch: Launcher) -> None:
+    # From node to node a packet takes 100 ms; of 20, one is lost.
+    nodes = [v4.node(delay_s=0.05, loss=0.025) for _ in range(3)]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "3", lease_s=5.0)
+    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
+    agents.wait_round(jobs)
+    (jobs[2].folder / "fail0").touch()
+    assert {start.restart for start in agents.wait_round(jobs, after=[1, 1, 1])} == {1}
+    agents.finish()

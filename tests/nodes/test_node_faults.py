@@ -1,0 +1,343 @@
+"""Nodes that die, hang, are cut off and come back: the others go on, and nothing is left of what is gone.
+
+Every agent is a real one; the victims are in turn each node, with that which serves the store and that which
+coordinates.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.agents import (
+    COORDINATES,
+    FAIL,
+    FAIL_CODE,
+    IS_SPARE,
+    LATE,
+    Agent,
+    Meeting,
+    Round,
+    Team,
+    c10d,
+    external_store,
+    figure,
+    team_of,
+)
+from kit.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
+from kit.launching import Launcher, wait_for
+
+REJOINS = 20
+# Short, and long enough for two cores that others use too.
+LEASE_S = 2.0
+QUICK = {"lease": LEASE_S, "settle_time": 0.1}
+# A lease that is lost by mistake costs another round, and nothing else.
+QUICKER = {"lease": 1, "settle_time": 0.1}
+
+
+@pytest.fixture(params=["c10d", "etcd-v3"])
+def meeting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Meeting:
+    return c10d() if request.param == "c10d" else Meeting(request.param, etcds.of("distro").endpoint)
+
+
+# Workers.
+
+
+def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(
+    launch: Launcher, meeting: Meeting
+) -> None:
+    with team_of(launch, meeting, "3") as team:
+        agents = team.start_many(3)
+        round_ = team.wait_round(agents)
+        rank_of = {agent: agent.starts[-1].rank for agent in agents}
+        for restart, rank in enumerate(range(3), start=1):
+            began = time.monotonic()
+            round_.tell(FAIL, rank)
+            round_ = team.wait_round(agents, after=round_)
+            figure(f"worker crash on node {rank} of 3 to all restarted", round_.at - began)
+            assert round_.restart == restart
+            assert {agent: agent.starts[-1].rank for agent in agents} == rank_of
+        assert [len(agent.starts) for agent in agents] == [4, 4, 4]
+        began = time.monotonic()
+        round_.tell(FAIL, 1)
+        codes = [agent.wait() for agent in agents]
+        figure("last worker crash to all agents gone", time.monotonic() - began)
+        assert codes == [FAIL_CODE] * 3
+        assert time.monotonic() - began < 2
+        for agent in agents:
+            assert "RuntimeError: rank 1 fell" in agent.stderr, team.story
+            assert len(agent.starts) == 4
+
+
+def test_the_signal_that_ends_a_worker_is_every_agents_exit_code(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "3", options=()) as team:
+        agents = team.start_many(3)
+        team.wait_round(agents).tell(signal.SIGKILL, 2)
+        assert [agent.wait() for agent in agents] == [128 + signal.SIGKILL] * 3
+
+
+# Agents.
+
+
+def kill(team: Team, victim: Agent, round_: Round) -> tuple[Round, Agent]:
+    victim.crash()
+    round_ = survivors_round(team, victim, round_)
+    victim.wait_nothing_left()
+    return round_, team.start()
+
+
+def terminate(team: Team, victim: Agent, round_: Round) -> tuple[Round, Agent]:
+    victim.signal(signal.SIGTERM)
+    round_ = survivors_round(team, victim, round_)
+    assert victim.wait() == -signal.SIGTERM
+    victim.assert_nothing_left()
+    return round_, team.start()
+
+
+def suspend(team: Team, victim: Agent, round_: Round) -> tuple[Round, Agent]:
+    victim.stop()
+    round_ = survivors_round(team, victim, round_)
+    victim.signal(signal.SIGCONT)
+    return round_, victim
+
+
+def survivors_round(team: Team, victim: Agent, before: Round) -> Round:
+    others = [agent for agent in team.agents if agent is not victim and not agent.is_over]
+    return team.wait_round(others, after=before)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", [kill, terminate, suspend])
+def test_any_node_may_go_and_come_back_again_and_again(
+    launch: Launcher, meeting: Meeting, fault: Callable[[Team, Agent, Round], tuple[Round, Agent]]
+) -> None:
+    with team_of(launch, meeting, "1:3", conf=QUICKER) as team:
+        members = team.start_many(3)
+        round_ = team.wait_round(members)
+        for number in range(REJOINS if meeting.backend == "c10d" else 4):
+            victim = members.pop(0) if number % 2 else team.coordinator
+            members = [agent for agent in members if agent is not victim]
+            began = time.monotonic()
+            round_, returned = fault(team, victim, round_)
+            figure(f"{fault.__name__} to survivors running", round_.at - began)
+            assert len(round_.starts) == 2
+            members.append(returned)
+            began = time.monotonic()
+            round_ = team.wait_round(members, after=round_)
+            figure(f"{fault.__name__}: back to all running", round_.at - began)
+            assert round_.restart == 0
+        team.finish(round_)
+
+
+def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_once(
+    launch: Launcher, meeting: Meeting
+) -> None:
+    with team_of(launch, meeting, "3", conf={"lease": 60}) as team:
+        agents = [team.start("--node-rank", str(rank)) for rank in range(3)]
+        three = team.wait_round(agents)
+        old = next(agent for agent in agents[1:] if agent is not team.coordinator)
+        rank = agents.index(old)
+        old.stop()
+        began = time.monotonic()
+        agents[rank] = team.start("--node-rank", str(rank))
+        again = team.wait_round(agents, after=three)
+        figure("the same node rank came back: to all running", again.at - began)
+        assert agents[rank].starts[-1].rank == rank
+        old.signal(signal.SIGCONT)
+        assert old.wait() == 1
+        assert f"another agent came as node rank {rank}" in old.stderr
+        old.assert_nothing_left()
+        team.assert_untouched(again)
+        team.finish(again)
+
+
+# The coordinator, while the board lives.
+
+
+@pytest.fixture(params=["c10d", "etcd-v3", "etcd-v2"])
+def lasting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Iterator[Meeting]:
+    if request.param == "c10d":
+        with external_store() as meeting:
+            yield meeting
+    else:
+        yield Meeting(request.param, etcds.of("distro").endpoint)
+
+
+def test_the_others_elect_another_coordinator_and_restart_once(launch: Launcher, lasting: Meeting) -> None:
+    with team_of(launch, lasting, "1:3", conf=QUICK) as team:
+        agents = team.start_many(3)
+        three = team.wait_round(agents)
+        dead = team.coordinator
+        others = [agent for agent in agents if agent is not dead]
+        began = time.monotonic()
+        dead.crash()
+        two = team.wait_round(others, after=three)
+        figure("coordinator killed: to survivors running", two.at - began)
+        assert [len(agent.starts) for agent in others] == [2, 2]
+        assert two.restart == 0
+        dead.wait_nothing_left()
+        # Its successor does all that it did.
+        two.tell(FAIL, 0)
+        again = team.wait_round(others, after=two)
+        assert again.restart == 1
+        team.finish(again)
+
+
+def test_a_round_goes_on_untouched_if_its_coordinator_was_a_spare(launch: Launcher, lasting: Meeting) -> None:
+    with team_of(launch, lasting, "2", conf=QUICK) as team:
+        spare = team.start(wrapper=LATE)
+        spare.wait_said(COORDINATES)
+        agents = team.start_many(2)
+        round_ = team.wait_round(agents)
+        spare.go()
+        spare.wait_said(IS_SPARE)
+        began = time.monotonic()
+        spare.crash()
+        successor = team.coordinator
+        figure("coordinator killed: to the next", time.monotonic() - began)
+        assert successor is not spare
+        team.assert_untouched(round_)
+        # It knows the round: a failure restarts both workers.
+        os.kill(agents[0].starts[-1].pid, FAIL)
+        again = team.wait_round(agents, after=round_)
+        assert again.restart == 1
+        assert [len(agent.starts) for agent in agents] == [2, 2]
+        team.finish(again)
+
+
+def test_a_coordinator_that_wakes_up_changes_nothing_and_comes_back_as_a_newcomer(
+    launch: Launcher, lasting: Meeting
+) -> None:
+    with team_of(launch, lasting, "2:3", conf=QUICK) as team:
+        agents = team.start_many(3)
+        three = team.wait_round(agents)
+        sleeper = team.coordinator
+        sleeper.stop()
+        others = [agent for agent in agents if agent is not sleeper]
+        began = time.monotonic()
+        two = team.wait_round(others, after=three)
+        figure("coordinator suspended: to survivors running", two.at - began)
+        # By then its beat has been seen to stand still for a lease, and a moment is for a machine that is busy.
+        assert two.at - began < 2 * LEASE_S + 2
+        members = [*others, team.start()]
+        full = team.wait_round(members, after=two)
+        sleeper.signal(signal.SIGCONT)
+        sleeper.wait_said(IS_SPARE)
+        assert sleeper.has_said("coordinates no longer")
+        team.assert_untouched(full)
+        assert team.coordinator is not sleeper
+        members[0].crash()
+        members[0] = sleeper
+        team.finish(team.wait_round(members, after=full))
+
+
+# The board.
+
+# An agent that serves the store, and leaves it to others to coordinate until it is told to try.
+MODEST = """
+import os
+
+import anyio
+
+from aelastic.rdzv.agent_link import AgentLink
+
+claim = AgentLink._claim
+
+
+async def claim_late(self, seen, above):
+    while not os.path.exists("go"):
+        await anyio.sleep(0.01)
+    await claim(self, seen, above)
+
+
+AgentLink._claim = claim_late
+"""
+
+
+def test_a_newcomer_that_finds_an_empty_store_does_not_disturb_those_who_go_on(launch: Launcher) -> None:
+    # So long a lease that the newcomer is mostly the first to write into the store that it serves.
+    with team_of(launch, c10d(), "2:3", conf={"lease": 9}) as team:
+        host = team.start(wrapper=MODEST)
+        wait_for("the store is served", lambda: is_open(team.meeting))
+        members = team.start_many(2)
+        coordinator = team.coordinator
+        host.go()
+        three = team.wait_round([host, *members])
+        spare = team.start()
+        spare.wait_said(IS_SPARE)
+        host.crash()
+        newcomer = team.start()
+        members.append(spare)
+        again = team.wait_round(members, after=three)
+        coordinator.wait_said("another agent coordinates by now|the store of .* is a new one")
+        # The newcomer is a spare, whoever coordinates, and nobody was interrupted for that.
+        newcomer.wait_said(IS_SPARE)
+        team.assert_untouched(again)
+        members[0].crash()
+        members[0] = newcomer
+        last = team.wait_round(members, after=again)
+        assert [len(agent.starts) for agent in members] == [1, 3, 2]
+        assert last.restart == 0
+        team.finish(last)
+
+
+def is_open(meeting: Meeting) -> bool:
+    host, _, port = meeting.endpoint.partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_workers_do_not_notice_that_etcd_restarts_or_hangs(launch: Launcher, tmp_path: Path) -> None:
+    server = EtcdServer(distro_etcd(), tmp_path / "etcd")
+    with etcd(server), team_of(launch, Meeting("etcd-v3", server.endpoint), "2:3", conf={"lease": 4}) as team:
+        agents = team.start_many(3)
+        round_ = team.wait_round(agents)
+        server.restart()
+        server.stop()
+        time.sleep(1.0)
+        server.cont()
+        # A failure while it is away.
+        team.assert_untouched(round_)
+        server.kill()
+        began = time.monotonic()
+        round_.tell(FAIL, 1)
+        again = team.wait_round(agents, after=round_)
+        figure("worker crash while etcd is away: to all restarted", again.at - began)
+        assert again.restart == 1
+        # Away for longer than the lease: nobody can tell who coordinates, and nobody need.
+        time.sleep(5.0)
+        team.assert_untouched(again)
+        again.tell(FAIL, 2)
+        server.start()
+        last = team.wait_round(agents, after=again)
+        assert last.restart == 2
+        assert [len(agent.starts) for agent in agents] == [3, 3, 3]
+        team.finish(last)
+
+
+def test_two_jobs_on_one_machine_do_not_disturb_each_other(launch: Launcher, meeting: Meeting) -> None:
+    other_meeting = c10d() if meeting.backend == "c10d" else meeting
+    with team_of(launch, meeting, "2:3", conf=QUICK) as one, team_of(launch, other_meeting, "2") as other:
+        agents, others = one.start_many(3), other.start_many(2)
+        round_, calm = one.wait_round(agents), other.wait_round(others)
+        for signum in (signal.SIGKILL, signal.SIGTERM):
+            victim = one.coordinator
+            victim.signal(signum)
+            assert victim.wait() == -signum
+            agents.remove(victim)
+            round_ = one.wait_round(agents, after=round_)
+            agents.append(one.start())
+            round_ = one.wait_round(agents, after=round_)
+        round_.tell(FAIL, 0)
+        one.finish(one.wait_round(agents, after=round_))
+        other.assert_untouched(calm)
+        assert [len(agent.starts) for agent in others] == [1, 1]
+        other.finish(calm)

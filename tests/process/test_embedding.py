@@ -1,0 +1,537 @@
+"""The supervisor inside somebody else's program: it takes what it needs, gives all of it back, touches nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from kit import entrypoints
+from kit.launching import DEADLINE_S, LOOK_AGAIN_S, Launcher, alive, on_both_loops, run, wait_for
+
+from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState
+from aelastic.host import proc_table
+from aelastic.procs import GUARD_TIMEOUT_S
+from aelastic.rdzv import registry
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.spec import SHUTDOWN_TIMEOUT_S
+
+T = TypeVar("T")
+
+METHODS = ("spawn", "fork", "forkserver")
+with_every_method = pytest.mark.parametrize("method", METHODS)
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def python(code: str, **spec: Any) -> WorkerSpec:
+    return WorkerSpec(**{"entrypoint": sys.executable, "args": ("-c", code), "max_restarts": 0, **spec})
+
+
+def sleeper(path: Path, **spec: Any) -> WorkerSpec:
+    """A worker that tells its pid and its child's in a file, then sleeps."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"path = {str(path)!r} + os.environ['LOCAL_RANK']\n"
+        "open(path + '.new', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename(path + '.new', path)\n"
+        "time.sleep(600)\n"
+    )
+    return python(code, **spec)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (answer := condition()):  # noqa: ASYNC110  a file of another process
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return answer
+
+
+# Nothing taken, nothing left.
+
+
+def children() -> set[int]:
+    """Processes whose parent we are, dead ones included."""
+    table = (proc_table.process(name) for name in os.listdir("/proc") if name.isdigit())
+    return {entry.pid for entry in table if entry is not None and entry.parent == os.getpid()}
+
+
+def descriptors() -> dict[int, str]:
+    """Open files by number, but for the one that lists them."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass
+    return found
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def all_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After the test there is no child, no descriptor, no thread and no temporary file that was not there before."""
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp))
+    gc.collect()
+    before = children(), descriptors(), threads()
+    yield
+    gc.collect()
+    # A thread of anyio's ends with its loop, a moment later.
+    wait_for(f"no more threads than {before[2]}", lambda: threads() <= before[2])
+    assert children() <= before[0]
+    assert descriptors() == before[1]
+    assert not os.listdir(tmp)
+
+
+def surroundings() -> dict[str, Any]:
+    """What belongs to the program around us."""
+    umask = os.umask(0)
+    os.umask(umask)
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    return {
+        "signals": {signum: signal.getsignal(signum) for signum in signal.valid_signals()},
+        "wakeup": wakeup,
+        "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "environment": dict(os.environ),
+        "policy": asyncio.get_event_loop_policy(),
+        "cwd": os.getcwd(),
+        "umask": umask,
+        "argv": list(sys.argv),
+        "streams": (sys.stdin, sys.stdout, sys.stderr),
+    }
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_run_changes_nothing_around_it_while_it_lasts_or_after(loop: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        before = surroundings()
+        supervisor = Supervisor(sleeper(tmp_path / "pids"))
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(supervisor.run())
+            await until((tmp_path / "pids0").exists)
+            during = surroundings()
+            supervisor.stop()
+        assert task.result().state is WorkerState.STOPPED
+        assert during == before
+        assert surroundings() == before
+
+    run(loop, main())
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_run_gives_everything_back(loop: str) -> None:
+    result = run(loop, Supervisor(python("print('x')", local_world_size=3)).run())
+    assert result == RunResult(WorkerState.SUCCEEDED, reason=result.reason)
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_failed_run_gives_everything_back(loop: str) -> None:
+    result = run(loop, Supervisor(python("raise SystemExit(4)", local_world_size=2, max_restarts=1)).run())
+    assert result.is_failed() and {failure.exitcode for failure in result.failures.values()} == {4}
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_refused_run_gives_everything_back(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Board:
+        raise InputError("no such board here")
+
+    monkeypatch.setitem(registry._FACTORIES, "refused", refuse)
+    with pytest.raises(InputError, match="no such board here"):
+        run(loop, Supervisor(python("", rdzv=RendezvousSettings("refused", "nowhere"))).run())
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_run_in_a_deep_temporary_folder_gives_everything_back(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / "tmp" / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    code = "import os, socket; socket.socket(socket.AF_UNIX).bind(os.environ['TORCH_WORKER_SERVER_SOCKET'])"
+    assert run(loop, Supervisor(python(code)).run()).state is WorkerState.SUCCEEDED
+    deep.rmdir()
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_several_supervisors_share_a_loop_with_other_tasks(loop: str) -> None:
+    async def main() -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.005)
+
+        specs = [python(f"raise SystemExit({code})", local_world_size=1 + code % 2) for code in range(5)]
+        async with asyncio.TaskGroup() as tasks:
+            ticking = tasks.create_task(tick())
+            results = await asyncio.gather(*(Supervisor(spec).run() for spec in specs))
+            ticking.cancel()
+        assert [next(iter(r.failures.values())).exitcode if r.failures else 0 for r in results] == [0, 1, 2, 3, 4]
+        assert ticks > 2
+
+    run(loop, main())
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+@pytest.mark.parametrize("how", ["cancel", "timeout", "task group"])
+def test_a_cancelled_run_leaves_nothing_behind(loop: str, how: str, tmp_path: Path) -> None:
+    path = tmp_path / "pids"
+
+    async def started() -> None:
+        await until(lambda: Path(f"{path}0").exists() and Path(f"{path}1").exists())
+
+    async def main() -> None:
+        supervisor = Supervisor(sleeper(path, local_world_size=2))
+        if how == "cancel":
+            async with asyncio.TaskGroup() as tasks:
+                task = tasks.create_task(supervisor.run())
+                await started()
+                task.cancel("enough")
+            assert task.cancelled()
+        elif how == "timeout":
+            with pytest.raises(TimeoutError):  # noqa: PT012
+                async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
+
+                    async def expire() -> None:
+                        await started()
+                        limit.reschedule(asyncio.get_running_loop().time())
+
+                    tasks.create_task(expire())
+                    await supervisor.run()
+        else:
+            with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+                async with asyncio.TaskGroup() as tasks:
+
+                    async def fail() -> None:
+                        await started()
+                        raise OSError("a sibling's")
+
+                    tasks.create_task(fail())
+                    tasks.create_task(supervisor.run())
+            assert caught.group_contains(OSError, match="a sibling's")
+
+    run(loop, main())
+    pids = [int(pid) for rank in (0, 1) for pid in Path(f"{path}{rank}").read_text().split()]
+    assert not [pid for pid in pids if alive(pid)]
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_run_cancelled_before_its_first_step_leaves_nothing_behind(loop: str) -> None:
+    async def main() -> None:
+        for steps in range(12):
+            async with asyncio.TaskGroup() as tasks:
+                task = tasks.create_task(Supervisor(python("import time; time.sleep(600)")).run())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+            assert task.cancelled()
+
+    run(loop, main())
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_cancelled_twice_a_run_kills(loop: str, tmp_path: Path) -> None:
+    ready, asked = tmp_path / "ready", tmp_path / "asked"
+    code = (
+        "import pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(asked)!r}).touch())\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        "while True: time.sleep(600)\n"
+    )
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(Supervisor(python(code, shutdown_timeout_s=600.0)).run())
+            await until(ready.exists)
+            task.cancel()
+            await until(asked.exists)
+            assert not task.done()
+            task.cancel()
+        assert task.cancelled()
+
+    began = time.monotonic()
+    run(loop, main())
+    assert time.monotonic() - began < DEADLINE_S
+
+
+@on_both_loops
+@pytest.mark.usefixtures("all_given_back")
+def test_a_run_needs_no_main_thread(loop: str) -> None:
+    results: list[RunResult] = []
+
+    def body() -> None:
+        results.append(run(loop, Supervisor(python("raise SystemExit(6)", max_restarts=1)).run()))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert [result.failures[0].exitcode for result in results] == [6]
+
+
+# Functions.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def resident_helpers() -> None:
+    """What stays for the rest of a program's life: multiprocessing's fork server and tracker, libuv's signal pipe."""
+    run("uvloop", asyncio.sleep(0))
+    for method in METHODS:
+        context: Any = multiprocessing.get_context(method)
+        process = context.Process(target=entrypoints.fail_once)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+            process.start()
+        process.join()
+        process.close()
+
+
+def call(function: Callable[..., Any], *args: Any, **spec: Any) -> Supervisor:
+    return Supervisor(WorkerSpec(**{"entrypoint": function, "args": args, "max_restarts": 0, **spec}))
+
+
+@on_both_loops
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_functions_return_their_values_by_global_rank(loop: str, method: str) -> None:
+    result = run(loop, call(entrypoints.rank_squared, local_world_size=3, start_method=method).run())
+    assert result.state is WorkerState.SUCCEEDED
+    assert result.return_values == {0: 0, 1: 1, 2: 4} and not result.failures
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_a_function_is_a_worker_like_any_other(method: str) -> None:
+    result = run("asyncio", call(entrypoints.describe_self, start_method=method).run())
+    assert result.return_values[0] == {
+        "leads its session": True,
+        "wakes the agent": False,
+        "sigterm": str(signal.SIG_DFL),
+        "threads": 1,
+        "rank": "0",
+        "local_rank": "0",
+    }
+
+
+@on_both_loops
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_an_exception_of_a_function_comes_with_its_traceback_and_none_of_our_frames(
+    loop: str, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = run(loop, call(entrypoints.raise_on_rank_1, local_world_size=2, start_method=method).run())
+    assert result.is_failed() and list(result.failures) == [1] and result.victims == (0,)
+    failure = result.failures[1]
+    assert failure.exitcode == 1 and "LookupError" in failure.message and "no batch left" in failure.message
+    for text in (failure.traceback, capfd.readouterr().err):
+        assert "raise_deeply" in text and "no batch left" in text
+        assert f"{os.sep}aelastic{os.sep}functions.py" not in text and "errors.py" not in text
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_a_function_may_leave_with_an_exit_code(method: str) -> None:
+    result = run("asyncio", call(entrypoints.leave_with, 3, start_method=method).run())
+    assert result.is_failed() and result.failures[0].exitcode == 3
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_large_values_are_returned(method: str) -> None:
+    result = run("uvloop", call(entrypoints.many_bytes, 16, local_world_size=2, start_method=method).run())
+    assert result.return_values == {0: bytes(16 << 20), 1: b"\1" * (16 << 20)}
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_a_value_that_cannot_be_pickled_is_a_failure_that_says_so(method: str) -> None:
+    result = run("asyncio", call(entrypoints.unpicklable, start_method=method).run())
+    assert result.is_failed()
+    message = result.failures[0].message
+    assert "pickle" in message and "return value" in message, message
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_a_value_that_cannot_be_read_is_a_failure_that_says_so(method: str) -> None:
+    result = run("asyncio", call(entrypoints.returns_what_cannot_be_read, start_method=method).run())
+    assert result.is_failed()
+    assert "return value can't be read" in result.failures[0].message
+
+
+@on_both_loops
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_that_dies_before_the_function_begins_is_a_failure_with_its_code(loop: str, method: str) -> None:
+    result = run(loop, call(entrypoints.never_begins, entrypoints.DiesWhenRead(), start_method=method).run())
+    assert result.is_failed() and result.failures[0].exitcode == 9
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_a_queue_of_the_same_context_goes_to_the_function(method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    queue = context.Queue()
+    result = run("uvloop", call(entrypoints.put_rank, queue, 40, local_world_size=2, start_method=method).run())
+    assert result.return_values == {0: "put", 1: "put"}
+    assert {queue.get(timeout=DEADLINE_S), queue.get(timeout=DEADLINE_S)} == {40, 41}
+    queue.close()
+    queue.join_thread()
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_functions_are_started_again_after_a_failure(method: str) -> None:
+    result = run("asyncio", call(entrypoints.fail_once, max_restarts=1, start_method=method).run())
+    assert result.return_values == {0: 1}
+
+
+@with_every_method
+def test_the_streams_of_functions_go_to_files(method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = call(
+        entrypoints.speak,
+        "${local_rank}",
+        local_world_size=2,
+        start_method=method,
+        redirects=Std.ALL,
+        log_dir=tmp_path,
+        run_id="speech",
+    )
+    result = run("uvloop", supervisor.run())
+    assert result.return_values == {0: "0", 1: "1"}
+    (root,) = tmp_path.glob("speech_*")
+    for rank in (0, 1):
+        folder = root / "attempt_0" / str(rank)
+        out = (folder / "stdout.log").read_text()
+        assert sorted(out.splitlines()) == [f"out of {rank}", f"shell of {rank}"]
+        assert (folder / "stderr.log").read_text() == f"err of {rank}\n"
+    assert capfd.readouterr() == ("", "")
+
+
+@with_every_method
+@pytest.mark.usefixtures("all_given_back")
+def test_a_function_is_stopped_as_any_worker(method: str, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    supervisor = call(entrypoints.touch_and_sleep, str(path), start_method=method)
+
+    async def main() -> RunResult:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(supervisor.run())
+            await until(lambda: path.exists() and path.read_text())
+            supervisor.stop()
+        return task.result()
+
+    result = run("uvloop", main())
+    assert result.state is WorkerState.STOPPED and not result.failures
+    assert not alive(int(path.read_text()))
+
+
+@with_every_method
+def test_run_path_runs_a_script_as_main_in_the_child(launch: Launcher, method: str) -> None:
+    job = launch(
+        """
+        import json, multiprocessing
+        assert multiprocessing.parent_process() is not None
+        say(json.dumps([__name__, sys.argv, rank, os.path.basename(__file__)]))
+        """,
+        "--run-path",
+        "--start-method",
+        method,
+        args=["--lr", "0.1", "${local_rank}"],
+    )
+    assert job.wait() == 0, job.story
+    script = str(job.folder / "worker.py")
+    assert job.lines == [f'["__main__", ["{script}", "--lr", "0.1", "0"], 0, "worker.py"]']
+    job.wait_nothing_left(5.0)  # a fork server sees the end of its agent and ends, too
+
+
+def test_an_exception_in_run_path_shows_the_scripts_frames_only(launch: Launcher) -> None:
+    job = launch("raise KeyError('no such thing')", "--run-path")
+    assert job.wait() == 1
+    assert "KeyError" in job.stderr and "worker.py" in job.stderr
+    assert "functions.py" not in job.stderr and "runpy" not in job.stderr
+    job.assert_nothing_left()
+
+
+@on_both_loops
+def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child has it, too
+        for _ in range(20):
+            supervisor = call(entrypoints.wait_for_file, str(tmp_path / "never"), start_method="fork")
+            running = asyncio.ensure_future(supervisor.run())
+            while not (supervisor.workers and supervisor.workers[0].id):  # noqa: ASYNC110  its first moment
+                await asyncio.sleep(0)
+            supervisor.stop()
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S / 2):
+                await running
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_forked_worker_of_one_supervisor_does_not_hold_up_the_end_of_another(loop: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    async def main() -> float:
+        first = asyncio.ensure_future(
+            Supervisor(python(f"while not __import__('os').path.exists({str(go)!r}): pass")).run()
+        )
+        await until(children)
+        second = call(entrypoints.wait_for_file, str(tmp_path / "never"), start_method="fork")
+        running = asyncio.ensure_future(second.run())
+        await until(lambda: second.workers and second.workers[0].id)
+        go.touch()
+        began = time.monotonic()
+        await first
+        took = time.monotonic() - began
+        second.stop()
+        await running
+        return took
+
+    assert run(loop, main()) < GUARD_TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        ({"args": "train.py"}, "args is the string 'train.py'"),
+        ({"args": ("-c", 3)}, "strings without NUL"),
+        ({"args": ("a\0b",)}, "strings without NUL"),
+    ],
+)
+def test_arguments_that_no_command_takes_are_refused(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        WorkerSpec(entrypoint="true", **spec)
+
+
+@on_both_loops
+def test_a_function_that_cannot_be_sent_to_a_worker_is_refused(loop: str) -> None:
+    with pytest.raises(InputError, match="define it at the top of a module"):
+        run(loop, Supervisor(WorkerSpec(entrypoint=lambda: 0)).run())

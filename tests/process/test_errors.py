@@ -1,0 +1,591 @@
+"""Failures as values, their error files, and the report."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aelastic import errors
+from aelastic.errors import (
+    AelasticError,
+    ChildFailedError,
+    ErrorCategory,
+    ErrorHandler,
+    InputError,
+    InternalError,
+    ProcessFailure,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    UnkillableWorkerError,
+    exit_code_of,
+    record,
+)
+
+ROOT = Path(__file__).parents[2]
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "train.py", line 12, in main\n    step()\nValueError: batch is empty\n'
+)
+
+
+@pytest.fixture
+def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process's own error file, which does not exist yet."""
+    path = tmp_path / "own.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    return path
+
+
+def written(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def record_text(
+    message: str = "ValueError: batch is empty", traceback: str = TRACEBACK, timestamp: str = "1000"
+) -> str:
+    return json.dumps(
+        {"message": {"message": message, "extraInfo": {"py_callstack": traceback, "timestamp": timestamp}}}
+    )
+
+
+def failure_at(
+    path: Path, *, exitcode: int = 1, timestamp: int = 1000, local_rank: int = 0, **more: Any
+) -> ProcessFailure:
+    path.write_text(record_text(timestamp=str(timestamp)))
+    return ProcessFailure(local_rank, 100 + local_rank, exitcode, str(path), **more)
+
+
+def run(script: str, error_file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+class TestTree:
+    @pytest.mark.parametrize(
+        "error, category, exit_code",
+        [
+            (InputError("x"), ErrorCategory.INPUT, 2),
+            (RendezvousTimeoutError("x"), ErrorCategory.INFRA, 75),
+            (RendezvousClosedError("x"), ErrorCategory.INFRA, 1),
+            (RendezvousConnectionError("x"), ErrorCategory.INFRA, 1),
+            (RendezvousStateError("x"), ErrorCategory.INFRA, 1),
+            (UnkillableWorkerError(["pid 7"]), ErrorCategory.INFRA, 70),
+            (InternalError("x"), ErrorCategory.AGENT, 70),
+            (ChildFailedError("x", {0: ProcessFailure(0, 1, 9, "")}), ErrorCategory.WORKER, 9),
+        ],
+    )
+    def test_each_error_says_whose_fault_it_is(
+        self, error: AelasticError, category: ErrorCategory, exit_code: int
+    ) -> None:
+        assert (error.category, exit_code_of(error)) == (category, exit_code)
+        assert category.is_user_error == (category.value in {"input error", "worker failure"})
+
+    def test_an_input_error_is_a_value_error(self) -> None:
+        with pytest.raises(ValueError, match="at least one"):
+            ChildFailedError("train.py", {})
+
+    def test_an_internal_error_carries_its_story(self) -> None:
+        error = InternalError("two generations alive", ["spawned 1", "spawned 2"])
+        assert error.story == ("spawned 1", "spawned 2")
+        assert str(error).endswith("\n  spawned 1\n  spawned 2")
+
+    def test_an_unkillable_worker_is_named(self) -> None:
+        assert "pid 7 (rank 3)" in str(UnkillableWorkerError(["pid 7 (rank 3)"]))
+
+    def test_errors_survive_pickling(self, tmp_path: Path) -> None:
+        first = ChildFailedError("train.py", {3: failure_at(tmp_path / "e.json", note="n")}, {1: "SIGTERM"})
+        for error in (first, InternalError("x", ["a"]), UnkillableWorkerError(["pid 7"])):
+            copy = pickle.loads(pickle.dumps(error))
+            assert (type(copy), str(copy)) == (type(error), str(error))
+
+    @pytest.mark.parametrize(
+        "exitcode, code", [(1, 1), (77, 77), (-9, 137), (-15, 143), (0, 1), (256, 1), (512 + 3, 3)]
+    )
+    def test_a_failures_exit_code_is_never_0(self, exitcode: int, code: int) -> None:
+        assert exit_code_of(ProcessFailure(0, 1, exitcode, "")) == code
+
+    def test_any_other_error_exits_with_1(self) -> None:
+        assert exit_code_of(RuntimeError()) == 1
+
+    def test_importing_errors_imports_nothing_slow(self) -> None:
+        slow = [
+            "torch",
+            "anyio",
+            "asyncio",
+            "socket",
+            "traceback",
+            "logging",
+            "json",
+            "aelastic.failures.exit_reason",
+            "pathlib",
+        ]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-S",
+                "-c",
+                f"import sys, aelastic.errors; print([m for m in {slow} if m in sys.modules])",
+            ],
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "[]\n"
+
+
+class TestProcessFailure:
+    def test_the_error_file_speaks_first(self, tmp_path: Path) -> None:
+        failure = failure_at(tmp_path / "e.json", stderr_tail="OSError: other", note="other")
+        assert (failure.message, failure.traceback, failure.timestamp) == (
+            "ValueError: batch is empty",
+            TRACEBACK,
+            1000,
+        )
+        assert failure.headline == "ValueError: batch is empty at train.py:12"
+        assert failure.error_file_data == json.loads(record_text())
+
+    def test_then_the_stderr_tail(self) -> None:
+        failure = ProcessFailure(0, 1, 1, "/none", stderr_tail=TRACEBACK)
+        assert (failure.message, failure.traceback) == ("ValueError: batch is empty", TRACEBACK.rstrip("\n"))
+        assert failure.error_file == "<N/A>"
+
+    def test_then_the_exit_code(self) -> None:
+        before = time.time()
+        failure = ProcessFailure(0, 1, -11, "")
+        assert failure.message == "killed by signal 11 (SIGSEGV): the process touched memory it may not"
+        assert failure.traceback == ""
+        assert int(before) <= failure.timestamp <= time.time()
+
+    def test_a_note_is_better_than_the_exit_code(self) -> None:
+        assert ProcessFailure(0, -1, 127, "", note="could not be started: no such file").message.startswith("could not")
+
+    def test_who_was_killed_did_not_die_of_what_it_printed_before(self) -> None:
+        killed, aborted = (ProcessFailure(0, 1, -n, "", stderr_tail=TRACEBACK) for n in (9, 6))
+        assert killed.traceback == "" and "ValueError" not in killed.message
+        assert aborted.traceback and aborted.message.endswith("its last words: ValueError: batch is empty")
+
+    @pytest.mark.parametrize("exitcode, name", [(-9, "SIGKILL"), (1, "<N/A>"), (-999, "<N/A>")])
+    def test_a_signal_has_a_name(self, exitcode: int, name: str) -> None:
+        failure = ProcessFailure(0, 1, exitcode, "")
+        assert (failure.signal_name(), failure.is_signal) == (name, exitcode < 0)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b'{"message": {"message": "Value',
+            b"\x00\xff\xfe binary",
+            b"[1, 2]",
+            b"null",
+            b"[" * 100_000,
+            b'{"message": 7}',
+            b'{"message": {"message": ["x"], "extraInfo": "y"}}',
+            b'{"message": {"extraInfo": {"py_callstack": 7, "timestamp": "soon"}}}',
+            b'{"message": {"message": "", "extraInfo": {"timestamp": 1e999}}}',
+            b'{"message": "", "timestamp": ' + b"9" * 5000 + b"}",
+            b'{"message": "' + b"x" * (2 << 20) + b'"}',
+        ],
+    )
+    def test_a_damaged_error_file_leaves_the_word_to_stderr(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "e.json"
+        path.write_bytes(content)
+        failure = ProcessFailure(0, 1, 1, str(path), stderr_tail=TRACEBACK)
+        assert (failure.message, failure.error_file) == ("ValueError: batch is empty", str(path))
+        assert failure.timestamp > 1000
+        assert "ValueError" in str(ChildFailedError("x", {0: failure}))
+
+    def test_a_fifo_or_a_folder_is_no_error_file(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "fifo", tmp_path):
+            assert ProcessFailure(0, 1, 3, str(path)).message == "exited with code 3"
+
+    def test_what_cannot_be_printed_is_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "e.json").write_text(record_text(message="bad \ud800 text", traceback="\udfff"))
+        report = str(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))}))
+        assert "bad ? text" in report and report.encode()
+
+    def test_a_sentence_with_a_time_beside_it_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "e.json").write_text('{"message": "no GPU", "timestamp": 77}')
+        failure = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
+        assert (failure.message, failure.timestamp, failure.traceback) == ("no GPU", 77, "")
+
+    def test_a_failure_from_elsewhere_reads_no_file(self, tmp_path: Path) -> None:
+        failure = ProcessFailure.from_elsewhere(
+            1, 7, -9, host="node2", message="killed", traceback=TRACEBACK, timestamp=5, oom="out of memory"
+        )
+        assert (failure.message, failure.traceback, failure.timestamp) == ("killed", TRACEBACK, 5)
+        assert (failure.host, failure.error_file, failure.oom) == ("node2", "<N/A>", "out of memory")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(
+            st.sampled_from(["message", "extraInfo", "py_callstack", "timestamp", "callstack"]) | st.text(), inner
+        )
+    ),
+)
+
+
+@given(data=st.dictionaries(st.sampled_from(["message", "timestamp", "callstack"]), JSON))
+def test_no_shape_of_error_file_raises(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "shape.json"
+    path.write_text(json.dumps(data))
+    failure = ProcessFailure(0, 1, 1, str(path))
+    assert failure.message
+    assert str(ChildFailedError("x", {0: failure})).encode()
+
+
+class TestReport:
+    def test_it_looks_like_torchs(self, tmp_path: Path) -> None:
+        failure = failure_at(tmp_path / "e.json", local_rank=1, host="node1")
+        border, section = "=" * 60, "-" * 60
+        assert str(ChildFailedError("train.py", {5: failure})).split("\n") == [
+            "",
+            border,
+            "train.py FAILED",
+            section,
+            "Failures:",
+            "  <NO_OTHER_FAILURES>",
+            section,
+            "Root Cause (first observed failure):",
+            "[0]:",
+            f"  time      : {failure.timestamp_isoformat()}",
+            "  host      : node1",
+            "  rank      : 5 (local_rank: 1)",
+            "  exitcode  : 1 (pid: 101)",
+            f"  error_file: {tmp_path / 'e.json'}",
+            "  cause     : ValueError: batch is empty at train.py:12",
+            "  traceback : Traceback (most recent call last):",
+            '    File "train.py", line 12, in main',
+            "      step()",
+            "  ValueError: batch is empty",
+            border,
+        ]
+
+    def test_the_smallest_timestamp_is_the_cause_and_of_equal_ones_the_first_observed(self, tmp_path: Path) -> None:
+        late, first, second = (
+            failure_at(tmp_path / f"{n}.json", timestamp=n // 10, local_rank=n) for n in (90, 51, 52)
+        )
+        assert ChildFailedError("x", {0: late, 2: first, 1: second}).get_first_failure() == (2, first)
+        assert ChildFailedError("x", {0: late, 1: second, 2: first}).get_first_failure() == (1, second)
+
+    def test_the_others_are_one_line_and_the_stopped_ones_no_causes(self, tmp_path: Path) -> None:
+        failures = {n: failure_at(tmp_path / f"{n}.json", timestamp=100 + n, local_rank=n) for n in (1, 4)}
+        report = str(ChildFailedError("train.py", failures, {3: "SIGTERM", 0: "SIGTERM", 2: "SIGKILL"}))
+        other = report[: report.index("Root Cause")]
+        assert "rank      : 4" in other
+        assert other.rstrip("-\n").endswith("  traceback : ValueError: batch is empty at train.py:12")
+        assert report.rstrip("=").endswith("\nStopped by the agent: ranks 0, 2, 3\n")
+
+    def test_many_stopped_ranks_are_ranges(self) -> None:
+        victims = [*range(1, 1000), 1001]
+        assert "ranks 1-999, 1001\n" in str(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")}, victims))
+
+    def test_a_death_without_words_is_explained(self) -> None:
+        failure = ProcessFailure(0, 7, -9, "", stderr_tail="step 5\n", oom="the OOM killer ended it", note="")
+        report = str(ChildFailedError("x", {0: failure}))
+        assert "  exitcode  : -9 (pid: 7) (SIGKILL)\n" in report
+        assert "  stderr    : step 5\n" in report
+        assert "  cause     : killed by signal 9 (SIGKILL): the OOM killer ended it\n" in report
+        assert f"  host      : {os.uname().nodename}\n" in report
+
+    def test_a_kill_and_a_note_beside_an_exception_are_told_with_it(self, tmp_path: Path) -> None:
+        failure = failure_at(tmp_path / "e.json", oom="the OOM killer ended its child", note="timer expired")
+        report = str(ChildFailedError("x", {0: failure}))
+        assert "  note      : timer expired\n  memory    : the OOM killer ended its child\n" in report
+        assert "  cause     : ValueError: batch is empty" in report
+
+    def test_it_has_a_limit(self) -> None:
+        failures = {
+            n: ProcessFailure.from_elsewhere(0, n, 1, host="h", message="m", traceback="x\n" * 10**5)
+            for n in range(1000)
+        }
+        report = str(ChildFailedError("x", failures))
+        assert len(report) < 150_000
+        assert "... and 935 more: ranks 65-999" in report
+
+    def test_scrapers_of_torchs_report_find_their_fields(self, tmp_path: Path) -> None:
+        torch_errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+        ours_at, theirs_at = tmp_path / "o.json", tmp_path / "t.json"
+        ours = ChildFailedError("x", {0: failure_at(ours_at), 1: failure_at(theirs_at)})
+        theirs = torch_errors.ChildFailedError(
+            "x", {n: torch_errors.ProcessFailure(0, 1, 1, str(path)) for n, path in enumerate([ours_at, theirs_at])}
+        )
+
+        def marks(report: str) -> list[str]:
+            lines = report.strip("\n").split("\n")
+            names = ("[", "  time ", "  host ", "  rank ", "  exitcode ", "  error_file", "  traceback ")
+            kept = [line for line in lines if line.startswith(names) or line[:1] not in " V"]
+            return [line.split(":")[0].strip("=-") for line in kept]
+
+        assert marks(str(ours)) == marks(str(theirs))
+
+
+class TestErrorHandler:
+    def test_an_exception_is_recorded_without_our_own_frames(self, error_file: Path) -> None:
+        @record
+        def main(value: int) -> None:
+            """What main does."""
+            raise ValueError(f"bad {value}")
+
+        assert (main.__name__, main.__doc__) == ("main", "What main does.")
+        with pytest.raises(ValueError, match="bad 7"):
+            main(7)
+        message = written(error_file)["message"]
+        assert message["message"] == "ValueError: bad 7"
+        assert errors.__file__ not in message["extraInfo"]["py_callstack"]
+        assert "in main\n" in message["extraInfo"]["py_callstack"]
+        assert int(message["extraInfo"]["timestamp"]) > 1_600_000_000
+        assert [path.name for path in error_file.parent.iterdir()] == ["own.json"]
+
+    def test_a_chained_exception_is_recorded_whole(self, error_file: Path) -> None:
+        @record
+        def main() -> None:
+            try:
+                int("lr")
+            except ValueError as error:
+                raise RuntimeError("no config") from error
+
+        with pytest.raises(RuntimeError):
+            main()
+        callstack = written(error_file)["message"]["extraInfo"]["py_callstack"]
+        assert "ValueError: invalid literal" in callstack and "direct cause" in callstack
+
+    def test_an_exception_whose_text_cannot_be_had_is_recorded(self, error_file: Path) -> None:
+        class Mute(Exception):
+            def __str__(self) -> str:
+                raise TypeError("no text")
+
+        @record
+        def main() -> None:
+            raise Mute
+
+        with pytest.raises(Mute):
+            main()
+        assert written(error_file)["message"]["message"].startswith("Mute: <")
+
+    @pytest.mark.parametrize("code, is_raised", [(0, False), (None, True), (3, True), ("words", True)])
+    def test_exits_are_not_recorded_and_exit_0_returns(self, error_file: Path, code: Any, is_raised: bool) -> None:
+        @record
+        def main() -> None:
+            sys.exit(code)
+
+        if is_raised:
+            with pytest.raises(SystemExit) as raised:
+                main()
+            assert raised.value.code == code
+        else:
+            assert main() is None
+        assert not error_file.exists()
+
+    def test_the_result_passes(self, error_file: Path) -> None:
+        assert record(lambda: 7)() == 7
+
+    def test_the_root_cause_is_passed_on_with_its_exit_code(self, error_file: Path, tmp_path: Path) -> None:
+        @record
+        def main() -> None:
+            raise ChildFailedError("x", {0: failure_at(tmp_path / "child.json", exitcode=-11)})
+
+        with pytest.raises(ChildFailedError):
+            main()
+        expected = json.loads(record_text())
+        expected["message"]["errorCode"] = -11
+        assert written(error_file) == expected
+
+    def test_a_cause_without_an_error_file_is_written_too(self, error_file: Path) -> None:
+        @record
+        def main() -> None:
+            raise ChildFailedError("x", {0: ProcessFailure(0, 1, 5, "", stderr_tail=TRACEBACK, oom="out of memory")})
+
+        with pytest.raises(ChildFailedError):
+            main()
+        message = written(error_file)["message"]
+        assert (message["message"], message["errorCode"]) == ("ValueError: batch is empty; out of memory", 5)
+        assert message["extraInfo"]["py_callstack"] == TRACEBACK.rstrip("\n")
+
+    def test_a_cause_from_elsewhere_is_not_looked_for_here(self, error_file: Path) -> None:
+        failure = ProcessFailure.from_elsewhere(0, 1, 5, host="node2", message="m", traceback="t", timestamp=9)
+        ErrorHandler().write_failure(failure)
+        assert written(error_file)["message"] == {
+            "message": "m",
+            "extraInfo": {"py_callstack": "t", "timestamp": "9"},
+            "errorCode": 5,
+        }
+
+    @pytest.mark.parametrize("content", [b"", b'{"mess', b"\xff", b"[]"])
+    def test_a_damaged_cause_is_reported_as_damaged(self, error_file: Path, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "child.json").write_bytes(content)
+        ErrorHandler().dump_error_file(str(tmp_path / "child.json"), 3)
+        message = written(error_file)["message"]
+        assert "child.json cannot be read" in message["message"] and message["errorCode"] == 3
+
+    def test_a_record_whose_message_is_a_sentence_is_copied_as_it_is(self, error_file: Path, tmp_path: Path) -> None:
+        (tmp_path / "child.json").write_text('{"message": "no GPU", "timestamp": 7}')
+        ErrorHandler().dump_error_file(str(tmp_path / "child.json"), 3)
+        assert written(error_file) == {"message": "no GPU", "timestamp": 7}
+
+    def test_without_a_file_the_record_is_logged(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+        ErrorHandler().record_exception(ValueError("lost"))
+        assert "ValueError: lost" in caplog.text
+
+    @pytest.mark.parametrize("path", ["/no/such/folder/e.json", "bad\0name", "."])
+    def test_a_path_that_cannot_be_written_costs_one_warning(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
+    ) -> None:
+        monkeypatch.setattr(ErrorHandler, "_get_error_file_path", lambda self: path)
+        ErrorHandler().record_exception(ValueError("lost"))
+        assert [each.levelno for each in caplog.records] == [logging.WARNING]
+        assert "ValueError: lost" in caplog.text
+
+    def test_a_special_file_is_written_in_place_and_not_replaced(self, tmp_path: Path, error_file: Path) -> None:
+        os.mkfifo(error_file)
+        reader = os.open(error_file, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            ErrorHandler().record_exception(ValueError("x"))
+            assert error_file.is_fifo()
+            assert json.loads(os.read(reader, 65536))["message"]["message"] == "ValueError: x"
+        finally:
+            os.close(reader)
+
+    def test_a_busy_file_is_written_in_place(self, error_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def replace(source: str, target: str) -> None:
+            raise OSError(errno.EBUSY, "a mount point")
+
+        error_file.write_text("old and longer than anything that is written next" * 100)
+        monkeypatch.setattr(os, "replace", replace)
+        ErrorHandler().record_exception(ValueError("x"))
+        assert written(error_file)["message"]["message"] == "ValueError: x"
+        assert len(list(error_file.parent.iterdir())) == 1
+
+    def test_a_handler_of_the_users_is_used_and_cannot_hide_the_exception(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        calls: list[str] = []
+
+        class Handler(ErrorHandler):
+            def initialize(self) -> None:
+                calls.append("initialize")
+
+            def record_exception(self, e: BaseException) -> None:
+                calls.append(str(e))
+                raise OSError("disk full")
+
+        def main() -> None:
+            raise ValueError("the cause")
+
+        with pytest.raises(ValueError, match="the cause"):
+            record(main, Handler())()
+        assert calls == ["initialize", "the cause"]
+        assert "Handler" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def torch_errors() -> Any:
+    """torch's own module, the oracle."""
+    import torch.distributed.elastic.multiprocessing.errors as module
+
+    return module
+
+
+OURS = "from aelastic.errors import record, ChildFailedError, ProcessFailure\n"
+THEIRS = "from torch.distributed.elastic.multiprocessing.errors import record, ChildFailedError, ProcessFailure\n"
+WORKER = "@record\ndef main():\n    raise ValueError('batch is empty')\nmain()\n"
+
+
+def agent(child: Path) -> str:
+    return f"@record\ndef main():\n    raise ChildFailedError('train', {{0: ProcessFailure(0, 1, -11, {str(child)!r})}})\nmain()\n"
+
+
+class TestTorch:
+    def test_ours_reads_what_torchs_record_wrote(self, tmp_path: Path) -> None:
+        assert run(THEIRS + WORKER, tmp_path / "e.json").returncode == 1
+        failure = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
+        assert failure.message == "ValueError: batch is empty"
+        assert failure.traceback.endswith("ValueError: batch is empty\n")
+        assert failure.headline == "ValueError: batch is empty at <string>:4"
+
+    def test_torchs_reads_what_our_record_wrote(self, tmp_path: Path, torch_errors: Any) -> None:
+        assert run(OURS + WORKER, tmp_path / "e.json").returncode == 1
+        theirs = torch_errors.ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
+        ours = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
+        assert theirs.message["message"] == ours.message == "ValueError: batch is empty"
+        assert theirs.message["extraInfo"]["py_callstack"] == ours.traceback
+        assert theirs.timestamp == ours.timestamp
+        assert theirs.error_file_data == ours.error_file_data
+        assert "batch is empty" in torch_errors.ChildFailedError("x", {0: theirs}).format_msg()
+
+    @pytest.mark.parametrize("worker, above", [(OURS, THEIRS), (THEIRS, OURS), (OURS, OURS)])
+    def test_a_cause_passes_through_nested_agents_of_either_kind(self, tmp_path: Path, worker: str, above: str) -> None:
+        files = [tmp_path / f"{n}.json" for n in range(3)]
+        run(worker + WORKER, files[0])
+        run(above + agent(files[0]), files[1])
+        run(worker + agent(files[1]), files[2])
+        expected = written(files[0])
+        expected["message"]["errorCode"] = -11
+        assert written(files[1]) == written(files[2]) == expected
+
+    def test_torchs_child_failed_error_passes_our_record(
+        self, tmp_path: Path, torch_errors: Any, error_file: Path
+    ) -> None:
+        (tmp_path / "child.json").write_text(record_text())
+
+        def fails(path: str) -> Callable[[], None]:
+            def main() -> None:
+                raise torch_errors.ChildFailedError("x", {0: torch_errors.ProcessFailure(0, 1, -9, path)})
+
+            return record(main)
+
+        with pytest.raises(torch_errors.ChildFailedError) as raised:
+            fails(str(tmp_path / "child.json"))()
+        assert exit_code_of(raised.value) == 137
+        assert written(error_file)["message"]["errorCode"] == -9
+        assert written(error_file)["message"]["message"] == "ValueError: batch is empty"
+        with pytest.raises(torch_errors.ChildFailedError):
+            fails("/none")()
+        assert written(error_file)["message"]["message"].startswith("killed by signal 9")
+
+    def test_torchs_handler_may_be_given_to_our_record(self, torch_errors: Any, error_file: Path) -> None:
+        def main() -> None:
+            raise ValueError("x")
+
+        with pytest.raises(ValueError, match="x"):
+            record(main, torch_errors.ErrorHandler())()
+        assert written(error_file)["message"]["message"] == "ValueError: x"
+        with pytest.raises(ChildFailedError):
+            record(_fail_without_a_file, torch_errors.ErrorHandler())()
+
+    def test_a_fatal_signal_under_record_shows_where_python_stood(self, tmp_path: Path) -> None:
+        done = run(OURS + "import ctypes\n@record\ndef main():\n    ctypes.string_at(0)\nmain()\n", tmp_path / "e.json")
+        failure = ProcessFailure(0, 1, done.returncode, str(tmp_path / "e.json"), stderr_tail=done.stderr)
+        assert failure.signal_name() == "SIGSEGV"
+        assert failure.message.endswith("its last words: Fatal Python error: Segmentation fault")
+        assert "in main" in failure.traceback
+
+
+def _fail_without_a_file() -> None:
+    raise ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")})

@@ -1,0 +1,655 @@
+"""The event log: what is in it, and that it harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import pytest
+from kit.agents import FAIL, FINISH, c10d, team_of
+from kit.launching import Launcher, wait_for
+from kit.virtual_clock import on_virtual_time
+from shell.test_supervisor_on_virtual_time import FAILS, FOREVER, STUBBORN, SUCCEEDS, FakeBackend, Plan, StoreStandIn
+
+import aelastic.observe.event_log
+from aelastic import Std, Supervisor, WorkerSpec, WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe.event_log import EventLog, rfc3339
+from aelastic.observe.event_records import Json, Scribe
+from aelastic.observe.run_events import (
+    PHASES,
+    Changed,
+    Happening,
+    Killed,
+    Noticed,
+    PhaseTook,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    RunEnded,
+    StacksTaken,
+    StopAsked,
+    Waited,
+    WorkerEnded,
+    WorkersStarted,
+)
+from aelastic.rdzv.protocol.messages import (
+    Assigned,
+    CoordinatorMessage,
+    Ended,
+    FailureReport,
+    Interrupted,
+    NodeMessage,
+    Outcome,
+    Ready,
+    Waiting,
+)
+from aelastic.rdzv.protocol.ranks import NodeRanks
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = json.loads((DOCS / "event-log.schema.json").read_text())
+FRAME = set(SCHEMA["required"])
+
+FAILURE = FailureReport("node1", 5, 1, 77, -11, "SIGSEGV", "", 1000)
+BEGAN = RunBegan("job", "node1-1-ab", "node1", 1, "default", "train.py", 2, 1, 4, 3, "c10d")
+FORMED = RoundFormed(7, 3, 2, 1, 2, 4, 2, 6)
+SAMPLES: Sequence[Happening] = (
+    BEGAN,
+    Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins"),
+    Waited("1 of 2 nodes"),
+    FORMED,
+    PhaseTook("rendezvous", 0.25),
+    WorkersStarted(3, {1: "remote", 0: 4711}),
+    Noticed(3, 1, 5, "timer", "timer 'step' expired", True),
+    StacksTaken(3, "asked", {0: "py-spy", 1: "nothing: it is gone"}, "/logs/stacks"),
+    WorkerEnded(3, 0, 4, "stopped"),
+    WorkerEnded(3, 1, 5, "failed", FAILURE),
+    PhaseTook("detect", 0.001, 1),
+    Killed(3, (0,), "not ended after 30 s"),
+    Restarting("failure", "rank 5 failed", 3),
+    StopAsked(15),
+    RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aelastic.supervisor.StoreHost", StoreStandIn)
+
+
+# A validator of what the schema uses of JSON Schema, and a look at files.
+
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+}
+_KNOWN = {
+    "$defs", "$ref", "$schema", "additionalProperties", "const", "description", "enum", "items", "minimum", "oneOf",
+    "pattern", "properties", "required", "title", "type", "unevaluatedProperties",
+}  # fmt: skip
+
+
+def problems(value: Any, schema: Json = SCHEMA, where: str = "") -> Iterator[str]:  # noqa: C901, PLR0912
+    """What is wrong with a value."""
+    assert schema.keys() <= _KNOWN, schema.keys() - _KNOWN
+    if "$ref" in schema:
+        yield from problems(value, SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], where)
+    kinds = schema.get("type", list(_TYPES))
+    if not any(_TYPES[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+        yield f"{where}: {value!r} is not {kinds}"
+        return
+    if "const" in schema and value != schema["const"]:
+        yield f"{where}: {value!r} is not {schema['const']!r}"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{where}: {value!r} is none of {schema['enum']}"
+    if "pattern" in schema and not re.search(schema["pattern"], value):
+        yield f"{where}: {value!r} does not match"
+    if "minimum" in schema and value is not None and value < schema["minimum"]:
+        yield f"{where}: {value!r} is too small"
+    known = dict(schema.get("properties", {}))
+    if "oneOf" in schema:
+        answers = [(list(problems(value, choice, where)), choice) for choice in schema["oneOf"]]
+        fitting = [choice for wrong, choice in answers if not wrong]
+        if len(fitting) != 1:
+            yield f"{where}: fits {len(fitting)}: {min((wrong for wrong, _ in answers), key=len)}"
+        for choice in fitting:
+            known |= SCHEMA["$defs"].get(choice.get("$ref", "").rpartition("/")[2], {}).get("properties", {})
+    if isinstance(value, dict):
+        for name in schema.get("required", []):
+            if name not in value:
+                yield f"{where}: {name} is missing"
+        others = schema.get("unevaluatedProperties", schema.get("additionalProperties", True))
+        for name, each in value.items():
+            if name in schema.get("properties", {}):
+                yield from problems(each, schema["properties"][name], f"{where}.{name}")
+            elif name not in known and others is False:
+                yield f"{where}: {name} is not known"
+            elif isinstance(others, dict):
+                yield from problems(each, others, f"{where}.{name}")
+    if isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from problems(each, schema.get("items", {}), f"{where}[{number}]")
+
+
+def records_of(path: Path) -> list[Json]:
+    """The records of a log whose lines are whole; each is as the schema has it."""
+    lines = path.read_bytes().split(b"\n")
+    assert lines.pop() == b""
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        assert not list(problems(record)), record
+    return records
+
+
+def log_of(folder: Path) -> Path:
+    """Of the only run in a log folder."""
+    found = [path for path in folder.glob("*/events.jsonl") if path.parent.name != "latest"]
+    assert len(found) == 1
+    return found[0]
+
+
+def events(records: Sequence[Json], *kinds: str) -> list[Json]:
+    return [record for record in records if record["event"] in kinds]
+
+
+def assert_whole(records: Sequence[Json]) -> None:
+    """A story from its beginning to its end, whose phases lie end to end."""
+    assert [record["event"] for record in (records[0], records[-1])] == ["run_began", "run_ended"]
+    assert len(events(records, "run_began", "run_ended")) == 2
+    assert len({(record["run_id"], record["node"], record["host"]) for record in records}) == 1
+    assert all(before["monotonic_ns"] <= after["monotonic_ns"] for before, after in pairwise(records))
+    changes = events(records, "changed")
+    assert [change["phase"] for change in changes[:-1]] == [change["before"] for change in changes[1:]]
+    assert all(change["reason"] for change in changes)
+    took = sum(record["duration_s"] for record in events(records, "phase_took") if record["name"] != "detect")
+    passed = (changes[-1]["monotonic_ns"] - changes[0]["monotonic_ns"]) / 1e9
+    assert took == pytest.approx(passed, abs=0.25)  # a loop that is slow tells late
+    later_rounds = len(events(records, "round_formed")) - 1
+    assert later_rounds <= len(events(records, "restarting")) <= later_rounds + (records[-1]["state"] != "SUCCEEDED")
+
+
+# What is in it.
+
+
+def test_every_happening_is_a_record_of_the_schema() -> None:
+    assert {type(happening) for happening in SAMPLES} == set(get_args(Happening))
+    scribe = Scribe()
+    records = [scribe.record(happening, rfc3339(0), 1.5) for happening in SAMPLES]
+    records.append(scribe.lost(3, "no space left", rfc3339(0), 1.5))
+    records.append(scribe.alive(rfc3339(0), 1.5))
+    assert not [problem for record in records for problem in problems(json.loads(json.dumps(record)))]
+    assert {record["event"] for record in records} == {choice["$ref"][8:] for choice in SCHEMA["oneOf"]}
+
+
+@pytest.mark.parametrize("happening", SAMPLES, ids=lambda happening: type(happening).__name__)
+def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(happening: Happening) -> None:
+    record = Scribe().record(happening, rfc3339(0), 1.5)
+    assert list(problems({**record, "more": 1}))
+    optional = {"rank", "local_rank"} if isinstance(happening, PhaseTook) else set()
+    for name in record.keys() - optional:
+        assert list(problems({key: value for key, value in record.items() if key != name})), name
+
+
+def test_a_record_says_when_who_and_where() -> None:
+    scribe = Scribe()
+    first, formed, started, detected = (
+        scribe.record(happening, "t", 1.25) for happening in (BEGAN, FORMED, SAMPLES[5], SAMPLES[10])
+    )
+    assert {name: first[name] for name in FRAME} == {
+        "time": "t", "monotonic_ns": 1_250_000_000, "schema": 1, "event": "run_began", "run_id": "job",
+        "node": "node1-1-ab", "host": "node1", "round": None, "generation": None,
+    }  # fmt: skip
+    assert (formed["round"], formed["generation"], formed["node"]) == (7, 3, "node1-1-ab")
+    assert started["workers"] == [
+        {"local_rank": 0, "rank": 4, "id": 4711},
+        {"local_rank": 1, "rank": 5, "id": "remote"},
+    ]
+    assert (detected["rank"], detected["local_rank"]) == (5, 1)
+
+
+def test_the_time_of_day_has_microseconds_and_sorts_as_text() -> None:
+    assert rfc3339(0) == "1970-01-01T00:00:00.000000Z"
+    assert rfc3339(1_795_294_435_000_001_999) == "2026-11-21T20:53:55.000001Z"
+
+
+def test_the_document_names_every_event_and_every_field() -> None:
+    text = (DOCS / "event-log.md").read_text()
+    names = set(FRAME)
+    for name, definition in SCHEMA["$defs"].items():
+        names |= {name, *definition["properties"]}
+    names |= {*PHASES, *(phase.value for phase in Phase), *(state.value for state in WorkerState)}
+    assert not {name for name in names if f"`{name}`" not in text}
+
+
+def test_the_schemas_lists_are_those_of_the_code() -> None:
+    took, changed = SCHEMA["$defs"]["phase_took"]["properties"], SCHEMA["$defs"]["changed"]["properties"]
+    assert took["name"]["enum"] == list(PHASES)
+    assert changed["phase"]["enum"] == changed["before"]["enum"] == [phase.value for phase in Phase]
+    assert set(changed["state"]["enum"]) == {state.value for state in WorkerState}
+
+
+# Runs, on a clock that costs no time.
+
+
+async def run(backend: FakeBackend, folder: Path, workers: int = 2, **more: Any) -> list[Json]:
+    options: dict[str, Any] = {"entrypoint": "train.py", "max_restarts": 2, "log_dir": folder, **more}
+    await Supervisor(WorkerSpec(local_world_size=workers, **options), backend=backend).run()
+    return records_of(log_of(folder))
+
+
+@on_virtual_time
+async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path) -> None:
+    records = await run(FakeBackend([FAILS, STUBBORN], [SUCCEEDS, SUCCEEDS], start_s=1), tmp_path)
+    assert_whole(records)
+    assert Counter(record["event"] for record in records) == {
+        "run_began": 1, "changed": 7, "phase_took": 9, "round_formed": 2, "workers_started": 2, "worker_ended": 4,
+        "killed": 1, "restarting": 1, "run_ended": 1,
+    }  # fmt: skip
+    (failed,) = [record for record in records if record.get("failure")]
+    assert (failed["rank"], failed["outcome"], failed["failure"]["exitcode"]) == (0, "failed", 3)
+    took = [(record["name"], record["duration_s"]) for record in events(records, "phase_took")]
+    assert ("stop", 30) in took
+    assert ("run", 10) in took
+    assert (records[-1]["state"], records[-1]["failure"]) == ("SUCCEEDED", None)
+    assert {record["generation"] for record in records} == {None, 1, 2}
+
+
+@on_virtual_time
+async def test_the_last_failure_is_in_the_last_record(tmp_path: Path) -> None:
+    records = await run(FakeBackend([FAILS, FOREVER]), tmp_path, max_restarts=0)
+    assert_whole(records)
+    assert (records[-1]["state"], records[-1]["failure"]["rank"]) == ("FAILED", 0)
+
+
+@on_virtual_time
+async def test_a_stop_is_told_with_its_signal(tmp_path: Path) -> None:
+    supervisor = Supervisor(WorkerSpec(entrypoint="train.py", log_dir=tmp_path), backend=FakeBackend([FOREVER]))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.run())
+        await anyio.sleep(4)
+        supervisor.stop(signal.SIGINT)
+    records = records_of(log_of(tmp_path))
+    assert_whole(records)
+    assert [record["signum"] for record in events(records, "stop_asked")] == [signal.SIGINT]
+    assert events(records, "worker_ended")[0]["outcome"] == "stopped"
+    assert (records[-1]["state"], records[-1]["reason"]) == ("STOPPED", "the agent was asked to stop (SIGINT)")
+
+
+class Coordinator:
+    """A link to a coordinator that interrupts the first round for a newcomer, and lets others finish later."""
+
+    def __init__(self, *_: Any) -> None:
+        self._round = 0
+        self._told = asyncio.Queue[NodeMessage]()
+
+    def tell(self, message: NodeMessage) -> None:
+        self._told.put_nowait(message)
+
+    async def finish(self) -> None:
+        pass
+
+    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+        while True:
+            message = await self._told.get()
+            if isinstance(message, Ready):
+                self._round += 1
+                await anyio.sleep(2)
+                deliver(Waiting("1 of 2 nodes"))
+                await anyio.sleep(2)
+                ranks = NodeRanks(0, self._round, 0, 2 * self._round, 0, 2 * self._round, 2)
+                deliver(Assigned(self._round, 0, ranks, "host0", 1))
+                if self._round == 1:
+                    await anyio.sleep(5)
+                    deliver(Interrupted(1, "node b has come", 0))
+            else:
+                await anyio.sleep(60)
+                deliver(Ended(Outcome.SUCCEEDED, "every worker succeeded"))
+
+
+@on_virtual_time
+async def test_a_newcomer_and_the_exit_barrier_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aelastic.supervisor.open_link", Coordinator)
+    records = await run(FakeBackend([FOREVER] * 2, [Plan(after_s=3)] * 2), tmp_path)
+    assert_whole(records)
+    (restart,) = events(records, "restarting")
+    assert (restart["cause"], restart["reason"]) == ("membership", "node b has come")
+    assert [record["text"] for record in events(records, "waited")] == ["1 of 2 nodes"] * 2
+    assert [record["world_size"] for record in events(records, "round_formed")] == [2, 4]
+    took = [(record["name"], record["duration_s"], record["round"]) for record in events(records, "phase_took")]
+    assert took == [
+        ("rendezvous", 4, 1), ("spawn", 0, 1), ("run", 5, 1), ("stop", 0, 1),
+        ("rendezvous", 4, 2), ("spawn", 0, 2), ("run", 3, 2), ("barrier", 60, 2),
+    ]  # fmt: skip
+    phases = [record["phase"] for record in events(records, "changed")]
+    assert phases == ["joining", "running", "stopping", "joining", "running", "barrier", "done"]
+
+
+# When there is one.
+
+
+@pytest.mark.parametrize(
+    "asked, has_log",
+    [({"redirects": Std.ERR}, True), ({"tee": Std.OUT}, True), ({}, False), ({"log_dir": Path("/dev/null")}, False)],
+    ids=["redirects", "tee", "nothing", "/dev/null"],
+)
+def test_there_is_one_where_the_output_is_kept(
+    asked: dict[str, Any], has_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(aelastic, "event_log", aelastic.observe.event_log)  # as it is to be afterwards
+    monkeypatch.delitem(sys.modules, "aelastic.observe.event_log")
+
+    @on_virtual_time
+    async def run_it() -> None:
+        await Supervisor(WorkerSpec(entrypoint="train.py", **asked), backend=FakeBackend([SUCCEEDS])).run()
+
+    run_it()
+    assert bool(list(tmp_path.rglob("events.jsonl"))) is has_log
+    assert ("aelastic.observe.event_log" in sys.modules) is has_log  # who does not use it does not pay for it
+
+
+# Disks that make trouble.
+
+
+@asynccontextmanager
+async def logging_to(path: Path, **options: Any) -> AsyncIterator[EventLog]:
+    log = EventLog(path, **{"retry_interval_s": 0.02, **options})
+    try:
+        log.tell(BEGAN, 0.0)
+        yield log
+    finally:
+        await log.aclose()
+
+
+async def until(what: str, condition: Callable[[], Any]) -> None:
+    await anyio.to_thread.run_sync(wait_for, what, condition)
+
+
+def said(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    records = [record for record in caplog.records if record.name == "aelastic.observe.event_log"]
+    return [record.getMessage() for record in records if record.levelno == level]
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """64 KiB, of which the first file takes all but what a test leaves."""
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"this machine mounts no tmpfs: {mounted.stderr}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb") as file:
+        while True:
+            try:
+                os.write(file.fileno(), bytes(4096))
+            except OSError:
+                return
+
+
+def numbers(path: Path) -> list[str]:
+    return [record["text"] for record in events(records_of(path), "waited")]
+
+
+def so_far(path: Path) -> list[Json]:
+    """What is there while somebody writes: of a full disk, a moment long also a line that is taken back."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def numbers_so_far(path: Path) -> list[str]:
+    return [record["text"] for record in events(so_far(path), "waited")]
+
+
+async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk / "events.jsonl"
+        async with logging_to(path) as log:
+            log.tell(Waited("0"), 0.0)
+            await until("the first lines", lambda: len(numbers_so_far(path)) == 1)
+            fill(disk / "big")
+            for number in range(1, 100):
+                log.tell(Waited(str(number)), 0.0)
+            await until("a warning", lambda: said(caplog))
+            found = numbers_so_far(path)
+            assert found == [str(number) for number in range(len(found))]  # in order
+            assert len(found) < 100
+            (disk / "big").unlink()
+            await until("all lines", lambda: len(numbers_so_far(path)) == 100)
+        assert numbers(path) == [str(number) for number in range(100)]
+        assert said(caplog) == [f"the event log {path} can't be written (No space left on device): the job goes on"]
+
+
+async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aelastic.observe.event_log")
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk / "events.jsonl"
+        fill(disk / "big")
+        async with logging_to(path, backlog_max=10) as log:
+            for number in range(1, 20):
+                log.tell(Waited(str(number)), 0.0)
+            await until("a warning", lambda: said(caplog))
+            (disk / "big").unlink()
+            await until("what was kept", lambda: len(numbers_so_far(path)) == 9)
+            log.tell(Waited("after"), 0.0)
+        records = records_of(path)
+        kept = ["run_began", *["waited"] * 9, "records_lost", "waited"]
+        assert [record["event"] for record in records] == kept
+        assert (records[-2]["count"], records[-2]["reason"]) == (10, "No space left on device")
+        assert len(said(caplog)) == 1
+        assert said(caplog, logging.INFO) == [f"the event log {path} lacks 10 records"]
+
+
+async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aelastic.observe.event_log")
+    path = tmp_path / "events.jsonl"
+    path.symlink_to("/dev/full")
+    async with logging_to(path) as log:
+        for _ in range(4):
+            log.tell(Waited(""), 0.0)
+    assert said(caplog) == [f"the event log {path} can't be written (No space left on device): the job goes on"]
+    assert said(caplog, logging.INFO) == [f"the event log {path} lacks 5 records"]
+
+
+async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    path = folder / "events.jsonl"
+    async with logging_to(path) as log:
+        await until("a log", path.exists)
+        path.unlink()
+        folder.rmdir()
+        log.tell(Waited("0"), 0.0)
+        await until("a warning", lambda: said(caplog))
+        log.tell(Waited("1"), 0.0)
+        folder.mkdir()
+    assert numbers(path) == ["0", "1"]
+    assert len(said(caplog)) == 1
+
+
+async def test_a_disk_that_hangs_holds_up_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aelastic.observe.event_log.FINISH_TIMEOUT_S", 0.1)
+    path = tmp_path / "events.jsonl"
+    os.mkfifo(path)  # nobody reads: who opens it waits
+    try:
+        async with logging_to(path, backlog_max=100) as log:
+            for _ in range(5000):
+                log.tell(Waited(""), 0.0)
+        assert said(caplog) == [f"the event log {path} lacks 5001 records"]
+    finally:
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        for thread in [thread for thread in threading.enumerate() if thread.name == "event log"]:
+            while thread.is_alive():
+                if not _drained(reader):
+                    thread.join(0.01)
+        os.close(reader)
+
+
+def _drained(reader: int) -> bytes:
+    try:
+        return os.read(reader, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+def signs_of_life(path: Path) -> list[Json]:
+    return events(so_far(path), "alive")
+
+
+async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    began = time.monotonic()
+    async with logging_to(path, alive_interval_s=0.05) as log:
+        log.tell(FORMED, 1000.0)  # the loop's clock may be any
+        await until("two signs", lambda: len(signs_of_life(path)) >= 2)
+    took_ns = (time.monotonic() - began) * 1e9
+    records = records_of(path)
+    assert [record["event"] for record in records[:4]] == ["run_began", "round_formed", "alive", "alive"]
+    assert (records[3]["run_id"], records[3]["round"], records[3]["generation"]) == ("job", 7, 3)
+    first, second = (records[place]["monotonic_ns"] - 1000 * 10**9 for place in (2, 3))
+    assert 0.04e9 < first < second < took_ns
+    assert records[1]["time"] < records[2]["time"] < records[3]["time"]
+
+
+async def test_there_is_no_sign_of_life_while_something_is_unwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[bytes]()
+    append = aelastic.observe.event_log._append
+
+    def watched(path: Path, lines: bytes) -> int:
+        tries.append(lines)
+        return append(path, lines)
+
+    monkeypatch.setattr("aelastic.observe.event_log._append", watched)
+    folder = tmp_path / "run"
+    async with logging_to(folder / "events.jsonl", alive_interval_s=0.001):
+        await until("some tries", lambda: len(tries) > 4)
+        folder.mkdir()
+        await until("a sign", lambda: signs_of_life(folder / "events.jsonl"))
+    assert all(lines.count(b"\n") == 1 for lines in tries)
+    assert b"run_began" in tries[4] and b"alive" in tries[-1]
+
+
+async def test_nothing_follows_the_end_of_a_run(tmp_path: Path) -> None:
+    path, other = tmp_path / "events.jsonl", tmp_path / "other.jsonl"
+    async with logging_to(path, alive_interval_s=0.01) as log:
+        log.tell(SAMPLES[-1], 1.0)
+        await until("the end", lambda: events(so_far(path), "run_ended"))
+        async with logging_to(other, alive_interval_s=0.01):  # as long as another run shows that it lives
+            await until("signs", lambda: len(signs_of_life(other)) >= 3)
+    assert records_of(path)[-1]["event"] == "run_ended"
+
+
+async def test_an_observer_that_was_told_nothing_makes_no_file(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    await log.aclose()
+    assert not os.listdir(tmp_path)
+    assert not [thread for thread in threading.enumerate() if thread.name == "event log"]
+
+
+async def test_telling_costs_the_loop_next_to_nothing(tmp_path: Path) -> None:
+    async with logging_to(tmp_path / "events.jsonl") as log:
+        began = time.thread_time()
+        for _ in range(1000):
+            log.tell(FORMED, 0.0)
+        each_s = (time.thread_time() - began) / (1000)
+    assert each_s < 50e-6  # 2 µs where nothing else runs
+    assert len(records_of(tmp_path / "events.jsonl")) == 1000 + 1
+
+
+async def test_what_a_worker_said_is_one_line_whatever_it_is(tmp_path: Path) -> None:
+    strange = "two\nlines\u2028\x00 \udc80 ¥"
+    async with logging_to(tmp_path / "events.jsonl") as log:
+        log.tell(Waited(strange), 0.0)
+    assert numbers(tmp_path / "events.jsonl") == [strange]
+
+
+# Real jobs.
+
+
+def whole_lines(folder: Path) -> list[Json]:
+    """What a reader sees meanwhile."""
+    found = list(folder.glob("*_*/events.jsonl"))
+    return so_far(found[0]) if found else []
+
+
+def test_it_can_be_read_while_the_job_runs_and_is_whole_when_the_agent_is_killed(launch: Launcher) -> None:
+    job = launch("say('pid', os.getpid()); signal.pause()", "--log-dir", "logs", "--max-restarts", "1")
+    job.wait_line("pid")
+    wait_for("a start", lambda: events(whole_lines(job.folder / "logs"), "workers_started"))
+    (worker,) = events(whole_lines(job.folder / "logs"), "workers_started")[0]["workers"]
+    os.kill(worker["id"], signal.SIGKILL)
+    job.wait_line("pid", 2)
+    again = wait_for("the other", lambda: events(whole_lines(job.folder / "logs"), "workers_started")[1:])
+    job.signal(signal.SIGKILL)
+    job.wait()
+    records = records_of(log_of(job.folder / "logs"))
+    (ended,) = events(records, "worker_ended")
+    assert (ended["outcome"], ended["failure"]["exitcode"], ended["failure"]["pid"]) == ("failed", -9, worker["id"])
+    assert (again[0]["generation"], records[-1]["generation"]) == (2, 2)
+    assert not events(records, "run_ended")
+
+
+def test_two_nodes_tell_one_story(launch: Launcher) -> None:
+    options = ("--max-restarts", "3", "--log-dir", "logs")
+    with team_of(launch, c10d(), "1:2", conf={"last_call_timeout": 0.1, "settle_time": 0.1}, options=options) as team:
+        first = team.start()
+        alone = team.wait_round([first])
+        second = team.start()
+        together = team.wait_round([first, second], after=alone)
+        together.tell(FAIL, 1)
+        again = team.wait_round([first, second], after=together)
+        second.signal(signal.SIGTERM)
+        last = team.wait_round([first], after=again)
+        last.tell(FINISH)
+        first.wait()
+        second.wait()
+    told = {agent: records_of(log_of(agent.folder / "logs")) for agent in (first, second)}
+    for records in told.values():
+        assert_whole(records)
+    restarts = {agent: [each["cause"] for each in events(records, "restarting")] for agent, records in told.items()}
+    assert restarts == {first: ["membership", "failure", "membership"], second: ["failure"]}
+    failed = [
+        record for agent in told for record in told[agent] if record["event"] == "worker_ended" and record["failure"]
+    ]
+    assert [(record["rank"], record["failure"]["message"]) for record in failed] == [(1, "RuntimeError: rank 1 fell")]
+    assert len({record["node"] for records in told.values() for record in records}) == 2
+    assert [told[agent][-1]["state"] for agent in (first, second)] == ["SUCCEEDED", "STOPPED"]

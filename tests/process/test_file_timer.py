@@ -1,0 +1,535 @@
+"""The watchdog: timers that workers set on a FIFO, with torch's own client and without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvloop
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, on_both_loops, wait_for
+from kit.virtual_clock import Deadlock, on_virtual_time
+
+from aelastic import InputError, Supervisor, WorkerSpec
+from aelastic.hangs.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIABLE, Watchdog
+from aelastic.hangs.timer_rules import LINE_BYTES_MAX
+from aelastic.hangs.watch import Found
+from aelastic.host import proc_table
+
+ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+HERE = os.getpid()
+WITHOUT_DEADLINE = 1e6  # a timer that no test waits for
+
+
+def run(loop: str, main: Coroutine[Any, Any, None]) -> None:
+    factory: Callable[[], asyncio.AbstractEventLoop] = (
+        uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
+    )
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
+
+
+def line(pid: int, scope: str, after_s: float | None, signum: int = signal.SIGKILL) -> bytes:
+    """As torch's client writes it; `None` clears."""
+    at = -1 if after_s is None else time.time() + after_s
+    request = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": at, "signal": int(signum)}
+    return json.dumps(request).encode() + b"\n"
+
+
+class Kennel:
+    """A watchdog of one worker, this process, and what it finds."""
+
+    def __init__(self, scratch: Path, **env: str) -> None:
+        self.found: list[Found] = []
+        self.dog = Watchdog(env, scratch, self.found.append)
+        self.path = Path(self.dog.env[TIMER_FILE_VARIABLE])
+
+    def write(self, *lines: bytes) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            for each in lines:
+                os.write(fd, each)
+        finally:
+            os.close(fd)
+
+    def set(self, scope: str, after_s: float, *, pid: int = HERE, signum: int = signal.SIGKILL) -> None:
+        self.write(line(pid, scope, after_s, signum))
+
+    async def wait_found(self, count: int = 1) -> list[Found]:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.found) < count:  # noqa: ASYNC110  the watchdog's own task
+                await asyncio.sleep(LOOK_AGAIN_S)
+        return self.found
+
+    async def wait_read(self) -> None:
+        """All that was written before has been read."""
+        count = len(self.found)
+        self.set("the end", -1, signum=signal.SIGUSR2)
+        async with asyncio.timeout(DEADLINE_S):
+            while not any(found.signum == signal.SIGUSR2 for found in self.found[count:]):  # noqa: ASYNC110  likewise
+                await asyncio.sleep(LOOK_AGAIN_S)
+        self.found[:] = [found for found in self.found if found.signum != signal.SIGUSR2]
+
+
+@asynccontextmanager
+async def watching(scratch: Path, **env: str) -> AsyncIterator[Kennel]:
+    kennel = Kennel(scratch, **env)
+    kennel.dog.open()
+    task = asyncio.get_running_loop().create_task(kennel.dog.run())
+    try:
+        kennel.dog.started(1, (), {0: HERE})
+        yield kennel
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        kennel.dog.close()
+    assert task.cancelled(), task.exception()
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that this one has started."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+# The FIFO.
+
+
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_the_fifo_is_for_the_agents_user_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    kennel = Kennel(tmp_path)
+    before = os.umask(umask)
+    try:
+        kennel.dog.open()
+    finally:
+        os.umask(before)
+    mode = kennel.path.stat().st_mode
+    assert (stat.S_ISFIFO(mode), stat.S_IMODE(mode), kennel.path.parent) == (True, 0o600, tmp_path)
+    kennel.dog.close()
+    assert not os.listdir(tmp_path)
+
+
+def test_the_fifo_is_where_the_user_wants_it(tmp_path: Path) -> None:
+    place = tmp_path / "a place"
+    kennel = Kennel(tmp_path / "scratch", **{TIMER_FILE_VARIABLE: str(place)})
+    kennel.dog.open()
+    assert stat.S_ISFIFO(place.stat().st_mode)
+    assert kennel.dog.env == {TIMER_FILE_VARIABLE: str(place)}
+    kennel.dog.close()
+    kennel.dog.close()
+    assert not place.exists()
+
+
+@pytest.mark.skipif(
+    int(Path("/proc/sys/fs/pipe-max-size").read_text()) < FIFO_BYTES, reason="this host has no pipes of that size"
+)
+def test_the_fifo_holds_what_is_written_while_the_agent_is_busy(tmp_path: Path) -> None:
+    kennel = Kennel(tmp_path)
+    kennel.dog.open()
+    data = line(HERE, "step", 60) * 40
+    for _ in range(FIFO_BYTES // (2 * len(data))):  # what does not fit raises
+        kennel.write(data)
+    kennel.dog.close()
+
+
+def test_a_fifo_that_a_killed_agent_has_left_is_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "timers"
+    os.mkfifo(place)
+    old = os.open(place, os.O_PATH)  # which reads nothing, and keeps its number from being used again
+    kennel = Kennel(tmp_path, **{TIMER_FILE_VARIABLE: str(place)})
+    kennel.dog.open()
+    assert not os.path.samestat(os.fstat(old), place.stat())
+    os.close(old)
+    kennel.dog.close()
+
+
+def test_a_fifo_that_another_agent_reads_is_left_to_it(tmp_path: Path) -> None:
+    first, second = (Kennel(tmp_path, **{TIMER_FILE_VARIABLE: str(tmp_path / "timers")}) for _ in range(2))
+    first.dog.open()
+    with pytest.raises(InputError, match="timers' is in use by another process: use another path"):
+        second.dog.open()
+    second.dog.close()
+    assert first.path.exists()
+    first.dog.close()
+
+
+def test_what_somebody_else_has_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
+    kennel = Kennel(tmp_path)
+    kennel.dog.open()
+    kennel.path.unlink()
+    kennel.path.write_text("precious")
+    kennel.dog.close()
+    assert kennel.path.read_text() == "precious"
+
+
+def make_file(path: Path) -> None:
+    path.write_text("precious")
+
+
+def make_link_to_a_fifo(path: Path) -> None:
+    os.mkfifo(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_nothing(path: Path) -> None:
+    assert not path.exists()
+
+
+BAD_PLACES = {
+    "a file": (make_file, "", "exists and is no FIFO"),
+    "a folder": (make_folder, "", "exists and is no FIFO"),
+    "a link": (make_link_to_a_fifo, "", "exists and is no FIFO"),
+    "below a file": (make_file, "/timers", r"can't be made \(Not a directory\)"),
+    "nowhere": (make_nothing, "/timers", r"can't be made \(No such file or directory\)"),
+    "a name that is too long": (make_nothing, "x" * 300, r"can't be made \(File name too long\)"),
+}
+
+
+@pytest.mark.parametrize("place", BAD_PLACES)
+def test_where_no_fifo_can_be_it_says_so_and_leaves_what_is_there(tmp_path: Path, place: str) -> None:
+    make, more, complaint = BAD_PLACES[place]
+    make(tmp_path / "place")
+    before = os.listdir(tmp_path)
+    kennel = Kennel(tmp_path / "scratch", **{TIMER_FILE_VARIABLE: str(tmp_path / "place") + more})
+    with pytest.raises(InputError, match=complaint) as caught:
+        kennel.dog.open()
+    assert TIMER_FILE_VARIABLE in str(caught.value)
+    assert "\n" not in str(caught.value)
+    kennel.dog.close()
+    assert os.listdir(tmp_path) == before
+
+
+# Timers.
+
+
+@on_both_loops
+def test_a_timer_that_expires_is_reported_with_its_scope_its_signal_and_how_late_it_is(
+    loop: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with watching(tmp_path) as kennel:
+            kennel.set("epoch", WITHOUT_DEADLINE)
+            kennel.set("step", 0.05, signum=signal.SIGUSR1)
+            (found,) = await kennel.wait_found()
+        assert (found.generation, found.local_rank, found.by, found.signum) == (1, 0, "timer", signal.SIGUSR1)
+        scope, late = found.reason.split(", expired ")
+        assert scope.startswith("timer 'step', set for 0.0")
+        number, unit = late.split(" ", 1)
+        assert 0 <= float(number) < DEADLINE_S
+        assert unit == "s ago"
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_timer_that_was_cleared_while_the_agent_was_busy_has_not_expired(loop: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with watching(tmp_path) as kennel:
+            kennel.set("step", 0)
+            kennel.write(*[line(HERE, f"other {n}", WITHOUT_DEADLINE) for n in range(2000)])  # more than one reading
+            kennel.write(line(HERE, "step", None))
+            await kennel.wait_read()
+            assert kennel.found == []
+
+    run(loop, main())
+
+
+def test_nothing_is_looked_at_while_nothing_is_written_and_no_timer_runs(tmp_path: Path) -> None:
+    @on_virtual_time
+    async def main() -> None:
+        async with watching(tmp_path):
+            await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock):  # on this clock, any timer at all would let the time go on
+        main()
+
+
+async def test_a_timer_of_a_process_that_a_worker_has_started_is_the_workers(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
+    async with watching(tmp_path) as kennel:
+        kennel.set("load", 0, pid=child.pid)
+        (found,) = await kennel.wait_found()
+    assert (found.local_rank, found.signum) == (0, signal.SIGKILL)
+    assert f"timer 'load' (of pid {child.pid}, which it has started), set for " in found.reason
+
+
+async def test_a_process_that_has_ended_does_not_hang(
+    tmp_path: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clocks = SimpleNamespace(monotonic=time.monotonic, time=time.time)
+    monkeypatch.setattr("aelastic.hangs.file_timer.time", clocks)
+    async with watching(tmp_path) as kennel:
+        kennel.set("load", 1000, pid=child.pid)
+        await kennel.wait_read()
+        child.kill()
+        await asyncio.to_thread(partial(os.waitid, os.P_PID, child.pid, os.WEXITED | os.WNOWAIT))  # a zombie
+        kennel.set("load more", 0, pid=child.pid)
+        clocks.monotonic, clocks.time = (lambda: time.monotonic() + 2000), (lambda: time.time() + 2000)
+        await kennel.wait_read()
+        assert kennel.found == []
+    assert not caplog.records
+
+
+async def test_timers_are_those_of_the_generation_that_runs(
+    tmp_path: Path, child: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watching(tmp_path) as kennel:
+        kennel.set("old", WITHOUT_DEADLINE)
+        await kennel.wait_read()
+        assert len(kennel.dog._timers) == 1
+        kennel.dog.ended(1, 0)
+        kennel.dog.started(2, (), {0: None, 1: child.pid})  # one could not be started
+        assert len(kennel.dog._timers) == 0
+        kennel.set("new", 0, pid=child.pid)
+        kennel.dog.ended(1, 1)
+        (found,) = await kennel.wait_found()
+        assert (found.generation, found.local_rank) == (2, 1)
+        assert "'new'" in found.reason
+    assert not caplog.records
+
+
+async def test_lines_that_are_no_timers_are_logged_once_of_each_kind_and_the_others_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watching(tmp_path) as kennel:
+        for _ in range(3):
+            kennel.write(b"nonsense\n", b"x" * (2 * LINE_BYTES_MAX) + b"\n", line(1, "step", 0), b'{"pid": "7"}\n')
+            await kennel.wait_read()
+        assert kennel.found == []
+        kennel.set("step", 0)
+        await kennel.wait_found()
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 3
+    assert "it is no timer: 'nonsense'" in said[0]
+    assert f"it is longer than {LINE_BYTES_MAX} bytes: 'xxx" in said[1]
+    assert "it is of a process that no worker of this agent has started: pid 1" in said[2]
+    assert all(len(line) < 400 for line in said)
+
+
+async def test_a_strange_scope_is_quoted_in_part_on_one_line(tmp_path: Path) -> None:
+    async with watching(tmp_path) as kennel:
+        kennel.set("\n\x1b[2J\udcff" + "x" * 3000, 0)
+        (found,) = await kennel.wait_found()
+    assert found.reason.isprintable()
+    assert len(found.reason) < 2 * SCOPE_CHARS
+
+
+async def test_a_flood_of_lines_does_not_keep_the_loop_from_others(tmp_path: Path) -> None:
+    """While one writes as fast as it can, others have their turns, and timers expire."""
+    async with watching(tmp_path) as kennel:
+        kennel.set("other", 1)
+        code = (
+            "import os, sys\nfd = os.open(sys.argv[1], os.O_WRONLY)\nline = sys.argv[2].encode() * 30\n"
+            "while True:\n    os.write(fd, line)\n"
+        )
+        both = line(HERE, "step", WITHOUT_DEADLINE) + line(HERE, "step", None)
+        writer = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(kennel.path), both.decode())
+        try:
+            await kennel.wait_found()
+        finally:
+            writer.kill()
+            await writer.wait()
+
+
+# With workers.
+
+SETS_TIMERS = """
+import json
+
+def send(scope, after, signum=9):
+    send_all([(scope, time.time() + after if after is not None else -1, signum, os.getpid())])
+
+def send_all(timers):
+    names = ("scope_id", "expiration_time", "signal", "pid")
+    lines = [json.dumps({"version": 1, **dict(zip(names, timer))}) + "\\n" for timer in timers]
+    fd = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK)
+    os.write(fd, "".join(lines).encode())
+    os.close(fd)
+
+"""
+USES_TORCH = """
+from torch.distributed.elastic import timer
+
+path = os.environ["TORCHELASTIC_TIMER_FILE"]
+timer.configure(timer.FileTimerClient(path))
+say("at", rank, restart, path, oct(os.stat(path).st_mode))
+if (rank, restart) == (0, 0):
+    open("up", "w")
+    time.sleep(600)
+wait_for("up")
+with timer.expires(after=600, scope="epoch"):
+    for step in range(3):
+        is_last = (restart, step) == (0, 2)
+        with timer.expires(after=0.3 if is_last else 300, scope=f"step {step}"):
+            time.sleep(600 if is_last else 0)
+say("done", rank)
+"""
+
+
+@pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S)
+def test_torchs_client_has_a_hung_worker_restarted_and_the_agent_lives(launch: Launcher) -> None:
+    job = launch(USES_TORCH, "--nproc-per-node=2", "--max-restarts=1", env=ON)
+    assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    assert sorted(line for line in job.lines if line.startswith("done")) == ["done 0", "done 1"]
+    said = [each.split() for each in job.lines if each.startswith("at ")]
+    assert sorted(words[1:3] for words in said) == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
+    assert len({words[3] for words in said}) == 1  # it survives restarts
+    assert {words[4] for words in said} == {"0o10600"}
+    assert "rank 1 on " in job.stderr
+    assert "is stopped: timer 'step 2', set for " in job.stderr
+    assert "rank 1 failed" in job.stderr and "restart 1 of 1" in job.stderr
+    job.assert_nothing_left()  # nor the FIFO
+
+
+@on_both_loops
+def test_the_report_names_rank_scope_and_signal_and_so_does_the_exit_code(launch: Launcher, loop: str) -> None:
+    job = launch(
+        SETS_TIMERS + "send('all_reduce', 0.1, 10) if rank == 1 else None\ntime.sleep(600)\n",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+        env=ON,
+        loop=loop,
+    )
+    assert job.wait() == 128 + signal.SIGUSR1, job.story
+    report = job.stderr[job.stderr.index("Root Cause") :]
+    assert "rank      : 1 (local_rank: 1)" in report
+    assert f"exitcode  : -{int(signal.SIGUSR1)} (pid: " in report
+    assert "(SIGUSR1)" in report
+    assert re.search(r"cause     : timer 'all_reduce', set for [-.e\d]+ s, expired [-.e\d]+ s ago\n", report)
+    assert "Stopped by the agent: rank 0" in report
+    job.assert_nothing_left()
+
+
+def test_each_of_several_workers_that_hang_gets_its_signal_and_has_failed(launch: Launcher) -> None:
+    """They wait for each other, and ignore what they are asked; nobody waits until they are killed."""
+    job = launch(
+        SETS_TIMERS
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        + "say('up', os.getpid())\n"
+        + "wait_for('go')\n"
+        + "at = time.time() + 0.1\n"
+        + "send_all([('all_reduce', at, 9, int(pid)) for pid in open('go').read().split()]) if rank == 0 else None\n"
+        + "time.sleep(600)\n",
+        "--nproc-per-node=3",
+        "--max-restarts=0",
+        env={**ON, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"},
+    )
+    pids = [each.split()[1] for each in job.wait_line("up", 3)]
+    (job.folder / "go.new").write_text(" ".join(pids))
+    (job.folder / "go.new").rename(job.folder / "go")
+    assert job.wait() == 128 + signal.SIGKILL, job.story
+    assert job.stderr.count("timer 'all_reduce', set for ") >= 3
+    assert "Stopped by the agent" not in job.stderr
+    job.assert_nothing_left()
+
+
+def test_a_worker_that_clears_its_timers_and_fails_by_itself_has_its_own_failure(launch: Launcher) -> None:
+    job = launch(
+        SETS_TIMERS + "send('step', 60)\nsend('step', None)\nraise ValueError('of its own')\n",
+        "--max-restarts=0",
+        env=ON,
+    )
+    assert job.wait() == 1, job.story
+    assert "cause     : ValueError: of its own" in job.stderr
+    assert "timer" not in job.stderr
+
+
+def test_a_timer_without_a_signal_is_told_of_and_stops_nobody(launch: Launcher) -> None:
+    job = launch(SETS_TIMERS + "send('slow', 0, 0)\nwait_for('go')\nsay('done')\n", env=ON)
+    wait_for("a word of it", lambda: "rank 0 on " in job.stderr and "timer 'slow', set for " in job.stderr)
+    job.go()
+    assert job.wait() == 0, job.story
+    assert job.lines == ["done"]
+
+
+def test_a_worker_that_is_being_stopped_is_a_victim_whatever_its_timers_say(launch: Launcher) -> None:
+    """What it does before it ends, to save its state say, may take longer than a step."""
+    job = launch(
+        SETS_TIMERS
+        + "def save(*_):\n"
+        + "    send('step', 0)\n"
+        + "    time.sleep(0.3)\n"
+        + "    say('saved')\n"
+        + "    sys.exit(0)\n"
+        + "if rank == 1:\n"
+        + "    signal.signal(signal.SIGTERM, save)\n"
+        + "    open('up', 'w')\n"
+        + "    time.sleep(600)\n"
+        + "wait_for('up')\n"
+        + "sys.exit(5)\n",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+        env=ON,
+    )
+    assert job.wait() == 5, job.story
+    assert job.lines == ["saved"]
+    assert "Stopped by the agent: rank 1" in job.stderr
+    assert "timer" not in job.stderr
+
+
+@pytest.mark.parametrize("place", ["file", "nowhere/timers"])
+def test_a_place_where_no_fifo_can_be_is_one_line_and_exit_code_2_and_starts_nothing(
+    launch: Launcher, place: str
+) -> None:
+    (launch.folder / "file").write_text("precious")
+    job = launch("say('up')\n", env={**ON, TIMER_FILE_VARIABLE: str(launch.folder / place)})
+    assert job.wait() == 2, job.story
+    assert len(job.stderr.splitlines()) == 1
+    assert TIMER_FILE_VARIABLE in job.stderr
+    assert job.lines == []
+    assert (launch.folder / "file").read_text() == "precious"
+    job.assert_nothing_left()
+
+
+def test_where_nobody_asked_for_a_watchdog_workers_are_told_of_none(launch: Launcher) -> None:
+    code = "say(os.environ.get('TORCHELASTIC_TIMER_FILE'))\n"
+    job = launch(code, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "true"})  # torch's agent takes nothing but 1
+    assert job.wait() == 0, job.story
+    assert job.lines == ["None"]
+
+
+def test_the_fifo_of_an_agent_that_was_killed_goes_with_it(launch: Launcher) -> None:
+    job = launch("say('at', os.environ['TORCHELASTIC_TIMER_FILE'])\ntime.sleep(600)\n", env=ON)
+    ((_, path),) = [each.split() for each in job.wait_line("at ")]
+    assert stat.S_ISFIFO(os.stat(path).st_mode)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    job.wait_nothing_left()
+
+
+async def test_a_supervisor_in_a_program_goes_by_the_environment_it_is_given(tmp_path: Path) -> None:
+    code = (
+        "import json, os, time\n"
+        "request = {'pid': os.getpid(), 'scope_id': 'step', 'expiration_time': 0, 'signal': 15}\n"
+        "open(os.environ['TORCHELASTIC_TIMER_FILE'], 'w').write(json.dumps(request) + chr(10))\n"
+        "time.sleep(600)\n"
+    )
+    env = {**os.environ, **ON, TIMER_FILE_VARIABLE: str(tmp_path / "timers")}
+    spec = WorkerSpec(entrypoint=sys.executable, args=("-c", code), max_restarts=0, env=env)
+    result = await Supervisor(spec).run()
+    failure = result.failures[0]
+    assert (failure.exitcode, failure.signal_name()) == (-signal.SIGTERM, "SIGTERM")
+    assert failure.message.startswith("timer 'step', set for 0 s, expired ")
+    assert not (tmp_path / "timers").exists()
+    assert not proc_table.is_alive(failure.pid)

@@ -1,0 +1,780 @@
+"""The health server: what it answers while a job runs, whom it turns away, and that no client harms the job."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+from core.test_metrics import DOCS, values
+from kit.agents import FINISH, Agent, c10d, team_of
+from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, run, wait_for
+from process.test_embedding import descriptors, python, threads
+
+from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState
+from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.group.worker_group import Phase
+from aelastic.health import foreign_server as health_guest
+from aelastic.health import limits as health_door
+from aelastic.health import stacks_endpoint as health_stacks
+from aelastic.health.address import Address, close, listen_at, read_address, url_of
+from aelastic.health.server import HealthServer, open_health
+from aelastic.launch import LaunchConfig, elastic_launch
+from aelastic.observe.run_events import Changed, RoundFormed, StacksTaken, WorkersStarted
+
+# What a person or a probe waits for an answer; the machine may be busy with other tests.
+ANSWER_S = 10.0
+WAITS_FOR_GO = """
+say("start", rank, restart, os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"))
+wait_for("go")
+"""
+ANY_PORT = {HEALTH_PORT_VARIABLE: "0"}
+# An agent that opens a server.
+WITH_SERVER = f"import os\nos.environ[{HEALTH_PORT_VARIABLE!r}] = '0'\n"
+
+
+class Answer:
+    """What a server said."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status, self.headers, self.text = status, headers, body.decode()
+
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+def ask(url: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: bytes | None = None) -> Answer:
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=DEADLINE_S)
+    try:
+        connection.request(method, f"{place.path or '/'}?{place.query}".rstrip("?"), body, dict(headers or {}))
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.headers), answer.read())
+    finally:
+        connection.close()
+
+
+def url_in(job: Job) -> str:
+    """Where a job says that it can be asked."""
+    found = wait_for(f"a port is told:\n{job.story}", lambda: re.search(r"answered at (http://\S+)", job.stderr))
+    return str(found.group(1))
+
+
+def wait_ready(url: str) -> None:
+    wait_for("ready", lambda: ask(f"{url}/readyz").status == 200)
+
+
+def files_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+# Where it listens.
+
+
+@pytest.mark.parametrize(
+    "text, host, port",
+    [
+        ("8080", "127.0.0.1", 8080),
+        (" 0 ", "127.0.0.1", 0),
+        ("0.0.0.0:80", "0.0.0.0", 80),
+        ("[::1]:8080", "::1", 8080),
+        ("[::]:0", "::", 0),
+        ("node7.example:65535", "node7.example", 65535),
+    ],
+)
+def test_an_address_is_a_port_or_a_host_and_a_port(text: str, host: str, port: int) -> None:
+    assert read_address(text) == Address(text, host, port)
+
+
+@pytest.mark.parametrize(
+    "text, remedy",
+    [
+        ("http", "use a port of 0 to 65535"),
+        ("65536", "use a port of 0 to 65535"),
+        ("-1", "use a port of 0 to 65535"),
+        ("٣", "use a port of 0 to 65535"),
+        ("host:", "use a port of 0 to 65535"),
+        (":8080", "0.0.0.0 or [::]"),
+        ("::1:8080", "in brackets"),
+        ("http://host:80", "in brackets"),
+    ],
+)
+def test_an_address_that_makes_no_sense_is_refused_with_what_to_do(text: str, remedy: str) -> None:
+    with pytest.raises(InputError, match=re.escape(remedy)) as caught:
+        read_address(text)
+    assert str(caught.value).startswith(f"{HEALTH_PORT_VARIABLE}={text}: ")
+
+
+@pytest.mark.parametrize("text", ["no-such-host.invalid:0", "192.0.2.1:0", f"{'x' * 70}.invalid:0"])
+def test_a_host_that_is_not_here_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        listen_at(read_address(text))
+
+
+def test_every_kind_of_address_can_be_connected_to() -> None:
+    for text in ("0", "localhost:0", "[::1]:0", "0.0.0.0:0"):
+        try:
+            listener = listen_at(read_address(text))
+        except InputError:
+            assert text == "[::1]:0" and not socket.has_dualstack_ipv6()
+            continue
+        with listener:
+            place = urlsplit(url_of(listener))
+            socket.create_connection((place.hostname or "", place.port or 0), DEADLINE_S).close()
+
+
+def test_a_port_can_be_had_again_at_once() -> None:
+    listener = listen_at(read_address("0"))
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port), DEADLINE_S):
+        accepted, _ = listener.accept()
+        accepted.close()  # first: what is left of it stays on this side
+        close(listener)
+    close(listen_at(read_address(str(port))))
+
+
+def test_a_port_that_somebody_has_is_a_usage_error_and_nothing_is_started(launch: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        job = launch("say('start')", env={HEALTH_PORT_VARIABLE: address})
+        assert job.wait() == 2
+    (line,) = job.stderr.splitlines()
+    assert f"{HEALTH_PORT_VARIABLE}={address}: nobody can listen there" in line
+    assert not job.stdout
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "value, wrapper, words",
+    [
+        ("8080x", "", "use a port of 0 to 65535"),
+        ("0", "import sys\nsys.modules['aiohttp'] = None\n", "pip install aiohttp"),
+    ],
+)
+def test_what_cannot_be_served_is_a_usage_error_and_nothing_is_started(
+    launch: Launcher, value: str, wrapper: str, words: str
+) -> None:
+    job = launch("say('start')", env={HEALTH_PORT_VARIABLE: value}, wrapper=wrapper)
+    assert job.wait() == 2
+    (line,) = job.stderr.splitlines()
+    assert words in line and f"{HEALTH_PORT_VARIABLE}={value}" in line
+    assert not job.stdout
+
+
+def test_without_the_variable_nothing_of_it_is_imported(launch: Launcher) -> None:
+    wrapper = """
+        import atexit, sys
+        def tell():
+            found = [m for m in sys.modules if m.startswith(("aelastic.health.server", "aelastic.observe.status", "aiohttp"))]
+            print("imported", sorted(set(found) - {"aelastic.health_check_server"}), file=sys.stderr)
+        atexit.register(tell)
+    """
+    job = launch("say('start')", env={HEALTH_PORT_VARIABLE: ""}, wrapper=wrapper)
+    assert job.wait() == 0
+    assert "imported []" in job.stderr
+
+
+# What it says of a job.
+
+
+@on_both_loops
+def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher, loop: str) -> None:
+    job = launch(WAITS_FOR_GO, "--nproc-per-node", "2", loop=loop, env=ANY_PORT)
+    url = url_in(job)
+    assert ask(f"{url}/livez").text == "ok\n"
+    wait_ready(url)
+    said = ask(f"{url}/status").json()
+    assert (said["phase"], said["state"], said["ready"]) == ("running", "HEALTHY", True)
+    assert said["agent"]["pid"] == job.pid and said["run"]["local_world_size"] == 2
+    workers = {worker["pid"]: worker for worker in said["workers"]}
+    assert workers.keys() == {pid for pid in job.left() if any("worker.py" in word for word in _program(pid))}
+    assert all(worker["rss_bytes"] > 1 << 20 and worker["cpu_s"] >= 0 for worker in workers.values())
+    read = values(ask(f"{url}/metrics").text)
+    assert (read["aelastic_ready"], read["aelastic_world_size"], read["aelastic_rounds_total"]) == (1, 2, 1)
+    assert read['aelastic_phase_duration_seconds_count{phase="rendezvous"}'] == 1
+    assert read['aelastic_worker_resident_memory_bytes{local_rank="1",role="default"}'] > 1 << 20
+    job.go()
+    assert job.wait() == 0
+    with pytest.raises(ConnectionRefusedError):
+        ask(url)
+    # The port is the agent's: workers are not told of it.
+    assert sorted(job.lines) == ["start 0 0 None", "start 1 0 None"]
+    job.assert_nothing_left()
+
+
+def _program(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:3]
+    except OSError:
+        return []
+
+
+def test_after_a_failure_it_names_it_and_counts_the_restart(launch: Launcher) -> None:
+    worker = """
+        import traceback
+        say("start", rank, restart)
+        if restart == 0 and rank == 1:
+            raise LookupError("no batch left")
+        wait_for("go")
+    """
+    job = launch(worker, "--nproc-per-node", "2", "--max-restarts", "2", env=ANY_PORT)
+    url = url_in(job)
+    wait_for("the restart", lambda: ask(f"{url}/status").json()["restarts"]["failure"] == 1)
+    wait_ready(url)
+    said = ask(f"{url}/status").json()
+    failure = said["last_failure"]
+    assert (failure["rank"], failure["generation"], failure["exitcode"]) == (1, 1, 1)
+    assert "no batch left" in failure["message"] + failure["traceback"]
+    assert said["round"]["restart_count"] == 1 and said["round"]["generation"] == 2
+    assert said["restarts"] == {"failure": 1, "membership": 0} and said["last_restart"]["cause"] == "failure"
+    assert {"detect", "stop", "rendezvous", "spawn", "run"} <= {phase["phase"] for phase in said["phases"]}
+    read = values(ask(f"{url}/metrics").text)
+    assert read['aelastic_restarts_total{cause="failure"}'] == 1
+    assert read['aelastic_restarts_total{cause="membership"}'] == 0
+    assert read['aelastic_worker_exits_total{outcome="failed"}'] == 1
+    assert read["aelastic_restart_duration_seconds_count"] == 1
+    for phase in ("detect", "stop"):
+        assert read[f'aelastic_phase_duration_seconds_count{{phase="{phase}"}}'] == 1
+    job.go()
+    assert job.wait() == 0
+
+
+def test_before_the_rendezvous_and_in_the_exit_barrier_it_lives_and_is_not_ready(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "2") as team:
+        first = team.start(wrapper=WITH_SERVER)
+        url = url_in(first)
+        assert ask(f"{url}/livez").status == 200
+        answer = ask(f"{url}/readyz")
+        assert answer.status == 503 and "waiting for a round" in answer.text
+        said = ask(f"{url}/status").json()
+        assert (said["phase"], said["round"], said["workers"]) == ("joining", None, [])
+        assert ask(f"{url}/stacks", "POST").status == 503
+
+        second: Agent = team.start()
+        round_ = team.wait_round([first, second])
+        wait_ready(url)
+        assert ask(f"{url}/status").json()["round"]["group_world_size"] == 2
+
+        ours = first.starts[-1].rank
+        round_.tell(FINISH, ours)
+        wait_for("the barrier", lambda: ask(f"{url}/status").json()["phase"] == "barrier")
+        assert ask(f"{url}/livez").status == ask(f"{url}/healthz").status == 200
+        answer = ask(f"{url}/readyz")
+        assert answer.status == 503 and "those of other nodes run" in answer.text
+        round_.tell(FINISH, 1 - ours)
+        assert (first.wait(), second.wait()) == (0, 0)
+
+
+# In this process, without a job: pages, stacks, clients.
+
+
+@asynccontextmanager
+async def serving(
+    where: str = "0", collect: Callable[[str], Any] | None = None, *, is_running: bool = False
+) -> AsyncIterator[tuple[HealthServer, str]]:
+    async def nothing(why: str) -> StacksTaken:
+        raise AssertionError(why)
+
+    server = await open_health(where, None, collect or nothing, is_local=True)
+    assert isinstance(server, HealthServer)
+    if is_running:
+        server.tell(RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), 0.0)
+        server.tell(Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, ""), 0.0)
+        server.tell(WorkersStarted(1, {0: os.getpid(), 1: None}), 0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run)
+        yield server, url_of(server._listener)
+        tasks.cancel_scope.cancel()
+    await server.aclose()
+
+
+async def ask_here(url: str, *args: Any, **more: Any) -> Answer:
+    """As `ask`, of a server that runs on this loop."""
+    return await anyio.to_thread.run_sync(lambda: ask(url, *args, **more), abandon_on_cancel=True)
+
+
+async def test_each_page_has_its_method_and_others_are_told_which() -> None:
+    async with serving() as (_, url):
+        index = await ask_here(url)
+        pages = re.findall(r"^([A-Z]+) +(\S+)$", index.text, re.MULTILINE)
+        assert {path for _, path in pages} == {"/livez", "/readyz", "/healthz", "/status", "/metrics", "/stacks"}
+        for method, path in pages:
+            other = "GET" if method == "POST" else "POST"
+            refused = await ask_here(url + path, other)
+            assert refused.status == 405 and method in refused.headers["Allow"]
+        assert (await ask_here(f"{url}/nonsense")).status == 404
+        head = await ask_here(f"{url}/livez", "HEAD")
+        assert (head.status, head.text, head.headers["Content-Length"]) == (200, "", "3")
+
+
+async def test_verbose_pages_list_what_was_looked_at() -> None:
+    async with serving(is_running=True) as (_, url):
+        for path, line in (
+            ("livez", "[+]loop ok"),
+            ("healthz", "healthz check passed"),
+            ("readyz", "2 of 2 workers run"),
+        ):
+            answer = await ask_here(f"{url}/{path}?verbose")
+            assert answer.status == 200 and line in answer.text
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            assert answer.headers["Cache-Control"] == "no-store"
+
+
+async def test_every_metric_is_in_the_documents_and_no_other() -> None:
+    async with serving() as (server, url):
+        text = (await ask_here(f"{url}/metrics")).text
+        exposed = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE")}
+        rows = re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
+        assert dict(rows) == exposed
+        assert len(rows) == len(server._metrics.registry.families)
+
+
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("localhost:8080", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:1", 200),
+        ("a.localhost", 200),
+        ("evil.example:80", 403),
+        ("[", 403),
+    ],
+)
+async def test_on_the_loopback_address_a_name_of_somebody_else_is_refused(host: str, status: int) -> None:
+    async with serving() as (_, url):
+        assert (await ask_here(f"{url}/status", headers={"Host": host})).status == status
+
+
+async def test_at_other_addresses_any_name_may_lead_here() -> None:
+    async with serving("0.0.0.0:0") as (_, url):
+        assert (await ask_here(f"{url}/livez", headers={"Host": "pod-3.jobs.svc"})).status == 200
+
+
+async def test_a_web_page_changes_nothing() -> None:
+    async with serving(is_running=True) as (_, url):
+        answer = await ask_here(f"{url}/stacks", "POST", headers={"Origin": "https://evil.example"})
+        assert answer.status == 403
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+
+
+# Stacks.
+
+
+class Stacks:
+    """Takes stacks when a test says so, and counts how often."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count, self.go = folder, 0, anyio.Event()
+        self.error: Exception | None = None
+
+    async def __call__(self, why: str) -> StacksTaken:
+        self.count += 1
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        for rank in (0, 1):
+            path = self.folder / str(rank) / "stack.txt"
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a") as file:
+                file.write(f"=== time {self.count} of {rank}\nthread 1: in lock.acquire\n\n")
+        return StacksTaken(1, why, {0: "py-spy", 1: "stack hook"}, str(self.folder))
+
+
+async def asking(url: str, count: int, answers: list[Answer], **more: Any) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(_ask_into, answers, f"{url}/stacks", more)
+
+
+async def _ask_into(answers: list[Answer], url: str, more: dict[str, Any]) -> None:
+    answers.append(await ask_here(url, "POST", **more))
+
+
+async def test_all_who_ask_for_stacks_at_the_same_time_share_one_look(tmp_path: Path) -> None:
+    stacks, answers = Stacks(tmp_path), list[Answer]()
+    async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
+        tasks.start_soon(asking, url, 5, answers)
+        door = await _until(lambda: server._door)
+        await _until(lambda: len(door._answered) == 5)  # all of them wait
+        stacks.go.set()
+        await _until(lambda: len(answers) == 5)
+        assert stacks.count == 1
+        assert {answer.status for answer in answers} == {200}
+        (text,) = {answer.text for answer in answers}
+        assert "local rank 0, by py-spy" in text and "local rank 1, by stack hook" in text
+        assert text.count("in lock.acquire") == 2
+
+
+async def test_stacks_come_as_json_and_only_those_of_the_last_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_stacks, "INTERVAL_S", 0.0)
+    stacks = Stacks(tmp_path)
+    stacks.go.set()
+    async with serving(collect=stacks, is_running=True) as (_, url):
+        await ask_here(f"{url}/stacks", "POST")
+        said = (await ask_here(f"{url}/stacks", "POST", headers={"Accept": "application/json"})).json()
+    assert said["folder"] == str(tmp_path)
+    assert [worker["text"].splitlines()[0] for worker in said["workers"]] == [
+        f"=== time 2 of {rank}" for rank in (0, 1)
+    ]
+
+
+async def test_stacks_that_cannot_be_taken_are_an_answer_too(tmp_path: Path) -> None:
+    stacks = Stacks(tmp_path)
+    stacks.go.set()
+    stacks.error = OSError("no room on the disk")
+    async with serving(collect=stacks, is_running=True) as (_, url):
+        answer = await ask_here(f"{url}/stacks", "POST")
+        assert (answer.status, "no room on the disk" in answer.text) == (500, True)
+        assert (await ask_here(f"{url}/livez")).status == 200
+
+
+async def test_without_workers_there_are_no_stacks() -> None:
+    async with serving() as (_, url):
+        answer = await ask_here(f"{url}/stacks", "POST")
+        assert (answer.status, "no worker runs" in answer.text) == (503, True)
+
+
+async def _until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (answer := condition()):  # noqa: ASYNC110  what other tasks do
+            await anyio.sleep(0.005)
+        return answer
+
+
+# Clients that mean no good.
+
+
+@contextmanager
+def hostile(url: str) -> Iterator[list[socket.socket]]:
+    """Clients of every bad kind that stay for as long as the block."""
+    place = urlsplit(url)
+
+    def connect(sent: bytes = b"") -> socket.socket:
+        client = socket.create_connection((place.hostname or "", place.port or 0), DEADLINE_S)
+        client.setblocking(False)
+        try:
+            client.send(sent)
+        except OSError:
+            pass
+        return client
+
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(connect(sent))
+            for sent in (
+                *[b""] * 40,  # silent
+                *[b"GET /livez HTTP/1.1\r\nX-A: "] * 40,  # never done with asking
+                *[b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"] * 40,  # do not read
+                *[b"POST /stacks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 9000]
+                * 10,
+                *[b"POST /stacks HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n"] * 10,
+                *[b"GET /livez HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(10_000))] * 10,
+                *[b"GET /" + b"x" * 200_000] * 10,
+                *[b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] * 10,  # TLS
+                *[b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 1000] * 10,  # asks a thousand times
+                *[b"GET /livez HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n" + b"\0" * 9000] * 10,
+            )
+        ]
+
+
+@on_both_loops
+def test_hostile_clients_keep_neither_others_nor_the_job_waiting(launch: Launcher, loop: str) -> None:
+    worker = """
+        say("start", rank)
+        number = 0
+        while not os.path.exists("go"):
+            say("tick", number)
+            number += 1
+            time.sleep(0.01)
+    """
+    job = launch(worker, loop=loop, env=ANY_PORT)
+    url = url_in(job)
+    wait_ready(url)
+    files = files_of(job.pid)
+    with hostile(url), hostile(url):
+        for path in ("livez", "readyz", "metrics", "status") * 3:
+            began = time.monotonic()
+            assert ask(f"{url}/{path}").status == 200
+            assert time.monotonic() - began < ANSWER_S
+        assert files_of(job.pid) <= files + health_door.CONNECTIONS_MAX + 2
+        seen = len(job.lines)
+        wait_for("the worker's lines go on", lambda: len(job.lines) > seen + 5)
+        assert values(ask(f"{url}/metrics").text)['aelastic_http_connections_dropped_total{reason="crowd"}'] > 0
+    job.go()
+    assert job.wait() == 0
+    assert "Traceback" not in job.stderr, job.stderr
+    job.assert_nothing_left()
+
+
+def test_a_flood_of_output_does_not_keep_probes_waiting(launch: Launcher) -> None:
+    worker = """
+        line = b"x" * 99 + b"\\n"
+        while not os.path.exists("go"):
+            os.write(1, line * 500)
+    """
+    job = launch(worker, "--nproc-per-node", "2", env=ANY_PORT)
+    url = url_in(job)
+    wait_for("output", lambda: os.path.getsize(job.folder / "stdout") > 1 << 20)
+    for _ in range(5):
+        began = time.monotonic()
+        assert ask(f"{url}/livez").status == 200
+        assert time.monotonic() - began < ANSWER_S
+    job.go()
+    assert job.wait() == 0
+
+
+async def test_who_is_slow_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_door, "LIFE_S", 0.5)
+    async with serving() as (_, url):
+        place = urlsplit(url)
+        clients = [await asyncio.open_connection(place.hostname, place.port) for _ in range(3)]
+        clients[1][1].write(b"GET /livez HTTP/1.1\r\nX-A: ")
+        clients[2][1].write(b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            ends = [await _rest(reader) for reader, _ in clients]
+        for _, writer in clients:
+            writer.close()
+        assert ends[:2] == [b"", b""] and b"405" in ends[2]
+        read = values((await ask_here(f"{url}/metrics")).text)
+        assert read['aelastic_http_connections_dropped_total{reason="slow"}'] == 2
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def test_a_request_may_have_so_many_bytes_and_no_more() -> None:
+    async with serving() as (_, url):
+        place = urlsplit(url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        head = b"GET /livez HTTP/1.1\r\n"
+        fields = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 3000) for number in range(40))
+        writer.write(head + fields)
+        async with asyncio.timeout(DEADLINE_S):
+            assert b"200" not in await _rest(reader)
+        writer.close()
+        read = values((await ask_here(f"{url}/metrics")).text)
+        assert read['aelastic_http_connections_dropped_total{reason="large"}'] == 1
+
+
+async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(health_door, "CONNECTIONS_MAX", 4)
+    stacks = Stacks(tmp_path)
+    async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
+        answers: list[Answer] = []
+        tasks.start_soon(asking, url, 1, answers)  # the oldest, and it has asked
+        door = await _until(lambda: server._door)
+        await _until(lambda: door._answered)
+        place = urlsplit(url)
+        silent = [await asyncio.open_connection(place.hostname, place.port) for _ in range(3)]
+        await _until(lambda: len(door) == 4)
+        assert (await ask_here(f"{url}/livez")).status == 200
+        async with asyncio.timeout(DEADLINE_S):
+            assert await _rest(silent[0][0]) == b""
+        assert len(door) <= 4
+        stacks.go.set()
+        await _until(lambda: answers)
+        assert answers[0].status == 200
+        for _, writer in silent:
+            writer.close()
+
+
+def test_few_open_files_mean_fewer_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for limit in (16, 256, 1 << 20, -1):
+        monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
+        found[limit] = health_door.connections_max()
+    assert found == {16: 4, 256: 32, 1 << 20: 128, -1: 128}
+
+
+async def test_clients_that_reset_are_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as (server, url):
+        place = urlsplit(url)
+        for number in range(30):
+            client = socket.create_connection((place.hostname or "", place.port or 0), DEADLINE_S)
+            client.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"[: 5 * number])
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        assert (await ask_here(f"{url}/livez")).status == 200
+        await _until(lambda: server._door is not None and not len(server._door))
+    assert not [
+        record for record in caplog.records if record.levelno >= logging.WARNING and "answered at" not in record.message
+    ]
+
+
+# Nothing left.
+
+
+@on_both_loops
+def test_a_run_with_a_server_gives_everything_back(loop: str, tmp_path: Path) -> None:
+    run(loop, asyncio.sleep(0))  # libuv keeps a pipe for the rest of a program's life
+    before = descriptors(), threads()
+    status: list[int] = []
+
+    async def main() -> None:
+        spec = python(f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)",
+                      env={**os.environ, **ANY_PORT})  # fmt: skip
+        supervisor = Supervisor(spec)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(supervisor.run())
+            server: Any = await _until(lambda: supervisor._health)
+            url = url_of(server._listener)
+            await _until(lambda: supervisor.state is WorkerState.HEALTHY)
+            place = urlsplit(url)
+            _, writer = await asyncio.open_connection(place.hostname, place.port)  # one that stays
+            status.append((await ask_here(f"{url}/status")).status)
+            (tmp_path / "go").touch()
+            await task
+            writer.close()
+
+    run(loop, main())
+    assert status == [200]
+    wait_for(f"no more threads than {before[1]}", lambda: threads() <= before[1])
+    assert descriptors() == before[0]
+
+
+def test_a_run_that_is_refused_after_it_listens_listens_no_more(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "file").touch()
+    spec = python("", log_dir=tmp_path / "file" / "logs", redirects=3, env={HEALTH_PORT_VARIABLE: str(port)})
+    with pytest.raises(InputError, match="log folder"):
+        run("asyncio", Supervisor(spec).run())
+    close(listen_at(read_address(str(port))))
+
+
+# Servers of one's own.
+
+
+class Told(HealthCheckServer):
+    """Notes what it is told."""
+
+    made: list[Told]
+
+    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
+        super().__init__(alive_callback, port, timeout)
+        self.calls: list[str] = []
+        self.alive = 0
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self.alive = self.alive_callback()
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_made() -> None:
+    Told.made = []
+
+
+def supervise(given: Any, port: str, code: str = "") -> WorkerState:
+    env = {**os.environ, HEALTH_PORT_VARIABLE: port}
+    return run("asyncio", Supervisor(python(code, env=env), health_check_server=given).run()).state
+
+
+def test_a_class_makes_the_server_where_the_variable_asks_for_one() -> None:
+    assert supervise(Told, "8123") is WorkerState.SUCCEEDED
+    (server,) = Told.made
+    assert server.calls == ["start", "stop"]
+    assert (server._port, server._timeout) == (8123, 60)
+    assert abs(server.alive - time.time()) < DEADLINE_S
+
+
+def test_without_the_variable_a_class_makes_none() -> None:
+    assert supervise(Told, "") is WorkerState.SUCCEEDED
+    assert not Told.made
+
+
+def test_an_object_is_started_and_stopped_whatever_the_variable_says() -> None:
+    server = Told(lambda: 0, 1, 2)
+    assert supervise(server, "nonsense") is WorkerState.SUCCEEDED
+    assert server.calls == ["start", "stop"]
+
+
+@pytest.mark.parametrize("where", ["__init__", "start", "stop"])
+def test_a_server_that_raises_is_told_of_and_ends_nothing(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise SystemExit(f"{where} has no port")
+
+    kind = type("Failing", (Told,), {where: fail})
+    assert supervise(kind, "1") is WorkerState.SUCCEEDED
+    assert f"{where} has no port" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["start", "stop"])
+def test_a_server_that_blocks_keeps_no_job_waiting(
+    where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("START_TIMEOUT_S", "STOP_TIMEOUT_S"):
+        monkeypatch.setattr(health_guest, name, 0.05)
+    may_go = threading.Event()
+    kind = type("Blocking", (Told,), {where: lambda self: may_go.wait()})
+    try:
+        assert supervise(kind, "1", "import time; time.sleep(0.3)") is WorkerState.SUCCEEDED
+        assert f"{where} has not returned within 0.05 s" in caplog.text
+    finally:
+        may_go.set()
+    wait_for("no thread of it", lambda: not [name for name in threads() if "health check server" in name])
+
+
+def test_torchs_own_class_and_proxy_work() -> None:
+    from torch.distributed.elastic.agent.server import health_check_server as torchs
+    from torch.distributed.elastic.agent.server.local_elastic_agent import _AliveCallbackProxy
+
+    calls: list[Any] = []
+
+    class Server(torchs.HealthCheckServer):
+        def start(self) -> None:
+            calls.append(self._port)
+
+        def stop(self) -> None:
+            calls.append(self.alive_callback())
+
+    assert supervise(Server, "8125") is WorkerState.SUCCEEDED
+    assert calls[0] == 8125 and abs(calls[1] - time.time()) < DEADLINE_S
+    calls.clear()
+    proxy = _AliveCallbackProxy()
+    assert supervise(Server(proxy, 7, 60), "") is WorkerState.SUCCEEDED
+    assert calls[0] == 7 and proxy._delegate is not None
+
+
+def test_a_server_given_to_the_launcher_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Told(lambda: 0, 1, 2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # as such a server would
+        monkeypatch.setenv(HEALTH_PORT_VARIABLE, str(taken.getsockname()[1]))
+        config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, max_restarts=0, rdzv_backend="c10d",
+                              rdzv_endpoint="localhost:0")  # fmt: skip
+        elastic_launch(config, sys.executable, server)("-c", "")
+    assert server.calls == ["stop"]
+
+
+async def test_the_first_answer_waits_for_no_more_than_an_import() -> None:
+    async with serving() as (server, url):
+        assert server._door is None  # nobody has asked yet
+        assert (await ask_here(f"{url}/livez")).status == 200
+        assert server._door is not None

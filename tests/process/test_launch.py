@@ -1,0 +1,455 @@
+"""The launcher as a library: what it gives, what it raises, and that torch's does the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit import launch_stories as stories
+from kit.launch_stories import one_node
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops
+
+from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
+from aelastic.cli.blocking import BlockingRun
+from aelastic.launch import entrypoint_name
+from aelastic.logs_specs import DefaultLogsSpecs
+from aelastic.spec import Std
+
+METHODS = ("spawn", "fork", "forkserver")
+with_every_method = pytest.mark.parametrize("method", METHODS)
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def launch(entrypoint: Any, *args: Any, **fields: Any) -> dict[int, Any]:
+    return elastic_launch(one_node(**fields), entrypoint)(*args)
+
+
+def failure_of(entrypoint: Any, *args: Any, **fields: Any) -> ChildFailedError:
+    with pytest.raises(ChildFailedError) as caught:
+        launch(entrypoint, *args, **fields)
+    return caught.value
+
+
+# As torch.
+
+
+def test_every_story_ends_as_it_does_with_torch(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    told = {}
+    for whose in ("aelastic", "torch"):
+        env = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_ERROR_FILE"}
+        done = subprocess.run(
+            [sys.executable, stories.__file__, whose, endpoint, str(tmp_path / whose)],
+            capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False, env=env,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        told[whose] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    assert told["aelastic"] == told["torch"]
+    assert len(told["torch"]) == 16 + len(stories.MISUSES)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_config_has_the_fields_and_defaults_of_torchs() -> None:
+    torchs = pytest.importorskip("torch.distributed.launcher.api").LaunchConfig
+
+    def described(config: Any) -> list[tuple[str, Any, Any]]:
+        return [
+            (each.name, each.default, each.default_factory() if callable(each.default_factory) else None)
+            for each in dataclasses.fields(config)
+        ]
+
+    assert described(LaunchConfig) == described(torchs)
+    for more in ({}, {"rdzv_timeout": 5}, {"rdzv_configs": {"timeout": 7}}, {"shutdown_timeout": 3}):
+        ours, theirs = vars(one_node(**more)), vars(one_node(torchs, **more))
+        assert {**ours, "logs_specs": None} == {**theirs, "logs_specs": None}
+
+
+def test_the_shutdown_timeout_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")
+    assert (one_node().shutdown_timeout, one_node(shutdown_timeout=0).shutdown_timeout) == (7, 0)
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon: use whole seconds"):
+        one_node()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_config_of_torchs_is_taken(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torchs = pytest.importorskip("torch.distributed.launcher.api")
+    multiprocessing_ = pytest.importorskip("torch.distributed.elastic.multiprocessing")
+    logs = multiprocessing_.DefaultLogsSpecs(log_dir=str(tmp_path), tee=multiprocessing_.Std.OUT)
+    config = one_node(torchs.LaunchConfig, logs_specs=logs)
+    assert elastic_launch(config, stories.rank_and)(1) == {0: [0, 1], 1: [1, 1]}
+    assert elastic_launch(config, "echo")("hi") == {0: None, 1: None}
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[default_role0]:hi", "[default_role1]:hi"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_who_catches_torchs_errors_catches_ours() -> None:
+    errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+    with pytest.raises(errors.ChildFailedError) as caught:
+        launch("false")
+    again = pickle.loads(pickle.dumps(caught.value))
+    for error in (caught.value, again):
+        assert isinstance(error, ChildFailedError) and isinstance(error, errors.ChildFailedError)
+        assert (error.name, set(error.failures) <= {0, 1}) == ("false", True)
+    assert str(again) == str(caught.value)
+
+
+def test_torchs_record_passes_the_cause_on(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "from launch_stories import fail, one_node\n"
+        "from aelastic.launch import elastic_launch\n"
+        "record(elastic_launch(one_node(), fail))()\n"
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(stories.__file__).parents[1]),
+        "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"),
+    }
+    done = subprocess.run(
+        [sys.executable, program], env=env, capture_output=True, timeout=LAUNCH_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 1
+    record = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert record["message"] == "LookupError: no batch left"
+
+
+def test_a_signal_exception_keeps_its_signal_when_pickled() -> None:
+    import signal
+
+    again = pickle.loads(pickle.dumps(SignalException("stopped", signal.SIGTERM)))
+    assert (str(again), again.sigval) == ("stopped", signal.SIGTERM)
+
+
+# Functions.
+
+
+@with_every_method
+def test_what_functions_return_comes_by_global_rank(method: str) -> None:
+    values = launch(stories.rank_and, "${local_rank}", ["${local_rank}"], None, start_method=method)
+    assert values == {rank: [rank, str(rank), ["${local_rank}"], None] for rank in (0, 1)}
+
+
+def test_the_agent_can_be_launched_without_the_class() -> None:
+    assert launch_agent(one_node(), stories.rank_and, ["x"]) == {0: [0, "x"], 1: [1, "x"]}
+
+
+def test_local_functions_run_by_fork() -> None:
+    inside = object()
+    assert launch(lambda: (inside is not None, len("four"))) == {0: (True, 4), 1: (True, 4)}
+
+
+@with_every_method
+def test_queues_events_locks_and_barriers_reach_the_functions(method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    queue, event, lock, barrier = context.Queue(), context.Event(), context.Lock(), context.Barrier(2)
+    event.set()
+    assert launch(stories.meet, queue, event, lock, barrier, start_method=method) == {0: True, 1: True}
+    assert {queue.get(timeout=DEADLINE_S), queue.get(timeout=DEADLINE_S)} == {0, 1}
+    queue.close()
+    queue.join_thread()
+
+
+@with_every_method
+def test_large_results_come_whole(method: str) -> None:
+    fields: dict[str, Any] = {"start_method": method, "nproc_per_node": 1}
+    (value,) = launch(stories.many_bytes, 200, **fields).values()
+    assert value == stories.many_bytes(200)
+    (value,) = launch(stories.large_dict, 200_000, **fields).values()
+    assert value == stories.large_dict(200_000)
+
+
+def test_tensors_come_back_those_in_shared_memory_too() -> None:
+    torch = pytest.importorskip("torch")
+    (value,) = launch(stories.tensors, nproc_per_node=1, start_method="spawn").values()
+    assert torch.equal(value["shared"], torch.arange(1000.0))
+    assert value["leaf"].requires_grad and torch.equal(value["leaf"], torch.ones(3))
+    assert torch.equal(value["strided"], torch.eye(4)[::2])
+
+
+@with_every_method
+def test_a_result_that_cannot_be_pickled_is_a_failure_that_says_so(method: str) -> None:
+    failed = failure_of(stories.unpicklable, start_method=method, nproc_per_node=1)
+    assert "the return value can't be pickled" in str(failed) and "lock" in str(failed)
+
+
+@with_every_method
+def test_an_exception_that_cannot_be_pickled_is_reported_like_any_other(method: str) -> None:
+    failed = failure_of(stories.fail_with_a_lock, start_method=method, nproc_per_node=1)
+    _, cause = failed.get_first_failure()
+    assert "UnpicklableError" in cause.message and "a lock inside" in cause.message
+
+
+@with_every_method
+def test_a_failure_has_the_functions_name_and_traceback(method: str) -> None:
+    failed = failure_of(stories.fail, start_method=method)
+    rank, cause = failed.get_first_failure()
+    assert failed.name == "fail" and rank in {0, 1}
+    assert cause.message.startswith("LookupError: no batch left") and "launch_stories.py" in cause.traceback
+
+
+def test_a_function_that_fails_once_is_started_again() -> None:
+    assert launch(stories.fail_the_first_time, max_restarts=1) == {0: "restarts 1", 1: "restarts 1"}
+
+
+@with_every_method
+def test_a_worker_may_launch_itself(method: str) -> None:
+    values = launch(stories.launch_inside, method, start_method=method, nproc_per_node=1)
+    assert values == {0: {0: [0, "inside"], 1: [1, "inside"]}}
+
+
+# Programs.
+
+
+def test_a_programs_arguments_are_text_with_the_local_rank_put_in(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch("echo", "hi", 3, Path("x"), "at ${local_rank}", [1, "${local_rank}"]) == {0: None, 1: None}
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == [f"hi 3 x at {rank} [1, '{rank}']".replace(f"'{rank}'", "'" + str(rank) + "'") for rank in (0, 1)]
+
+
+def test_what_runs_in_our_own_python_is_called_by_its_name() -> None:
+    assert entrypoint_name(sys.executable, ["-u", "train.py", "-x"]) == "train.py"
+    assert entrypoint_name(sys.executable, ["-u"]) == ""
+    assert entrypoint_name("/bin/echo", ["train.py"]) == "/bin/echo"
+    assert entrypoint_name(stories.fail, []) == "fail"
+    failed = failure_of(sys.executable, "-c", "raise SystemExit(4)")
+    assert failed.name == "raise SystemExit(4)" and failed.get_first_failure()[1].exitcode == 4
+
+
+@on_both_loops
+def test_the_agent_runs_on_the_loop_of_the_variable(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    run = BlockingRun._main
+
+    async def spy(self: BlockingRun) -> Any:
+        import asyncio
+
+        seen.append(type(asyncio.get_running_loop()).__module__)
+        return await run(self)
+
+    monkeypatch.setattr(BlockingRun, "_main", spy)
+    monkeypatch.setenv("AELASTIC_LOOP", loop)
+    launch("true")
+    assert [module.partition(".")[0] for module in seen] == [loop]
+
+
+# Output.
+
+
+def test_everything_teed_is_out_before_the_call_returns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logs = DefaultLogsSpecs(str(tmp_path), tee=Std.ALL)
+    launch(stories.speak, 20_000, logs_specs=logs, log_line_prefix_template="${role_name}/${rank} ", role="r")
+    lines = capfd.readouterr().out.splitlines()
+    for rank in (0, 1):
+        assert [line for line in lines if line.startswith(f"r/{rank} ")] == [
+            f"r/{rank} line {n}" for n in range(20_000)
+        ]
+        (kept,) = tmp_path.glob(f"story_*/attempt_0/{rank}/stdout.log")
+        assert kept.read_text().count("\n") == 20_000
+
+
+def test_a_launch_leaves_no_files_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    launch(stories.rank_and)
+    failure_of(stories.fail)
+    assert not list(tmp_path.iterdir())
+
+
+# Health.
+
+
+class Delegating:
+    """As torch's `_AliveCallbackProxy`."""
+
+    def __init__(self) -> None:
+        self.delegate: Any = None
+
+    def set_delegate(self, delegate: Any) -> None:
+        self.delegate = delegate
+
+
+class Server(stories.Health):
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self.callback = callback
+
+    @property
+    def alive_callback(self) -> Any:
+        return self.callback
+
+
+@pytest.mark.parametrize("entrypoint", ["true", "false", "no such program"])
+def test_a_health_check_server_is_stopped_however_the_job_ends(entrypoint: str) -> None:
+    server = Server(lambda: 0)
+    try:
+        elastic_launch(one_node(), entrypoint, server)()
+    except (ChildFailedError, InputError):
+        assert entrypoint != "true"
+    assert server.calls == ["stop"]
+
+
+def test_the_health_check_is_told_when_the_loop_last_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = Delegating()
+    answers: list[tuple[float, int, float]] = []
+
+    def ask() -> None:
+        while not (tmp_path / "0").exists():
+            time.sleep(0.01)
+        answers.append((time.time(), callback.delegate(), time.time()))
+        (tmp_path / "asked").touch()
+
+    code = f"import os, time\nopen({str(tmp_path / '0')!r}, 'w')\nwhile not os.path.exists({str(tmp_path / 'asked')!r}): time.sleep(0.01)"
+    asking = threading.Thread(target=ask)
+    asking.start()
+    elastic_launch(one_node(nproc_per_node=1), sys.executable, Server(callback))("-c", code)
+    asking.join(DEADLINE_S)
+    ((before, answer, after),) = answers
+    assert int(before) <= answer <= after
+    assert callback.delegate() >= answer, "after the job, too"
+
+
+# Misuse.
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"nproc_per_node": 0}, "nproc_per_node is 0: at least 1 worker"),
+        ({"min_nodes": 2}, "min_nodes is 2 and max_nodes 1"),
+        ({"min_nodes": 0}, "at least 1 node"),
+        ({"max_nodes": 2, "run_id": ""}, "run_id is empty"),
+        ({"start_method": "thread"}, "start_method is 'thread': use one of spawn"),
+        ({"rdzv_backend": "c10"}, "did you mean c10d"),
+        ({"rdzv_backend": "etcd", "rdzv_endpoint": ""}, "HOST:PORT"),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "h:1"}, "rank is None in rdzv_configs"),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_configs": {"rank": 0}}, "endpoint ''"),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "h", "rdzv_configs": {"rank": 0}}, "port is missing"),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "h:1", "rdzv_configs": {"rank": 1}}, "node rank is 1"),
+        ({"rdzv_endpoint": "h:1", "rdzv_configs": {"join_timeout": -2}}, "join_timeout=-2"),
+        ({"shutdown_timeout": -1}, "shutdown_timeout is -1"),
+        ({"max_restarts": -1}, "max_restarts is -1"),
+        ({"monitor_interval": 0}, "monitor_interval is 0"),
+        ({"signals_to_handle": "SIGNOTHING"}, "SIGNOTHING is not a signal"),
+        ({"signals_to_handle": "SIGKILL"}, "SIGKILL cannot be handled"),
+        ({"numa_options": "everywhere"}, "numa_binding is 'everywhere'"),
+        ({"role": ""}, "role is empty"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_work_is_refused_with_its_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        launch(stories.rank_and, **fields)
+    assert isinstance(caught.value, InputError) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entrypoint, words",
+    [
+        (None, "entrypoint is None: pass a function"),
+        ("", "entrypoint is '': pass a function"),
+        (5, "entrypoint is 5: pass a function"),
+        ("no-such-program", "no-such-program not found on PATH"),
+        ("/no/such/program", "/no/such/program not found"),
+        ("/etc/passwd", "not executable"),
+    ],
+)
+def test_an_entrypoint_that_is_none_is_refused(entrypoint: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        launch(entrypoint)
+
+
+@pytest.mark.parametrize("name", ["tee", "redirects"])
+def test_a_map_of_streams_may_name_ranks_of_larger_nodes(name: str, tmp_path: Path) -> None:
+    streams: Any = {name: {1: Std.ALL, 2: Std.OUT}}
+    assert launch("true", logs_specs=DefaultLogsSpecs(str(tmp_path), **streams)) == {0: None, 1: None}
+
+
+WRONG_TYPES = {
+    "min_nodes": "1", "max_nodes": None, "nproc_per_node": 1.5, "max_restarts": "a", "monitor_interval": "a",
+    "rdzv_timeout": "x", "shutdown_timeout": "x", "run_id": 7, "role": 5, "local_addr": 5, "rdzv_endpoint": 5,
+    "rdzv_configs": 5, "signals_to_handle": 5, "log_line_prefix_template": 3, "duplicate_stdout_filters": "a",
+    "virtual_local_rank": "no", "start_method": None, "event_log_handler": 1, "rdzv_backend": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_a_value_of_another_type_is_named(name: str) -> None:
+    value = WRONG_TYPES[name]
+    with pytest.raises(ValueError, match=f"^{name} is {re.escape(repr(value))}: use "):
+        one_node(**{name: value})
+    config = one_node()
+    setattr(config, name, value)  # torch's config checks nothing
+    with pytest.raises(ValueError, match=f"^{name} is {re.escape(repr(value))}: use "):
+        elastic_launch(config, "true")()
+
+
+def test_what_is_no_config_is_refused() -> None:
+    with pytest.raises(ValueError, match="config is None: pass a LaunchConfig"):
+        elastic_launch(None, "true")()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_functions_that_cannot_be_sent_are_refused(method: str) -> None:
+    with pytest.raises(ValueError, match="define it at the top of a module"):
+        launch(lambda: 1, start_method=method)
+    queue: Any = multiprocessing.get_context("fork").Queue()
+    with pytest.raises(ValueError, match=f"get_context\\({method!r}\\)"):
+        launch(stories.rank_and, queue, start_method=method)
+
+
+def test_an_unknown_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AELASTIC_LOOP", "curio")
+    with pytest.raises(ValueError, match="AELASTIC_LOOP=curio: use uvloop or asyncio"):
+        launch("true")
+
+
+def test_a_numa_mode_may_be_an_option_object_of_torchs_kind() -> None:
+    from enum import Enum
+    from types import SimpleNamespace
+
+    from aelastic.cli.launch_config import worker_spec
+
+    class Mode(str, Enum):  # noqa: UP042  as torch's
+        NODE = "node"
+
+    for options in ("node", Mode.NODE, SimpleNamespace(affinity_mode=Mode.NODE), SimpleNamespace(affinity_mode="node")):
+        assert worker_spec(one_node(numa_options=options), "true", [], os.environ).numa_binding == "node"
+
+
+def test_what_a_config_says_reaches_the_spec(tmp_path: Path) -> None:
+    from aelastic.cli.launch_config import worker_spec
+
+    logs = DefaultLogsSpecs(str(tmp_path))
+    config = LaunchConfig(
+        min_nodes=2, max_nodes=3, nproc_per_node=4, logs_specs=logs, run_id="id", role="r", rdzv_endpoint="h:5",
+        rdzv_backend="c10d", rdzv_configs={"join_timeout": 7, "rank": 1}, max_restarts=9, monitor_interval=2.0,
+        start_method="forkserver", log_line_prefix_template="p", metrics_cfg={"a": "b"}, local_addr="l",
+        event_log_handler="console", duplicate_stdout_filters=["o"], duplicate_stderr_filters=["e"],
+        virtual_local_rank=True, shutdown_timeout=6,
+    )  # fmt: skip
+    spec = worker_spec(config, "true", ["x"], {"PATH": os.defpath})
+    assert spec.rdzv is not None
+    settings = spec.rdzv
+    assert (settings.backend, settings.endpoint, settings.min_nodes, settings.max_nodes) == ("c10d", "h:5", 2, 3)
+    assert (settings.node_rank, settings.local_addr, settings.join_timeout_s) == (1, "l", 7.0)
+    assert (spec.local_world_size, spec.run_id, spec.role, spec.max_restarts) == (4, "id", "r", 9)
+    assert (spec.logs_specs, spec.log_line_prefix_template, spec.event_log_handler) == (logs, "p", "console")
+    assert (spec.monitor_interval, spec.start_method, spec.shutdown_timeout_s) == (2.0, "forkserver", 6)
+    assert (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters) == (("o",), ("e",))
+    assert spec.virtual_local_rank and spec.args == ("x",)
+    assert spec.env == {"PATH": os.defpath, "TORCHELASTIC_SIGNALS_TO_HANDLE": config.signals_to_handle}

@@ -1,0 +1,401 @@
+"""Launches in other people's programs: again and again, in threads and children, under loops, signals and odd streams."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from kit import launch_stories as stories
+from kit.launch_stories import one_node
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, on_both_loops, wait_for
+
+from aelastic import ChildFailedError, InputError, SignalException, elastic_launch
+from aelastic.logs_specs import DefaultLogsSpecs
+from aelastic.spec import Std
+
+METHODS = ("spawn", "fork", "forkserver")
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+BOTH = {0: [0, "x"], 1: [1, "x"]}
+
+
+def launch(entrypoint: Any, *args: Any, **fields: Any) -> dict[int, Any]:
+    return elastic_launch(one_node(**fields), entrypoint)(*args)
+
+
+# Again and again.
+
+
+def held() -> tuple[dict[str, str], set[str]]:
+    gc.collect()  # what tests before this one have let go
+    descriptors = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass  # the one that lists them
+    return descriptors, {thread.name for thread in threading.enumerate()}
+
+
+@on_both_loops
+def test_dozens_of_launches_hold_no_more_descriptors_and_threads_than_one(
+    loop: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AELASTIC_LOOP", loop)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    launch("true")
+    before = held()
+    for number in range(24):
+        assert launch(stories.rank_and, number) == {0: [0, number], 1: [1, number]}
+        launch("true")
+        with pytest.raises(ChildFailedError):
+            launch("false")
+        with pytest.raises(InputError):
+            launch("true", nproc_per_node=0)
+    wait_for(f"no more threads than {before[1]}", lambda: held()[1] <= before[1])
+    assert held()[0] == before[0]
+    assert not list(tmp_path.iterdir())
+
+
+# Not by fork: a child of a program with busy threads inherits the locks they hold, whoever launches.
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_threads_launch_side_by_side(method: str) -> None:
+    values: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: values.append(launch(stories.rank_and, "x", start_method=method)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LAUNCH_TIMEOUT_S)
+    assert values == [BOTH] * 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_children_of_multiprocessing_launch(method: str) -> None:
+    launch("true")  # a loop and a guard were here before
+    context: Any = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=stories.launch_and_put, args=(queue, method))
+    child.start()
+    assert queue.get(timeout=LAUNCH_TIMEOUT_S) == {0: [0, "inside"], 1: [1, "inside"]}
+    child.join(DEADLINE_S)
+    assert child.exitcode == 0
+    queue.close()
+    queue.join_thread()
+
+
+def test_processes_of_a_pool_launch_programs_and_refuse_functions() -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(launch, ("true",)) == {0: None, 1: None}
+        with pytest.raises(ChildFailedError, match="false FAILED"):
+            pool.apply(launch, ("false",))
+        with pytest.raises(ValueError, match="daemonic process"):
+            pool.apply(launch, (stories.rank_and,))
+
+
+# Where a loop runs already.
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_program_with_a_running_loop_may_launch(run: Callable[..., Any]) -> None:
+    before = threading.active_count()
+
+    async def main() -> Any:
+        task = asyncio.current_task()
+        values = launch(stories.rank_and, "x")
+        with pytest.raises(ChildFailedError):
+            launch("false")
+        assert asyncio.current_task() is task
+        await asyncio.sleep(0)
+        return values
+
+    assert run(main()) == BOTH
+    wait_for("no thread of ours", lambda: threading.active_count() <= before)
+
+
+def test_a_thread_with_a_running_loop_may_launch() -> None:
+    async def main() -> Any:
+        return launch(stories.rank_and, "x")
+
+    values: list[Any] = []
+    thread = threading.Thread(target=lambda: values.append(asyncio.run(main())))
+    thread.start()
+    thread.join(LAUNCH_TIMEOUT_S)
+    assert values == [BOTH]
+
+
+@on_both_loops
+@pytest.mark.parametrize("is_under_a_loop", [False, True])
+def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
+    loop: str, is_under_a_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AELASTIC_LOOP", loop)
+
+    class EnoughError(Exception):
+        pass
+
+    def raise_enough(*_: Any) -> None:
+        raise EnoughError
+
+    async def main() -> None:
+        launch(stories.sleep_long, str(tmp_path))
+
+    before = signal.signal(signal.SIGUSR1, raise_enough)
+    try:
+        with sending(signal.SIGUSR1, tmp_path), pytest.raises(EnoughError):
+            asyncio.run(main()) if is_under_a_loop else launch(stories.sleep_long, str(tmp_path))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert_all_ended(tmp_path)
+
+
+# Signals.
+
+
+class sending:  # noqa: N801  a context manager
+    """Sends a signal to this process once both workers of `sleep_long` are there."""
+
+    def __init__(self, signum: int, folder: Path) -> None:
+        self._thread = threading.Thread(target=self._send, args=(signum, folder))
+
+    def _send(self, signum: int, folder: Path) -> None:
+        wait_for("two workers", lambda: (folder / "0").exists() and (folder / "1").exists())
+        os.kill(os.getpid(), signum)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(DEADLINE_S)
+
+
+def assert_all_ended(folder: Path) -> None:
+    assert not [rank for rank in "01" if alive(int((folder / rank).read_text()))]
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[dict[int, Any]]:
+    """Handlers of the program around the launch."""
+    mine: dict[int, Any] = {signum: lambda *_: None for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    before = {signum: signal.signal(signum, handler) for signum, handler in mine.items()}
+    yield mine
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.parametrize("is_under_a_loop", [False, True])
+@on_both_loops
+def test_a_signal_stops_the_job_and_its_handler_comes_back(
+    loop: str, is_under_a_loop: bool, own_handlers: dict[int, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AELASTIC_LOOP", loop)
+
+    async def under_a_loop() -> None:
+        launch(stories.sleep_long, str(tmp_path))
+
+    with sending(signal.SIGTERM, tmp_path), pytest.raises(SignalException, match="got signal: 15") as caught:
+        asyncio.run(under_a_loop()) if is_under_a_loop else launch(stories.sleep_long, str(tmp_path))
+    assert caught.value.sigval is signal.SIGTERM
+    assert_all_ended(tmp_path)
+    assert {signum: signal.getsignal(signum) for signum in own_handlers} == own_handlers
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_before_the_loop_turns_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aelastic import launch as module
+    from aelastic.cli.main import loop_factory
+
+    def make_late(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+        def new_loop() -> asyncio.AbstractEventLoop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return loop_factory(name)()
+
+        return new_loop
+
+    monkeypatch.setattr(module, "loop_factory", make_late)
+    with pytest.raises(SignalException):
+        launch("sleep", 600)
+
+
+def test_only_the_signals_named_are_handled(own_handlers: dict[int, Any], tmp_path: Path) -> None:
+    during: dict[int, Any] = {}
+
+    def look() -> None:
+        wait_for("two workers", lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        during.update({signum: signal.getsignal(signum) for signum in own_handlers})
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with pytest.raises(SignalException) as caught:
+        launch(stories.sleep_long, str(tmp_path), signals_to_handle="SIGUSR1")
+    looking.join(DEADLINE_S)
+    assert caught.value.sigval is signal.SIGUSR1
+    assert [signum for signum in own_handlers if during[signum] != own_handlers[signum]] == [signal.SIGUSR1]
+
+
+def test_a_signal_that_the_program_ignores_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+
+        def hang_up() -> None:
+            wait_for("two workers", lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGQUIT)
+
+        hanging_up = threading.Thread(target=hang_up)
+        hanging_up.start()
+        with pytest.raises(SignalException) as caught:
+            launch(stories.sleep_long, str(tmp_path))
+        hanging_up.join(DEADLINE_S)
+        assert caught.value.sigval is signal.SIGQUIT
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_signal_kills_workers_that_take_their_time(tmp_path: Path) -> None:
+    def ask_twice() -> None:
+        wait_for("two workers", lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for("a worker that was asked", (tmp_path / "asked").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask_twice)
+    asking.start()
+    with pytest.raises(SignalException):
+        launch(stories.ignore_sigterm, str(tmp_path), shutdown_timeout=600)
+    asking.join(DEADLINE_S)
+    assert_all_ended(tmp_path)
+
+
+def test_a_thread_handles_no_signals(tmp_path: Path) -> None:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    launching = threading.Thread(target=launch, args=(sys.executable, "-c", wait_code(tmp_path)))
+    launching.start()
+    wait_for("two workers", lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+    assert {signum: signal.getsignal(signum) for signum in before} == before
+    (tmp_path / "go").touch()
+    launching.join(DEADLINE_S)
+    assert not launching.is_alive()
+
+
+def wait_code(folder: Path) -> str:
+    return (
+        f"import os, time\nopen(os.path.join({str(folder)!r}, os.environ['RANK']), 'w')\n"
+        f"while not os.path.exists({str(folder / 'go')!r}): time.sleep(0.01)"
+    )
+
+
+# A stranger's scripts.
+
+
+def run_script(folder: Path, code: str, *command: str, **popen: Any) -> subprocess.CompletedProcess[str]:
+    path = folder / "stranger.py"
+    path.write_text(textwrap.dedent(code))
+    argv = [sys.executable, *(command or (str(path),))]
+    env = {**os.environ, "PYTHONPATH": str(Path(stories.__file__).parents[1]), "TMPDIR": str(folder)}
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False, env=env, cwd=folder, **popen
+    )
+
+
+PLAIN = """
+    from kit.launch_stories import one_node
+    from aelastic.launch import elastic_launch
+
+    def double(number):
+        return 2 * number
+
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_a_guard_is_told_what_to_do(method: str, tmp_path: Path) -> None:
+    code = PLAIN + f"    print(elastic_launch(one_node(start_method={method!r}), double)(4))\n"
+    done = run_script(tmp_path, code)
+    assert done.returncode == 1
+    assert 'put it under `if __name__ == "__main__":`' in done.stderr
+    assert 'start_method "fork"' in done.stderr
+
+
+def test_a_script_with_a_guard_launches_its_own_functions(tmp_path: Path) -> None:
+    code = PLAIN + (
+        '    if __name__ == "__main__":\n'
+        '        for method in ("spawn", "fork", "forkserver"):\n'
+        "            print(elastic_launch(one_node(start_method=method), double)(4))\n"
+    )
+    done = run_script(tmp_path, code)
+    assert (done.stdout, done.stderr) == ("{0: 8, 1: 8}\n" * 3, "")
+
+
+@pytest.mark.parametrize("how", ["-c", "-"])
+def test_a_function_that_was_typed_in_runs_by_fork_only(how: str, tmp_path: Path) -> None:
+    code = textwrap.dedent(PLAIN) + "print(elastic_launch(one_node(start_method={}), double)(4))\n"
+    for method in ("fork", "spawn"):
+        text = code.format(repr(method))
+        done = run_script(tmp_path, "", *((how, text) if how == "-c" else (how,)), input=text if how == "-" else "")
+        if method == "fork":
+            assert done.stdout == "{0: 8, 1: 8}\n", done.stderr
+        else:
+            assert done.returncode == 1 and "double cannot be found by a worker" in done.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_ends_a_launch_that_does_not_handle_it(tmp_path: Path) -> None:
+    code = f"""
+        import os, signal, threading, time
+        from kit.launch_stories import one_node, sleep_long
+        from aelastic.launch import elastic_launch
+
+        def interrupt():
+            while not all(os.path.exists({str(tmp_path)!r} + rank) for rank in ("/0", "/1")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        try:
+            elastic_launch(one_node(signals_to_handle="SIGTERM"), sleep_long)({str(tmp_path)!r})
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = run_script(tmp_path, code)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+    assert_all_ended(tmp_path)
+
+
+# Streams.
+
+
+def test_teed_lines_go_where_the_programs_stdout_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    launch(stories.speak, 500, logs_specs=DefaultLogsSpecs(str(tmp_path), tee=Std.OUT), role="r")
+    lines = shown.getvalue().splitlines()
+    for rank in (0, 1):
+        assert [line for line in lines if line.startswith(f"[r{rank}]:")] == [f"[r{rank}]:line {n}" for n in range(500)]
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_a_program_without_a_stdout_may_launch(stream: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = None
+    if stream == "closed":
+        replaced = io.StringIO()
+        replaced.close()
+    monkeypatch.setattr(sys, "stdout", replaced)
+    values = launch("true")
+    monkeypatch.undo()
+    assert values == {0: None, 1: None}

@@ -1,0 +1,104 @@
+"""Launches of several agents in one job: each is a thread here, as each may be a process of a node of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from kit import launch_stories as stories
+from kit.launching import LAUNCH_TIMEOUT_S
+
+from aelastic import LaunchConfig, elastic_launch
+
+# Role and workers of each agent: roles mixed, local world sizes unequal, within a role, too.
+AGENTS = (("trainer", 2), ("ps", 1), ("trainer", 3))
+
+
+def free_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def launch_all(backend: str, endpoint: str) -> dict[int, Any]:
+    """What each agent's launch gives: the workers' environment by global rank."""
+    given: dict[int, Any] = {}
+
+    def run(node: int, role: str, workers: int) -> None:
+        more = {"rank": node} if backend.endswith("static") else {}
+        config = LaunchConfig(
+            min_nodes=3, max_nodes=3, nproc_per_node=workers, run_id="several", role=role, rdzv_backend=backend,
+            rdzv_endpoint=endpoint, rdzv_configs=more, max_restarts=0, start_method="spawn",
+        )  # fmt: skip
+        try:
+            values = elastic_launch(config, stories.ranks)()
+        except Exception as error:  # noqa: BLE001  shown by the test
+            given[node] = error
+        else:
+            given[node] = {rank: dict(zip(stories.KNOWN_RANKS, value, strict=True)) for rank, value in values.items()}
+
+    threads = [threading.Thread(target=run, args=(node, *agent)) for node, agent in enumerate(AGENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LAUNCH_TIMEOUT_S)
+    return given
+
+
+@contextmanager
+def registered_handler() -> Iterator[str]:
+    """A back end that a program registers with torch, as torchelastic's documents show."""
+    rendezvous = pytest.importorskip("torch.distributed.elastic.rendezvous")
+    registry = pytest.importorskip("torch.distributed.elastic.rendezvous.registry")
+
+    def create(parameters: Any) -> Any:
+        handler = registry._create_c10d_handler(parameters)
+        handler._backend_name = "of-a-program"
+        return handler
+
+    rendezvous.rendezvous_handler_registry.register("of-a-program", create)
+    try:
+        yield "of-a-program"
+    finally:
+        del rendezvous.rendezvous_handler_registry._registry["of-a-program"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["c10d", "torch:c10d", "static", "of-a-program"])
+def test_several_roles_and_unequal_nodes_have_the_documented_ranks(backend: str) -> None:
+    if backend == "of-a-program":
+        with registered_handler() as name:
+            given = launch_all(name, free_endpoint())
+    else:
+        given = launch_all(backend, free_endpoint())
+    failed = [value for value in given.values() if isinstance(value, Exception)]
+    assert not failed and set(given) == {0, 1, 2}
+    workers = {rank: told for values in given.values() for rank, told in values.items()}
+    assert sorted(workers) == list(range(6))
+    for node, (role, local_world_size) in enumerate(AGENTS):
+        of_node = given[node]
+        ranks = sorted(of_node)
+        assert ranks == list(range(ranks[0], ranks[0] + local_world_size)), "the ranks of a node are neighbours"
+        for local_rank, rank in enumerate(ranks):
+            told = of_node[rank]
+            assert (told["RANK"], told["LOCAL_RANK"], told["ROLE_NAME"]) == (str(rank), str(local_rank), role)
+            assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == ("6", str(local_world_size))
+            assert (told["GROUP_WORLD_SIZE"], told["ROLE_WORLD_SIZE"]) == ("3", {"trainer": "5", "ps": "1"}[role])
+        assert len({told["GROUP_RANK"] for told in of_node.values()}) == 1
+    assert {told["GROUP_RANK"] for told in workers.values()} == {"0", "1", "2"}
+    if backend == "static":
+        assert [next(iter(given[node].values()))["GROUP_RANK"] for node in range(3)] == ["0", "1", "2"]
+    for role, size in (("trainer", 5), ("ps", 1)):
+        role_ranks = [int(told["ROLE_RANK"]) for _, told in sorted(workers.items()) if told["ROLE_NAME"] == role]
+        assert role_ranks == list(range(size)), "ranks within a role go by global rank"
+
+
+def test_a_node_on_its_own_may_meet_at_an_endpoint() -> None:
+    config = LaunchConfig(
+        1, 1, 2, run_id="one", rdzv_backend="c10d", rdzv_endpoint=free_endpoint(), max_restarts=0, start_method="fork"
+    )
+    assert elastic_launch(config, stories.rank_and)("x") == {0: [0, "x"], 1: [1, "x"]}

@@ -1,0 +1,322 @@
+"""Workers run on the CPUs near their GPU and on no others; the agent stays where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from kit import entrypoints
+from kit.launching import DEADLINE_S, Launcher, alive, wait_for
+from kit.machines import Cpu, Machine, write_torch
+
+from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState
+from aelastic.cli.launch_config import LaunchConfig, worker_spec
+from aelastic.procs import NOT_EXECUTABLE
+from aelastic.workers import topology
+
+CPUS = sorted(os.sched_getaffinity(0))
+# No machine has it: the kernel refuses.
+NO_CPU = 1023
+
+PRINT_CPUS = "import os; print(*sorted(os.sched_getaffinity(0)), file=open('cpus' + os.environ['RANK'], 'w'))"
+
+pytestmark = [
+    pytest.mark.skipif(len(CPUS) < 2, reason="with one CPU there is no choice"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test does: in the end all threads of this process may run where they could before."""
+    monkeypatch.chdir(tmp_path)
+    before = threads_of_this_process()
+    yield
+    assert threads_of_this_process() <= before == {tuple(CPUS)}
+
+
+def threads_of_this_process() -> set[tuple[int, ...]]:
+    found = set()
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            found.add(tuple(sorted(os.sched_getaffinity(int(thread)))))
+        except ProcessLookupError:
+            pass  # it has ended
+    return found
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """This machine, as if each of its first two CPUs were a NUMA node with a GPU; GPU 0 is near the second.
+
+    Gives the environment in which torch sees them.
+    """
+    first, second = CPUS[:2]
+    fake = Machine((Cpu(first, 0, 0, 0, 0), Cpu(second, 1, 1, 1, 1)), (1, 0))
+    monkeypatch.setattr(topology, "SYSFS", fake.write(tmp_path / "sys"))
+    return environ(write_torch(tmp_path / "fake", fake.gpus))
+
+
+def environ(python_path: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": python_path}
+
+
+def run(spec: WorkerSpec) -> RunResult:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Supervisor(spec).run())
+
+
+def workers(env: Mapping[str, str], **given: Any) -> WorkerSpec:
+    usual = {"entrypoint": sys.executable, "args": ("-c", PRINT_CPUS), "max_restarts": 0, "numa_binding": "node"}
+    return WorkerSpec(**{**usual, "env": env, **given})
+
+
+def cpus_written(folder: Path, *ranks: int) -> list[list[int]]:
+    return [[int(cpu) for cpu in (folder / f"cpus{rank}").read_text().split()] for rank in ranks]
+
+
+@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
+def test_programs_run_on_the_cpus_near_their_gpu(tmp_path: Path, two_nodes: dict[str, str], mode: str) -> None:
+    assert run(workers(two_nodes, local_world_size=2, numa_binding=mode)).state is WorkerState.SUCCEEDED
+    assert cpus_written(tmp_path, 0, 1) == [[CPUS[1]], [CPUS[0]]]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_functions_run_on_the_cpus_near_their_gpu(two_nodes: dict[str, str], method: str) -> None:
+    spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), local_world_size=2, start_method=method)
+    result = run(spec)
+    assert result.return_values == {0: [CPUS[1]], 1: [CPUS[0]]}, result
+    # Nothing of it stays with who comes next, be it of the same fork server.
+    spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), start_method=method, numa_binding=None)
+    assert run(spec).return_values == {0: CPUS}
+
+
+def test_workers_that_start_again_are_bound_again(tmp_path: Path, two_nodes: dict[str, str]) -> None:
+    code = f"{PRINT_CPUS}; import sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    assert run(workers(two_nodes, args=("-c", code), max_restarts=1)).state is WorkerState.SUCCEEDED
+    assert cpus_written(tmp_path, 0) == [[CPUS[1]]]
+
+
+def test_binding_goes_by_the_true_local_rank_when_workers_are_told_another(
+    tmp_path: Path, two_nodes: dict[str, str]
+) -> None:
+    run(workers(two_nodes, local_world_size=2, virtual_local_rank=True))
+    assert cpus_written(tmp_path, 0, 1) == [[CPUS[1]], [CPUS[0]]]
+
+
+@pytest.mark.parametrize("workers, code", [(1, 0), (2, 2)])
+def test_an_agent_that_is_bound_itself_leaves_its_workers_no_more(
+    launch: Launcher, tmp_path: Path, two_nodes: dict[str, str], workers: int, code: int
+) -> None:
+    agent = f"""
+        import os
+        from pathlib import Path
+        from aelastic.workers import topology
+        topology.SYSFS = Path({str(tmp_path / "sys")!r})
+        os.sched_setaffinity(0, {CPUS[1:2]})
+    """
+    env = {"PYTHONPATH": two_nodes["PYTHONPATH"]}
+    job = launch(
+        "say(*os.sched_getaffinity(0))", "--numa-binding=node", f"--nproc-per-node={workers}", wrapper=agent, env=env
+    )
+    assert job.wait() == code
+    assert job.lines == ([str(CPUS[1])] if code == 0 else [])
+    assert code == 0 or f"of the CPUs of NUMA node 0 ({CPUS[0]}) none is allowed here ({CPUS[1]} are)" in job.stderr
+
+
+def test_threads_that_a_library_has_started_are_bound_with_the_process() -> None:
+    code = f"""
+import os, threading
+from aelastic.workers.affinity import bind_process
+
+def stay(cpus):
+    os.sched_setaffinity(0, cpus)
+    ready.wait()
+    over.wait()
+
+ready, over = threading.Barrier(3), threading.Event()
+common, own = [threading.Thread(target=stay, args=(cpus,)) for cpus in ({CPUS[:2]}, {CPUS[1:2]})]
+os.sched_setaffinity(0, {CPUS[:2]})
+common.start(), own.start()
+ready.wait()
+bind_process(frozenset({CPUS[:1]}))
+print([sorted(os.sched_getaffinity(thread)) for thread in (0, common.native_id, own.native_id)])
+over.set()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert ran.stdout.strip() == str([CPUS[:1], CPUS[:1], CPUS[1:2]])
+
+
+# Where it can't be.
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPUs that were found are taken away before the workers start."""
+
+    async def found(spec: WorkerSpec, environ: Mapping[str, str]) -> dict[int, frozenset[int]]:
+        return {0: frozenset({NO_CPU})}
+
+    monkeypatch.setattr(topology, "cpus_of_workers", found)
+
+
+@pytest.mark.usefixtures("refused")
+def test_a_program_whose_cpus_the_kernel_refuses_fails_with_a_note(tmp_path: Path) -> None:
+    result = run(workers(os.environ))
+    failure = result.failures[0]
+    assert failure.exitcode == NOT_EXECUTABLE
+    assert f"may not run on CPUs {NO_CPU}: Invalid argument" in failure.message
+    assert not (tmp_path / "cpus0").exists()
+
+
+@pytest.mark.usefixtures("refused")
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_function_whose_cpus_the_kernel_refuses_fails_with_the_reason(method: str) -> None:
+    result = run(workers(os.environ, entrypoint=entrypoints.allowed_cpus, args=(), start_method=method))
+    failure = result.failures[0]
+    assert f"may not run on CPUs {NO_CPU}: Invalid argument" in failure.message
+    assert "aelastic" not in failure.traceback
+
+
+def test_fewer_gpus_than_workers_are_refused_before_any_worker_starts(
+    tmp_path: Path, two_nodes: dict[str, str]
+) -> None:
+    with pytest.raises(InputError, match="no GPU for local rank 2, since torch sees 2"):
+        run(workers(two_nodes, local_world_size=3))
+    assert not list(tmp_path.glob("cpus*"))
+
+
+def test_asked_to_fall_back_workers_without_an_answer_run_anywhere(
+    tmp_path: Path, two_nodes: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "aelastic"):
+        run(workers(two_nodes, local_world_size=3, numa_fall_back=True))
+    assert cpus_written(tmp_path, 0, 1, 2) == [[CPUS[1]], [CPUS[0]], CPUS]
+    [warning] = [record.getMessage() for record in caplog.records if "numa" in record.getMessage()]
+    assert warning.startswith("local rank 2 is not bound to CPUs: numa_binding is 'node', but there is no GPU")
+
+
+def test_asked_to_fall_back_workers_run_where_torch_has_no_answer_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = write_torch(tmp_path / "fake", [], before="raise OSError('libcuda.so is broken')")
+    with caplog.at_level(logging.WARNING, "aelastic"):
+        run(workers(environ(broken), numa_fall_back=True))
+    assert cpus_written(tmp_path, 0) == [CPUS]
+    assert "no worker is bound to CPUs" in caplog.text and "OSError: libcuda.so is broken" in caplog.text
+
+
+def test_torchs_options_say_whether_to_fall_back() -> None:
+    binding = pytest.importorskip("torch.numa.binding")
+    for fall_back in (False, True):
+        options = binding.NumaOptions(binding.AffinityMode.SOCKET, should_fall_back_if_binding_fails=fall_back)
+        config = LaunchConfig(1, 1, 1, rdzv_backend="c10d", rdzv_endpoint="localhost:0", numa_options=options)
+        spec = worker_spec(config, "true", [], os.environ)
+        assert (spec.numa_binding, spec.numa_fall_back) == ("socket", fall_back)
+
+
+@pytest.mark.parametrize(
+    "before, words",
+    [
+        ("", "torch sees no GPU"),
+        (
+            "raise OSError('libcuda.so is broken')",
+            "torch can't tell where the GPUs are (OSError: libcuda.so is broken)",
+        ),
+        ("import os; os._exit(3)", "torch can't tell where the GPUs are (no reason given)"),
+    ],
+)
+def test_without_gpus_the_command_line_says_so_and_starts_nothing(
+    launch: Launcher, tmp_path: Path, before: str, words: str
+) -> None:
+    path = write_torch(tmp_path / "fake", [], before)
+    job = launch("say('started')", "--numa-binding=exclusive", env={"PYTHONPATH": path})
+    assert job.wait() == 2
+    assert not job.stdout
+    [line] = job.stderr.splitlines()
+    assert line.startswith("aelastic: error: numa_binding is ") and words in line
+    job.assert_nothing_left()
+
+
+SLOW = (
+    "import os, time; open('asked.new', 'w').write(str(os.getpid())); os.rename('asked.new', 'asked'); time.sleep(600)"
+)
+
+
+async def asked_pid(folder: Path) -> int:
+    """The process that asks torch, once it does."""
+    return await asyncio.to_thread(
+        wait_for, "torch is asked", lambda: (folder / "asked").exists() and int((folder / "asked").read_text())
+    )
+
+
+def test_a_stop_does_not_wait_for_torchs_answer(tmp_path: Path) -> None:
+    env = environ(write_torch(tmp_path / "fake", [], before=SLOW))
+
+    async def main() -> RunResult:
+        supervisor = Supervisor(workers(env))
+        running = asyncio.ensure_future(supervisor.run())
+        pid = await asked_pid(tmp_path)
+        supervisor.stop()
+        async with asyncio.timeout(DEADLINE_S):
+            result = await running
+        await asyncio.to_thread(wait_for, "its end", lambda: not alive(pid))
+        return result
+
+    with asyncio.Runner() as runner:
+        assert runner.run(main()).state is WorkerState.STOPPED
+    assert not (tmp_path / "cpus0").exists()
+
+
+def test_a_cancellation_does_not_wait_for_torchs_answer(tmp_path: Path) -> None:
+    env = environ(write_torch(tmp_path / "fake", [], before=SLOW))
+
+    async def main() -> None:
+        running = asyncio.ensure_future(Supervisor(workers(env)).run())
+        pid = await asked_pid(tmp_path)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(DEADLINE_S):
+                await running
+        await asyncio.to_thread(wait_for, "its end", lambda: not alive(pid))
+
+    with asyncio.Runner() as runner:
+        runner.run(main())
+
+
+def test_torch_that_never_answers_is_waited_for_so_long_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topology, "_ASK_TIMEOUT_S", 0.2)
+    env = environ(write_torch(tmp_path / "fake", [], before="import time; time.sleep(600)"))
+    with pytest.raises(InputError, match=r"torch did not answer in 0\.2 s"):
+        run(workers(env))
+
+
+def test_a_job_that_is_not_bound_asks_nobody(tmp_path: Path) -> None:
+    env = environ(write_torch(tmp_path / "fake", [], before="open('asked', 'w')"))
+    assert run(workers(env, numa_binding=None)).state is WorkerState.SUCCEEDED
+    assert not (tmp_path / "asked").exists()
+
+
+def test_finding_the_gpus_does_not_import_torch_here(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, os, sys\n"
+        "from aelastic import WorkerSpec, topology\n"
+        "spec = WorkerSpec(entrypoint='true', numa_binding='node')\n"
+        "try: asyncio.run(topology.cpus_of_workers(spec, os.environ))\n"
+        "except ValueError as error: print('sees no GPU' in str(error), 'torch' in sys.modules)\n"
+    )
+    env = environ(write_torch(tmp_path / "fake", []))
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert ran.stdout == "True False\n"

@@ -1,0 +1,593 @@
+"""Workers as real processes: how they end, what ends with them, and what is left of an agent that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, signal_name, wait_for
+
+from aelastic.host import proc_table
+
+# How long anything of a SIGKILLed agent may live.
+AFTERLIFE_S = 2.0
+
+SLEEPS = """
+say("ready", os.getpid())
+time.sleep(600)
+"""
+
+IGNORES = """
+signal.signal(signal.SIGTERM, lambda *_: say("asked"))
+signal.signal(signal.SIGINT, lambda *_: say("asked"))
+say("ready", os.getpid())
+while True:
+    time.sleep(600)
+"""
+
+# A worker with all that may be left of one: a child, a grandchild in a group of its own, a daemon.
+HAS_FAMILY = """
+SLEEP = "import time; time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", SLEEP])
+subprocess.Popen(["sh", "-c", f"{sys.executable} -c '{SLEEP}' & wait"], process_group=0)
+if daemonize():
+    time.sleep(600)
+say("ready", os.getpid())
+"""
+
+GUARD = "guards-the-workers-of"
+STORE = "store_server.py"
+
+
+# Stop.
+
+
+@on_both_loops
+def test_a_worker_that_ignores_sigterm_is_killed_at_the_shutdown_timeout(launch: Launcher, loop: str) -> None:
+    job = launch(IGNORES, "--shutdown-timeout", "0.5", loop=loop)
+    job.wait_line("ready")
+    began = time.monotonic()
+    job.signal(signal.SIGTERM)
+    job.wait_line("asked")
+    assert job.wait() == -signal.SIGTERM
+    assert time.monotonic() - began >= 0.5
+    job.assert_nothing_left()
+
+
+@on_both_loops
+def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(launch: Launcher, loop: str) -> None:
+    job = launch(
+        """
+        LOADER = "import sys, time\\nfor line in sys.stdin: print('batch', flush=True)\\ntime.sleep(600)"
+        loader = subprocess.Popen([sys.executable, "-c", LOADER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+        def use_loader():
+            loader.stdin.write(b"more\\n")
+            loader.stdin.flush()
+            return loader.stdout.readline().decode().strip()
+
+        def save(*_):
+            time.sleep(0.1)  # a loader that got the signal as well would be gone
+            say("saved", use_loader())
+            os._exit(0)
+
+        use_loader()
+        signal.signal(signal.SIGTERM, save)
+        say("ready", loader.pid)
+        while True:
+            time.sleep(600)
+        """,
+        loop=loop,
+    )
+    job.wait_line("ready")
+    job.signal(signal.SIGTERM)
+    job.wait()
+    assert job.lines[-1:] == ["saved batch"], job.story
+    job.assert_nothing_left()
+
+
+@on_both_loops
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=signal_name)
+def test_a_second_signal_kills_now(launch: Launcher, loop: str, signum: int) -> None:
+    job = launch(IGNORES, "--shutdown-timeout", "600", "--nproc-per-node", "2", loop=loop)
+    job.wait_line("ready", 2)
+    job.signal(signum)
+    job.wait_line("asked", 2)
+    job.signal(signum)
+    assert job.wait() == -signum
+    job.assert_nothing_left()
+
+
+@on_both_loops
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=signal_name)
+def test_signals_are_passed_on_as_they_come_and_the_agent_dies_of_them(
+    launch: Launcher, loop: str, signum: int
+) -> None:
+    job = launch(
+        """
+        def leave(signum, _):
+            say("got", signum)
+            os._exit(0)
+
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(signum, leave)
+        say("ready")
+        while True:
+            time.sleep(600)
+        """,
+        loop=loop,
+    )
+    job.wait_line("ready")
+    job.signal(signum)
+    assert job.wait() == -signum, job.story
+    assert job.lines == ["ready", f"got {signum}"]
+    job.assert_nothing_left()
+
+
+@on_both_loops
+def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher, loop: str) -> None:
+    worker = """
+    signal.signal(signal.SIGUSR1, lambda *_: (say("got", "USR1"), os._exit(0)))
+    say("ready")
+    while True:
+        time.sleep(600)
+    """
+    named = launch(worker, "--signals-to-handle", "SIGUSR1", loop=loop, name="named")
+    other = launch(worker, "--signals-to-handle", "SIGUSR1", loop=loop, name="other")
+    named.wait_line("ready")
+    other.wait_line("ready")
+    named.signal(signal.SIGUSR1)
+    other.signal(signal.SIGTERM)  # dies of it at once, as any other program
+    assert named.wait() == -signal.SIGUSR1
+    assert other.wait() == -signal.SIGTERM
+    assert named.lines == ["ready", "got USR1"] and other.lines == ["ready"]
+    named.assert_nothing_left()
+    other.wait_nothing_left(AFTERLIFE_S)
+
+
+@on_both_loops
+def test_nohup_holds_for_the_agent_and_its_workers(launch: Launcher, loop: str) -> None:
+    job = launch(
+        """
+        say("ready", signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)
+        wait_for("go")
+        """,
+        loop=loop,
+        prefix=["nohup"],
+    )
+    assert job.wait_line("ready") == ["ready True"]
+    job.signal(signal.SIGHUP)
+    job.go()
+    assert job.wait() == 0
+    job.assert_nothing_left()
+
+
+# Exit codes.
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    "end, options, code",
+    [
+        ("pass", [], 0),
+        ("os._exit(7)", [], 7),
+        ("os._exit(7)", ["--exit-codes", "torchrun"], 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", [], 137),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", [], 139),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ["--exit-codes", "torchrun"], 1),
+        ("raise ValueError('x')", [], 1),
+    ],
+)
+def test_the_exit_code_tells_how_the_worker_ended(
+    launch: Launcher, loop: str, end: str, options: list[str], code: int
+) -> None:
+    job = launch(end, *options, loop=loop)
+    assert job.wait() == code, job.story
+    job.assert_nothing_left()
+
+
+def test_a_stop_is_a_failure_as_torchrun_has_it_where_that_is_asked_for(launch: Launcher) -> None:
+    job = launch(SLEEPS, "--exit-codes", "torchrun")
+    job.wait_line("ready")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 1
+
+
+def test_the_first_failure_decides_the_code_and_victims_do_not(launch: Launcher) -> None:
+    job = launch(
+        """
+        if rank == 1:
+            wait_for("go")
+            os._exit(9)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+        say("ready")
+        while True:
+            time.sleep(600)
+        """,
+        "--nproc-per-node",
+        "3",
+    )
+    job.wait_line("ready", 2)
+    job.go()
+    assert job.wait() == 9, job.story
+
+
+# What is left behind.
+
+
+@on_both_loops
+@pytest.mark.parametrize("end", ["os._exit(0)", "os._exit(4)"])
+def test_nothing_a_worker_leaves_behind_outlives_the_agent(launch: Launcher, loop: str, end: str) -> None:
+    job = launch(HAS_FAMILY + end, loop=loop)
+    assert job.wait() == int(end[-2]), job.story
+    assert job.lines
+    job.assert_nothing_left()
+
+
+@on_both_loops
+def test_what_a_worker_leaves_in_its_session_is_gone_before_the_next_generation(launch: Launcher, loop: str) -> None:
+    job = launch(
+        """
+        if restart == 0:
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+            open("child", "w").write(str(child.pid))
+            os._exit(1)
+        child = int(open("child").read())
+        say("child", os.path.exists(f"/proc/{child}/exe") and "alive" or "gone")
+        """,
+        "--max-restarts",
+        "1",
+        loop=loop,
+    )
+    assert job.wait() == 0, job.story
+    assert job.lines == ["child gone"]
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """An unrelated process: same user, same program, a session of its own."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        yield process.pid
+        assert process.poll() is None, "an unrelated process was killed"
+        process.kill()
+
+
+@on_both_loops
+def test_nothing_of_a_sigkilled_agent_lives_on_and_nothing_else_is_touched(
+    launch: Launcher, loop: str, bystander: int
+) -> None:
+    other = launch(SLEEPS, name="other", loop=loop)
+    job = launch(HAS_FAMILY + "time.sleep(600)", "--nproc-per-node", "2", loop=loop)
+    other.wait_line("ready")
+    job.wait_line("ready", 2)
+    # All of both jobs is there: the store comes a little after the workers.
+    job.child(GUARD), job.child(STORE), other.child(GUARD), other.child(STORE)
+    others = set(other.left())
+    # Per worker: itself, a child, a shell with a child, a daemon.  Agent, guard, store.
+    assert len(job.left()) >= 2 * 5 + 3, job.left_described()
+
+    job.signal(signal.SIGKILL)
+
+    assert job.wait() == -signal.SIGKILL
+    job.wait_nothing_left(AFTERLIFE_S)
+    assert alive(bystander)
+    assert set(other.left()) == others and os.listdir(other.tmp)
+    other.signal(signal.SIGTERM)
+    assert other.wait() == -signal.SIGTERM
+    other.assert_nothing_left()
+
+
+@on_both_loops
+def test_a_guard_that_is_killed_is_replaced_and_the_agent_can_still_be_killed(launch: Launcher, loop: str) -> None:
+    job = launch(
+        "if restart == 0:\n    say('first')\n    wait_for('go')\n    os._exit(1)\n" + HAS_FAMILY + "time.sleep(600)",
+        "--max-restarts",
+        "1",
+        loop=loop,
+    )
+    job.wait_line("first")
+    first = job.child(GUARD)
+    os.kill(first, signal.SIGKILL)
+    wait_for("the guard dead", lambda: not alive(first))
+    job.go()
+    job.wait_line("ready")
+    second = job.child(GUARD)
+    os.kill(second, signal.SIGKILL)
+    wait_for("another guard", lambda: {pid for pid in job.left() if GUARD in cmdline(pid)} - {first, second})
+
+    job.signal(signal.SIGKILL)
+
+    job.wait()
+    job.wait_nothing_left(AFTERLIFE_S)
+
+
+@on_both_loops
+def test_a_job_whose_guard_was_killed_ends_as_any_other(launch: Launcher, loop: str) -> None:
+    job = launch("say('ready')\nwait_for('go')\n", loop=loop)
+    job.wait_line("ready")
+    os.kill(job.child(GUARD), signal.SIGKILL)
+    job.go()
+    assert job.wait() == 0, job.story
+    job.assert_nothing_left()
+
+
+@on_both_loops
+def test_nothing_is_left_of_an_agent_in_an_agent_when_the_outer_one_is_killed(launch: Launcher, loop: str) -> None:
+    inner = launch.write("job/inner.py", HAS_FAMILY + "time.sleep(600)")
+    job = launch(
+        f"os.execv(sys.executable, [sys.executable, '-m', 'aelastic', '--loop', '{loop}', '--nproc-per-node', '2', {str(inner)!r}])",
+        loop=loop,
+    )
+    job.wait_line("ready", 2)
+    guards = [pid for pid in job.left() if GUARD in cmdline(pid)]
+    assert len(guards) == 2
+
+    job.signal(signal.SIGKILL)
+
+    job.wait()
+    job.wait_nothing_left(AFTERLIFE_S)
+
+
+@on_both_loops
+def test_the_guard_is_not_found_by_the_name_of_the_program(launch: Launcher, loop: str) -> None:
+    job = launch(SLEEPS, loop=loop)
+    job.wait_line("ready")
+    # `pkill -f` looks at the command line; where Python is installed is not ours to choose.
+    assert "aelastic" not in " ".join(cmdline(job.child(GUARD))[1:])
+
+
+def test_a_chain_of_forks_that_outruns_a_look_is_gone_too(launch: Launcher) -> None:
+    job = launch(
+        """
+        say("ready")
+        while True:  # a chain: each link starts the next and dies
+            if os.fork():
+                time.sleep(0.02)
+                os._exit(0)
+        """
+    )
+    job.wait_line("ready")
+    assert job.wait() == 0
+    job.assert_nothing_left()
+
+
+# As the first process of a container.
+
+
+@pytest.fixture
+def unshare() -> list[str]:
+    command = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespace can be made here (needs root)")
+    return command
+
+
+def init_of(job: Job) -> int:
+    """The pid, as seen from here, of the job's process that is 1 to itself."""
+
+    def found() -> list[int]:
+        children = [entry.pid for entry in proc_table.processes() if entry.parent == job.pid]
+        return [pid for pid in children if "aelastic" in cmdline(pid)]
+
+    return int(wait_for("an agent with pid 1", found)[0])
+
+
+@on_both_loops
+def test_as_pid_1_it_reaps_orphans_while_workers_run(launch: Launcher, loop: str, unshare: list[str]) -> None:
+    job = launch(
+        """
+        def zombies():
+            found = []
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    state = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0]
+                except OSError:
+                    continue
+                if state == "Z":
+                    found.append(name)
+            return found
+
+        for _ in range(20):
+            if not os.fork():  # an orphan's parent
+                if not os.fork():
+                    if not os.fork():  # outlives its parent by a moment
+                        time.sleep(0.05)
+                    os._exit(0)
+                os._exit(0)
+        for _ in range(20):
+            os.wait()
+        deadline = time.monotonic() + 20
+        while (left := zombies()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        say("agent", os.getppid())
+        say("zombies", len(left))
+        """,
+        loop=loop,
+        prefix=unshare,
+    )
+    assert job.wait() == 0, job.story
+    assert job.lines == ["agent 1", "zombies 0"]
+    job.assert_nothing_left()
+
+
+@on_both_loops
+def test_as_pid_1_it_ends_at_sigterm_and_exits_with_143(launch: Launcher, loop: str, unshare: list[str]) -> None:
+    job = launch(HAS_FAMILY + "time.sleep(600)", loop=loop, prefix=unshare)
+    job.wait_line("ready")
+    os.kill(init_of(job), signal.SIGTERM)
+    assert job.wait() == 128 + signal.SIGTERM, job.story
+    wait_for("nothing left", lambda: not job.left())
+    job.assert_nothing_left()
+
+
+# What does not end.
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A cgroup whose members can be frozen: SIGKILL has no effect on them until they thaw."""
+    folder = FREEZER / f"aelastic-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        assert (folder / "freezer.state").exists()
+    except (OSError, AssertionError):
+        pytest.skip("no cgroup v1 freezer can be used here")
+    try:
+        yield folder
+    finally:
+        (folder / "freezer.state").write_text("THAWED")
+        for pid in (folder / "cgroup.procs").read_text().split():
+            proc_table.kill(int(pid))
+        wait_for("the cgroup empty", lambda: not (folder / "cgroup.procs").read_text().strip())
+        folder.rmdir()
+
+
+@on_both_loops
+def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(
+    launch: Launcher, loop: str, freezer: Path
+) -> None:
+    patience = "import aelastic.group.worker_group, aelastic.procs\naelastic.group.KILL_WAIT_S = aelastic.procs.GUARD_TIMEOUT_S = 0.3\n"
+    job = launch(SLEEPS, "--shutdown-timeout", "0.2", "--nproc-per-node", "2", loop=loop, wrapper=patience)
+    stuck, other = (int(line.split()[1]) for line in job.wait_line("ready", 2))
+    (freezer / "cgroup.procs").write_text(str(stuck))
+    (freezer / "freezer.state").write_text("FROZEN")
+    wait_for("the worker frozen", lambda: (freezer / "freezer.state").read_text().strip() == "FROZEN")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 70, job.story
+    assert "survived SIGKILL" in job.stderr and f"pid {stuck} " in job.stderr
+    assert not alive(other)
+    assert alive(stuck), "this kernel kills frozen processes: the test shows nothing"
+
+
+# What does not begin.
+
+
+@on_both_loops
+def test_a_program_that_cannot_be_executed_fails_as_a_shell_would_have_it(launch: Launcher, loop: str) -> None:
+    for name, content, code in [
+        ("garbage", "\x7fELF but not really", 126),
+        ("no-interpreter", "#!/nowhere/python\n", 127),
+    ]:
+        program = launch.write(f"{name}/program", content, preamble="")
+        program.chmod(0o755)
+        job = launch.command("--no-python", "--max-restarts", "1", str(program), loop=loop, name=name)
+        assert job.wait() == code, job.story
+        assert "could not be started" in job.stderr
+        job.assert_nothing_left()
+
+
+@on_both_loops
+def test_a_worker_that_dies_in_exec_is_a_failure_by_its_signal(launch: Launcher, loop: str) -> None:
+    # An ELF file that the kernel takes, and whose only segment lies outside of the address space: by then
+    # the old program is gone, and the kernel can but kill the process (`load_elf_binary`).
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0x7FFF_FFFF_FFFF_F000, 0, 4096, 4096, 4096)
+    (launch.folder / "job").mkdir()
+    program = launch.folder / "job" / "program"
+    program.write_bytes(header + segment + bytes(4096))
+    program.chmod(0o755)
+    job = launch.command("--no-python", str(program), loop=loop)
+    assert job.wait() == 128 + signal.SIGSEGV, job.story
+    assert "SIGSEGV" in job.stderr
+    job.assert_nothing_left()
+
+
+# Floods, and kernels without pidfds.
+
+
+@on_both_loops
+def test_floods_on_both_streams_come_through_whole(launch: Launcher, loop: str) -> None:
+    job = launch(
+        """
+        line = b"x" * 99 + b"\\n"
+        for _ in range(100):
+            os.write(1, line * 1000)
+            os.write(2, line * 1000)
+        """,
+        loop=loop,
+    )
+    assert job.wait() == 0, job.story
+    for name in ("stdout", "stderr"):
+        content = (job.folder / name).read_bytes()
+        assert content == (b"x" * 99 + b"\n") * 100_000, (name, len(content))
+    job.assert_nothing_left()
+
+
+NO_PIDFDS = """
+import errno, os
+
+def pidfd_open(*_):
+    raise OSError(errno.ENOSYS, "no pidfds")
+
+os.pidfd_open = pidfd_open
+"""
+
+
+@on_both_loops
+def test_without_pidfds_exits_are_still_seen_and_all_is_cleared(launch: Launcher, loop: str) -> None:
+    job = launch(
+        HAS_FAMILY + "os._exit(0 if restart == 1 else 3)",
+        "--max-restarts",
+        "1",
+        "--monitor-interval",
+        "0.02",
+        "--nproc-per-node",
+        "2",
+        loop=loop,
+        wrapper=NO_PIDFDS,
+    )
+    assert job.wait() == 0, job.story
+    assert len(job.lines) >= 3
+    job.assert_nothing_left()
+
+
+@on_both_loops
+def test_without_pidfds_a_worker_is_stopped_too(launch: Launcher, loop: str) -> None:
+    job = launch(IGNORES, "--shutdown-timeout", "0.2", loop=loop, wrapper=NO_PIDFDS)
+    job.wait_line("ready")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM
+    job.assert_nothing_left()
+
+
+@on_both_loops
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_nothing_but_what_is_seen(launch: Launcher, loop: str, closed: str) -> None:
+    job = launch("sys.exit(3)", loop=loop, prefix=["sh", "-c", f'exec "$@" {closed}', "sh"])
+
+    assert job.wait() == 3
+    job.assert_nothing_left()
+
+
+def test_a_function_worker_that_is_still_importing_does_not_outlive_a_sigkilled_agent(launch: Launcher) -> None:
+    main = """
+        import asyncio, os, time
+        from aelastic import Supervisor, WorkerSpec
+
+        def function():
+            pass
+
+        if __name__ == "__mp_main__":
+            os.write(1, b"importing\\n")
+            time.sleep(600)
+        if __name__ == "__main__":
+            asyncio.run(Supervisor(WorkerSpec(entrypoint=function)).run())
+            raise SystemExit
+    """
+    job = launch.command(wrapper=main)
+    job.wait_line("importing")
+
+    job.signal(signal.SIGKILL)
+
+    job.wait_nothing_left()

@@ -1,0 +1,142 @@
+"""What a person reads when a job dies, from real jobs on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+LIMIT_BYTES = 192 << 20
+
+
+def test_a_plain_script_is_told_with_its_exception_its_traceback_and_its_rank(launch: Launcher) -> None:
+    job = launch(
+        """
+        def train(batch):
+            raise ValueError(f"batch {batch} is empty")
+
+        if rank == 1:
+            train(7)
+        time.sleep(100)
+        """,
+        "--nproc-per-node=2",
+    )
+
+    assert job.wait() == 1
+    report = job.stderr[job.stderr.index("FAILED") :]
+    assert "ValueError: batch 7 is empty" in report
+    assert "raise ValueError(" in report
+    assert re.search(r"worker\.py\", line \d+, in train", report)
+    assert "rank      : 1 (local_rank: 1)" in report
+    assert "exitcode  : 1 (pid: " in report
+    assert "Stopped by the agent: rank 0" in report
+
+
+def test_the_users_stderr_comes_once_and_no_frame_of_the_agent_comes_at_all(launch: Launcher) -> None:
+    job = launch("raise KeyError('only once')")
+
+    job.wait()
+
+    live = job.stderr[: job.stderr.index("FAILED")]
+    assert live.count("KeyError: 'only once'\n") == 2  # as the worker wrote it, and the agent's own line
+    for ours in ("supervisor.py", "procs.py", "asyncio", "anyio", "uvloop"):
+        assert ours not in job.stderr
+
+
+@pytest.mark.parametrize(
+    "code, words, exitcode",
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by signal 11 (SIGSEGV)", 139),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by signal 9 (SIGKILL)", 137),
+        ("os._exit(3)", "exited with code 3", 3),
+    ],
+)
+def test_an_exit_without_a_word_is_told_in_words(launch: Launcher, code: str, words: str, exitcode: int) -> None:
+    job = launch(code)
+
+    assert job.wait() == exitcode
+    assert words in job.stderr
+
+
+def test_each_restart_is_told_when_it_happens(launch: Launcher) -> None:
+    job = launch("sys.exit(1 if restart < 2 else 0)", "--max-restarts=2")
+
+    assert job.wait() == 0
+    assert "restart 1 of 2" in job.stderr
+    assert "restart 2 of 2" in job.stderr
+    assert "FAILED" not in job.stderr
+
+
+def test_what_torchs_record_wrote_is_the_cause(launch: Launcher) -> None:
+    job = launch(
+        """
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            raise RuntimeError("recorded by torch")
+
+        main()
+        """
+    )
+
+    assert job.wait(LAUNCH_TIMEOUT_S) == 1
+    assert re.search(r"error_file: /\S+/error\.json", job.stderr)
+    assert re.search(r"cause     : RuntimeError: recorded by torch at .*worker\.py:\d+", job.stderr)
+
+
+def test_the_cause_is_copied_to_the_error_file_of_whoever_runs_the_agent(launch: Launcher, tmp_path: Path) -> None:
+    above = tmp_path / "above.json"
+    job = launch("raise OSError('disk on fire')", env={"TORCHELASTIC_ERROR_FILE": str(above)})
+
+    job.wait()
+
+    message = json.loads(above.read_text())["message"]
+    assert message["message"] == "OSError: disk on fire"
+    assert message["errorCode"] == 1
+    assert "worker.py" in message["extraInfo"]["py_callstack"]
+
+
+def test_torchrun_above_an_agent_tells_the_workers_cause(launch: Launcher, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
+    above = launch("raise LookupError('far below')", prefix=torchrun)
+
+    assert above.wait(LAUNCH_TIMEOUT_S) == 1
+    report = above.stderr[above.stderr.rindex("Root Cause") :]
+    assert "LookupError: far below" in report
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A cgroup of version 1 with little memory; its processes are the test's."""
+    if os.geteuid() != 0 or not os.access(MEMORY, os.W_OK):
+        pytest.skip("needs root and a writable memory cgroup of version 1")
+    inside = Path("/proc/self/cgroup").read_text()
+    mine = re.search(r"^\d+:memory:(.*)$", inside, re.MULTILINE)
+    if mine is None:
+        pytest.skip("needs a memory cgroup of version 1")
+    group = MEMORY / mine[1].strip("/") / f"aelastic-{uuid.uuid4().hex[:8]}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_an_out_of_memory_kill_is_called_one(launch: Launcher, small_memory: Path) -> None:
+    enter = f"import os\nopen({str(small_memory / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    job = launch("held = [bytearray(1 << 20) for _ in range(1024)]", wrapper=enter)
+
+    assert job.wait() == 137
+    assert "out-of-memory" in job.stderr
+    assert "192.0 MiB" in job.stderr
+    job.assert_nothing_left()

@@ -1,0 +1,988 @@
+"""Where workers stood before they were killed: three sources, bounded, told in files and in the report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_both_loops, wait_for
+
+from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState, stack_hook
+from aelastic.agent.postmortem import report_of
+from aelastic.errors import ChildFailedError, ProcessFailure
+from aelastic.hangs.watch import Found
+from aelastic.host import proc_table
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import Happening, StacksTaken
+from aelastic.stacks import collect as stacks
+from aelastic.stacks.before_kill import _append
+from aelastic.stacks.collect import HOOK, HOOK_SUFFIX, Stack, Target, Tools, find_py_spy, take
+from aelastic.stacks.format import (
+    FRAMES_QUOTED,
+    FRAMES_QUOTED_ALONE,
+    Frame,
+    Thread,
+    listing,
+    place,
+    quote,
+    read_faulthandler,
+    read_py_spy,
+)
+
+# What a stuck worker does, by the function it does it in.
+STUCK = """
+import os, signal, sys, threading, time
+
+def spin():
+    while True: pass  # one line: ranks that spin stand in the same place
+
+def wait_for_ever():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def stand_still():
+    ready()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+
+def ready():
+    os.write(1, b"ready\\n")
+
+def tell():
+    # Once the main thread is where it stays; who stops itself says so before.
+    main = threading.main_thread().ident
+    def watch():
+        while sys._current_frames()[main].f_code.co_name not in {"spin", "wait_for_ever"}:
+            time.sleep(0.001)
+        ready()
+    threading.Thread(target=watch, daemon=True).start()
+"""
+KINDS = ("spin", "wait_for_ever", "stand_still")
+IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+
+
+# Text, read and quoted.
+
+
+def told_by_py_spy(*threads: dict[str, Any]) -> str:
+    usual = {"pid": 7, "active": False, "owns_gil": False, "os_thread_id": 8, "thread_id": 99, "frames": []}
+    return json.dumps([{**usual, **thread} for thread in threads])
+
+
+def frame(name: str, line: int, file: str = "/job/train.py") -> dict[str, Any]:
+    return {"name": name, "filename": file, "line": line, "module": None}
+
+
+def test_py_spys_main_thread_comes_first_innermost_frame_first() -> None:
+    text = told_by_py_spy(
+        {"thread_name": "loader", "frames": [frame("get", 3)]},
+        {
+            "os_thread_id": 7,
+            "thread_name": None,
+            "active": True,
+            "owns_gil": True,
+            "frames": [frame("f", 1), frame("g", 2)],
+        },
+    )
+
+    main, loader = read_py_spy(text, 7)
+
+    assert main.is_main and main.frames == (Frame("/job/train.py", 1, "f"), Frame("/job/train.py", 2, "g"))
+    assert (main.state, loader.name, loader.state, loader.is_main) == ("runs, has the GIL", "loader", "waits", False)
+
+
+DUMP = """\
+Thread 0x00007f0000000003 (most recent call first):
+  File "/lib/pin.py", line 3 in pin
+
+Current thread 0x00007f0000000002 (most recent call first):
+  <no Python frame>
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/job/a b (c).py", line 5 in <module>
+"""
+
+
+def test_faulthandlers_main_thread_is_the_oldest_which_it_tells_last() -> None:
+    main, pin = read_faulthandler(DUMP)
+
+    assert main.is_main and main.frames == (Frame("/job/a b (c).py", 5, "<module>"),)
+    assert pin.frames == (Frame("/lib/pin.py", 3, "pin"),)
+
+
+def test_where_faulthandler_stops_before_the_oldest_thread_the_one_that_took_the_signal_counts() -> None:
+    cut = DUMP.replace("  <no Python frame>", '  File "/job/main.py", line 9 in step') + "...\n"
+
+    assert read_faulthandler(cut)[0].frames[0].function == "step"
+
+
+def test_faulthandlers_newer_and_shorter_forms_are_read() -> None:
+    named = 'Thread 0x01 [loader 1] (most recent call first):\n  File "a.py", line 1 in f\n'
+    alone = 'Stack (most recent call first):\n  File "a.py", line ??? in f\n'
+
+    assert read_faulthandler(named)[0].name == "loader 1"
+    assert read_faulthandler(alone)[0].frames == (Frame("a.py", 0, "f"),)
+    assert str(read_faulthandler(alone)[0].frames[0]) == 'File "a.py", in f'
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '[{"frames": 3}]', '[{"frames": [{"name": "f"}]}]', "[" * 50])
+def test_what_is_no_stack_is_refused_in_one_way(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_py_spy(text, 7)
+    with pytest.raises(ValueError, match="no Python frame"):
+        read_faulthandler(text)
+
+
+@given(st.text(alphabet='[]{}":,0aThread (most recent call first):\n File line in'))
+def test_no_text_makes_reading_raise_anything_else(text: str) -> None:
+    for refuse in (partial(read_py_spy, text, 7), partial(read_faulthandler, text)):
+        with suppress(ValueError):
+            refuse()
+
+
+def deep(frames: int, name: str = "MainThread", *, is_main: bool = True) -> Thread:
+    return Thread(name, tuple(Frame("/job/train.py", at, f"f{at}") for at in range(frames)), is_main, "waits")
+
+
+def test_of_a_stack_in_a_file_the_innermost_frames_of_the_main_thread_are_quoted() -> None:
+    lines = quote([deep(25), deep(3, "loader", is_main=False)], is_kept=True).split("\n")
+
+    assert lines[0] == '  File "/job/train.py", in f0'
+    assert len(lines) == FRAMES_QUOTED + 1 and lines[-1] == "  ... and 15 more frames"
+
+
+def test_of_a_stack_in_no_file_more_is_quoted_of_every_thread() -> None:
+    text = quote([deep(25), *(deep(9, f"t{at}", is_main=False) for at in range(20))], is_kept=False)
+
+    assert all(f" in f{at}\n" in text for at in range(25))
+    assert "t0 (waits), most recent call first:" in text
+    assert text.endswith("... and 12 more threads")
+    assert len(text.split("\n")) <= FRAMES_QUOTED_ALONE + 60
+
+
+def test_what_a_worker_calls_its_functions_can_not_draw_on_a_terminal() -> None:
+    evil = Thread("a\x1b[2Jb", (Frame("/x\n" + "y" * 9000, 1, "f\r"),), True)
+
+    text = listing([evil]) + quote([evil], is_kept=True) + place([evil])
+
+    assert all(each.isprintable() for each in text.split("\n"))
+    assert len(text) < 2000
+
+
+# Sources.
+
+
+@dataclass
+class Stuck:
+    """Processes that do not go on, each in a session of its own as workers are."""
+
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, kind: str, setup: str = "", wrapper: Sequence[str] = ()) -> Target:
+        path = self.folder / f"{kind}.py"
+        path.write_text(f"{STUCK}{setup}\ntell()\n{kind}()\n")
+        socket = self.folder / f"control_0_{len(self.processes)}"
+        popen = subprocess.Popen(
+            [*wrapper, sys.executable, str(path)],
+            env={**os.environ, "TORCH_WORKER_SERVER_SOCKET": str(socket)},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.processes.append(popen)
+        return Target(popen.pid, str(socket))
+
+    def wait_ready(self) -> None:
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            if str(process.args[-1]).endswith("stand_still.py"):  # type: ignore[index]
+                wait_for("it is stopped", lambda: proc_table.process(process.pid).state == "T")  # type: ignore[union-attr]  # noqa: B023
+
+    def close(self) -> None:
+        for process in self.processes:
+            proc_table.kill_group(process.pid)
+            assert process.stdout is not None
+            process.stdout.close()
+            process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[Stuck]:
+    made = Stuck(tmp_path)
+    yield made
+    made.close()
+
+
+def fake_py_spy(folder: Path, code: str) -> Path:
+    path = folder / "bin" / "py-spy"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+    return path
+
+
+def write(path: str, text: str) -> None:
+    Path(path).write_text(text)
+
+
+def read(*path: str) -> str:
+    return Path(*path).read_text()
+
+
+async def look(targets: dict[int, Target], py_spy: Path | str | None) -> dict[int, Stack | str]:
+    found: dict[int, Stack | str] = {}
+    await take(targets, Tools(None if py_spy is None else str(py_spy), dict(os.environ)), found)
+    return found
+
+
+def stack_of(found: Stack | str) -> Stack:
+    assert isinstance(found, Stack), found
+    return found
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_py_spy_sees_a_loop_a_lock_and_a_process_that_is_stopped(stuck: Stuck) -> None:
+    targets = {rank: stuck.start(kind) for rank, kind in enumerate(KINDS)}
+    stuck.wait_ready()
+
+    found = await look(targets, find_py_spy(None))
+
+    for rank, kind in enumerate(KINDS):
+        stack = stack_of(found[rank])
+        assert stack.source == "py-spy"
+        assert stack.threads[0].frames[0].function == kind
+        assert f'{kind}.py", line' in stack.text and f", in {kind}\n" in stack.text
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_the_hook_tells_of_a_loop_and_a_lock_and_a_stopped_process_is_called_one(stuck: Stuck) -> None:
+    targets = {rank: stuck.start(kind, "import aelastic.stack_hook") for rank, kind in enumerate(KINDS)}
+    stuck.wait_ready()
+
+    for _ in range(2):  # the second dump is told from the first
+        found = await look(targets, None)
+
+        for rank, kind in enumerate(KINDS[:2]):
+            stack = stack_of(found[rank])
+            assert (stack.source, stack.threads[0].frames[0].function) == (HOOK, kind)
+            assert stack.text.count("Current thread") == 1
+        assert "py-spy: not installed" in str(found[2])
+        assert "stack hook: the process is stopped" in str(found[2])
+    assert all(process.poll() is None for process in stuck.processes)  # no signal without a handler
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_without_any_source_each_says_what_it_lacks(stuck: Stuck) -> None:
+    target = stuck.start("spin")
+    stuck.wait_ready()
+
+    found = await look({0: target}, None)
+
+    assert found[0] == (
+        "py-spy: not installed (pip install 'aelastic[stacks]'); "
+        "worker server: not there (the script does not run under torch's worker_main); "
+        "stack hook: not there (the script does not import aelastic.stack_hook)"
+    )
+    assert stuck.processes[0].poll() is None
+
+
+# One import of torch for all of them.
+SERVED = """
+from torch.distributed.elastic.control_plane import worker_main
+
+def serve(number, kind):
+    if pid := os.fork():
+        return pid
+    os.setsid()
+    os.environ["TORCH_WORKER_SERVER_SOCKET"] = os.environ["SOCKETS"] + str(number)
+
+    @worker_main()
+    def main():
+        tell()
+        kind()
+
+    main()
+
+pids = [serve(number, kind) for number, kind in enumerate((spin, wait_for_ever, stand_still))]
+os.write(1, (" ".join(map(str, pids)) + "\\n").encode())
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[list[Target]]:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STUCK + SERVED],
+        env={**os.environ, "SOCKETS": f"{tmp_path}/control_0_"},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    pids: list[int] = []
+    try:
+        said = b"".join(parent.stdout.readline() for _ in range(4))
+        assert said.count(b"ready") == 3
+        pids = [int(word) for word in said.split() if word != b"ready"]
+        wait_for("it is stopped", lambda: proc_table.process(pids[2]).state == "T")  # type: ignore[union-attr]
+        yield [Target(pid, f"{tmp_path}/control_0_{rank}") for rank, pid in enumerate(pids)]
+    finally:
+        for pid in pids:
+            proc_table.kill(pid)
+        parent.kill()
+        parent.wait(DEADLINE_S)
+        parent.stdout.close()
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_torchs_worker_server_tells_of_a_loop_and_a_lock_and_a_stopped_process_is_called_one(
+    served: list[Target],
+) -> None:
+    found = await look(dict(enumerate(served)), None)
+
+    for rank, kind in enumerate(KINDS[:2]):
+        stack = stack_of(found[rank])
+        assert (stack.source, stack.threads[0].frames[0].function) == ("worker server", kind)
+    assert "worker server: the process is stopped, and answers nothing" in str(found[2])
+
+
+@pytest.mark.parametrize(
+    "answer, reason",
+    [
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "it answers 'HTTP/1.0 404 Not Found'"),
+        (b"", "it answers ''"),
+        (b"HTTP/1.0 200 OK\r\n\r\nhello", "no Python frame is in it"),
+        (None, "no answer in time"),
+    ],
+)
+async def test_a_server_that_answers_strangely_is_quoted(stuck: Stuck, answer: bytes | None, reason: str) -> None:
+    target = stuck.start("spin")
+    stuck.wait_ready()
+    asked: list[bytes] = []
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            asked.append(await stream.receive())
+            if answer is None:
+                await anyio.sleep_forever()
+            else:
+                await stream.send(answer)
+
+    async with anyio.create_task_group() as tasks, await anyio.create_unix_listener(target.socket) as listener:
+        tasks.start_soon(listener.serve, serve)
+        found = await look({0: target}, None)
+        tasks.cancel_scope.cancel()
+
+    assert f"worker server: {reason}; stack hook" in str(found[0])
+    assert asked[0].startswith(b"POST /handler/dump_traceback HTTP/1.0\r\n")
+
+
+async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(stuck: Stuck, tmp_path: Path) -> None:
+    fake = fake_py_spy(tmp_path, f"echo $$ >> {tmp_path}/pids; sleep 600 & echo $! >> {tmp_path}/pids; sleep 600")
+    targets = {rank: stuck.start(kind, "import aelastic.stack_hook") for rank, kind in enumerate(KINDS)}
+    stuck.wait_ready()
+
+    begun = time.monotonic()
+    with anyio.fail_after(DEADLINE_S):
+        found = await look(targets, fake)
+    took = time.monotonic() - begun
+
+    assert [stack_of(found[rank]).source for rank in (0, 1)] == [HOOK, HOOK]
+    assert str(found[2]).startswith("py-spy: no answer in time; worker server: not there")
+    assert took < 5  # 600 s, if it were waited for; 2 s, on a machine that has nothing else to do
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2 * len(KINDS)
+    wait_for("nothing of it is alive", lambda: not any(proc_table.is_alive(pid) for pid in pids))
+    assert not [entry for entry in proc_table.processes() if entry.parent == os.getpid() and entry.pid in pids]
+
+
+def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
+    turns = [
+        stacks.PY_SPY_UNTIL_S,
+        stacks.SERVER_UNTIL_S,
+        stacks.HOOK_UNTIL_S,
+        stacks.TIMEOUT_S - stacks.REAP_TIMEOUT_S,
+    ]
+    assert sorted(turns) == turns and len(set(turns)) == 4
+    assert stacks.TIMEOUT_S == 2.0
+
+
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        (
+            "echo 'Error: Permission denied (os error 13)' >&2; exit 1",
+            "permission denied (it needs root, CAP_SYS_PTRACE",
+        ),
+        (
+            "printf 'Error: first\\n\\nCaused by:\\n 0: x\\nStack backtrace:\\n 0: y\\n' >&2; exit 1",
+            "py-spy: first; worker",
+        ),
+        ("exit 3", "it gives no reason"),
+        ("echo nonsense", "its output can't be read"),
+        ("cat /dev/zero", "its output has more than 1 MiB"),
+        ("cat /dev/zero >&2", "no answer in time"),
+        ("echo '[{\"frames\": []}]'", "no Python frame was found"),
+    ],
+)
+async def test_a_py_spy_that_gives_no_stack_is_quoted(stuck: Stuck, tmp_path: Path, code: str, reason: str) -> None:
+    target = stuck.start("spin")
+    stuck.wait_ready()
+
+    found = await look({0: target}, fake_py_spy(tmp_path, code))
+
+    assert reason in str(found[0])
+
+
+async def test_a_py_spy_that_can_not_be_started_is_quoted(stuck: Stuck, tmp_path: Path) -> None:
+    target = stuck.start("spin")
+    stuck.wait_ready()
+    broken = fake_py_spy(tmp_path, "")
+    broken.write_bytes(b"\x7fELF, no more")
+
+    found = await look({0: target}, broken)
+
+    assert "py-spy: can't be started (Exec format error)" in str(found[0])
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_of_a_shell_the_python_that_it_started_is_seen(stuck: Stuck) -> None:
+    target = stuck.start("wait_for_ever", wrapper=["sh", "-c", '"$@"; true', "sh"])
+    stuck.wait_ready()
+
+    found = await look({0: target}, find_py_spy(None))
+
+    assert stack_of(found[0]).threads[0].frames[0].function == "wait_for_ever"
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_the_hook_of_what_a_shell_started_is_asked(stuck: Stuck) -> None:
+    target = stuck.start("spin", "import aelastic.stack_hook", wrapper=["sh", "-c", '"$@"; true', "sh"])
+    stuck.wait_ready()
+
+    found = await look({0: target}, None)
+
+    assert stack_of(found[0]).threads[0].frames[0].function == "spin"
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_a_worker_that_has_ended_is_called_so(stuck: Stuck) -> None:
+    target = stuck.start("spin")
+    stuck.wait_ready()
+    stuck.processes[0].kill()
+    wait_for("a zombie", lambda: not proc_table.is_alive(target.pid))
+
+    assert await look({0: target}, find_py_spy(None)) == {0: "it has ended"}
+
+
+async def test_who_leaves_a_wrong_note_is_sent_no_signal(stuck: Stuck) -> None:
+    target, other = stuck.start("spin"), stuck.start("spin")
+    stuck.wait_ready()
+    note = f"pid {other.pid} signal 9\npid 1 signal 9\npid x signal 9\npid {target.pid} signal 4711\n"
+    write(target.socket + HOOK_SUFFIX, note)
+
+    found = await look({0: target}, None)
+
+    assert str(found[0]).endswith("stack hook: who imported it has ended")
+    assert all(process.poll() is None for process in stuck.processes)
+
+
+def test_the_users_own_py_spy_goes_before_the_one_beside_python(tmp_path: Path) -> None:
+    own = fake_py_spy(tmp_path, "")
+
+    assert find_py_spy(f"{own.parent}:/bin") == str(own)
+    assert find_py_spy("/nowhere") == find_py_spy(None) == str(Path(sys.executable).parent / "py-spy")
+
+
+# The hook.
+
+
+def test_the_hook_does_nothing_without_an_agent_of_ours(tmp_path: Path) -> None:
+    code = "import aelastic.stack_hook as hook, sys; print(hook.register(), sorted(n for n in sys.modules if 'aelastic' in n))"
+    for socket in ("", str(tmp_path / "of_the_user"), str(tmp_path / "gone" / "control_0_0")):
+        env = {**os.environ, "TORCH_WORKER_SERVER_SOCKET": socket}
+        seen = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert seen.stdout == "False ['aelastic', 'aelastic.stack_hook']\n"
+    assert not os.listdir(tmp_path)
+
+
+def test_the_hook_and_the_agent_mean_the_same_file() -> None:
+    assert stack_hook.SUFFIX == HOOK_SUFFIX
+
+
+# In a run.
+
+# A machine that does other things as well may need longer for what is not about time.
+PATIENCE = "import aelastic.stacks.collect as s\ns.PY_SPY_UNTIL_S, s.SERVER_UNTIL_S, s.HOOK_UNTIL_S, s.TIMEOUT_S = 20.0, 21.0, 22.0, 25.0\n"
+
+
+@pytest.fixture
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for at, name in enumerate(("PY_SPY_UNTIL_S", "SERVER_UNTIL_S", "HOOK_UNTIL_S", "TIMEOUT_S")):
+        monkeypatch.setattr(stacks, name, 20.0 + at)
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.heard: list[StacksTaken] = []
+
+    def tell(self, happening: Happening, now: float) -> None:
+        if isinstance(happening, StacksTaken):
+            self.heard.append(happening)
+
+
+def spec_of(folder: Path, body: str, workers: int = 1, **spec: Any) -> WorkerSpec:
+    """Workers that make a file when they have come so far."""
+    (folder / "worker.py").write_text(
+        f"{STUCK}\nrank = int(os.environ['RANK'])\nrestart = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        f"def ready():\n    open(os.path.join({str(folder)!r}, f'ready_{{rank}}_{{restart}}'), 'w').close()\n{body}"
+    )
+    options: dict[str, Any] = {"max_restarts": 0, "shutdown_timeout_s": 0.3, "local_world_size": workers, **spec}
+    return WorkerSpec(entrypoint=sys.executable, args=(str(folder / "worker.py"),), **options)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    with anyio.fail_after(DEADLINE_S):
+        while not (answer := condition()):  # noqa: ASYNC110  a file of another process
+            await anyio.sleep(0.01)
+        return answer
+
+
+async def run_and(supervisor: Supervisor, then: Callable[[], Any]) -> RunResult:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(supervisor.run())
+        await then()
+    return task.result()
+
+
+def ready(folder: Path, *ranks: int, restart: int = 0) -> Callable[[], bool]:
+    return lambda: all((folder / f"ready_{rank}_{restart}").exists() for rank in ranks)
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_who_asks_at_the_same_time_gets_the_same_and_may_leave(tmp_path: Path) -> None:
+    listener = Listener()
+    spec = spec_of(tmp_path, "tell()\nspin()\n", 2, log_dir=tmp_path / "logs")
+    supervisor = Supervisor(spec, observers=[listener])
+    before = await supervisor.collect_stacks()
+    answers: list[StacksTaken] = []
+
+    async def ask() -> None:
+        await until(ready(tmp_path, 0, 1))
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(supervisor.collect_stacks("the first"))
+            others = [tasks.create_task(supervisor.collect_stacks("asked")) for _ in range(3)]
+            await asyncio.sleep(0)
+            first.cancel()
+        answers.extend(task.result() for task in others)
+        supervisor.stop()
+
+    result = await run_and(supervisor, ask)
+    after = await supervisor.collect_stacks()
+
+    assert result.state is WorkerState.STOPPED and result.stacks == {}
+    assert before.source == after.source == {} and before.path == after.path == ""
+    assert listener.heard == [answers[0]] and answers[1] is answers[0] is answers[2]
+    assert (answers[0].why, dict(answers[0].source)) == ("the first", {0: "py-spy", 1: "py-spy"})
+    for rank in (0, 1):
+        assert ", in spin\n" in read(answers[0].path, str(rank), "stack.txt")
+    assert Path(answers[0].path).name == "attempt_0"
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_with_the_run(tmp_path: Path) -> None:
+    supervisor = Supervisor(spec_of(tmp_path, "tell()\nspin()\n"))
+    seen: list[str] = []
+
+    async def ask() -> None:
+        await until(ready(tmp_path, 0))
+        for why in ("once", "again"):
+            taken = await supervisor.collect_stacks(why)
+        seen.extend([taken.path, read(taken.path, "0", "stack.txt")])
+        supervisor.stop()
+
+    await run_and(supervisor, ask)
+
+    path, text = seen
+    assert [line.partition("), ")[2] for line in text.splitlines() if line.startswith("===")] == [
+        "once; by py-spy",
+        "again; by py-spy",
+    ]
+    assert re.match(r"=== \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00, rank 0 \(local rank 0, pid \d+\), once", text)
+    assert not os.path.exists(path)  # noqa: ASYNC240  the run is over
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_a_condemned_worker_s_stack_is_in_its_failure_and_the_others_are_in_files(tmp_path: Path) -> None:
+    listener = Listener()
+    body = "tell()\nwait_for_ever() if rank == 1 else spin()\n"
+    spec = spec_of(tmp_path, body, 2, log_dir=tmp_path / "logs", shutdown_timeout_s=30.0)
+    supervisor = Supervisor(spec, observers=[listener])
+
+    async def condemn() -> None:
+        await until(ready(tmp_path, 0, 1))
+        await supervisor._condemning.on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
+
+    result = await run_and(supervisor, condemn)
+
+    assert list(result.failures) == [1] and result.stacks == {}
+    failure = result.failures[1]
+    assert re.search(r'by py-spy, most recent call first:\n  File ".*", line \d+, in wait_for_ever\n', failure.stack)
+    assert f"all threads: {listener.heard[0].path}/1/stack.txt" in failure.stack
+    assert len(listener.heard) == 1 and listener.heard[0].why == "rank 1: timer 'step' expired"
+    assert ", in spin\n" in read(listener.heard[0].path, "0", "stack.txt")
+    report = str(ChildFailedError("job", result.failures, result.victims, result.stacks))
+    assert report.index("  stack     : where it stood") < report.index(", in wait_for_ever")
+    told = report_of(1, failure)
+    assert told.stack == failure.stack  # other nodes are told
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+async def test_who_can_not_be_looked_at_is_stopped_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "aelastic.stacks.collect", None)  # a venv that was removed under the job, say
+    body = f"{IGNORES_TERM}\ntell()\nspin()\n"
+    supervisor = Supervisor(spec_of(tmp_path, body, 1, shutdown_timeout_s=0.5, max_restarts=0))
+
+    async def condemn() -> None:
+        await until(ready(tmp_path, 0))
+        await supervisor._condemning.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
+
+    result = await run_and(supervisor, condemn)
+
+    assert (result.failures[0].message, result.failures[0].stack) == ("no output for 9 s", "")
+    # Who ends by the signal it was stopped with has not resisted.
+    assert [*result.stacks] == ([] if signum == signal.SIGKILL else [0])
+    if result.stacks:
+        assert re.fullmatch(r"did not end within 0\.\d s, and had to be killed", result.stacks[0])
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_who_is_killed_before_a_restart_is_seen_in_the_folder_of_its_attempt(tmp_path: Path) -> None:
+    body = """
+if restart == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell()
+    if rank == 0:
+        spin()
+    while not os.path.exists(os.path.join(os.path.dirname(__file__), "ready_0_0")):
+        time.sleep(0.01)
+    raise ValueError("once")
+"""
+    spec = spec_of(tmp_path, body, 2, log_dir=tmp_path / "logs", max_restarts=1)
+    supervisor = Supervisor(spec)
+
+    with anyio.fail_after(DEADLINE_S):
+        result = await supervisor.run()
+
+    assert result.state is WorkerState.SUCCEEDED and result.stacks == {}
+    written = {
+        str(path.relative_to(tmp_path / "logs" / "latest")) for path in (tmp_path / "logs" / "latest").rglob("stack*")
+    }
+    assert written == {"attempt_0/0/stack.txt"}
+
+
+@pytest.mark.usefixtures("_patience")
+async def test_stacks_that_can_not_be_written_are_in_the_report_and_the_job_goes_on(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, f"{IGNORES_TERM}\ntell()\nspin()\n", log_dir=tmp_path / "logs")
+    supervisor = Supervisor(spec)
+
+    async def stop() -> None:
+        await until(ready(tmp_path, 0))
+        [folder] = (tmp_path / "logs" / "latest").glob("attempt_0/0")
+        (folder / "stack.txt").mkdir()
+        supervisor.stop()
+
+    result = await run_and(supervisor, stop)
+
+    assert result.state is WorkerState.STOPPED
+    assert ", in spin" in result.stacks[0] and "all threads" not in result.stacks[0]
+
+
+class Elsewhere(WorkerBackend):
+    """Its workers are no processes of this machine, though their names look so."""
+
+    def __init__(self) -> None:
+        self.exits: dict[int, asyncio.Future[WorkerExit]] = {}
+
+    async def start(self, starts: Sequence[WorkerStart]) -> dict[int, int]:
+        self.exits = {start.local_rank: asyncio.get_running_loop().create_future() for start in starts}
+        return dict.fromkeys(self.exits, os.getpid())
+
+    async def wait(self, local_rank: int) -> WorkerExit:
+        return await asyncio.shield(self.exits[local_rank])
+
+    def stop(self, local_rank: int, signum: int) -> bool:
+        if signum == signal.SIGKILL and not self.exits[local_rank].done():
+            self.exits[local_rank].set_result(WorkerExit(-signum))
+        return True
+
+
+async def test_workers_of_another_machine_are_killed_without_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: Any) -> None:
+        pytest.fail("somebody was looked at")
+
+    monkeypatch.setattr(stacks, "take", never)
+    listener = Listener()
+    supervisor = Supervisor(spec_of(tmp_path, "", 2), backend=Elsewhere(), observers=[listener])
+    taken: list[StacksTaken] = []
+
+    async def ask() -> None:
+        await until(lambda: supervisor.workers and supervisor.workers[0].id)
+        taken.append(await supervisor.collect_stacks())
+        supervisor.stop()
+
+    result = await run_and(supervisor, ask)
+
+    assert result.state is WorkerState.STOPPED and result.stacks == {}
+    assert dict(taken[0].source) == dict.fromkeys((0, 1), "not a process of this machine")
+    assert listener.heard == taken
+
+
+async def test_a_worker_that_ends_while_stacks_are_collected_is_a_victim_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    body = f"""{IGNORES_TERM}
+ready()
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.01)
+"""
+    supervisor = Supervisor(spec_of(tmp_path, body, 1))
+    ended: list[bool] = []
+
+    async def slow_take(targets: dict[int, Target], tools: Tools, found: dict[int, Stack | str]) -> None:
+        go.touch()
+        await until(lambda: not proc_table.is_alive(targets[0].pid))
+        await until(lambda: not supervisor._group.alive)
+        ended.append(True)
+
+    monkeypatch.setattr(stacks, "take", slow_take)
+
+    async def stop() -> None:
+        await until(ready(tmp_path, 0))
+        supervisor.stop()
+
+    result = await run_and(supervisor, stop)
+
+    assert result.state is WorkerState.STOPPED and result.victims == (0,)
+    assert result.stacks == {}  # it was not killed
+    assert len(ended) <= 1  # the run need not wait for the rest
+
+
+async def test_what_looking_raises_does_not_save_a_worker_or_end_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(stacks, "take", broken)
+    supervisor = Supervisor(spec_of(tmp_path, f"{IGNORES_TERM}\ntell()\nspin()\n"))
+
+    async def stop() -> None:
+        await until(ready(tmp_path, 0))
+        supervisor.stop()
+
+    result = await run_and(supervisor, stop)
+
+    assert result.state is WorkerState.STOPPED
+    assert result.stacks[0].endswith("where it stood is not known (no answer in time)")
+    assert "the workers' stacks can't be collected" in caplog.text
+
+
+def test_a_file_that_has_grown_too_large_begins_anew(tmp_path: Path) -> None:
+    path, written = tmp_path / "new" / "stack.txt", dict[int, Path]()
+    _append({0: (path, "first\n")}, written)
+    _append({0: (path, "second\n")}, written)
+    assert path.read_text() == "first\nsecond\n"
+    os.truncate(path, (16 << 20) + 1)
+
+    _append({0: (path, "third\n")}, written)
+
+    assert path.read_text() == "third\n" and written == {0: path}
+
+
+# On the command line.
+
+
+THREE = f"""
+{IGNORES_TERM}
+{STUCK}
+if rank == 3:
+    ready()
+    wait_for("go")
+    raise ValueError("the culprit")
+tell()
+[spin, wait_for_ever, stand_still][rank]()
+"""
+
+
+def wait_stuck(job: Any) -> None:
+    job.wait_line("ready", 4)
+    wait_for(
+        "one is stopped", lambda: any((entry := proc_table.process(pid)) and entry.state == "T" for pid in job.left())
+    )
+    job.go()
+
+
+@on_both_loops
+def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_in_the_report(
+    launch: Launcher, loop: str
+) -> None:
+    job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", "--log-dir=logs", loop=loop, wrapper=PATIENCE)
+    wait_stuck(job)
+
+    assert job.wait() == 1
+    report = job.stderr[job.stderr.index("FAILED") :]
+    assert "cause     : ValueError: the culprit" in report
+    assert "Stopped by the agent: ranks 0-2\n" in report
+    for rank, kind in enumerate(KINDS):
+        words = rf"rank {rank} did not end within \d+\.\d s, and had to be killed; where it stood, by py-spy, most recent call first:\n"
+        assert re.search(rf'{words}    File ".*worker\.py", line \d+, in {kind}\n', report)
+        path = next((job.folder / "logs" / "latest" / "attempt_0").glob(f"{rank}/stack.txt"))
+        assert re.search(
+            rf", about to be killed; by py-spy\nMainThread \(.*\), most recent call first:\n  File .*, in {kind}\n",
+            path.read_text(),
+        )
+        assert re.search(rf"all threads: \S+/attempt_0/{rank}/stack\.txt\n", report)
+        assert f"rank {rank} is stuck in File" in job.stderr[: job.stderr.index("FAILED")]
+    job.assert_nothing_left()
+
+
+def test_without_a_log_folder_more_is_quoted_and_nothing_is_left(launch: Launcher) -> None:
+    nested = THREE.replace(
+        "[spin, wait", "def outer(depth):\n    outer(depth - 1) if depth else spin()\n[lambda: outer(20), wait"
+    )
+    job = launch(nested, "--nproc-per-node=4", "--shutdown-timeout=0.3", wrapper=PATIENCE)
+    wait_stuck(job)
+
+    assert job.wait() == 1
+    report = job.stderr[job.stderr.index("FAILED") :]
+    assert report.count(", in outer\n") == 21
+    assert "all threads" not in report and "stack.txt" not in report
+    job.assert_nothing_left()
+
+
+def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> None:
+    without = f"{PATIENCE}s.find_py_spy = lambda path: None\n"
+    job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", wrapper=without)
+    wait_stuck(job)
+
+    assert job.wait() == 1
+    report = job.stderr[job.stderr.index("FAILED") :]
+    reasons = "py-spy: not installed (pip install 'aelastic[stacks]'); worker server: not there"
+    assert re.search(rf"  ranks 0-2 did not end within .*; where it stood is not known \({re.escape(reasons)}", report)
+
+
+def test_a_second_ctrl_c_looks_first_and_a_third_does_not_wait_for_that(launch: Launcher, tmp_path: Path) -> None:
+    asks = "touch asked; sleep 600"
+    fake = fake_py_spy(tmp_path, asks)
+    worker = f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n"
+    patient = f"{PATIENCE}s.TIMEOUT_S = s.PY_SPY_UNTIL_S = 300.0\n"
+    path = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    job = launch(worker, "--shutdown-timeout=300", wrapper=patient, env=path)
+    job.wait_line("ready")
+
+    job.signal(signal.SIGINT)
+    wait_for("the first is heard", lambda: "ask again to kill them" in job.stderr)
+    job.signal(signal.SIGINT)
+    wait_for("py-spy is asked", (job.folder / "asked").exists)
+    assert job.process.poll() is None
+    job.signal(signal.SIGINT)
+
+    assert job.wait() == -signal.SIGINT
+    assert "aelastic: stopped by SIGINT; all workers have ended\n" in job.stderr
+    assert "had to be killed; where it stood is not known (it was to be killed at once)" in job.stderr
+    job.assert_nothing_left()
+
+
+def test_a_second_ctrl_c_tells_where_workers_stood(launch: Launcher) -> None:
+    job = launch(
+        f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n",
+        "--shutdown-timeout=300",
+        "--nproc-per-node=2",
+        wrapper=PATIENCE,
+    )
+    job.wait_line("ready", 2)
+
+    job.signal(signal.SIGINT)
+    wait_for("the first is heard", lambda: "ask again to kill them" in job.stderr)
+    job.signal(signal.SIGINT)
+
+    assert job.wait() == -signal.SIGINT
+    said = job.stderr[job.stderr.index("aelastic: stopped by SIGINT") :]
+    assert re.match(
+        r"aelastic: stopped by SIGINT; all workers have ended\n"
+        r"aelastic: ranks 0, 1 did not end within .* s, and had to be killed; where it stood, by py-spy, most recent call first:\n"
+        r'aelastic:   File ".*worker.py", line \d+, in spin\n',
+        said,
+    )
+    job.assert_nothing_left()
+
+
+def test_workers_that_end_when_asked_cost_nothing_of_this(launch: Launcher) -> None:
+    tells = """
+import atexit, sys
+atexit.register(lambda: print("imported", {"aelastic.stacks.collect", "aelastic.stacks.format"} & set(sys.modules)))
+"""
+    job = launch(
+        "if rank == 1: raise ValueError('x')\ntime.sleep(600)\n",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        wrapper=tells,
+    )
+
+    assert job.wait(LAUNCH_TIMEOUT_S) == 1
+    assert job.lines[-1] == "imported set()"
+    assert "stack" not in job.stderr
+
+
+# In the report.
+
+
+def test_ranks_that_stood_in_the_same_place_are_told_once_and_few_places_are() -> None:
+    def at(place: str, rank: int) -> str:
+        return f"was killed; where it stood, by py-spy:\n  in {place}\nall threads: /logs/{rank}/stack.txt"
+
+    stacks_of = {
+        **{rank: at("all_reduce", rank) for rank in range(7)},
+        **{rank: at(f"f{rank}", rank) for rank in range(7, 14)},
+    }
+    failures = {14: ProcessFailure(0, 1, 1, "")}
+
+    text = str(ChildFailedError("job", failures, range(14), stacks_of))
+
+    assert "  ranks 0-6 was killed; where it stood, by py-spy:\n    in all_reduce\n" in text
+    assert "    all threads: /logs/0/stack.txt and beside it\n" in text
+    assert text.count("in all_reduce") == 1
+    assert "in f9\n" in text and "in f10\n" not in text
+    assert "  ... and ranks 10-13\n" in text
+
+
+def test_a_failure_besides_the_cause_has_its_place_in_a_line() -> None:
+    stuck = ProcessFailure(1, 2, -9, "", condemned="no sign of life", stack="where it stood:\n  in f\n  in g")
+    text = str(ChildFailedError("job", {0: ProcessFailure(0, 1, 1, ""), 1: stuck}))
+
+    assert "  stack     : where it stood: in f in g\n" in text

@@ -1,0 +1,553 @@
+"""The live line on a terminal: it is there while nothing else is written, in nobody's way, and gone in the end."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from kit.board_kits import free_port
+from kit.launching import DEADLINE_S, Launcher, on_both_loops, wait_for
+from kit.screens import DRAWN, Screens, screens_of
+from kit.virtual_clock import on_virtual_time
+
+from aelastic.cli.arguments import parse
+from aelastic.cli.main import _may_draw
+from aelastic.errors import InputError
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.logs import terminal as terminal_module
+from aelastic.logs.console import sinks_of
+from aelastic.logs.lines import Lines
+from aelastic.logs.terminal import Terminal, TerminalStream
+from aelastic.observe.observer import Audience
+from aelastic.observe.run_events import Changed, RunBegan, RunEnded
+from aelastic.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, QUIET_S, LiveLine, live_line
+
+RUNNING = r"^aelastic \d+ s \| running \| round 1 \| 1 rank \| no restarts$"
+
+
+@pytest.fixture
+def start(launch: Launcher) -> Iterator[Screens]:
+    """Starts jobs on terminals."""
+    yield from screens_of(launch)
+
+
+# Runs.
+
+
+@on_both_loops
+def test_the_line_tells_where_the_job_stands_and_is_gone_in_the_end(start: Screens, loop: str) -> None:
+    job, screen = start("say('working')\nwait_for('go')\nsay('done')", loop=loop)
+    screen.wait_row(RUNNING)
+    assert screen.rows[0] == "working" and len(screen.rows) == 2
+    assert screen.cursor == (1, 0)
+    job.go()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    assert screen.rows == ["working", "done"]
+    assert screen.cursor == (2, 0)
+
+
+STEPS = """
+def step(number, fd, *pieces):
+    for piece in pieces:
+        os.write(fd, piece)
+    wait_for(f"step{number}")
+
+step(0, 1, b"a line\\n", b"\\r 1%", b"\\r 2%", b"\\r 3%\\n")
+step(1, 2, b"an error\\n", b"\\x1b[31mred\\x1b[0m\\n")
+os.write(1, (b"f" * 79 + b"\\n" + b"x" * 999 + b"\\n") * 10 + b"gr\\xc3\\xb6\\xc3\\x9fer, bad \\xff byte\\nno newline at the end")
+"""
+
+
+def test_the_output_is_byte_for_byte_what_it_is_without_the_line(start: Screens) -> None:
+    told = []
+    for ui in ("auto", "off"):
+        job, screen = start(STEPS, f"--ui={ui}", name=ui)
+        for number, end in enumerate([b" 3%\r\n", b"red\x1b[0m\r\n"]):
+            screen.wait_output(end)
+            if ui == "auto":
+                screen.wait_row("^aelastic .* running")
+            (job.folder / f"step{number}").touch()
+        assert job.wait() == 0, screen.story
+        screen.end()
+        told.append((screen.output, screen.rows, screen.cursor))
+    assert told[0] == told[1]
+    assert told[0][0].startswith(b"a line\r\n\r 1%") and told[0][0].endswith(b"byte\r\nno newline at the end")
+
+
+def test_an_open_prompt_and_the_newline_that_ends_it_stay_one_line(start: Screens) -> None:
+    job, screen = start("say('begun')\nwait_for('go')\nos.write(1, b'50%')\nwait_for('end')\nos.write(1, b' 100%\\n')")
+    screen.wait_row(RUNNING)
+    job.go()
+    wait_for("the bar alone", lambda: screen.rows == ["begun", "50%"])
+    count = len(screen.drawn)
+    (job.folder / "end").touch()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    assert screen.rows == ["begun", "50% 100%"]
+    assert re.search(rb"50%(?! 100%)", screen.written) is None and len(screen.drawn) == count
+
+
+def test_ctrl_c_and_the_report_find_the_line_gone(start: Screens) -> None:
+    job, screen = start("wait_for('never')", "--max-restarts=2")
+    screen.wait_row(r"^aelastic \d+ s \| running \| round 1 \| 1 rank \| restarts 0 of 2$")
+    screen.type(b"\x03")
+    assert job.wait() == -signal.SIGINT, screen.story
+    screen.end()
+    # What the terminal echoes comes first, and does so without the line, too.
+    assert screen.rows[0].startswith("^C")
+    assert [row for row in screen.rows if "aelastic: W asked to stop (signal 2)" in row]
+    assert screen.rows[-1] == "aelastic: stopped by SIGINT; all workers have ended"
+    assert not [row for row in screen.rows if "running" in row]
+
+
+def test_a_failure_and_its_report_stand_alone(start: Screens) -> None:
+    job, screen = start("wait_for('go')\nsys.exit(3)")
+    screen.wait_row(RUNNING)
+    job.go()
+    assert job.wait() == 3, screen.story
+    screen.end()
+    assert screen.rows[0].startswith("aelastic: W rank 0 failed on ")
+    assert not [row for row in screen.rows if "running" in row]
+
+
+def test_missing_nodes_are_waited_for_in_the_line(start: Screens) -> None:
+    job, screen = start("", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}")
+    screen.wait_row(r"^aelastic \d+ s \| waiting for 2 nodes \| 1 rank here")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM, screen.story
+    screen.end()
+    assert screen.rows == ["aelastic: stopped by SIGTERM; all workers have ended"]
+
+
+def test_a_terminal_that_is_stopped_holds_up_nobody(start: Screens) -> None:
+    job, screen = start("wait_for('go')")
+    screen.wait_row(RUNNING)
+    termios.tcflow(screen.theirs, termios.TCOOFF)  # as Ctrl-S does
+    job.go()
+    assert job.wait() == 0
+    termios.tcflow(screen.theirs, termios.TCOON)
+    job.assert_nothing_left()
+
+
+def test_only_stderr_matters_and_a_stdout_elsewhere_has_the_output_alone(start: Screens) -> None:
+    job, screen = start("say('working')\nwait_for('go')", streams=("stdin", "stderr"))
+    screen.wait_row(RUNNING)
+    job.go()
+    assert job.wait() == 0, screen.story
+    assert job.stdout == "working\n"
+    screen.end()
+    assert screen.rows == [] and screen.output == b""
+
+
+def test_what_this_process_prints_does_not_mix_with_the_line(start: Screens) -> None:
+    job, screen = start(
+        "wait_for('go')",
+        wrapper="""
+        import sys, threading, time, os
+        def talk():
+            while not os.path.exists("talk"):
+                time.sleep(0.01)
+            print("to stdout"); print("to stderr", file=sys.stderr)
+        threading.Thread(target=talk, daemon=True).start()
+        """,
+    )
+    screen.wait_row(RUNNING)
+    (job.folder / "talk").touch()
+    wait_for("both, and the line below", lambda: len(screen.rows) == 3 and re.match(RUNNING, screen.rows[2]))
+    assert screen.rows[:2] == ["to stdout", "to stderr"]
+    job.go()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    assert screen.rows == ["to stdout", "to stderr"]
+
+
+def test_a_narrow_terminal_shows_the_beginning_on_one_row(start: Screens) -> None:
+    job, screen = start("wait_for('go')", columns=24)
+    screen.wait_row(r"^aelastic \d+ s \| ru.*\.\.\.$")
+    assert len(screen.rows) == 1
+    screen.resize(60, 24)
+    wait_for("all of it", lambda: screen.drawn[-1].endswith(b" | no restarts"))
+    job.go()
+    assert job.wait() == 0, screen.story
+
+
+def test_the_view_shows_the_ranks_and_is_gone_in_the_end(start: Screens) -> None:
+    pytest.importorskip("rich")
+    job, screen = start("say('working')\nwait_for('go')", "--ui=view", "--nproc-per-node=2")
+    screen.wait_row(r"^ +1 +1 +\d+ +running +\d+% +\d+ MiB$")  # CPU comes with the second look
+    assert screen.rows[:2] == ["working", "working"]
+    assert re.match(r"aelastic \d+ s \| running \| round 1 \| 2 ranks \| no restarts$", screen.rows[2])
+    assert screen.rows[4].split() == ["rank", "local", "pid", "state", "CPU", "memory"]
+    assert screen.cursor == (2, 0)
+    job.go()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    assert screen.rows == ["working", "working"]
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "NO_COLOR": {"env": {"NO_COLOR": "1"}},
+    "CI": {"env": {"CI": "true"}},
+    "dumb": {"env": {"TERM": "dumb"}},
+    "off": {"env": {"AELASTIC_UI": "off"}},
+    "no terminal": {"streams": ("stdin", "stdout")},
+}
+
+
+def test_plain_lines_have_no_control_sequence(start: Screens) -> None:
+    worker = "say('working')\nwait_for('go')\nsys.exit(3)"
+    plain = {name: start(worker, name=name.replace(" ", "_"), **more) for name, more in PLAIN.items()}
+    other, clock = start(worker, name="clock")
+    # Started last: by the time that its line has been drawn twice, any other would have been drawn.
+    wait_for("a second line", lambda: len(clock.drawn) >= 2)
+    for job, _ in [*plain.values(), (other, clock)]:
+        job.go()
+    for name, (job, screen) in plain.items():
+        assert job.wait() == 3, (name, screen.story)
+        screen.end()
+        assert screen.rows[0] == "working" and b"\x1b" not in screen.written, name
+        assert "\x1b" not in job.stderr
+    assert other.wait() == 3
+
+
+# Where it may be drawn.
+
+
+@pytest.mark.parametrize(
+    "ui, environ, answer",
+    [
+        ("auto", {"TERM": "xterm"}, True),
+        ("auto", {"TERM": "xterm", "NO_COLOR": "", "CI": ""}, True),
+        ("auto", {"TERM": "xterm", "CI": "false"}, True),
+        ("auto", {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ("auto", {"TERM": "xterm", "CI": "1"}, False),
+        ("auto", {"TERM": "xterm", "JPY_PARENT_PID": "1"}, False),
+        ("auto", {"TERM": "dumb"}, False),
+        ("auto", {}, False),
+        ("line", {"TERM": "xterm", "CI": "1", "NO_COLOR": "1"}, True),
+        ("view", {"TERM": "xterm", "CI": "1"}, True),
+        ("line", {"TERM": "dumb"}, False),
+        ("off", {"TERM": "xterm"}, False),
+    ],
+)
+def test_who_asks_for_plain_lines_gets_them(
+    ui: str, environ: dict[str, str], answer: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    with (tmp_path / "terminal").open("w") as file:
+        monkeypatch.setattr("sys.stderr", file)
+        assert not _may_draw(ui, environ)
+        monkeypatch.setattr("os.tcgetpgrp", lambda fd: 1)
+        assert _may_draw(ui, environ) is answer
+        with monkeypatch.context() as other:
+            other.setattr("sys.stdout", io.StringIO())
+            assert not _may_draw(ui, environ)
+    assert not _may_draw(ui, environ)  # closed
+    for stream in (None, io.StringIO()):
+        monkeypatch.setattr("sys.stderr", stream)
+        assert not _may_draw(ui, environ)
+
+
+def test_a_view_without_rich_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(InputError, match=r"--ui view: rich is not installed: pip install aelastic\[ui\], or use line"):
+        parse(["--ui=view", str(script)], {})
+    assert parse(["--ui=line", str(script)], {}).ui == "line"
+
+
+# Turns.
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int]]:
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    yield ours, theirs
+    for fd in (ours, theirs):
+        os.close(fd)
+
+
+def read(fd: int) -> bytes:
+    """What is there, up to a mark of our own."""
+    return os.read(fd, 1 << 16)
+
+
+def test_others_take_the_line_away_with_what_they_write(ends: tuple[int, int]) -> None:
+    ours, theirs = ends
+    terminal = Terminal(theirs)
+    assert terminal.draw(lambda: [b"the line"])
+    assert DRAWN.fullmatch(read(ours))[1] == b"the line"  # type: ignore[index]
+    with terminal.writing(b"out\n") as whole:
+        assert whole == b"\x1b[Jout\n"
+    assert not terminal.is_shown
+    with terminal.writing(b"more\n") as whole:
+        assert whole == b"more\n"
+
+
+def test_nothing_is_drawn_while_a_line_is_open_or_somebody_writes_or_it_is_over(ends: tuple[int, int]) -> None:
+    ours, theirs = ends
+    terminal = Terminal(theirs)
+    line = lambda: [b"the line"]  # noqa: E731
+    with terminal.writing(b"whole\n"):
+        refused: list[bool] = []
+        other = threading.Thread(target=lambda: refused.append(terminal.draw(line)))
+        other.start()
+        other.join(DEADLINE_S)
+        assert refused == [False]
+    with terminal.writing(b"\r50%"):
+        pass
+    assert not terminal.draw(line)
+    with terminal.writing(b"\r100%\n"):
+        pass
+    assert terminal.draw(line)
+    terminal.end()
+    assert not terminal.draw(line)
+    assert DRAWN.sub(b"", read(ours)) == b"\x1b[J"
+
+
+def test_a_stopped_terminal_is_not_drawn_on_and_not_waited_for(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal_module, "ERASE_TIMEOUT_S", 0.01)
+    ours, theirs = ends
+    terminal = Terminal(theirs)
+    assert terminal.draw(lambda: [b"the line"])
+    read(ours)
+    termios.tcflow(theirs, termios.TCOOFF)
+    assert not terminal.draw(lambda: [b"another"])
+    terminal.end()
+    termios.tcflow(theirs, termios.TCOON)
+    os.write(theirs, b"!")
+    assert read(ours) == b"!"
+
+
+def test_writers_take_turns_and_none_writes_twice_while_another_waits(ends: tuple[int, int]) -> None:
+    terminal = Terminal(ends[1])
+    wrote: list[str] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    def flood() -> None:
+        for number in range(3):
+            with terminal.writing(b"flood\n"):
+                wrote.append("flood")
+                if number == 0:
+                    begun.set()
+                    wait_for("somebody who waits", terminal._queue.locked)
+        ended.set()
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    assert begun.wait(DEADLINE_S)
+    with terminal.writing(b"word\n"):
+        wrote.append("word")
+    flooding.join(DEADLINE_S)
+    assert wrote == ["flood", "word", "flood", "flood"]
+
+
+def test_who_prints_amid_a_write_waits_for_nobody(ends: tuple[int, int]) -> None:
+    terminal = Terminal(ends[1])
+    with terminal.writing(b"a line\n"), terminal.writing(b"of a finalizer\n") as inner:
+        assert inner == b"of a finalizer\n"
+
+
+def test_a_view_makes_room_before_it_is_drawn(ends: tuple[int, int]) -> None:
+    ours, theirs = ends
+    terminal = Terminal(theirs)
+    assert terminal.draw(lambda: [b"one", b"two", b"three"])
+    assert read(ours) == (b"\x1bD\x1bD\x1b[2A\x1b7\x1b[?7l\x1b[0mone\x1b[K\r\ntwo\x1b[K\r\nthree\x1b[J\x1b[?7h\x1b8")
+
+
+def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]) -> None:
+    ours, theirs = ends
+    terminal = Terminal(theirs)
+    with open(theirs, "w", closefd=False) as plain:
+        stream = TerminalStream(plain, terminal)
+        out, err = sinks_of(stream, plain)
+        assert out is err
+        cut = Lines(None)
+        terminal.draw(lambda: [b"the line"])
+        read(ours)
+        out.show(cut, cut.feed(b"from a worker\n"))
+        assert read(ours) == b"\x1b[Jfrom a worker\n"
+        terminal.draw(lambda: [b"the line"])
+        read(ours)
+        print("größer\n", end="", file=stream)
+        assert read(ours) == b"\x1b[Jgr\xc3\xb6\xc3\x9fer\n"
+
+
+def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Callable[[], None]] = []
+    monkeypatch.setattr("os.tcgetpgrp", lambda fd: 1)
+    with open(ends[1], "w", closefd=False) as plain:
+        monkeypatch.setattr("sys.stdout", plain)
+        monkeypatch.setattr("sys.stderr", plain)
+        with live_line(said.append, "line"):
+            assert isinstance(sys.stderr, TerminalStream) and sys.stdout is sys.stderr
+        assert sys.stderr is not plain  # what is still to be said takes the line away
+        for each in said:
+            each()
+        assert sys.stdout is plain and sys.stderr is plain
+
+
+# When it is drawn.
+
+
+class Paper:
+    """In the place of a terminal: what was drawn, and when."""
+
+    def __init__(self) -> None:
+        self.written, self.is_shown, self.is_line_open, self.is_ours = 0, False, False, True
+        self.size = (80, 24)
+        self.takes = True
+        self.drawn: list[tuple[float, bytes]] = []
+        self.looks = 0
+        self._told: Callable[[], None] | None = None
+
+    def tell_of_write(self, told: Callable[[], None]) -> None:
+        self._told = told
+        self.looks += 1
+
+    def write(self, *, ends_line: bool = True) -> None:
+        self.written, self.is_shown, self.is_line_open = self.written + 1, False, not ends_line
+        told, self._told = self._told, None
+        if told is not None:
+            told()
+
+    def draw(self, rows: Callable[[], list[bytes]]) -> bool:
+        if self.takes:
+            self.drawn.append((anyio.current_time(), rows()[0]))
+            self.is_shown = True
+        return self.takes
+
+    @property
+    def times(self) -> list[float]:
+        return [time for time, _ in self.drawn]
+
+
+BEGAN = RunBegan(
+    run_id="run", node_id="node", host="host", pid=1, role="default", entrypoint="train.py", local_world_size=1,
+    min_nodes=1, max_nodes=1, max_restarts=0, rdzv_backend="",
+)  # fmt: skip
+
+
+def line_on(paper: Paper) -> LiveLine:
+    line = LiveLine(paper, lambda do: do(), "line")  # type: ignore[arg-type]
+    line.tell(BEGAN, 0.0)
+    return line
+
+
+@on_virtual_time
+async def test_an_idle_job_is_drawn_ever_more_seldom() -> None:
+    paper = Paper()
+    with anyio.move_on_after(3600):
+        await line_on(paper).run()
+    assert all(later - earlier >= INTERVAL_S for earlier, later in zip(paper.times, paper.times[1:], strict=False))
+    assert INTERVAL_S <= paper.times[0] <= 2 * INTERVAL_S
+    assert len([time for time in paper.times if time <= 60]) <= 22
+    assert len([time for time in paper.times if 60 < time <= 3600]) <= 355
+    assert paper.looks == 1 + len(paper.drawn)  # the first one, at the start; it wakes up for nothing else
+
+
+@on_virtual_time
+async def test_it_comes_back_once_the_output_is_quiet_and_not_before() -> None:
+    paper = Paper()
+    with anyio.move_on_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(line_on(paper).run)
+            await anyio.sleep(10.5)
+            for _ in range(100):
+                paper.write()
+                await anyio.sleep(QUIET_S / 3)
+            last = anyio.current_time() - QUIET_S / 3
+            assert not [time for time in paper.times if time > 10.5]
+            await anyio.sleep(5)
+            drawn_at = next(time for time in paper.times if time > 10.5)
+            assert last + QUIET_S <= drawn_at <= last + 2 * QUIET_S + INTERVAL_S
+            tasks.cancel_scope.cancel()
+
+
+@on_virtual_time
+async def test_an_open_line_is_waited_for_without_looking() -> None:
+    paper = Paper()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(line_on(paper).run)
+        await anyio.sleep(5.5)
+        paper.write(ends_line=False)
+        await anyio.sleep(1)
+        count, looks = len(paper.drawn), paper.looks
+        await anyio.sleep(1000)
+        assert (len(paper.drawn), paper.looks) == (count, looks)
+        paper.write()
+        await anyio.sleep(2)
+        assert len(paper.drawn) == count + 1
+        tasks.cancel_scope.cancel()
+
+
+@on_virtual_time
+async def test_a_terminal_that_takes_nothing_is_asked_once_a_second() -> None:
+    paper = Paper()
+    paper.takes = False
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(line_on(paper).run)
+        await anyio.sleep(100.5)
+        assert not paper.drawn and 50 <= paper.looks <= 310
+        paper.takes = True
+        await anyio.sleep(2)
+        assert paper.drawn
+        tasks.cancel_scope.cancel()
+
+
+@on_virtual_time
+async def test_nothing_is_drawn_in_the_background() -> None:
+    paper = Paper()
+    paper.is_ours = False
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(line_on(paper).run)
+        await anyio.sleep(100)
+        assert not paper.drawn
+        paper.is_ours = True
+        await anyio.sleep(BACKGROUND_INTERVAL_S + 0.5)
+        assert paper.drawn
+        tasks.cancel_scope.cancel()
+
+
+@on_virtual_time
+async def test_what_happens_is_shown_soon_and_nothing_after_the_end() -> None:
+    paper = Paper()
+    line = line_on(paper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(line.run)
+        await anyio.sleep(70.5)
+        line.tell(Changed(Phase.INIT, Phase.RUNNING, WorkerState.HEALTHY, ""), anyio.current_time())
+        await anyio.sleep(1)
+        assert b"running" in paper.drawn[-1][1]
+        count = len(paper.drawn)
+        line.tell(RunEnded(WorkerState.SUCCEEDED, ""), anyio.current_time())
+        await anyio.sleep(100)
+        assert len(paper.drawn) == count
+    # The group has ended: so has the line.
+
+
+@on_virtual_time
+async def test_a_line_that_cannot_be_made_costs_the_line_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Torn(Paper):
+        def draw(self, rows: Callable[[], list[bytes]]) -> bool:
+            raise ValueError("torn")
+
+    audience = Audience([line_on(Torn())])
+    await audience.run()
+    assert "LiveLine failed, and is told no more: ValueError: torn" in caplog.text

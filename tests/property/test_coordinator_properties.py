@@ -1,0 +1,399 @@
+"""The coordinator among nodes that obey the protocol, crash, come back, and are slow to be heard."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aelastic.rdzv.coordinator.coordinator import Coordinator, DeadlinePassed, Event, Lost, Send
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.protocol.messages import (
+    Assigned,
+    CoordinatorMessage,
+    Departed,
+    Ended,
+    Failed,
+    FailureReport,
+    Interrupted,
+    Left,
+    Node,
+    Outcome,
+    Ready,
+    Succeeded,
+    Waiting,
+)
+
+NODES = 6
+# Settle time, then last call or join timeout.
+DEADLINES_TO_AGREE = 3
+FAILURE = FailureReport("host", 0, 0, 77, 1, "ValueError", "", 1000)
+
+
+@dataclass
+class FakeNode:
+    """An agent as the protocol has it, written without looking at ours."""
+
+    node_id: str
+    host: str
+    size: int
+    preferred: int | None
+    # ready, busy, failed (its workers are being stopped), stopping (likewise, for the next round), awaiting (the
+    # answer to a failure), finished, ended; away: crashed or left
+    phase: str = "ready"
+    is_replaced: bool = False  # another came in its name: its workers are told to end, and nobody waits for that
+    round: int = 0
+    up: deque[Event] = field(default_factory=deque)
+    down: deque[CoordinatorMessage] = field(default_factory=deque)
+
+    def say_ready(self) -> None:
+        self.phase = "ready"
+        node = Node(self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred)
+        self.up.append(Ready(node))
+
+    @property
+    def lives(self) -> bool:
+        return self.phase not in {"away", "ended"}
+
+    @property
+    def has_workers(self) -> bool:
+        return self.phase in {"busy", "failed", "stopping"}
+
+    def hear(self, message: CoordinatorMessage) -> None:
+        if self.phase == "away":
+            return
+        assert self.phase != "ended", f"{message} after the end"
+        match message:
+            case Assigned():
+                assert self.phase == "ready", f"assigned while {self.phase}"
+                assert message.round > self.round
+                self.phase, self.round = "busy", message.round
+            case Interrupted():
+                assert message.round == self.round, "interruptions come in order"
+                if self.phase in {"busy", "failed"}:
+                    self.phase = "stopping"
+                else:
+                    assert self.phase in {"awaiting", "finished"}, f"interrupted while {self.phase}"
+                    self.say_ready()
+            case Ended():
+                self.phase = "ended"
+            case Waiting():
+                assert self.phase == "ready", f"told to wait while {self.phase}"
+
+    def workers_gone(self) -> None:
+        if self.phase == "failed":
+            self.phase = "awaiting"
+        else:
+            self.say_ready()
+
+
+@dataclass
+class World:
+    """A coordinator, nodes and wires, with books of their own."""
+
+    core: Coordinator
+    nodes: dict[str, FakeNode] = field(default_factory=dict)
+    now: float = 0.0
+    round: int = 0
+    participants: tuple[str, ...] = ()
+    paid: int = 0
+    paid_rounds: set[int] = field(default_factory=set)
+    known_ready: set[str] = field(default_factory=set)  # nodes whose last word to the coordinator was Ready
+    members: set[str] = field(default_factory=set)  # nodes it knows of
+    holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
+    verdict: Ended | None = None
+
+    def tell(self, event: Event) -> None:
+        self.check_fence(event)
+        replaced = self.replaced_by(event)
+        self.note(event)
+        sends = self.core.handle(event, self.now)
+        if isinstance(event, Failed) and sends and self.verdict is None:
+            assert event.round == self.round and event.node_id in self.participants
+            if any(isinstance(send.message, Interrupted) for send in sends):
+                assert self.round not in self.paid_rounds, "two failures of one round were paid"
+                self.paid_rounds.add(self.round)
+                self.paid += 1
+        if replaced is not None:
+            assert any(send.node_id == replaced and isinstance(send.message, Ended) for send in sends)
+            self.nodes[replaced].is_replaced = True
+        closed_before = self.verdict
+        if assigned := {s.node_id: s.message for s in sends if isinstance(s.message, Assigned)}:
+            self.check_round(assigned)
+        for send in sends:
+            if closed_before:
+                assert isinstance(send.message, Ended) and isinstance(event, Ready), "closed stays closed"
+            self.check_send(send, sends, event, replaced)
+            if not isinstance(send.message, Departed):  # that is for who coordinates next, and no supervisor
+                self.nodes[send.node_id].down.append(send.message)
+        if self.round and self.members == self.known_ready and len(self.members) >= self.core.min_nodes:
+            assert self.core.phase != "forming", "a later round waits for nobody else"
+
+    def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
+        message = send.message
+        match message:
+            case Interrupted():
+                assert message.round == self.round
+                assert message.restart_count == self.paid
+                assert send.node_id in self.participants
+            case Waiting():
+                # Once when it comes, and once for each round that it has no part in.
+                comes = isinstance(event, Ready) and event.node.node_id == send.node_id
+                assert comes or any(isinstance(other.message, Assigned) for other in sends)
+                assert sum(send == other for other in sends) == 1, "told once"
+                assert send.node_id in self.known_ready and send.node_id not in self.participants
+                assert len(self.participants) == self.core.max_nodes
+            case Departed():
+                assert message.round == self.round
+                gone = self.participants[message.group_rank]
+                assert gone == replaced or (isinstance(event, Left | Lost) and event.node_id == gone)
+            case Ended(outcome=Outcome.REPLACED):
+                assert isinstance(event, Ready) and send.node_id == replaced
+                self.nodes[send.node_id].up.clear()  # its connection is closed, with what it has yet to say
+            case Ended():
+                self.verdict = self.verdict or message
+                assert message == self.verdict, "two verdicts"
+            case Assigned():
+                pass  # `check_round` has looked at all of them
+
+    def replaced_by(self, event: Event) -> str | None:
+        """Whose next self an agent is, by the rank that both ask for."""
+        if not isinstance(event, Ready) or event.node.preferred_rank is None or self.verdict is not None:
+            return None
+        old = self.holders.get(event.node.preferred_rank)
+        self.holders[event.node.preferred_rank] = event.node.node_id
+        if old is None or old == event.node.node_id or old not in self.members:
+            return None
+        self.members.discard(old)
+        self.known_ready.discard(old)
+        return old
+
+    def note(self, event: Event) -> None:
+        match event:
+            case Ready():
+                self.known_ready.add(event.node.node_id)
+                self.members.add(event.node.node_id)
+            case Left() | Lost():
+                self.known_ready.discard(event.node_id)
+                self.members.discard(event.node_id)
+            case _:
+                pass
+
+    def check_fence(self, event: Event) -> None:
+        stale = isinstance(event, Failed | Succeeded) and event.round != self.round
+        early = isinstance(event, DeadlinePassed) and (self.core.deadline is None or self.now < self.core.deadline)
+        if stale or early:
+            trial = copy.deepcopy(self.core)
+            assert trial.handle(event, self.now) == []
+            assert everything(trial) == everything(self.core), f"{event} changed something"
+
+    def check_round(self, heard: dict[str, Assigned]) -> None:
+        messages = list(heard.values())
+        self.round += 1
+        assert {m.round for m in messages} == {self.round}
+        assert {m.restart_count for m in messages} == {self.paid}
+        assert self.core.min_nodes <= len(heard) <= self.core.max_nodes
+        assert set(heard) <= self.known_ready
+        for node in self.nodes.values():
+            assert not node.has_workers or node.is_replaced, "two rounds alive at once"
+        by_rank = sorted(heard, key=lambda node_id: heard[node_id].ranks.group_rank)
+        assert [heard[i].ranks.group_rank for i in by_rank] == list(range(len(heard)))
+        assert {m.ranks.group_world_size for m in messages} == {len(heard)}
+        ranks = [
+            r for i in by_rank for r in range(heard[i].ranks.first_rank, heard[i].ranks.first_rank + self.nodes[i].size)
+        ]
+        assert ranks == list(range(len(ranks)))
+        assert {m.ranks.world_size for m in messages} == {len(ranks)}
+        assert {m.master_addr for m in messages} == {by_rank[0]}
+        for rank, node_id in enumerate(self.participants):
+            if node_id in heard and rank < len(heard):
+                assert by_rank[rank] == node_id, "a survivor lost its rank"
+        survivors = set(self.participants) & self.known_ready
+        assert survivors <= set(heard), "a survivor had to give way"
+        self.participants = tuple(by_rank)
+        self.known_ready -= set(heard)
+
+    def deliver_up(self, node: FakeNode) -> None:
+        event = node.up.popleft()
+        if not node.is_replaced:  # its connection is closed
+            self.tell(event)
+
+    def deliver_all(self) -> None:
+        while busy := [node for node in self.nodes.values() if node.up or node.down]:
+            for node in busy:
+                if node.down:
+                    node.hear(node.down.popleft())
+                if node.up:
+                    self.deliver_up(node)
+
+    @property
+    def is_agreed(self) -> bool:
+        """Every node that lives takes part in the round, or is a spare, or knows the end."""
+        living = [node for node in self.nodes.values() if node.lives]
+        spares = [node for node in living if node.phase == "ready"]
+        taking_part = [node for node in living if node.phase in {"busy", "finished"} and node.round == self.round]
+        if len(spares) + len(taking_part) < len(living):
+            return False
+        if spares and len(self.participants) < self.core.max_nodes:
+            return False
+        return not living or any(node.phase == "busy" for node in living)
+
+
+class Cluster(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    @initialize(
+        low=st.integers(1, 3), more=st.integers(0, 3), max_restarts=st.integers(0, 2), early=st.integers(0, NODES)
+    )
+    def begin(self, low: int, more: int, max_restarts: int, early: int) -> None:
+        self.max_restarts = max_restarts
+        self.world = World(Coordinator(low, low + more, RestartPolicy(max_restarts)))
+        for _ in range(early):
+            self.come(1, None)
+
+    def come(self, size: int, preferred: int | None) -> None:
+        self.count += 1
+        used = {node.host for node in self.nodes}
+        host = next(f"node{i}" for i in range(NODES) if f"node{i}" not in used)
+        node = FakeNode(f"{host}-{self.count}", host, size, preferred)
+        self.world.nodes[node.node_id] = node
+        node.say_ready()
+
+    @property
+    def nodes(self) -> list[FakeNode]:
+        return [node for node in self.world.nodes.values() if node.lives]
+
+    def some(self, data: Any, *phases: str) -> FakeNode | None:
+        nodes = [node for node in self.nodes if not phases or node.phase in phases]
+        return data.draw(st.sampled_from(nodes)) if nodes else None
+
+    # Nodes.
+
+    @precondition(lambda self: len(self.nodes) < NODES)
+    @rule(size=st.integers(1, 3), preferred=st.none() | st.integers(0, 3))
+    def node_comes(self, size: int, preferred: int | None) -> None:
+        self.come(size, preferred)
+
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data(), how=st.sampled_from(["crash", "leave"]))
+    def node_goes(self, data: Any, how: str) -> None:
+        node = self.some(data)
+        assert node is not None
+        node.phase = "away"
+        node.up.append(Lost(node.node_id, "gone") if how == "crash" else Left(node.node_id, "asked to"))
+
+    @precondition(lambda self: any(node.phase == "busy" for node in self.nodes))
+    @rule(data=st.data())
+    def worker_fails(self, data: Any) -> None:
+        node = self.some(data, "busy")
+        assert node is not None
+        node.phase = "failed"
+        node.up.append(Failed(node.node_id, node.round, FAILURE))
+
+    @precondition(lambda self: any(node.phase == "busy" for node in self.nodes))
+    @rule(data=st.data())
+    def workers_succeed(self, data: Any) -> None:
+        node = self.some(data, "busy")
+        assert node is not None
+        node.phase = "finished"
+        node.up.append(Succeeded(node.node_id, node.round))
+
+    @precondition(lambda self: any(node.phase in {"failed", "stopping"} for node in self.nodes))
+    @rule(data=st.data())
+    def workers_are_gone(self, data: Any) -> None:
+        node = self.some(data, "failed", "stopping")
+        assert node is not None
+        node.workers_gone()
+
+    @rule()
+    def all_stopping_workers_are_gone(self) -> None:
+        for node in self.nodes:
+            if node.phase in {"failed", "stopping"}:
+                node.workers_gone()
+
+    @precondition(lambda self: self.world.nodes)
+    @rule(data=st.data(), off_by=st.sampled_from([-1, 1]))
+    def somebody_speaks_of_another_round(self, data: Any, off_by: int) -> None:
+        node_id = data.draw(st.sampled_from(sorted(self.world.nodes)))
+        self.world.check_fence(Failed(node_id, self.world.round + off_by, FAILURE))
+        self.world.check_fence(Succeeded(node_id, self.world.round + off_by))
+
+    # Wires and clocks.
+
+    @precondition(lambda self: any(node.up for node in self.world.nodes.values()))
+    @rule(data=st.data())
+    def message_goes_up(self, data: Any) -> None:
+        self.world.deliver_up(data.draw(st.sampled_from([n for n in self.world.nodes.values() if n.up])))
+
+    @precondition(lambda self: any(node.down for node in self.world.nodes.values()))
+    @rule(data=st.data())
+    def message_comes_down(self, data: Any) -> None:
+        node = data.draw(st.sampled_from([n for n in self.world.nodes.values() if n.down]))
+        node.hear(node.down.popleft())
+
+    @rule()
+    def all_messages_arrive(self) -> None:
+        self.world.deliver_all()
+
+    @precondition(lambda self: self.world.core.deadline is not None)
+    @rule()
+    def deadline_passes(self) -> None:
+        deadline = self.world.core.deadline
+        assert deadline is not None
+        self.world.now = max(self.world.now, deadline)
+        self.world.tell(DeadlinePassed())
+
+    @rule(dt=st.floats(0, 10))
+    def time_passes(self, dt: float) -> None:
+        limit = self.world.core.deadline
+        self.world.now = (
+            self.world.now + dt if limit is None else max(self.world.now, min(self.world.now + dt, limit - 0.01))
+        )
+        self.world.tell(DeadlinePassed())
+
+    # What always holds.
+
+    @invariant()
+    def the_budget_is_kept(self) -> None:
+        assert self.world.paid <= self.max_restarts
+
+    @invariant()
+    def the_coordinator_waits_for_a_deadline_or_for_nodes(self) -> None:
+        core = self.world.core
+        if core.phase == "closed":
+            assert core.deadline is None
+            assert self.world.verdict is not None or not self.world.known_ready
+
+    @invariant()
+    def when_faults_stop_all_that_live_agree_within_some_deadlines(self) -> None:
+        world = copy.deepcopy(self.world)
+        for _ in range(DEADLINES_TO_AGREE):
+            world.deliver_all()
+            while stopping := [n for n in world.nodes.values() if n.phase in {"failed", "stopping"}]:
+                for node in stopping:
+                    node.workers_gone()
+                world.deliver_all()
+            if world.is_agreed:
+                return
+            deadline = world.core.deadline
+            assert deadline is not None, "no agreement, and nothing that would bring it"
+            world.now = max(world.now, deadline)
+            world.tell(DeadlinePassed())
+        raise AssertionError(f"no agreement after {DEADLINES_TO_AGREE} deadlines")
+
+
+def everything(core: Coordinator) -> dict[str, Any]:
+    return {name: getattr(core, name) for name in Coordinator.__dataclass_fields__ if name != "_story"}
+
+
+Cluster.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestCoordinatorAmongNodes = Cluster.TestCase

@@ -1,0 +1,358 @@
+"""The worker group in a fake world: workers, a coordinator, people and clocks that do what they like."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aelastic.group.events import (
+    Cleared,
+    Condemned,
+    DeadlinePassed,
+    Event,
+    Exited,
+    Finish,
+    Join,
+    Spawn,
+    Spawned,
+    Start,
+    Stop,
+    StopRequested,
+    TellFailed,
+    TellLeft,
+    TellSucceeded,
+    WorkerState,
+)
+from aelastic.group.worker_group import KILL_COUNT_MAX, Phase, WorkerGroup
+from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.ranks import assign_ranks
+from aelastic.spec import WorkerSpec
+
+WORKERS = 3
+# Stopping is armed anew by the request itself, then by each SIGKILL; the next deadline is the end.  A leftover
+# that is waited for puts one more in front.
+DEADLINES_TO_THE_END = KILL_COUNT_MAX + 2
+FAILURE = FailureReport("host", 0, 0, 77, 1, "ValueError", "", 1000)
+HANGS = FailureReport("host", 0, 0, 77, -9, "timer 'step' expired", "", 1)
+# What nobody else is stopped with.
+HANGS_WITH = signal.SIGUSR1
+VERDICTS = [Ended(Outcome.FAILED, "no restart is left", FAILURE), Ended(Outcome.SUCCEEDED, "every worker succeeded")]
+
+
+class FakeWorld(RuleBasedStateMachine):
+    """Carries out what is asked, answers only that, and keeps its own books."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group = WorkerGroup(
+            WorkerSpec(entrypoint="x", local_world_size=WORKERS, shutdown_timeout_s=30, exit_barrier_timeout_s=300)
+        )
+        self.now = 0.0
+        self.alive: dict[tuple[int, int], str] = {}  # generation and local rank: "runs", or "left something behind"
+        self.past: list[Event] = []  # events of workers, each delivered once
+        self.generation = 0  # the last that was started
+        self.spawned: set[int] = set()  # generations that the back end told of
+        self.round = 0
+        self.is_ready = self.is_ended = False
+        self.lefts = 0
+        self.is_interrupted = True  # the coordinator has ended the current round, or there is none
+        self.told_failures: list[int] = []
+        self.told_successes: list[int] = []
+        self.finished: list[Finish] = []
+        self.restarts_allowed = 0  # interruptions: each permits one more spawn
+        self.spawns = 0
+        self.stop_requests = 0
+        self.real_failures = 0
+        self.failed: set[int] = set()  # local ranks that failed in this generation
+        self.signalled: set[int] = set()  # likewise: who was asked to end, and not for what it did itself
+        self.condemned: set[int] = set()  # likewise: who counts as failed while it lives
+        self.stops_for = ""  # likewise: "a failure", or "something else"
+
+    # Carrying out.
+
+    def tell(self, event: Event) -> None:
+        for action in self.group.handle(event, self.now):
+            assert not self.finished, f"{action} after Finish"
+            self.carry_out(action)
+
+    def carry_out(self, action: Any) -> None:
+        match action:
+            case Join():
+                assert not self.alive, "ready while workers live"
+                assert not self.is_ready and not self.lefts, "ready twice, or after leaving"
+                self.is_ready = True
+            case Spawn(generation, assigned):
+                assert not self.alive, "two generations alive at once"
+                assert generation == self.generation + 1
+                assert assigned.round == self.round
+                self.generation = generation
+                self.alive = {(generation, rank): "runs" for rank in range(WORKERS)}
+                self.failed, self.signalled, self.condemned = set(), set(), set()
+                self.stops_for = ""
+                self.spawns += 1
+            case Stop():
+                self.send(action)
+            case TellFailed(round_, _):
+                assert round_ == self.round
+                assert round_ not in self.told_failures, "one failure a round"
+                assert self.real_failures, "a failure that nobody had"
+                self.told_failures.append(round_)
+            case TellSucceeded(round_):
+                assert not self.alive and round_ == self.round
+                assert round_ not in self.told_failures + self.told_successes
+                self.told_successes.append(round_)
+            case TellLeft():
+                self.lefts += 1
+                assert self.lefts <= 2, "told once when asked to, and once more when giving up"
+            case Finish():
+                self.finished.append(action)
+            case _:
+                raise AssertionError(action)
+
+    def send(self, stop: Stop) -> None:
+        local_ranks = set(stop.local_ranks)
+        assert stop.generation == self.generation, "a signal for a generation that is gone"
+        assert len(local_ranks) == len(stop.local_ranks)
+        for rank in local_ranks:
+            assert (stop.generation, rank) in self.alive, "a signal for nobody"
+            assert stop.signum == signal.SIGKILL or self.alive[stop.generation, rank] == "runs"
+        if stop.signum == HANGS_WITH:
+            assert local_ranks <= self.condemned, "a signal for others than it was meant for"
+            return
+        assert stop.signum == signal.SIGKILL or not local_ranks & self.condemned, "asked to end in two ways"
+        self.signalled |= local_ranks - self.condemned
+
+    @property
+    def hears(self) -> bool:
+        """Whether the coordinator still speaks to this node, which may not have processed that it left."""
+        return not self.is_ended and not self.finished
+
+    def changes_nothing(self, event: Event) -> None:
+        before = everything(self.group)
+        assert self.group.handle(event, self.now) == []
+        assert everything(self.group) == before
+
+    # What happens.
+
+    @initialize()
+    def start(self) -> None:
+        self.tell(Start())
+
+    @precondition(lambda self: self.is_ready and self.hears)
+    @rule(skipped=st.integers(0, 2), size=st.integers(1, 3))
+    def round_completes(self, skipped: int, size: int) -> None:
+        self.is_ready, self.is_interrupted = False, False
+        self.round += 1 + skipped
+        ranks = assign_ranks([("default", WORKERS)] * size)[-1]
+        self.tell(Assigned(self.round, 0, ranks, "host0", 29500))
+
+    @precondition(lambda self: not self.is_interrupted and self.hears)
+    @rule()
+    def round_is_interrupted(self) -> None:
+        self.is_interrupted = True
+        self.stops_for = "something else"
+        self.restarts_allowed += 1
+        self.tell(Interrupted(self.round, "somebody failed"))
+
+    @precondition(lambda self: self.round and self.hears)
+    @rule(verdict=st.sampled_from(VERDICTS))
+    def job_ends(self, verdict: Ended) -> None:
+        self.is_ended = True
+        self.stops_for = "something else"
+        self.tell(verdict)
+
+    @precondition(lambda self: self.generation not in self.spawned and self.generation)
+    @rule()
+    def back_end_tells(self) -> None:
+        self.spawned.add(self.generation)
+        event = Spawned(self.generation, {rank: 100 * self.generation + rank for rank in range(WORKERS)})
+        self.past.append(event)
+        self.tell(event)
+
+    @precondition(lambda self: self.generation in self.spawned and "runs" in self.alive.values())
+    @rule(data=st.data(), fails=st.sampled_from([False, False, True]), clears=st.booleans())
+    def worker_exits(self, data: Any, fails: bool, clears: bool) -> None:
+        generation, rank = data.draw(st.sampled_from(sorted(w for w, how in self.alive.items() if how == "runs")))
+        event = self.exit(generation, rank, fails=fails)
+        self.past.append(event)
+        self.tell(event)
+        if clears:
+            self.clear(generation, rank)
+
+    def exit(self, generation: int, rank: int, *, fails: bool) -> Exited:
+        self.alive[generation, rank] = "left something behind"
+        fails = fails and rank not in self.signalled  # what it says then is not told
+        if fails and rank not in self.condemned:
+            self.fail(rank)
+        return Exited(generation, rank, FAILURE if fails else None)
+
+    def fail(self, rank: int) -> None:
+        self.real_failures += 1
+        self.failed.add(rank)
+        self.stops_for = self.stops_for or "a failure"
+
+    @precondition(lambda self: "runs" in self.alive.values())
+    @rule(data=st.data())
+    def workers_hang(self, data: Any) -> None:
+        """Mostly several do, since they wait for each other."""
+        running = sorted(worker for worker, how in self.alive.items() if how == "runs")
+        for generation, rank in data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True)):
+            self.condemn(generation, rank)
+
+    def condemn(self, generation: int, rank: int) -> None:
+        event = Condemned(generation, rank, HANGS, HANGS_WITH)
+        is_let_be = rank in self.condemned or self.stops_for == "something else"
+        if is_let_be or generation not in self.spawned or self.finished:
+            self.changes_nothing(event)
+            return
+        self.condemned.add(rank)
+        self.fail(rank)
+        self.past.append(event)
+        self.tell(event)
+        assert self.group.failed[rank] == HANGS
+
+    @precondition(lambda self: "left something behind" in self.alive.values())
+    @rule(data=st.data())
+    def leftover_goes(self, data: Any) -> None:
+        left = sorted(w for w, how in self.alive.items() if how != "runs")
+        self.clear(*data.draw(st.sampled_from(left)))
+
+    def clear(self, generation: int, rank: int) -> None:
+        del self.alive[generation, rank]
+        event = Cleared(generation, rank)
+        self.past.append(event)
+        self.tell(event)
+
+    @precondition(lambda self: self.generation in self.spawned and "runs" in self.alive.values())
+    @rule(fails=st.booleans())
+    def all_workers_end(self, fails: bool) -> None:
+        """A shortcut: a random walk alone rarely comes to the next generation."""
+        for generation, rank in sorted(w for w, how in self.alive.items() if how == "runs"):
+            self.tell(self.exit(generation, rank, fails=fails))
+        for generation, rank in sorted(self.alive):
+            self.clear(generation, rank)
+
+    @precondition(lambda self: self.stop_requests < 4)
+    @rule(signum=st.sampled_from([signal.SIGTERM, signal.SIGINT]), seldom=st.integers(0, 3))
+    def somebody_asks_to_stop(self, signum: int, seldom: int) -> None:
+        if seldom == 0:
+            self.stop_requests += 1
+            self.stops_for = "something else"
+            self.tell(StopRequested(signum))
+
+    @precondition(lambda self: self.group.deadline is not None)
+    @rule()
+    def deadline_passes(self) -> None:
+        assert self.group.deadline is not None
+        self.now = max(self.now, self.group.deadline)
+        self.stops_for = self.stops_for or "something else"  # a leftover, which is no failure
+        self.tell(DeadlinePassed())
+
+    @precondition(lambda self: self.group.deadline is None or self.now < self.group.deadline)
+    @rule()
+    def spurious_timer(self) -> None:
+        self.changes_nothing(DeadlinePassed())
+
+    @rule(dt=st.floats(0, 5))
+    def time_passes(self, dt: float) -> None:
+        limit = self.group.deadline
+        self.now = self.now + dt if limit is None else max(self.now, min(self.now + dt, limit - 0.001))
+
+    @precondition(lambda self: self.generation > 0)
+    @rule(data=st.data(), rank=st.integers(0, WORKERS - 1), failure=st.sampled_from([None, FAILURE]))
+    def stale_event_of_a_worker(self, data: Any, rank: int, failure: FailureReport | None) -> None:
+        generation = data.draw(st.integers(0, self.generation - 1))
+        self.changes_nothing(Exited(generation, rank, failure))
+        self.changes_nothing(Cleared(generation, rank))
+        self.changes_nothing(Condemned(generation, rank, HANGS, HANGS_WITH))
+        self.changes_nothing(Spawned(generation, {rank: 1}))
+
+    @precondition(lambda self: self.past)
+    @rule(data=st.data())
+    def event_of_a_worker_comes_twice(self, data: Any) -> None:
+        self.changes_nothing(data.draw(st.sampled_from(self.past)))
+
+    @precondition(lambda self: self.round > 1)
+    @rule(data=st.data())
+    def stale_interruption(self, data: Any) -> None:
+        self.changes_nothing(Interrupted(data.draw(st.integers(0, self.round - 1)), "long ago"))
+
+    # What always holds.
+
+    @invariant()
+    def books_agree(self) -> None:
+        assert self.spawns <= 1 + self.restarts_allowed, "a restart that nobody permitted"
+        assert len(self.finished) <= 1
+        assert self.group.is_done == bool(self.finished)
+        if not self.finished:
+            assert {rank for _, rank in self.alive} == set(self.group.unended)
+        assert len(self.group.workers) == (WORKERS if self.generation else 0)
+        assert set(self.group.failed) <= self.failed
+        assert self.condemned <= set(self.group.failed), "a worker that hung, and was forgotten"
+        assert self.group.stopped <= self.signalled
+        assert set(self.group.failed).isdisjoint(self.group.stopped), "a culprit and a victim"
+
+    @invariant()
+    def state_means_what_is_documented(self) -> None:
+        state, runs = self.group.state, bool(self.alive)
+        match state:
+            case WorkerState.INIT:
+                assert not self.spawns
+            case WorkerState.HEALTHY:
+                assert self.spawns and not self.group.failed
+            case WorkerState.UNHEALTHY:
+                assert self.spawns
+            case WorkerState.STOPPED:
+                assert self.restarts_allowed or self.stop_requests or self.told_failures
+            case WorkerState.SUCCEEDED:
+                assert not runs and (self.finished or self.group.phase is Phase.BARRIER)
+            case WorkerState.FAILED:
+                assert self.finished and not runs
+            case WorkerState.UNKNOWN:
+                assert self.finished
+        if runs and not self.finished:
+            assert state not in {WorkerState.INIT, WorkerState.SUCCEEDED, WorkerState.FAILED, WorkerState.UNKNOWN}
+        if state is not WorkerState.INIT and state is not WorkerState.HEALTHY:
+            assert self.group.reason, f"{state} is not explained"
+
+    @invariant()
+    def whatever_ends_a_phase_is_bounded_or_up_to_others(self) -> None:
+        armed = self.group.deadline is not None
+        match self.group.phase:
+            case Phase.STOPPING | Phase.BARRIER:
+                assert armed
+            case Phase.RUNNING:
+                assert armed == ("left something behind" in self.alive.values())
+            case _:
+                assert not armed
+
+    @invariant()
+    def a_stop_ends_the_run_within_some_deadlines_even_if_no_worker_ever_exits(self) -> None:
+        self.must_end(copy.deepcopy(self.group), lambda group: group.handle(StopRequested(), self.now))
+
+    def must_end(self, group: WorkerGroup, ask: Callable[[WorkerGroup], Any]) -> None:
+        if group.phase is Phase.INIT:
+            return
+        ask(group)
+        for _ in range(DEADLINES_TO_THE_END):
+            if group.is_done:
+                return
+            assert group.deadline is not None, f"{group.phase} would wait for ever"
+            group.handle(DeadlinePassed(), group.deadline)
+        assert group.is_done, f"still {group.phase} after {DEADLINES_TO_THE_END} deadlines"
+
+
+def everything(group: WorkerGroup) -> dict[str, Any]:
+    return {name: copy.copy(getattr(group, name)) for name in WorkerGroup.__dataclass_fields__ if name != "_story"}
+
+
+FakeWorld.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestGroupInAFakeWorld = FakeWorld.TestCase

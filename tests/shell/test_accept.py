@@ -1,0 +1,129 @@
+"""The coordinator's server, in this process: what becomes of connections when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+from kit.launching import DEADLINE_S, on_both_loops, run
+
+from aelastic.aio import accept as accepting
+from aelastic.rdzv import coordinator_server as servers
+from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.leader_lease import Tenure
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.protocol.messages import Terms
+from aelastic.tcpstore.store_host import listen
+
+LEASE_S = 0.3
+ENOUGH = 5
+
+
+class OthersBoard(InProcessBoard):
+    """Says of any reign, as soon as it may, that another agent has it by now."""
+
+    def __init__(self, may_say: anyio.Event) -> None:
+        super().__init__("run", SharedWorld())
+        self._may_say = may_say
+
+    async def keep(self, reign: Reign) -> bool:
+        await self._may_say.wait()
+        return False
+
+
+def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[CoordinatorServer, int]:
+    """A server whose reign is over when it asks once that is so, and its port."""
+    listener = listen(0)
+    port = listener.getsockname()[1]
+    reign = Reign(1, Claim("node", ("127.0.0.1",), port, "token"), 0)
+    terms, tenure = Terms("run", 1, 2, 0, lease_s), Tenure(1, lease_s, anyio.current_time())
+    chair = Chair(terms, "token", tenure, Coordinator(1, 2, RestartPolicy(0)))
+    return CoordinatorServer(chair, reign, OthersBoard(is_over), listener, lambda: None), port
+
+
+class Crowd:
+    """Clients that connect all the time, and wait until the other end hangs up."""
+
+    def __init__(self) -> None:
+        self.is_met = anyio.Event()  # some have been connected
+        self.is_over = False
+        self._met = 0
+
+    async def knock(self, port: int, tasks: TaskGroup) -> None:
+        while not self.is_over:
+            for _ in range(ENOUGH):
+                tasks.start_soon(self._connect, port)
+            await anyio.sleep(0.001)
+
+    async def _connect(self, port: int) -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            return  # refused: nobody is there any more
+        self._met += 1
+        if self._met == ENOUGH:
+            self.is_met.set()
+        try:
+            await reader.read()
+        except ConnectionError:
+            pass  # reset: likewise
+        writer.close()
+
+
+@on_both_loops
+@pytest.mark.parametrize("end", ["vacated", "cancelled"])
+def test_who_connects_as_the_server_ends_is_hung_up_on(loop: str, end: str) -> None:
+    """Nobody is left with a connection at whose other end nobody is: all ends come, while both ends live."""
+
+    async def main() -> None:
+        crowd = Crowd()
+        server, port = coordinator_server(LEASE_S if end == "vacated" else DEADLINE_S, crowd.is_met)
+
+        async def cancel_in_time(scope: anyio.CancelScope) -> None:
+            await crowd.is_met.wait()
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(crowd.knock, port, tasks)
+            with anyio.CancelScope() as scope:
+                if end == "cancelled":
+                    tasks.start_soon(cancel_in_time, scope)
+                await server.run()
+            crowd.is_over = True
+
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
+
+
+@on_both_loops
+def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
+    loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take, failures = accepting.next_connection, [OSError(24, "Too many open files")] * 2
+
+    def next_connection(listener: socket.socket) -> socket.socket | None:
+        if failures:
+            raise failures.pop()
+        return take(listener)
+
+    monkeypatch.setattr(servers, "next_connection", next_connection)
+    monkeypatch.setattr(servers, "OUT_OF_FILES_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        server, port = coordinator_server(LEASE_S, anyio.Event())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert b"Refused" in await reader.read()
+            writer.close()
+            tasks.cancel_scope.cancel()
+
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
+    assert caplog.text.count("no more agents can connect for now: Too many open files") == 1

@@ -1,0 +1,279 @@
+"""Who is told of a run: observers of a supervisor whose workers run nowhere, on a clock that costs no time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from kit.virtual_clock import on_virtual_time
+from shell.test_supervisor_on_virtual_time import (
+    FAILS,
+    FOREVER,
+    SUCCEEDS,
+    UNKILLABLE,
+    Broken,
+    FakeBackend,
+    StoreStandIn,
+)
+
+from aelastic import InputError, RunResult, Supervisor, UnkillableWorkerError, WorkerSpec, WorkerState
+from aelastic.errors import RendezvousConnectionError
+from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
+from aelastic.observe.run_events import (
+    Changed,
+    Happening,
+    PhaseTook,
+    Restarting,
+    RoundFormed,
+    RunBegan,
+    RunEnded,
+    StopAsked,
+    WorkerEnded,
+)
+from aelastic.rdzv.registry import open_link
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aelastic.supervisor.StoreHost", StoreStandIn)
+
+
+class Witness(Observer):
+    """Remembers what it was told, when it ran and when it was closed."""
+
+    def __init__(self) -> None:
+        self.told: list[Happening] = []
+        self.times: list[float] = []
+        self.ran_until: float | None = None
+        self.told_when_run_ended = 0
+        self.closed_at: list[float] = []
+
+    def tell(self, happening: Happening, now: float) -> None:
+        assert not self.closed_at
+        self.told.append(happening)
+        self.times.append(now)
+
+    async def run(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.ran_until = anyio.current_time()
+            self.told_when_run_ended = len(self.told)
+
+    async def aclose(self) -> None:
+        self.closed_at.append(anyio.current_time())
+
+    def of(self, *kinds: type[Happening]) -> list[Happening]:
+        return [happening for happening in self.told if isinstance(happening, kinds)]
+
+    @property
+    def ending(self) -> RunEnded:
+        assert isinstance(self.told[0], RunBegan)
+        assert len(self.of(RunBegan, RunEnded)) == 2
+        assert isinstance(self.told[-1], RunEnded)
+        return self.told[-1]
+
+
+class Fragile(Witness):
+    """Raises where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def break_in(self, where: str) -> None:
+        if where == self.where:
+            raise ValueError(f"no {where}")
+
+    def tell(self, happening: Happening, now: float) -> None:
+        super().tell(happening, now)
+        if isinstance(happening, RoundFormed):
+            self.break_in("tell")
+
+    async def run(self) -> None:
+        self.break_in("run")
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self.break_in("aclose")
+
+
+async def run(backend: FakeBackend, *observers: Observer, workers: int = 2, **more: Any) -> RunResult:
+    options: dict[str, Any] = {"entrypoint": "train.py", "max_restarts": 2, **more}
+    spec = WorkerSpec(local_world_size=workers, **options)
+    return await Supervisor(spec, backend=backend, observers=observers).run()
+
+
+# What they are told.
+
+
+@on_virtual_time
+async def test_an_observer_is_told_of_the_whole_run_in_order_when_it_happens() -> None:
+    witness = Witness()
+    await run(FakeBackend([FAILS, FOREVER], [SUCCEEDS, SUCCEEDS], start_s=2), witness, run_id="job")
+    first = witness.told[0]
+    assert isinstance(first, RunBegan)
+    assert (first.run_id, first.local_world_size, first.max_restarts, first.rdzv_backend) == ("job", 2, 2, "")
+    assert witness.ending == RunEnded(WorkerState.SUCCEEDED, "every worker succeeded")
+    assert witness.times == sorted(witness.times)
+    told = [
+        (at, type(happening).__name__)
+        for at, happening in zip(witness.times, witness.told, strict=True)
+        if isinstance(happening, RoundFormed | WorkerEnded | Restarting)
+    ]
+    assert told == [
+        (0, "RoundFormed"), (12, "WorkerEnded"), (12, "Restarting"), (12, "WorkerEnded"),
+        (12, "RoundFormed"), (24, "WorkerEnded"), (24, "WorkerEnded"),
+    ]  # fmt: skip
+
+
+@on_virtual_time
+async def test_the_durations_of_the_phases_add_up_to_that_of_the_run() -> None:
+    witness = Witness()
+    await run(FakeBackend([FAILS, FOREVER], [SUCCEEDS, SUCCEEDS], start_s=2), witness)
+    took = [each for each in witness.told if isinstance(each, PhaseTook) and each.name != "detect"]
+    assert sum(each.duration_s for each in took) == anyio.current_time() == 24
+    assert sum(each.duration_s for each in took if each.name == "run") == 20
+
+
+@on_virtual_time
+async def test_observers_of_a_run_that_cannot_begin_are_told_nothing(tmp_path: Path) -> None:
+    witness = Witness()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError):
+        await run(FakeBackend([SUCCEEDS]), witness, log_dir=tmp_path / "file" / "logs")
+    assert witness.told == []
+
+
+# How a run ends, they are told whatever it ends with.
+
+
+@on_virtual_time
+async def test_the_end_is_told_after_everything_else_has_ended() -> None:
+    witness = Witness()
+    await run(FakeBackend([SUCCEEDS]), witness, workers=1)
+    assert witness.told_when_run_ended == len(witness.told) - 1
+    assert (witness.ran_until, witness.closed_at) == (10, [10])
+
+
+@on_virtual_time
+async def test_a_failure_for_good_is_told_with_its_cause() -> None:
+    witness = Witness()
+    await run(FakeBackend([FAILS, FOREVER]), witness, max_restarts=0)
+    assert witness.ending.state is WorkerState.FAILED
+    assert "restarts are off" in witness.ending.reason
+    assert witness.ending.cause is not None
+    assert (witness.ending.cause.rank, witness.ending.cause.exitcode) == (0, 3)
+
+
+@on_virtual_time
+async def test_a_run_that_is_cancelled_has_stopped() -> None:
+    witness = Witness()
+    with anyio.move_on_after(4):
+        await run(FakeBackend([FOREVER]), witness, workers=1)
+    assert witness.of(StopAsked) == [StopAsked(15)]
+    assert witness.ending == RunEnded(WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)")
+
+
+@on_virtual_time
+async def test_a_run_that_raises_ends_in_an_unknown_state_with_the_words_of_the_error() -> None:
+    for where in ("start", "wait", "clear"):
+        witness = Witness()
+        with pytest.raises(ConnectionError):
+            await run(Broken(where), witness, workers=1)
+        assert witness.ending == RunEnded(WorkerState.UNKNOWN, f"ConnectionError: {where}")
+        assert len(witness.closed_at) == 1
+
+
+@on_virtual_time
+async def test_a_worker_that_cannot_be_killed_leaves_the_state_unknown() -> None:
+    witness = Witness()
+    with pytest.raises(UnkillableWorkerError):
+        await run(FakeBackend([FAILS, UNKILLABLE]), witness)
+    assert witness.ending == RunEnded(WorkerState.UNKNOWN, "workers survive SIGKILL")
+
+
+@on_virtual_time
+async def test_an_agent_that_loses_its_rendezvous_says_so_and_was_not_asked_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LostLink:
+        def __init__(self, link: Any) -> None:
+            self._link = link
+            self.tell, self.finish = link.tell, link.finish
+
+        async def run(self, deliver: Any) -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._link.run, deliver)
+                await anyio.sleep(5)
+                tasks.cancel_scope.cancel()
+            raise RendezvousConnectionError("the board is gone")
+
+    monkeypatch.setattr("aelastic.supervisor.open_link", lambda *args: LostLink(open_link(*args)))
+    witness = Witness()
+    with pytest.raises(RendezvousConnectionError):
+        await run(FakeBackend([FOREVER]), witness, workers=1)
+    assert witness.of(StopAsked) == []
+    changes = [each for each in witness.told if isinstance(each, Changed)]
+    assert "the board is gone" in changes[-1].reason
+    assert "the board is gone" in witness.ending.reason
+
+
+# One that fails.
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "aelastic.observe.observer"]
+
+
+@pytest.mark.parametrize("where", ["tell", "run", "aclose"])
+def test_an_observer_that_raises_is_told_no_more_and_harms_nobody(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    fragile, witness = Fragile(where), Witness()
+
+    @on_virtual_time
+    async def both() -> None:
+        result = await run(FakeBackend([FAILS], [SUCCEEDS]), fragile, witness, workers=1)
+        assert result.state is WorkerState.SUCCEEDED
+
+    both()
+    assert said(caplog) == [f"Fragile failed, and is told no more: ValueError: no {where}"]
+    assert witness.ending.state is WorkerState.SUCCEEDED
+    assert (len(fragile.closed_at), len(witness.closed_at)) == (1, 1)
+    assert len(fragile.told) == len(witness.told) if where == "aclose" else len(fragile.told) < len(witness.told)
+
+
+def test_an_observer_that_does_not_finish_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    class Slow(Witness):
+        async def aclose(self) -> None:
+            await anyio.sleep(3600)
+
+    witness = Witness()
+
+    @on_virtual_time
+    async def both() -> None:
+        await run(FakeBackend([SUCCEEDS]), Slow(), witness, workers=1)
+        assert anyio.current_time() == 10 + CLOSE_TIMEOUT_S
+
+    both()
+    assert said(caplog) == ["Slow did not finish within 5 s"]
+    assert witness.closed_at == [10]
+
+
+@on_virtual_time
+async def test_observers_that_use_the_same_instant_are_told_one_after_the_other() -> None:
+    heard: list[tuple[str, Happening]] = []
+
+    class Named(Observer):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def tell(self, happening: Happening, now: float) -> None:
+            heard.append((self.name, happening))
+
+    await run(FakeBackend([SUCCEEDS]), Named("a"), Named("b"), workers=1)
+    names: Sequence[str] = [name for name, _ in heard]
+    assert names == ["a", "b"] * (len(heard) // 2)
+    assert [happening for _, happening in heard[::2]] == [happening for _, happening in heard[1::2]]

@@ -1,0 +1,387 @@
+"""The rendezvous, simulated: stories with exact expectations, then whatever the seeds bring.
+
+`pytest tests/test_simulation.py --seeds=5000` (or SIMULATION_SEEDS=5000) runs more of them than CI does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kit.simulated_agent import Agent
+from kit.simulated_board import BOARD, BoardFaults
+from kit.simulated_checks import Round
+from kit.simulated_world import FIN
+from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate
+
+from aelastic.rdzv.protocol.messages import Outcome
+
+SEEDS, SEEDS_IN_A_TEST = 500, 20
+# What the coordinator's timers and the workers' ends may take when somebody is known to be gone.
+SOON_S = 1.5
+
+both_boards = pytest.mark.parametrize("is_leased", [False, True], ids=["counting board", "leased board"])
+
+
+class Story(Simulation):
+    """A simulation in which nothing goes wrong but what its test does."""
+
+    def __init__(self, hosts: str = "012", **size: Any) -> None:
+        super().__init__(0, Size(**{"nodes": len(hosts), "max_nodes": len(hosts), **size}), Faults())
+        self.is_calm = True  # workers neither fail nor end by themselves
+        for host in hosts:
+            self.begin(host)
+            self.pass_time(0.5)
+
+    def begin(self, host: str) -> Agent:
+        agent = self.start(f"node{host}")
+        assert agent is not None
+        return agent
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.world.now + seconds
+        self.until(lambda: self.world.now >= end or not self.world.run(lambda: False, end), seconds + 1)
+
+    def agent(self, host: str) -> Agent:
+        agent = self.on(f"node{host}")
+        assert agent is not None
+        return agent
+
+    @property
+    def coordinator(self) -> Agent:
+        (agent,) = [agent for agent in self.living if agent.server is not None and not agent.is_frozen]
+        return agent
+
+    def run_by(self, hosts: str) -> Round | None:
+        """The round that these nodes, and no others, run together."""
+        running = [agent for agent in self.living if agent.alive and not agent.is_frozen]
+        rounds = {self.checks.round_of(agent) for agent in running}
+        if "".join(sorted(agent.host[-1] for agent in running)) != hosts or len(rounds) != 1:
+            return None
+        (round_,) = rounds
+        assert round_ is not None
+        is_whole = all(m.ranks.group_world_size == len(hosts) for m in round_.heard.values())
+        is_running = all(agent.group.phase == "running" for agent in running)
+        return round_ if is_whole and is_running else None
+
+    def until_run_by(self, hosts: str, within_s: float = SOON_S) -> Round:
+        self.until(lambda: self.run_by(hosts), within_s, f"a round of nodes {hosts}")
+        round_ = self.run_by(hosts)
+        assert round_ is not None
+        return round_
+
+    def cut_off(self, host: str, *others: str) -> None:
+        names = [BOARD if other == BOARD else f"node{other}" for other in others]
+        for name in names:
+            self.world.cut |= {(f"node{host}", name), (name, f"node{host}")}
+
+    def heal_all(self) -> None:
+        for way in sorted(self.world.cut):
+            self.world.heal(*way)
+
+    def assert_undisturbed(self, hosts: str, act: Callable[[], object], seconds: float = 4 * LEASE_S) -> None:
+        """Something happens, and the round that runs goes on: no worker is stopped or started."""
+        round_ = self.until_run_by(hosts)
+        generations = {host: self.agent(host).group.generation for host in hosts}
+        act()
+        for _ in range(int(seconds * 10)):
+            self.pass_time(0.1)
+            assert self.run_by(hosts) is round_, self.story(200)
+        assert {host: self.agent(host).group.generation for host in hosts} == generations
+
+
+def restart_count(round_: Round) -> int:
+    (count,) = {message.restart_count for message in round_.heard.values()}
+    return count
+
+
+def whose_coordinator_is_a_spare(**size: Any) -> Story:
+    """Nodes 1 and 2 run; node 0 coordinates, and waits like node 3: it was lost to itself for a moment."""
+    story = Story("0123", nodes=5, max_nodes=2, **size)
+    story.until_run_by("01")
+    own = story.agent("0").stream
+    assert own is not None
+    own.break_off(is_heard=False)
+    story.until_run_by("12", LEASE_S)
+    story.pass_time(LEASE_S)
+    assert story.coordinator is story.agent("0")
+    return story
+
+
+# Nodes come and go.
+
+
+@both_boards
+@pytest.mark.parametrize("host", "012")
+def test_the_others_restart_at_once_when_a_node_is_killed(host: str, is_leased: bool) -> None:
+    story = Story(is_leased=is_leased)
+    story.until_run_by("012")
+    story.agent(host).crash(FIN)
+    assert restart_count(story.until_run_by("012".replace(host, ""))) == 0
+
+
+@both_boards
+@pytest.mark.parametrize("host", "12")
+def test_the_others_restart_after_a_lease_when_a_node_falls_silent(host: str, is_leased: bool) -> None:
+    story = Story(is_leased=is_leased)
+    story.until_run_by("012")
+    story.agent(host).freeze()
+    assert restart_count(story.until_run_by("012".replace(host, ""), LEASE_S + 1)) == 0
+    story.agent(host).thaw()
+    assert restart_count(story.until_run_by("012", 2 * SOON_S)) == 0
+
+
+@both_boards
+@pytest.mark.parametrize("how", ["frozen", "switched off"])
+def test_a_silent_coordinator_is_replaced(how: str, is_leased: bool) -> None:
+    story = Story(is_leased=is_leased)
+    story.until_run_by("012")
+    coordinator = story.coordinator
+    if how == "frozen":
+        coordinator.freeze()
+    else:
+        coordinator.crash("dark")
+    # A board that forgets does so with its own clock, a whole second at most later, and counts from the last keep.  What
+    # a counting one says has to stand still for a lease in the eyes of those who look.
+    rest = "012".replace(coordinator.host[-1], "")
+    assert restart_count(story.until_run_by(rest, 2 * LEASE_S + 4)) == 0
+
+
+def test_a_third_node_is_taken_in_at_once_where_there_is_room() -> None:
+    story = Story("01", nodes=4, min_nodes=2, max_nodes=4)
+    story.until_run_by("01", 5)
+    story.begin("2")
+    assert restart_count(story.until_run_by("012")) == 0
+
+
+@both_boards
+def test_of_five_nodes_four_run_whichever_is_killed_twenty_times(is_leased: bool) -> None:
+    story = Story("01234", max_nodes=4, is_leased=is_leased)
+    story.until_run_by("0123")
+    for kill in range(20):
+        running = sorted(agent.host[-1] for agent in story.living if agent.alive)
+        victim = running[kill % 4]
+        (spare,) = set("01234") - set(running)
+        story.agent(victim).crash(FIN)
+        assert restart_count(story.until_run_by("".join(sorted({*running, spare} - {victim})))) == 0
+        story.begin(victim)
+        story.pass_time(2)
+    assert len(story.checks.rounds) == 21
+
+
+# The coordinator goes.
+
+
+@both_boards
+def test_a_round_goes_on_when_a_coordinator_that_has_no_part_in_it_is_killed(is_leased: bool) -> None:
+    story = whose_coordinator_is_a_spare(is_leased=is_leased)
+    story.assert_undisturbed("12", lambda: story.agent("0").crash(FIN))
+    assert story.coordinator is not None
+
+
+@both_boards
+def test_a_round_goes_on_when_a_coordinator_that_has_no_part_in_it_is_switched_off(is_leased: bool) -> None:
+    story = whose_coordinator_is_a_spare(is_leased=is_leased)
+    story.assert_undisturbed("12", lambda: story.agent("0").crash("dark"))
+    assert story.coordinator is not None
+
+
+@both_boards
+def test_a_coordinator_that_leaves_hands_over_and_the_round_goes_on(is_leased: bool) -> None:
+    story = whose_coordinator_is_a_spare(is_leased=is_leased)
+    story.assert_undisturbed("12", lambda: story.agent("0").ask_to_leave())
+    assert story.on("node0") is None
+    assert story.coordinator is not None
+
+
+@both_boards
+def test_a_coordinator_that_was_replaced_while_it_was_frozen_changes_nothing_when_it_wakes_up(is_leased: bool) -> None:
+    story = whose_coordinator_is_a_spare(is_leased=is_leased)
+    old = story.agent("0")
+    story.assert_undisturbed("12", old.freeze)
+    assert story.coordinator is not old
+    story.assert_undisturbed("12", old.thaw)
+    assert old.server is None
+    assert old.group.phase == "joining"  # it waits as a spare
+
+
+def test_a_round_goes_on_when_its_coordinator_is_deposed_and_stays_a_node() -> None:
+    story = Story(is_leased=True)
+    story.until_run_by("012")
+    old = story.coordinator
+
+    def depose() -> None:
+        story.cut_off(old.host[-1], BOARD)
+        story.pass_time(3 * LEASE_S)
+        assert story.board.reign is None
+        story.heal_all()
+
+    story.assert_undisturbed("012", depose)
+    assert len(story.board.claims) == 2
+
+
+def test_a_coordinator_that_is_not_sure_of_its_reign_waits_for_the_board() -> None:
+    story = Story()
+    story.until_run_by("012")
+    story.board.is_silent = True
+    story.pass_time(2 * LEASE_S)
+    victim = next(agent for agent in story.living if agent.server is None)
+    victim.crash(FIN)
+    rest = "012".replace(victim.host[-1], "")
+    story.pass_time(2 * LEASE_S)
+    assert len(story.checks.rounds) == 1
+    story.board.is_silent = False
+    story.until_run_by(rest, LEASE_S + SOON_S)
+
+
+# The board.
+
+
+@both_boards
+def test_an_agent_whose_claim_was_granted_and_never_heard_of_it_claims_again(is_leased: bool) -> None:
+    story = Story("", nodes=3, max_nodes=3, is_leased=is_leased)
+    story.begin("0")
+    story.until(lambda: story.agent("0").member.phase == "claiming", 5)
+    story.board.faults = BoardFaults(answer_lost=1.0)
+    story.until(lambda: len(story.board.claims) == 1, 5)
+    story.board.faults = BoardFaults()
+    story.begin("1")
+    story.begin("2")
+    story.until_run_by("012", 5)
+    assert [reign.claim.node_id for _, reign in story.board.claims] == ["node0#1", "node0#1"]
+    assert story.coordinator is story.agent("0")
+
+
+@both_boards
+def test_of_two_agents_that_claim_at_once_one_reigns(is_leased: bool) -> None:
+    story = Story("", nodes=2, min_nodes=2, max_nodes=2, is_leased=is_leased)
+    agents = [story.begin("0"), story.begin("1")]
+    story.until(lambda: all(agent.member.phase == "claiming" for agent in agents), 1)
+    story.until_run_by("01")
+    assert len(story.board.claims) == 1
+
+
+def test_a_coordinator_writes_itself_anew_on_a_counting_board_that_was_wiped() -> None:
+    story = Story("012", nodes=4, max_nodes=3)
+    story.assert_undisturbed("012", story.board.wipe)
+    assert len(story.board.claims) == 1
+    assert story.board.reign is not None
+    story.assert_undisturbed("012", lambda: story.start("node3"))
+    assert story.agent("3").member.phase == "member"
+
+
+def test_a_newcomer_that_claims_a_wiped_board_takes_over_a_round_that_goes_on() -> None:
+    """Its epoch is below what the others have known, and its beat is on when they come."""
+    story = whose_coordinator_is_a_spare(min_nodes=2)
+    story.assert_undisturbed("12", lambda: story.agent("0").crash(FIN))
+    story.begin("0")
+    story.pass_time(2)
+    old = story.coordinator
+    assert old.member.seen_epoch == 2
+
+    def wipe() -> None:
+        story.cut_off(old.host[-1], BOARD)
+        story.board.wipe()
+        story.begin("4")
+        story.pass_time(LEASE_S)
+        assert [reign.epoch for _, reign in story.board.claims] == [1, 2, 1]
+        story.heal_all()
+
+    story.assert_undisturbed("12", wipe)
+    assert story.coordinator is story.agent("4")
+    assert old.server is None
+    assert story.board.reign is not None and story.board.reign.epoch > 2
+
+
+@both_boards
+def test_a_failure_is_answered_at_once_while_the_board_is_away_for_less_than_the_tenure(is_leased: bool) -> None:
+    story = Story(is_leased=is_leased)
+    story.until_run_by("012")
+    kept = story.coordinator.server.chair.tenure.certain_until if story.coordinator.server else 0.0
+    server = story.coordinator.server
+    assert server is not None
+    story.until(lambda: server.chair.tenure.certain_until > kept, LEASE_S)
+    story.board.is_silent = True
+    story.agent("1").fail_now()
+    assert restart_count(story.until_run_by("012")) == 1
+    story.board.is_silent = False
+    story.assert_undisturbed("012", lambda: None)
+
+
+# The end.
+
+
+@both_boards
+def test_a_node_that_the_coordinator_could_not_tell_reads_the_verdict_on_the_board(is_leased: bool) -> None:
+    story = Story(min_nodes=2, max_restarts=0, is_leased=is_leased)
+    story.until_run_by("012")
+    coordinator = story.coordinator
+    deaf, failing = (agent for agent in story.living if agent is not coordinator)
+    story.world.cut.add((coordinator.host, deaf.host))
+    failing.fail_now()
+    story.until(lambda: story.checks.verdicts, SOON_S)
+    coordinator.crash("dark")
+    story.until(lambda: not story.living, 2 * LEASE_S + 5)
+    assert [verdict.outcome for verdict in story.checks.verdicts] == [Outcome.FAILED]
+    assert {agent.end for agent in story.agents} == {"FAILED", "crashed"}
+
+
+@both_boards
+def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_board(is_leased: bool) -> None:
+    story = Story("012", max_nodes=2, is_leased=is_leased)
+    story.until_run_by("01")
+    story.pass_time(1)
+    spare = story.agent("2")
+    assert spare.member.phase == "member"
+    spare.freeze()
+    story.is_work_done = True
+    for host in "01":
+        story.agent(host).succeed_now()
+    story.until(lambda: story.living == [spare], 5)
+    spare.thaw()
+    story.until(lambda: not story.living, 5)
+    assert spare.end == "SUCCEEDED"
+
+
+def test_all_of_two_hundred_nodes_come_to_one_round() -> None:
+    story = Story("", nodes=200, min_nodes=200, max_nodes=200)
+    for host in story.hosts:
+        story.start(host)
+    story.until(lambda: story.living and not story.checks.disagreement(), 5)
+    assert len(story.checks.rounds) == 1
+
+
+# The seeds.
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" in metafunc.fixturenames:
+        count = metafunc.config.getoption("seeds") or int(os.environ.get("SIMULATION_SEEDS", SEEDS))
+        firsts = range(0, count, SEEDS_IN_A_TEST)
+        ranges = [range(first, min(first + SEEDS_IN_A_TEST, count)) for first in firsts]
+        metafunc.parametrize("seeds", ranges, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+
+
+def test_whatever_goes_wrong_every_promise_is_kept(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+def test_a_seed_tells_the_same_story_twice() -> None:
+    """Numbers of objects and the order of sets must not matter."""
+    assert simulate(7).story(10_000) == simulate(7).story(10_000)
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    """A simulation in which nothing happens would pass."""
+    worlds = [simulate(seed) for seed in range(60)]
+    assert {verdict.outcome for world in worlds for verdict in world.checks.verdicts} >= {
+        Outcome.SUCCEEDED,
+        Outcome.FAILED,
+    }
+    assert sum(len(world.board.claims) for world in worlds) > 1.5 * len(worlds)
+    assert sum(len(world.checks.rounds) for world in worlds) > 2.5 * len(worlds)
+    assert sum(len(world.checks.failed_in) for world in worlds) > 0.25 * len(worlds)
+    assert sum(world.is_forgotten for world in worlds) < 0.05 * len(worlds)

@@ -1,0 +1,157 @@
+"""Training frameworks under aelastic: they see a torchelastic launch, and neither start workers nor choose ports themselves.
+
+Both are installed for the first of these tests, into a folder below `build/` that later runs use again.  Torch and the
+rest of what the tests run with are seen from there, so little is fetched.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.torch_workers import ours
+
+INSTALL_TIMEOUT_S = 600.0
+REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4")
+# What pip says, and goes on to say of each package, where nobody answers.
+UNREACHABLE = ("Retrying (Retry(", "Temporary failure in name resolution", "Network is unreachable")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_TIMEOUT_S + 3 * LAUNCH_TIMEOUT_S)]
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """An interpreter that has the frameworks, and all that this one has."""
+    torch = importlib.metadata.version("torch")
+    name = f"frameworks-python{sys.version_info.major}.{sys.version_info.minor}-torch{torch}"
+    folder = Path(__file__).parents[2] / "build" / name
+    interpreter, stamp = folder / "bin" / "python", folder / "installed"
+    requirements = "\n".join((*REQUIREMENTS, f"torch=={torch}"))
+    if not stamp.exists() or stamp.read_text() != requirements:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_TIMEOUT_S)
+        inherit_packages(interpreter)
+        install(interpreter, requirements.split("\n"))
+        stamp.write_text(requirements)
+    return str(interpreter)
+
+
+def inherit_packages(interpreter: Path) -> None:
+    """Lets a virtual environment see the packages of this one, those that are installed for editing among them."""
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    where = subprocess.run([interpreter, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    ours = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    # A plain path would be searched for packages, and not for `.pth` files.
+    (Path(where) / "inherited.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in ours))
+
+
+def install(interpreter: Path, requirements: list[str]) -> None:
+    command = [str(interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--retries=1", *requirements]
+    run = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=INSTALL_TIMEOUT_S
+    )
+    if run.returncode and any(words in run.stdout for words in UNREACHABLE):
+        pytest.skip(f"the package index can't be reached: {run.stdout.strip().splitlines()[-1]}")
+    assert run.returncode == 0, run.stdout
+
+
+def test_accelerate_trains_saves_and_resumes_after_a_crash(launch: Launcher, python: str) -> None:
+    told = ours(
+        launch,
+        """
+        from accelerate import Accelerator
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(1)
+        accelerator = Accelerator(cpu=True)
+        state = accelerator.state
+        tell("state", state.distributed_type.value, state.process_index, state.local_process_index, state.num_processes)
+        model = torch.nn.Linear(2, 1)
+        data = DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2) / 16), batch_size=2)
+        model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        if restart == 1:
+            accelerator.load_state("saved")
+        for step, (batch,) in enumerate(data):
+            loss = model(batch).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            tell("step", step, len(batch), f"{accelerator.gather(loss.detach()).mean():.6f}")
+        accelerator.wait_for_everyone()
+        if restart == 0:
+            accelerator.save_state("saved")
+            accelerator.wait_for_everyone()
+            if rank == 1:
+                os._exit(3)
+            time.sleep(600)
+        accelerator.end_training()
+        """,
+        "--max-restarts=1",
+        python=python,
+    )
+    assert {"0 0 state MULTI_CPU 0 0 2", "1 1 state MULTI_CPU 1 1 2"} <= set(told)
+    assert len([line for line in told if " step " in line]) == 2 * 2 * 2
+    first, again = ({line.split()[-1] for line in told if line.startswith(f"{n} 0 step 0")} for n in (0, 1))
+    assert float(again.pop()) < float(first.pop())
+
+
+def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: Launcher, python: str) -> None:
+    told = ours(
+        launch,
+        """
+        import lightning
+        from lightning.pytorch.callbacks import ModelCheckpoint
+        from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+        from torch.utils.data import DataLoader, TensorDataset
+
+
+        class Model(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(2, 1)
+
+            def training_step(self, batch, index):
+                return self.layer(batch[0]).square().mean()
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+            def on_train_epoch_start(self):
+                weights = " ".join(f"{number:.6f}" for number in self.layer.weight.flatten().tolist())
+                tell("epoch", self.current_epoch, self.global_step, weights)
+                if self.current_epoch == 1 and restart == 0:
+                    if rank == 0:
+                        os._exit(3)
+                    time.sleep(600)
+
+
+        lightning.seed_everything(1)
+        tell("detected", TorchElasticEnvironment.detect())
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy="ddp",
+            max_epochs=2,
+            logger=False,
+            enable_progress_bar=False,
+            callbacks=[ModelCheckpoint(dirpath="saved", save_last=True)],
+        )
+        environment = trainer.strategy.cluster_environment
+        tell("environment", type(environment).__name__, environment.creates_processes_externally)
+        tell("ranks", trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.world_size)
+        data = DataLoader(TensorDataset(torch.arange(16.0).reshape(8, 2) / 16), batch_size=2)
+        trainer.fit(Model(), data, ckpt_path="last" if restart else None)
+        tell("done", trainer.current_epoch, trainer.global_step)
+        """,
+        "--max-restarts=1",
+        python=python,
+    )
+    environment = "environment TorchElasticEnvironment True"
+    assert {"0 0 detected True", f"0 0 {environment}", f"1 1 {environment}", "0 1 ranks 1 1 0 2"} <= set(told)
+    resumed = {line.split(" ", 2)[2] for line in told if line.split()[2:4] == ["epoch", "1"]}
+    assert len(resumed) == 1  # the same weights on all ranks, before the crash and after it
+    assert {"1 0 done 2 4", "1 1 done 2 4"} <= set(told)

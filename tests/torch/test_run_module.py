@@ -1,0 +1,256 @@
+"""The names of `torch.distributed.run`, as other tools use them; torch's own give the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kit.launching import LAUNCH_TIMEOUT_S
+
+from aelastic import ChildFailedError, InputError
+from aelastic import launch as ours_of_launch
+from aelastic import run as ours
+from aelastic.logs_specs import DefaultLogsSpecs
+from aelastic.spec import Std
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+COMMAND_LINES = [
+    "x.py",
+    "--nnodes=1:4 --nproc_per_node 2 -m pkg.mod a --b",
+    "--duplicate-stdout-filters a,,b,c --master-port 3 --standalone x.py",
+    "--shutdown-timeout 4 --numa-binding node --monitor-interval 2 --logs-specs q -r3 -t 0:1 x",
+    "--rdzv-backend=c10d --rdzv-endpoint=h:1 --nnodes=2:3 --rdzv-id q --rdzv-conf a=b,timeout=5 x.py 1",
+    "--master-port=4 --node-rank=1 --nnodes=2 --max-restarts 3 --role r --start-method fork x.py --role q",
+    "--run-path x.py z",
+    "--virtual-local-rank --local-addr l --signals-to-handle SIGUSR1 --event-log-handler console x.py",
+]
+VARIABLES = {
+    "PET_NNODES": "2", "PET_MAX_RESTARTS": "4", "PET_STANDALONE": "1", "PET_MODULE": "0", "PET_SHUTDOWN_TIMEOUT": "3",
+    "PET_DUPLICATE_STDERR_FILTERS": "x,y", "PET_MONITOR_INTERVAL": "2", "PET_TEE": "3", "PET_LOG_DIR": "d",
+}  # fmt: skip
+
+
+@pytest.fixture
+def torchs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in list(os.environ):
+        if name.startswith("PET_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torch sets it for the whole process
+    return pytest.importorskip("torch.distributed.run")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, sys\n"
+        "open(os.environ['TOLD'] + os.environ['RANK'], 'w').write(\n"
+        "    ' '.join([*sys.argv[1:], os.environ['WORLD_SIZE'], os.environ.get('OMP_NUM_THREADS', '-')]))\n"
+    )
+    return str(path)
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    return lambda: [path.read_text() for path in sorted(tmp_path.glob("told?"))]
+
+
+def typed(namespace: Any) -> dict[str, tuple[type, Any]]:
+    return {name: (type(value), value) for name, value in vars(namespace).items()}
+
+
+# The namespace and the config.
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_namespace_is_torchs_attribute_by_attribute(line: str, torchs: Any) -> None:
+    assert typed(ours.parse_args(line.split())) == typed(torchs.parse_args(line.split()))
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_variables_give_defaults_as_with_torch(variable: str, torchs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = vars(ours.parse_args(["x.py"]))
+    monkeypatch.setenv(variable, VARIABLES[variable])
+    found = ours.parse_args(["x.py"])
+    assert typed(found) == typed(torchs.parse_args(["x.py"]))
+    assert (vars(found) == plain) == (variable == "PET_MODULE"), "0 is the default there"
+
+
+def test_an_empty_variable_counts_as_unset(torchs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = vars(ours.parse_args(["x.py"]))
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable, "")
+    assert vars(ours.parse_args(["x.py"])) == plain
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_config_is_torchs_but_for_where_output_goes(line: str, torchs: Any, tmp_path: Path) -> None:
+    argv = (
+        [word for word in line.split() if word not in {"--logs-specs", "q"}] if "--logs-specs" in line else line.split()
+    )
+    # Nobody lists a class under the name of that line.
+    argv = ["--log-dir", str(tmp_path), *line.replace("--logs-specs q", "").split()]
+    for parsed_by in (ours, torchs):
+        config, entrypoint, args = ours.config_from_args(parsed_by.parse_args(argv))
+        theirs, their_entrypoint, their_args = torchs.config_from_args(torchs.parse_args(argv))
+        differing = {name for name, value in vars(theirs).items() if vars(config)[name] != value}
+        # torch's `run` puts 29500 in place of `None` a moment before.
+        assert differing <= {"logs_specs", "numa_options", "rdzv_endpoint"}
+        assert config.rdzv_endpoint == theirs.rdzv_endpoint.replace(":None", ":29500")
+        assert config.logs_specs.root_log_dir == theirs.logs_specs.root_log_dir
+        assert getattr(entrypoint, "__name__", entrypoint) == getattr(their_entrypoint, "__name__", their_entrypoint)
+        assert args == their_args
+
+
+def test_output_that_nobody_asked_for_makes_no_folder(torchs: Any) -> None:
+    assert ours.config_from_args(ours.parse_args(["x.py"]))[0].logs_specs is None
+    asked = ours.config_from_args(ours.parse_args(["-t", "0:1", "--local-ranks-filter=0", "x.py"]))[0].logs_specs
+    assert isinstance(asked, DefaultLogsSpecs)
+    assert (asked._tee, asked._redirects, asked._local_ranks_filter) == ({0: Std.OUT}, Std.NONE, {0})
+
+
+def test_a_parser_takes_what_a_tool_adds_and_forgives_what_it_does_not_know(torchs: Any) -> None:
+    for module in (ours, torchs):
+        parser = module.get_args_parser()
+        parser.add_argument("--mine", type=int, default=1)
+        found, unknown = parser.parse_known_args(["--training_script", "x.py", "--training_script_args", "a"])
+        assert (found.mine, found.training_script, unknown) == (1, "x.py", ["--training_script"])
+    assert "--nproc-per-node" in ours.get_args_parser().format_help()
+
+
+def test_a_usage_error_leaves_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--nope", "x.py"], [], ["--start-method", "thread", "x.py"], ["--max-restarts", "many", "x.py"]):
+        with pytest.raises(SystemExit) as caught:
+            ours.main(argv)
+        assert caught.value.code == 2
+    assert "unrecognized arguments: --nope" in capsys.readouterr().err
+
+
+# The small functions.
+
+
+def test_numbers_of_nodes_and_workers_are_read_as_torch_reads_them(torchs: Any) -> None:
+    for text in ("1", "2:3"):
+        assert ours.parse_min_max_nnodes(text) == torchs.parse_min_max_nnodes(text)
+    for text in ("1", "4", "cpu", "auto"):
+        assert ours.determine_local_world_size(text) == torchs.determine_local_world_size(text)
+    for text in ("1:2:3", "x", "3:1", "0"):
+        with pytest.raises(ValueError, match=f"nnodes is '{text}'"):
+            ours.parse_min_max_nnodes(text)
+    for text in ("", "x", "0", "xpu"):
+        with pytest.raises(ValueError, match=f"nproc_per_node is '{text}'"):
+            ours.determine_local_world_size(text)
+
+
+def test_the_environment_is_used_unless_somebody_says_otherwise(torchs: Any) -> None:
+    for args in (SimpleNamespace(), SimpleNamespace(use_env=True), SimpleNamespace(use_env=False)):
+        assert ours.get_use_env(args) == torchs.get_use_env(args)
+
+
+# Runs.
+
+
+def test_main_runs_a_script(script: str, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ours.main(["--nproc-per-node=2", script, "${local_rank}"])
+    assert told() == ["0 2 1", "1 2 1"]
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_a_failure_is_raised_with_the_scripts_name(tmp_path: Path) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text("raise LookupError('no batch left')\n")
+    with pytest.raises(ChildFailedError) as caught:
+        ours.main([str(path)])
+    assert caught.value.name == str(path) and "LookupError: no batch left" in str(caught.value)
+
+
+def test_a_namespace_of_torchs_parser_runs_as_its_caller_changed_it(torchs: Any, script: str, told: Any) -> None:
+    args = torchs.parse_args(["--nproc_per_node=1", "nothing.py"])
+    args.training_script, args.nproc_per_node, args.training_script_args = script, 2, ["changed"]
+    args.tool_option = object()
+    before = dict(vars(args))
+    ours.run(args)
+    assert vars(args) == before
+    assert told() == ["changed 2 1", "changed 2 1"]
+
+
+def test_a_namespace_of_an_older_torch_has_defaults_for_what_it_lacks(script: str, told: Any) -> None:
+    ours.run(SimpleNamespace(training_script=script, training_script_args=["old"], nproc_per_node="1"))
+    assert told() == [f"old 1 {os.environ.get('OMP_NUM_THREADS', '-')}"]
+
+
+@pytest.mark.parametrize("options", [["--standalone"], ["--master-port=0"], ["--rdzv-backend=c10d"], ["--run-path"]])
+def test_a_node_on_its_own_runs_by_any_way_to_say_so(options: list[str], script: str, told: Any) -> None:
+    ours.main([*options, script, "alone"])
+    assert told() and told()[0].startswith("alone 1")
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["no-such-script.py"], "script no-such-script.py not found"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "SCRIPT"], "--rdzv-endpoint"),
+        (["--rdzv-conf", "nonsense", "SCRIPT"], "nonsense has no value"),
+        (["--no-python", "-m", "ls"], "exclude each other"),
+        (["--logs-specs", "nobodys", "SCRIPT"], "no installed package has it"),
+        (["--local-ranks-filter", "a", "SCRIPT"], "use local ranks"),
+        (["--tee=-5:3", "SCRIPT"], "not a choice of streams"),
+        (["--log-dir", "/dev/full/x", "SCRIPT"], "cannot write there"),
+    ],
+)
+def test_what_cannot_be_is_a_value_error_that_says_so(argv: list[str], words: str, script: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        ours.main([script if word == "SCRIPT" else word for word in argv])
+    assert isinstance(caught.value, InputError)
+
+
+# `torch.distributed.launch`.
+
+
+def test_launch_hands_the_local_rank_to_the_script(script: str, told: Any) -> None:
+    with pytest.warns(FutureWarning, match="read os.environ"):
+        ours_of_launch.main(["--nproc-per-node=2", script, "a"])
+    assert [line.split()[:2] for line in told()] == [["--local-rank=0", "a"], ["--local-rank=1", "a"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours_of_launch.main(["--use_env", script, "b"])
+        assert told()[0].startswith("b 1")
+        with pytest.raises(ValueError, match="--no-python without --use-env"):
+            ours_of_launch.main(["--no-python", "true"])
+
+
+@pytest.mark.parametrize(
+    "line", ["--nproc-per-node=2 S a", "--nproc-per-node=2 --use_env S a", "--use-e S", "--no-python --use-env true",
+             "--no-python true", "--run-path S q", "S --local-rank=5", "--nope S"]
+)  # fmt: skip
+def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any, tmp_path: Path) -> None:
+    outcomes = []
+    for module in ("aelastic.launch", "torch.distributed.launch"):
+        for path in tmp_path.glob("told?"):
+            path.unlink()
+        argv = [script if word == "S" else word for word in line.split()]
+        done = subprocess.run(
+            [sys.executable, "-m", module, *argv],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        outcomes.append((bool(done.returncode), told(), "FutureWarning" in done.stderr))
+    if line.startswith("--nope"):
+        assert outcomes[0][:2] == outcomes[1][:2]  # torch has not come to its warning
+    else:
+        assert outcomes[0] == outcomes[1]
+
+
+def test_python_m_run_is_the_command_line(script: str, told: Any) -> None:
+    argv = [sys.executable, "-m", "aelastic.run", "--loop=asyncio", script, "line"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert told()[0].startswith("line 1")

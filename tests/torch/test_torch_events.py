@@ -1,0 +1,508 @@
+"""torchelastic's events and metrics: torch's agent and ours tell the same stories; listeners can do no harm."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from kit import torch_event_stories as telemetry_stories
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, wait_for
+from kit.torch_event_stories import ONE_NODE, STOPPED, TWO_NODES
+
+from aelastic import InputError, ProcessFailure, Supervisor, WorkerSpec, WorkerState
+from aelastic.group.events import Cleared, Condemned, DeadlinePassed, Event, Exited, Spawned, Start, StopRequested
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.observe import torch_events as torch_telemetry
+from aelastic.observe.torch_events import check_event_log_handler
+from aelastic.observe.torch_events_core import Status, Telemetry, Told
+from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.ranks import assign_ranks
+
+# Eight stories, of which two start functions under torch.
+STORIES_TIMEOUT_S = 3 * LAUNCH_TIMEOUT_S
+GROUP = "torchelastic"
+LOOK = ["LocalElasticAgent._monitor_workers.success", "LocalElasticAgent._monitor_workers.duration.ms"]
+
+
+def start_stories(who: str, result: Path, stories: dict[str, dict[str, Any]], shared: Path) -> subprocess.Popen[bytes]:
+    """Starts an agent's process that runs stories, each with settings of its own."""
+    command = [sys.executable, telemetry_stories.__file__, who, str(result), json.dumps(stories)]
+    env = {**os.environ, "TMPDIR": str(result.parent), "SHARED": str(shared)}
+    with result.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+def result_of(run: subprocess.Popen[bytes], result: Path) -> Any:
+    try:
+        assert run.wait(STORIES_TIMEOUT_S) == 0, result.with_suffix(".log").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    return json.loads(result.read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every story, as listeners were told it: by torch's agent, and by ours."""
+    folder = tmp_path_factory.mktemp("stories")
+    results = {who: folder / f"{who}.json" for who in ("torch", "ours")}
+    agents = {who: start_stories(who, results[who], {story: {} for story in ONE_NODE}, folder) for who in results}
+    return {who: result_of(agents[who], results[who]) for who in results}
+
+
+@pytest.fixture(scope="module")
+def two_node_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Likewise, of two agents each."""
+    found = {}
+    for who in ("torch", "ours"):
+        folder = tmp_path_factory.mktemp(who)
+        (folder / "shared").mkdir()
+        nodes = {"min_nodes": 2, "max_nodes": 2}
+        stories = {story: {**nodes, "run_id": story, "rdzv_endpoint": free_endpoint()} for story in TWO_NODES}
+        results = [folder / f"{node}.json" for node in range(2)]
+        agents = [start_stories(who, result, stories, folder / "shared") for result in results]
+        found[who] = [result_of(agent, result) for agent, result in zip(agents, results, strict=True)]
+    return found
+
+
+def free_endpoint() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def comparable(told: list[dict[str, Any]]) -> list[Any]:
+    """In what was told, what does not differ from run to run; without looks that found the workers healthy."""
+    found: list[Any] = []
+    for each in told:
+        if each["kind"] == "event":
+            found.append((each["name"], each["source"], comparable_metadata(each["metadata"])))
+        else:
+            value = "any" if each["name"].endswith(".ms") else each["value"]
+            found.append((each["group_name"], each["name"], value))
+            if found[-1] == (GROUP, "workers.trainer.healthy", 1):
+                assert [name for _, name, _ in found[-4:-2]] == LOOK
+                assert found[-2][1] == "workers.trainer.remaining_restarts"
+                del found[-4:]
+    return found
+
+
+def comparable_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    more = json.loads(metadata["metadata"])
+    if (pid := more.get("worker_pid", [None])) != [None]:
+        assert str(pid[0]) == metadata["worker_id"]
+        more["worker_pid"] = "any"
+    raw_error = metadata["raw_error"]
+    if raw_error is not None:
+        raw_error = shape_of(raw_error)
+    return metadata | {
+        "metadata": more,
+        "worker_id": metadata["worker_id"] and metadata["worker_id"].isdecimal(),
+        "raw_error": raw_error,
+        "total_run_time": type(metadata["total_run_time"]),
+        "duration_ms": type(metadata["duration_ms"]),
+    }
+
+
+def shape_of(raw_error: str) -> Any:
+    """Without what differs: frames of the agent, the time."""
+    try:
+        record = json.loads(raw_error)
+    except ValueError:
+        return "the agent's own words"
+    if isinstance(record["message"], dict):
+        extra = record["message"]["extraInfo"]
+        assert extra["timestamp"].isdecimal()
+        extra["timestamp"], extra["py_callstack"] = "any", extra["py_callstack"].splitlines()[-2:]
+    return record
+
+
+# The same stories.
+
+
+@pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
+@pytest.mark.parametrize("story", ONE_NODE)
+def test_listeners_are_told_what_torchs_agent_tells_them(runs: dict[str, Any], story: str) -> None:
+    theirs, ours = (comparable(runs[who][story]["told"]) for who in ("torch", "ours"))
+    assert len(theirs) > 5
+    assert ours == theirs
+
+
+@pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
+def test_what_is_told_has_the_time_when_it_happened(runs: dict[str, Any]) -> None:
+    for story, run in runs["ours"].items():
+        times = [each["timestamp"] / (1000 if each["kind"] == "event" else 1) for each in run["told"]]
+        assert times == sorted(times), story
+        assert run["began"] - 0.001 <= times[0] <= times[-1] <= run["ended"], story
+
+
+@pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
+def test_a_metric_says_at_each_interval_that_the_workers_are_healthy(runs: dict[str, Any]) -> None:
+    told = runs["ours"][STOPPED]["told"]
+    names = [each["name"] for each in told]
+    assert names.index("torchelastic.worker.status.START") < names.index("workers.trainer.healthy")
+
+
+@pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
+def test_of_two_nodes_each_tells_its_part(two_node_runs: dict[str, Any]) -> None:
+    tables = []
+    for who in ("torch", "ours"):
+        nodes = [comparable(run["two nodes succeed"]["told"]) for run in two_node_runs[who]]
+        tables.append(
+            sorted(nodes, key=lambda node: next(word[2]["global_rank"] for word in node if word[1] == "WORKER"))
+        )
+    assert tables[1] == tables[0]
+
+
+@pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
+def test_a_node_tells_of_the_restart_that_another_ones_failure_made(two_node_runs: dict[str, Any]) -> None:
+    tables = []
+    for who in ("torch", "ours"):
+        nodes = [[word[:2] for word in comparable(run["one of two nodes fails"]["told"])] for run in two_node_runs[who]]
+        assert sum((GROUP, "workers.trainer.failed") in node for node in nodes) == 1
+        tables.append(sorted(nodes, key=len))
+    assert tables[1] == tables[0]
+
+
+# Points of the story that need no processes.
+
+
+FAILURE = FailureReport("node7", 1, 1, 4711, 3, "it broke", "", 0)
+
+
+class Story:
+    """A worker group that events are put into by hand, and what is to be told of it."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=workers))
+        self.telemetry = Telemetry(self.group, 0.0)
+        self.now = 0.0
+
+    def put(self, *events: Event) -> list[str]:
+        told: list[Told] = []
+        for event in events:
+            self.now += 1
+            self.group.handle(event, self.now)
+            told += self.telemetry.handle(event, self.now)
+        return words_of(told)
+
+    def begin(self, round_: int = 1, restart_count: int = 0) -> list[str]:
+        ranks = assign_ranks([("default", len(self.group.workers) or 2)])[0]
+        assigned = Assigned(round_, restart_count, ranks, "localhost", 29500)
+        return self.put(assigned, Spawned(self.group.generation + 1, {0: 100, 1: 101}))
+
+
+def words_of(told: Sequence[Told]) -> list[str]:
+    """Names alone, without durations and the names of classes."""
+    names = [each.state if isinstance(each, Status) else each.name.rpartition("Agent.")[2] for each in told]
+    return [name for name in names if not name.endswith(".ms")]
+
+
+ASSIGNED = ["RENDEZVOUS", "_assign_worker_ranks.success", "ASSIGN_WORKER_RANKS", "_rendezvous.success"]
+SPAWNED = ["_start_workers.success", "START", "START", "_initialize_workers.success"]
+
+
+def test_where_no_round_comes_the_rendezvous_has_failed() -> None:
+    story = Story()
+    assert story.put(Start()) == []
+    lost = ["RENDEZVOUS", "_rendezvous.failure", "_initialize_workers.failure"]
+    assert story.put(Ended(Outcome.TIMED_OUT, "nobody came")) == lost
+    assert words_of(story.telemetry.fail("nobody came", story.now)) == ["run.failure", "FAILED"]
+
+
+def test_where_no_further_round_comes_the_restart_has_failed() -> None:
+    story = Story()
+    story.put(Start())
+    assert story.begin() == ASSIGNED + SPAWNED
+    stopped = story.put(Interrupted(1, "a node was lost"), *gone(1))
+    assert stopped == ["_stop_workers.success"]
+    lost = ["RENDEZVOUS", "_rendezvous.failure", "_initialize_workers.failure", "_restart_workers.failure"]
+    assert story.put(StopRequested()) == lost
+
+
+def gone(generation: int) -> list[Event]:
+    exits: list[Event] = [Exited(generation, rank, None) for rank in (0, 1)]
+    return [*exits, *[Cleared(generation, rank) for rank in (0, 1)]]
+
+
+def test_a_spare_that_was_never_needed_has_succeeded_without_workers() -> None:
+    story = Story()
+    story.put(Start(), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
+    assert words_of(story.telemetry.finish(WorkerState.SUCCEEDED, {}, story.now)) == ["run.success", "SUCCEEDED"]
+
+
+def test_workers_of_an_earlier_round_have_not_succeeded_with_a_job_that_went_on_without_them() -> None:
+    story = Story()
+    story.put(Start())
+    story.begin()
+    story.put(Interrupted(1, "a node was lost"), *gone(1), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
+    assert words_of(story.telemetry.finish(WorkerState.SUCCEEDED, {}, story.now)) == ["run.success", "SUCCEEDED"]
+
+
+def test_of_a_job_that_another_node_failed_our_workers_are_victims() -> None:
+    story = Story()
+    story.put(Start())
+    story.begin()
+    assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE), *gone(1)) == ["_stop_workers.success"]
+    words = words_of(story.telemetry.finish(WorkerState.FAILED, {}, story.now))
+    assert words[-4:] == ["TERMINATED", "TERMINATED", "run.success", "SUCCEEDED"]
+    assert "workers.default.run_total" in words
+
+
+def test_a_failure_that_ends_the_job_after_all_workers_are_gone_is_told() -> None:
+    story = Story()
+    story.put(Start())
+    story.begin()
+    failed: list[Event] = [Exited(1, 1, FAILURE), Exited(1, 0, None), Cleared(1, 0), Cleared(1, 1)]
+    look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.failed"]
+    assert story.put(*failed) == [*look, "_stop_workers.success"]
+    assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE)) == []
+    failure = ProcessFailure(1, 4711, 3, "nowhere")
+    words = words_of(story.telemetry.finish(WorkerState.FAILED, {1: failure}, story.now))
+    assert words[-4:] == ["TERMINATED", "FAILED", "run.success", "SUCCEEDED"]
+
+
+def test_a_worker_that_is_stopped_for_a_hang_has_failed_as_if_a_look_at_it_had_found_that() -> None:
+    story = Story()
+    story.put(Start())
+    story.begin()
+    look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.failed"]
+    assert story.put(Condemned(1, 1, FAILURE, signal.SIGKILL)) == look
+    assert story.telemetry.look() == []
+    assert story.put(*gone(1)) == ["_stop_workers.success"]
+    story.put(Ended(Outcome.FAILED, "it hung", FAILURE))
+    failure = ProcessFailure(1, 4711, -9, "nowhere", condemned="timer 'step' expired")
+    words = words_of(story.telemetry.finish(WorkerState.FAILED, {1: failure}, story.now))
+    assert words[-4:] == ["TERMINATED", "FAILED", "run.success", "SUCCEEDED"]
+
+
+def test_workers_that_survive_sigkill_were_not_stopped() -> None:
+    story = Story()
+    story.put(Start())
+    story.begin()
+    story.put(Interrupted(1, "a node was lost"))
+    told = []
+    while not story.group.is_done:
+        story.now = story.group.deadline or 0.0
+        told += story.put(DeadlinePassed())
+    assert told == ["_stop_workers.failure"]
+
+
+def test_nobody_is_healthy_before_there_are_workers_or_after() -> None:
+    story = Story()
+    look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.healthy"]
+    assert story.telemetry.look() == []
+    story.put(Start())
+    story.begin()
+    assert words_of(story.telemetry.look()) == look
+    story.put(Interrupted(1, "a node was lost"))
+    assert story.telemetry.look() == []
+
+
+def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round() -> None:
+    story = Story()
+    story.put(Start())
+    story.begin()
+    story.put(Interrupted(1, "it broke elsewhere", 1), *gone(1))
+    told = story.telemetry.fail("asked to stop", story.now)
+    assert [each.restart_count for each in told if isinstance(each, Status)] == [1]
+
+
+# Handlers.
+
+
+class Handler(logging.Handler):
+    """Keeps what it is told; raises or waits when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.error: Exception | None = None
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.is_called = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.is_called.set()
+        assert self.may_go.wait(LAUNCH_TIMEOUT_S)
+        self.names.append(json.loads(record.getMessage())["metadata"]["state"])
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handler]:
+    """A handler that the program around us has added, under the name `ours`."""
+    events = pytest.importorskip("torch.distributed.elastic.events")
+    handler = Handler()
+    monkeypatch.setitem(events.handlers._log_handlers, "ours", handler)
+    monkeypatch.delitem(events._events_loggers, "ours", raising=False)
+    yield handler
+    handler.may_go.set()
+    wait_for("all is told", lambda: not is_telling())
+    logging.getLogger("torchelastic-events-ours").handlers.clear()
+
+
+def is_telling() -> bool:
+    return any(thread.name == "torch telemetry" for thread in threading.enumerate())
+
+
+STATES = ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "SUCCEEDED", "SUCCEEDED"]
+
+
+def supervisor(**spec: Any) -> Supervisor:
+    return Supervisor(WorkerSpec(**{"entrypoint": "true", "event_log_handler": "ours", **spec}))
+
+
+async def test_a_handler_that_the_program_added_is_told(handler: Handler) -> None:
+    await supervisor().run()
+    assert handler.names == STATES
+
+
+async def test_a_handler_that_raises_is_reported_once_and_harms_nobody(
+    handler: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler.error = ValueError("the disk of the handler is full")
+    assert (await supervisor().run()).state is WorkerState.SUCCEEDED
+    assert handler.names == STATES
+    warnings = [record.getMessage() for record in caplog.records if "handler" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "ValueError: the disk of the handler is full" in warnings[0]
+
+
+async def test_a_handler_that_blocks_is_waited_for_at_the_end_and_not_for_ever(
+    handler: Handler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_telemetry, "FINISH_TIMEOUT_S", 0.2)
+    handler.may_go.clear()
+    assert (await supervisor().run()).state is WorkerState.SUCCEEDED
+    assert handler.names == []
+    assert "are lost: their handlers did not take them in time" in caplog.text
+
+
+async def test_who_asks_again_does_not_wait_for_a_handler_that_blocks(handler: Handler) -> None:
+    handler.may_go.clear()
+    supervised = supervisor()
+    with anyio.fail_after(DEADLINE_S):  # the handler is waited for longer
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervised.run)
+            while not supervised._group.is_done:  # noqa: ASYNC110  nobody tells of it
+                await anyio.sleep(LOOK_AGAIN_S)
+            supervised.stop()
+    assert handler.names == []
+
+
+async def test_what_a_handler_does_not_take_is_kept_up_to_a_limit(
+    handler: Handler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_telemetry, "BACKLOG_MAX", 3)
+    monkeypatch.setattr(torch_telemetry, "FINISH_TIMEOUT_S", 0.2)
+    handler.may_go.clear()
+    await supervisor().run()
+    handler.may_go.set()
+    wait_for("all is told", lambda: not is_telling())
+    assert handler.names[0] == "RENDEZVOUS"
+    assert len(handler.names) < len(STATES)
+    assert "events and metrics are lost" in caplog.text
+
+
+# Names of handlers.
+
+
+async def test_an_unknown_handler_is_refused_before_anything_is_started(tmp_path: Path, handler: Handler) -> None:
+    program = supervisor(
+        event_log_handler="nobody", log_dir=tmp_path, entrypoint="touch", args=(f"{tmp_path}/started",)
+    )
+    known = "console, dynamic_rendezvous, null, ours"
+    with pytest.raises(InputError, match=f"'nobody' is not known to torch: use one of {known}, or add it to"):
+        await program.run()
+    assert not os.listdir(tmp_path)
+    check_event_log_handler("ours")
+
+
+def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False)
+
+
+def test_torch_is_imported_only_where_somebody_listens() -> None:
+    code = """
+        import asyncio, sys
+        from aelastic import InputError, Supervisor, WorkerSpec
+        from aelastic.observe.torch_events import check_event_log_handler
+        for name in ("console", "dynamic_rendezvous", "null"):
+            check_event_log_handler(name)
+        asyncio.run(Supervisor(WorkerSpec(entrypoint="true")).run())
+        print("torch" in sys.modules)
+        asyncio.run(Supervisor(WorkerSpec(entrypoint="true", event_log_handler="dynamic_rendezvous")).run())
+        print("torch" in sys.modules)
+    """
+    done = python(code)
+    assert done.stdout == "False\nTrue\n", done.stderr
+
+
+def test_a_program_that_only_configures_metrics_is_told_them() -> None:
+    code = """
+        import asyncio, sys
+        from torch.distributed.elastic import metrics
+        from aelastic import Supervisor, WorkerSpec
+        class Handler(metrics.MetricHandler):
+            def emit(self, data):
+                print(data.group_name, data.name, data.value)
+        metrics.configure(Handler(), "torchelastic")
+        asyncio.run(Supervisor(WorkerSpec(entrypoint="true")).run())
+        print("torch.distributed.elastic.events" in sys.modules)
+    """
+    done = python(code)
+    assert "torchelastic workers.default.run_success_no_retries 1\n" in done.stdout, done.stderr
+    assert done.stdout.endswith("\nFalse\n")
+
+
+def test_a_forked_function_can_import_what_its_agent_imports_for_a_handler() -> None:
+    code = """
+        import asyncio, sys, warnings
+        from aelastic import Supervisor, WorkerSpec
+        def work():
+            was_there = "torch.distributed.elastic.events" in sys.modules
+            import torch.distributed.elastic.events
+            return was_there
+        spec = WorkerSpec(entrypoint=work, start_method="fork", event_log_handler="console")
+        print(asyncio.run(Supervisor(spec).run()).return_values)
+    """
+    done = python(code)
+    assert done.stdout == "{0: True}\n", done.stderr
+
+
+def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch: Launcher) -> None:
+    job = launch("sys.exit(3)", "--event-log-handler", "console", "--nproc-per-node", "2")
+    assert job.wait(LAUNCH_TIMEOUT_S) == 3
+    events = [json.loads(line) for line in job.stderr.splitlines() if line.startswith("{")]
+    states = [event["metadata"]["state"] for event in events]
+    assert states[:4] == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]
+    assert "FAILED" in states[4:6]
+    assert (states[6:], events[-1]["source"]) == (["SUCCEEDED"], "AGENT")
+    # They are told once torch is imported, which takes longer than the whole job.
+    assert events[-1]["timestamp"] / 1000 <= (job.folder / "stderr").stat().st_mtime
+    job.assert_nothing_left()
+
+
+def test_a_failure_of_the_agent_is_told_with_its_traceback(launch: Launcher) -> None:
+    options = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={free_endpoint()}", "--rdzv-id=job"]
+    job = launch("pass", *options, "--rdzv-conf=join_timeout=1", "--event-log-handler=console")
+    job.wait(LAUNCH_TIMEOUT_S)
+    events = [json.loads(line)["metadata"] for line in job.stderr.splitlines() if line.startswith("{")]
+    assert [event["state"] for event in events] == ["RENDEZVOUS", "FAILED"]
+    assert events[1]["raw_error"].startswith("Traceback")
+    assert "\naelastic.errors.Rendezvous" in events[1]["raw_error"]
+    job.assert_nothing_left()

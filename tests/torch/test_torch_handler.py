@@ -1,0 +1,619 @@
+"""torch's rendezvous handlers as ours: a stand-in for each path, torch's own for what only it does, torchrun for all."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher
+
+from aelastic.aio.mailbox import Mailbox
+from aelastic.errors import (
+    InputError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+)
+from aelastic.rdzv.protocol.messages import (
+    Assigned,
+    CoordinatorMessage,
+    Ended,
+    Failed,
+    FailureReport,
+    Interrupted,
+    Left,
+    Node,
+    Outcome,
+    Ready,
+    Succeeded,
+)
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.torch_handler import calls as torch_calls
+from aelastic.rdzv.torch_handler.link import TorchHandlerLink, handler_opener, is_known_to_torch
+from aelastic.spec import WorkerSpec
+
+torch_rdzv: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
+torch_dist: Any = pytest.importorskip("torch.distributed")
+
+FAILURE = FailureReport("node7", 1, 1, 4711, 3, "it broke", "", 0)
+Message = TypeVar("Message", bound=CoordinatorMessage)
+
+
+class Handler:
+    """Does what a test says, round by round: gives a rank and a world size, raises, or calls."""
+
+    use_agent_store = True
+
+    def __init__(self, *rounds: Any, store: Any = None) -> None:
+        self.rounds = list(rounds)
+        self.store = store or torch_dist.HashStore()
+        self.where: Any = torch_rdzv.RendezvousStoreInfo("node0", 29511)
+        self.waiting: Any = 0  # or an error
+        self.asked = threading.Event()
+        self.shutdowns = 0
+        self.has_heartbeats = True
+
+    def next_rendezvous(self) -> Any:
+        step = self.rounds.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        if callable(step):
+            step()
+        rank, world_size = step if isinstance(step, tuple) else (0, 1)
+        store = torch_dist.PrefixStore(str(len(self.rounds)), self.store)
+        return torch_rdzv.RendezvousInfo(store, rank, world_size, self.where)
+
+    def num_nodes_waiting(self) -> int:
+        self.asked.set()
+        if isinstance(self.waiting, Exception):
+            raise self.waiting
+        return int(self.waiting)
+
+    def shutdown(self) -> bool:
+        self.shutdowns += 1
+        return True
+
+    def _stop_heartbeats(self) -> None:
+        self.has_heartbeats = False
+
+
+@dataclass
+class Agent:
+    """Stands in for the supervisor."""
+
+    link: TorchHandlerLink
+    mailbox: Mailbox[CoordinatorMessage]
+    node: Node
+
+    async def next(self, kind: type[Message]) -> Message:
+        message = await self.mailbox.next(anyio.current_time() + DEADLINE_S)
+        assert isinstance(message, kind), message
+        return message
+
+    async def join(self) -> Assigned:
+        self.link.tell(Ready(self.node))
+        return await self.next(Assigned)
+
+    async def fail(self, round_: int) -> None:
+        self.link.tell(Failed("us", round_, FAILURE))
+
+    async def succeed(self, round_: int) -> None:
+        self.link.tell(Succeeded("us", round_))
+
+
+@asynccontextmanager
+async def agent_with(
+    handler: Callable[[], Any] | Handler, role: str = "default", workers: int = 2, **options: Any
+) -> AsyncIterator[Agent]:
+    spec = WorkerSpec(entrypoint="train.py", **{"monitor_interval": 0.01, "max_restarts": 1, **options})
+    link = TorchHandlerLink((lambda: handler) if isinstance(handler, Handler) else handler, spec)
+    agent = Agent(link, Mailbox(), Node("us", "here", role, workers, "localhost", 1))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.run, agent.mailbox.post)
+        try:
+            yield agent
+        finally:
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await link.aclose()
+
+
+async def wait_for(condition: Callable[[], Any]) -> None:
+    with anyio.fail_after(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110  threads and torch tell nobody
+            await anyio.sleep(0.01)
+
+
+async def error_of(handler: Callable[[], Any] | Handler) -> Exception:
+    """What a node that wants to join ends with."""
+    try:
+        async with agent_with(handler) as agent:
+            agent.link.tell(Ready(agent.node))
+            with anyio.fail_after(DEADLINE_S):
+                await anyio.sleep_forever()
+    except ExceptionGroup as group:
+        error: Any = group
+        while isinstance(error, ExceptionGroup):
+            (error,) = error.exceptions
+        return error  # type: ignore[no-any-return]
+    raise AssertionError("it did not end")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def torch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "torch rendezvous"]
+
+
+# A round.
+
+
+async def test_a_round_is_what_the_handler_says_it_is() -> None:
+    async with agent_with(Handler((0, 1))) as agent:
+        assigned = await agent.join()
+    assert assigned == Assigned(1, 0, NodeRanks(0, 1, 0, 2, 0, 2, 2), "node0", 29511, store_server="rendezvous")
+
+
+async def test_nodes_agree_on_their_ranks_as_torchs_agents_do_whatever_their_roles_and_sizes() -> None:
+    store = torch_dist.HashStore()
+    async with (
+        agent_with(Handler((0, 3), store=store), "trainer", 4) as first,
+        agent_with(Handler((1, 3), store=store), "reader", 1) as second,
+        agent_with(Handler((2, 3), store=store), "trainer", 2) as third,
+    ):
+        agents = [third, second, first]
+        for agent in agents:
+            agent.link.tell(Ready(agent.node))
+        ranks = [(await agent.next(Assigned)).ranks for agent in agents]
+    assert ranks == [NodeRanks(2, 3, 5, 7, 4, 6, 2), NodeRanks(1, 3, 4, 7, 0, 1, 1), NodeRanks(0, 3, 0, 7, 0, 6, 4)]
+
+
+@pytest.mark.parametrize(
+    "options, where",
+    [
+        ({}, ("node0", 29511)),
+        ({"master_addr": "node9", "master_port": 1234}, ("node9", 1234)),
+        ({"master_port": 1234, "rdzv": RendezvousSettings("torch:c10d", "node1:29400")}, ("node0", 29511)),
+    ],
+)
+async def test_a_handler_that_shares_no_store_leaves_it_to_the_worker_of_rank_0(
+    options: dict[str, Any], where: tuple[str, int]
+) -> None:
+    handler = Handler((0, 1))
+    handler.use_agent_store = False
+    async with agent_with(handler, **options) as agent:
+        assigned = await agent.join()
+    assert (assigned.store_server, assigned.master_addr, assigned.master_port) == ("worker", *where)
+
+
+async def test_a_handler_that_names_no_address_has_the_nodes_agree_on_one() -> None:
+    store = torch_dist.HashStore()
+    handlers = Handler((0, 2), store=store), Handler((1, 2), store=store)
+    for handler in handlers:
+        handler.where = None
+    async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
+        first.link.tell(Ready(first.node))
+        there, here = await second.join(), await first.next(Assigned)
+    assert (there.master_addr, there.master_port) == (here.master_addr, here.master_port)
+    assert (there.store_server, here.store_server) == ("worker", "worker")
+    assert here.master_port > 0
+
+
+# While workers run.
+
+
+async def test_a_node_that_waits_interrupts_the_round_for_free() -> None:
+    handler = Handler((0, 1), (0, 1))
+    async with agent_with(handler, max_restarts=0) as agent:
+        assert (await agent.join()).restart_count == 0
+        handler.waiting = 2
+        interrupted = await agent.next(Interrupted)
+        handler.waiting = 0
+        again = await agent.join()
+    assert (interrupted.round, interrupted.reason) == (1, "2 node(s) wait for the next round")
+    assert (again.round, again.restart_count) == (2, 0)
+
+
+async def test_a_failure_pays_from_this_agents_budget_and_the_last_one_closes_the_rendezvous() -> None:
+    handler = Handler((0, 1), (0, 1))
+    async with agent_with(handler, max_restarts=1) as agent:
+        await agent.join()
+        await agent.fail(1)
+        assert "restart 1 of 1" in (await agent.next(Interrupted)).reason
+        assert (await agent.join()).restart_count == 1
+        await agent.fail(1)  # late: of a round that is over
+        await agent.fail(2)
+        ended = await agent.next(Ended)
+        assert handler.shutdowns == 0  # the workers are still being stopped
+    assert ended == Ended(Outcome.FAILED, "rank 1 failed on node7; all 1 restarts are used up", FAILURE)
+    assert handler.shutdowns == 1
+
+
+async def test_a_failure_after_the_round_was_interrupted_costs_nothing() -> None:
+    handler = Handler((0, 1), (0, 1))
+    async with agent_with(handler, max_restarts=0) as agent:
+        await agent.join()
+        handler.waiting = 1
+        await agent.next(Interrupted)
+        handler.waiting = 0
+        await agent.fail(1)
+        assert (await agent.join()).restart_count == 0
+
+
+async def test_workers_go_on_while_the_rendezvous_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
+    handler = Handler((0, 1))
+    handler.waiting = torch_rdzv.RendezvousConnectionError("no route")
+    async with agent_with(handler) as agent:
+        await agent.join()
+        for _ in range(3):
+            await wait_for(handler.asked.is_set)
+            handler.asked.clear()
+        handler.waiting = 1
+        await agent.next(Interrupted)
+    (said,) = [record.message for record in caplog.records if "no route" in record.message]
+    assert said.startswith("the rendezvous can't be asked now; the workers go on: ")
+
+
+async def test_a_failure_is_answered_though_the_handler_hangs() -> None:
+    hangs, handler = threading.Event(), Handler((0, 1))
+
+    def num_nodes_waiting() -> int:
+        handler.asked.set()
+        hangs.wait(DEADLINE_S)
+        return 0
+
+    handler.num_nodes_waiting = num_nodes_waiting  # type: ignore[method-assign]
+    async with agent_with(handler, max_restarts=0) as agent:
+        await agent.join()
+        await wait_for(handler.asked.is_set)
+        await agent.fail(1)
+        assert (await agent.next(Ended)).outcome is Outcome.FAILED
+        hangs.set()
+
+
+# The end.
+
+
+async def test_a_node_that_has_finished_waits_for_the_others_and_then_the_rendezvous_is_closed() -> None:
+    store = torch_dist.HashStore()
+    handlers = Handler((0, 2), store=store), Handler((1, 2), store=store)
+    async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
+        first.link.tell(Ready(first.node))
+        await second.join()
+        await first.next(Assigned)
+        await first.succeed(1)
+        handlers[0].asked.clear()
+        await wait_for(handlers[0].asked.is_set)  # it looks around while it waits
+        await second.succeed(1)
+        assert await first.next(Ended) == await second.next(Ended) == Ended(Outcome.SUCCEEDED, "every worker succeeded")
+    assert [handler.shutdowns for handler in handlers] == [1, 1]
+
+
+async def test_torchs_own_exit_barrier_and_ours_are_one() -> None:
+    barrier = pytest.importorskip("torch.distributed.elastic.utils.store").barrier
+    handler = Handler((0, 2))
+    store = torch_dist.PrefixStore("0", handler.store)
+    store.set("torchelastic/role_info/1", '{"role": "default", "rank": 1, "local_world_size": 3}')
+    async with agent_with(handler) as agent:
+        assert (await agent.join()).ranks == NodeRanks(0, 2, 0, 5, 0, 5, 2)
+        await agent.succeed(1)
+        await anyio.to_thread.run_sync(barrier, store, 2, "torchelastic/agent/terminal_state", DEADLINE_S)
+        assert (await agent.next(Ended)).outcome is Outcome.SUCCEEDED
+
+
+async def test_waiting_for_others_ends_in_time_and_leaves_the_rendezvous_to_them() -> None:
+    handler = Handler((0, 2))
+    torch_dist.PrefixStore("0", handler.store).set(
+        "torchelastic/role_info/1", '{"role": "default", "rank": 1, "local_world_size": 1}'
+    )
+    async with agent_with(handler, exit_barrier_timeout_s=0.1) as agent:
+        await agent.join()
+        await agent.succeed(1)
+        ended = await agent.next(Ended)
+    assert ended.outcome is Outcome.SUCCEEDED
+    assert "other nodes did not finish within 0.1 s" in ended.reason
+    assert handler.shutdowns == 0
+
+
+async def test_a_node_that_has_finished_starts_again_with_the_others() -> None:
+    handler = Handler((0, 2), (0, 1))
+    torch_dist.PrefixStore("1", handler.store).set(
+        "torchelastic/role_info/1", '{"role": "default", "rank": 1, "local_world_size": 1}'
+    )
+    async with agent_with(handler) as agent:
+        await agent.join()
+        await agent.succeed(1)
+        handler.waiting = 1
+        await agent.next(Interrupted)
+        handler.waiting = 0
+        assert (await agent.join()).round == 2
+
+
+async def test_a_node_that_has_finished_has_succeeded_though_the_others_go_before_it_can_start_again() -> None:
+    handler = Handler((0, 2), torch_rdzv.RendezvousClosedError("closed"))
+    torch_dist.PrefixStore("1", handler.store).set(
+        "torchelastic/role_info/1", '{"role": "default", "rank": 1, "local_world_size": 1}'
+    )
+    async with agent_with(handler) as agent:
+        await agent.join()
+        await agent.succeed(1)
+        handler.waiting = 1
+        await agent.next(Interrupted)
+        agent.link.tell(Ready(agent.node))
+        ended = await agent.next(Ended)
+    assert (ended.outcome, handler.shutdowns) == (Outcome.SUCCEEDED, 0)
+
+
+# No round.
+
+
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        (torch_rdzv.RendezvousClosedError("closed"), RendezvousClosedError),
+        (torch_rdzv.RendezvousConnectionError("no route"), RendezvousConnectionError),
+        (torch_dist.DistStoreError("wait timeout"), RendezvousConnectionError),
+        (torch_rdzv.RendezvousStateError("garbage"), RendezvousStateError),
+        (torch_rdzv.RendezvousError("something"), RendezvousError),
+        (KeyError("a bug in the handler"), RendezvousError),
+    ],
+)
+async def test_an_error_of_torchs_is_one_of_ours(theirs: Exception, ours: type[Exception]) -> None:
+    handler = Handler(theirs)
+    error = await error_of(handler)
+    assert type(error) is ours
+    assert str(error) == f"torch's rendezvous can't be joined: {type(theirs).__name__}: {theirs}"
+    assert handler.shutdowns == 0
+
+
+async def test_too_few_nodes_are_a_verdict_of_their_own() -> None:
+    handler = Handler(torch_rdzv.RendezvousTimeoutError("too late"))
+    async with agent_with(handler) as agent:
+        agent.link.tell(Ready(agent.node))
+        ended = await agent.next(Ended)
+    assert (ended.outcome, handler.shutdowns) == (Outcome.TIMED_OUT, 0)
+
+
+async def test_a_spare_that_was_never_needed_has_not_failed() -> None:
+    handler = Handler(torch_rdzv.RendezvousGracefulExitError("is closed, terminating pending rendezvous"))
+    async with agent_with(handler) as agent:
+        agent.link.tell(Ready(agent.node))
+        assert (await agent.next(Ended)).outcome is Outcome.SUCCEEDED
+
+
+async def test_our_own_failure_is_the_cause_where_no_round_follows_it() -> None:
+    handler = Handler((0, 1), torch_rdzv.RendezvousClosedError("closed"))
+    async with agent_with(handler) as agent:
+        await agent.join()
+        await agent.fail(1)
+        await agent.next(Interrupted)
+        agent.link.tell(Ready(agent.node))
+        ended = await agent.next(Ended)
+    assert (ended.outcome, ended.cause) == (Outcome.FAILED, FAILURE)
+    assert "closed" in ended.reason
+
+
+async def test_a_handler_that_cannot_be_made_is_the_users_to_mend() -> None:
+    settings = RendezvousSettings(backend="torch:c10d", endpoint="localhost:0", config={"read_timeout": "never"})
+    error = await error_of(handler_opener("torch:c10d", settings, "job"))
+    assert isinstance(error, InputError)
+    assert "read_timeout" in str(error)
+
+
+async def test_a_torch_without_the_private_parts_we_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_calls, "_ENTER_BARRIER", "torch.distributed.elastic.utils.store:_no_more")
+    error = await error_of(Handler())
+    assert isinstance(error, InputError)
+    assert "has no torch.distributed.elastic.utils.store:_no_more" in str(error)
+
+
+# Leaving.
+
+
+async def test_leaving_does_not_close_the_rendezvous_and_stops_saying_that_we_live() -> None:
+    handler = Handler((0, 1))
+    async with agent_with(handler) as agent:
+        await agent.join()
+        agent.link.tell(Left("us", "told to stop"))
+    assert (handler.shutdowns, handler.has_heartbeats, torch_threads()) == (0, False, [])
+
+
+async def test_a_handler_that_waits_for_nodes_gives_up_when_we_leave() -> None:
+    def waits_as_torchs_do() -> None:
+        handler.asked.set()
+        while True:
+            time.sleep(0.01)
+
+    handler = Handler(waits_as_torchs_do)
+    async with agent_with(handler) as agent:
+        agent.link.tell(Ready(agent.node))
+        await wait_for(handler.asked.is_set)
+        agent.link.tell(Left("us", "told to stop"))
+    await wait_for(lambda: not torch_threads())
+    assert not handler.has_heartbeats
+
+
+async def test_a_link_that_was_never_used_closes() -> None:
+    async with agent_with(Handler()):
+        pass
+
+
+def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
+    code = """
+        import anyio, sys, time
+        from aelastic.rdzv.protocol.messages import Node, Ready
+        from aelastic.rdzv.torch_handler.link import TorchHandlerLink
+        from aelastic.spec import WorkerSpec
+
+        class Handler:
+            def next_rendezvous(self):
+                loop.call_soon_threadsafe(loop.call_later, 0.1, begun.set)  # most likely asleep by then
+                time.sleep(10000)
+
+        async def main():
+            global loop, begun
+            import asyncio
+            loop, begun = asyncio.get_running_loop(), anyio.Event()
+            link = TorchHandlerLink(Handler, WorkerSpec(entrypoint="train.py"))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(link.run, print)
+                link.tell(Ready(Node("us", "here", "default", 1, "", 0)))
+                await begun.wait()
+                tasks.cancel_scope.cancel()
+            await link.aclose()
+            print("closed", flush=True)
+
+        anyio.run(main)
+    """
+    program = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+
+
+# Names.
+
+
+def test_names_are_torchs_and_those_of_installed_packages_and_finding_them_imports_no_torch(tmp_path: Path) -> None:
+    package = tmp_path / "carrier-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[torchrun.handlers]\npigeon = carrier:creator\n")
+    (tmp_path / "carrier.py").write_text(
+        "class Pigeon:\n    get_backend = lambda self: 'pigeon'\ndef creator():\n    return lambda parameters: Pigeon()\n"
+    )
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from aelastic.rdzv.settings import RendezvousSettings
+        from aelastic.rdzv.torch_handler.link import handler_opener, is_known_to_torch
+        print([is_known_to_torch(name) for name in ("torch:c10d", "static", "pigeon", "torch:pigeon", "raven")])
+        opener = handler_opener("pigeon", RendezvousSettings(backend="pigeon"), "job")
+        print("torch" in sys.modules)
+        print(type(opener()).__name__)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_TIMEOUT_S,
+        check=True,
+    )
+    assert done.stdout == "[True, True, True, True, False]\nFalse\nPigeon\n"
+
+
+def test_a_name_that_the_program_registered_itself_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = torch_rdzv.rendezvous_handler_registry
+    monkeypatch.setitem(registry._registry, "raven", lambda _: None)
+    assert is_known_to_torch("torch:raven")
+
+
+def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InputError, match=r"'torch:raven' is not known to torch either: use one of .*c10d, .*static"):
+        handler_opener("torch:raven", RendezvousSettings(backend="torch:raven"), "job")
+
+
+def test_a_handler_is_made_with_what_torchrun_would_give_it() -> None:
+    settings = RendezvousSettings(backend="torch:static", endpoint="node0:29511", min_nodes=2, max_nodes=2, node_rank=1)
+    static = handler_opener("torch:static", settings, "job")()
+    assert (static.master_addr, static.master_port, static.rank, static.world_size) == ("node0", 29511, 1, 2)
+    assert (static.run_id, static.timeout) == ("job", timedelta(seconds=900))
+
+
+# torch's own handler.
+
+
+def c10d(nodes: int = 1) -> Callable[[], Any]:
+    endpoint = f"127.0.0.1:{free_port()}"
+    settings = RendezvousSettings("torch:c10d", endpoint, nodes, nodes, local_addr="127.0.0.1", config={"is_host": "1"})
+    return handler_opener("torch:c10d", settings, "job")
+
+
+async def test_no_worker_reads_what_one_of_an_earlier_round_wrote() -> None:
+    async with agent_with(c10d(), workers=1) as agent:
+        assigned = await agent.join()
+        workers = torch_dist.TCPStore(assigned.master_addr, assigned.master_port, is_master=False)
+        workers.set("default_pg/0", "the address of a worker that will be dead")
+        await agent.fail(1)
+        await agent.next(Interrupted)
+        again = await agent.join()
+        assert (again.master_addr, again.master_port) == (assigned.master_addr, assigned.master_port)
+        assert not workers.check(["default_pg/0"])
+        await agent.succeed(2)
+        assert (await agent.next(Ended)).outcome is Outcome.SUCCEEDED
+
+
+async def test_torchs_handler_gives_up_joining_when_this_node_leaves() -> None:
+    async with agent_with(c10d(nodes=2)) as agent:
+        agent.link.tell(Ready(agent.node))
+        await wait_for(lambda: agent.link._calls._handler is not None)
+        await wait_for(lambda: agent.link._calls._handler._state_holder.state.participants)
+        agent.link.tell(Left("us", "told to stop"))
+    # It looks around every second, on a machine that has time for it; the join itself would go on for minutes.
+    await wait_for(lambda: not torch_threads())
+
+
+# Among torchrun agents.
+
+WORKER = """
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    say("sum", int(tensor), "rank", dist.get_rank(), "of", dist.get_world_size())
+    if os.environ["RANK"] == sys.argv[1] and not os.path.exists(sys.argv[2]):
+        open(sys.argv[2], "w").close()
+        os._exit(3)
+    dist.all_reduce(tensor)
+    say("done", dist.get_rank())
+    dist.destroy_process_group()
+"""
+
+
+def both(launch: Launcher, who_fails: str) -> tuple[Job, Job]:
+    """A job of two nodes, one of which is torchrun's and the other ours; torchrun's serves the rendezvous."""
+    script, marker, endpoint = launch.write("worker.py", WORKER), launch.folder / "failed", f"127.0.0.1:{free_port()}"
+    folders = [launch.folder / name for name in ("torchrun", "ours")]
+    for folder in folders:
+        folder.mkdir()
+    options = ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    address = [f"--rdzv-endpoint={endpoint}", "--local-addr=127.0.0.1"]
+    ours_options = [option.replace("=c10d", "=torch:c10d") for option in options]
+    work = [str(script), who_fails, str(marker)]
+    env = {"OMP_NUM_THREADS": "1"}
+    theirs = Job(folders[0], [sys.executable, "-m", "torch.distributed.run", *options, *address, *work], env)
+    ours = Job(folders[1], [sys.executable, "-m", "aelastic", *ours_options, *address, *work], env)
+    launch.jobs += [theirs, ours]
+    return theirs, ours
+
+
+@pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
+@pytest.mark.parametrize("who_fails", ["nobody", "0", "3"])
+def test_a_torchrun_agent_and_ours_do_one_job(launch: Launcher, who_fails: str) -> None:
+    theirs, ours = both(launch, who_fails)
+    codes = [job.wait(LAUNCH_TIMEOUT_S) for job in (theirs, ours)]
+    assert codes == [0, 0], theirs.story + ours.story
+    lines = theirs.lines + ours.lines
+    assert sorted(line for line in lines if line.startswith("done")) == [f"done {rank}" for rank in range(4)]
+    starts = [line for line in lines if line.startswith("sum")]
+    assert set(starts) == {f"sum 4 rank {rank} of 4" for rank in range(4)}
+    assert len(starts) == 4 if who_fails == "nobody" else len(starts) == 8
+    assert not ours.left(), ours.left_described()

@@ -1,0 +1,571 @@
+"""What torch offers to workers, in workers of aelastic: whatever torchrun's workers say, ours say as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.torch_workers import AELASTIC, TORCHRUN, both, ours, start
+
+# Each test imports torch in several processes, under two launchers.
+pytestmark = pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
+
+
+def by_rank(*words: str, restart: int = 0) -> list[str]:
+    """What two workers tell that tell the same."""
+    return sorted(f"{restart} {rank} {each}" for rank in (0, 1) for each in words)
+
+
+# Who am I.
+
+
+def test_a_worker_is_told_that_torchelastic_launched_it_and_what_its_ranks_are(launch: Launcher) -> None:
+    told = both(
+        launch,
+        """
+        tell("launched", dist.is_torchelastic_launched())
+        tell("local", dist.get_node_local_rank(), dist.get_node_local_rank(fallback_rank=9))
+        tell("before", dist.is_initialized(), dist.get_rank.__name__)
+        dist.init_process_group("gloo")
+        tell("after", dist.is_initialized(), dist.get_rank(), dist.get_world_size(), dist.get_backend())
+        dist.destroy_process_group()
+        """,
+    )
+    assert told == sorted(
+        f"0 {rank} {words}"
+        for rank in (0, 1)
+        for words in ("launched True", f"local {rank} {rank}", "before False get_rank", f"after True {rank} 2 gloo")
+    )
+
+
+# Process groups.
+
+INITS = {
+    "env, by default": "dist.init_process_group('gloo')",
+    "env": "dist.init_process_group('gloo', init_method='env://')",
+    "env, with ranks": "dist.init_process_group('gloo', init_method='env://', rank=rank, world_size=world_size)",
+    "any back end": "dist.init_process_group()",
+    "the job's own address and port": """
+        where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
+    """,
+    "a port of its own": """
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # as torch's own code does that wants a store of its own
+        where = f"tcp://127.0.0.1:{os.environ['FREE_PORT_' + os.path.basename(os.getcwd())]}"
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
+    """,
+    "a store of its own": """
+        port = int(os.environ["FREE_PORT_" + os.path.basename(os.getcwd())])
+        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    """,
+    "a client of the job's store": """
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.PrefixStore("mine", dist.TCPStore(host, port, is_master=False))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    """,
+    "what rendezvous gives": """
+        store, its_rank, its_world_size = next(iter(dist.rendezvous("env://")))
+        store.set(f"from {rank}", str(rank))
+        assert store.get(f"from {1 - rank}") == str(1 - rank).encode()
+        dist.init_process_group("gloo", store=store, rank=its_rank, world_size=its_world_size)
+    """,
+    "a file store": """
+        store = dist.FileStore(os.path.abspath("store"), world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    """,
+    "a file": """
+        where = "file://" + os.path.abspath("store")
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
+    """,
+}
+
+
+@pytest.fixture
+def free_ports() -> dict[str, str]:
+    """One for each launcher's workers."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [str(server.getsockname()[1]) for server in servers]
+    for server in servers:
+        server.close()
+    return dict(zip(("FREE_PORT_torch.distributed.run", "FREE_PORT_aelastic"), ports, strict=True))
+
+
+@pytest.mark.parametrize("how", INITS)
+def test_a_process_group_comes_up(launch: Launcher, free_ports: dict[str, str], how: str) -> None:
+    told = both(
+        launch,
+        textwrap.dedent(INITS[how])
+        + textwrap.dedent(
+            """
+            tell("sum", total())
+            dist.barrier()
+            dist.destroy_process_group()
+            """
+        ),
+        **free_ports,
+    )
+    assert told == by_rank("sum 3.0")
+
+
+def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
+    launch: Launcher, free_ports: dict[str, str]
+) -> None:
+    told = both(
+        launch,
+        """
+        tell("shared", os.environ["TORCHELASTIC_USE_AGENT_STORE"])
+        where = f"tcp://127.0.0.1:{os.environ['FREE_PORT_' + os.path.basename(os.getcwd())]}"
+        for method in (where, "env://"):
+            dist.init_process_group("gloo", init_method=method, rank=rank, world_size=world_size)
+            tell(method[:3], total())
+            dist.destroy_process_group()
+        if rank == 0 and restart == 0:
+            os._exit(3)
+        if restart == 0:
+            time.sleep(600)
+        """,
+        "--max-restarts=1",
+        "--standalone",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        **free_ports,
+    )
+    words = ("shared False", "tcp 3.0", "env 3.0")
+    assert told == by_rank(*words) + by_rank(*words, restart=1)
+
+
+def test_a_tcp_address_of_ones_own_finds_nobody_where_the_store_is_shared(
+    launch: Launcher, free_ports: dict[str, str]
+) -> None:
+    # torch's workers are all clients then, whatever the address.  They are told so by the variable, and time out.
+    told = both(
+        launch,
+        """
+        where = f"tcp://127.0.0.1:{os.environ['FREE_PORT_' + os.path.basename(os.getcwd())]}"
+        try:
+            dist.init_process_group(
+                "gloo", init_method=where, rank=rank, world_size=world_size, timeout=timedelta(seconds=2)
+            )
+        except dist.DistNetworkError:
+            tell("nobody serves it")
+        """,
+        **free_ports,
+    )
+    assert told == by_rank("nobody serves it")
+
+
+def test_a_worker_leaves_its_process_group_and_makes_another(launch: Launcher) -> None:
+    told = both(
+        launch,
+        """
+        for turn in range(3):
+            # A prefix for each: where one store is shared, torch reads the last turn's addresses else, sometimes.
+            store = dist.PrefixStore(f"turn {turn}", next(iter(dist.rendezvous("env://")))[0])
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=SOON)
+            tell("turn", turn, total())
+            try:
+                dist.init_process_group("gloo")
+            except ValueError as error:
+                tell("twice", turn, error)
+            dist.barrier()
+            dist.destroy_process_group()
+        """,
+    )
+    assert len(told) == 2 * 3 * 2
+
+
+def test_groups_of_all_kinds_work_side_by_side(launch: Launcher) -> None:
+    told = both(
+        launch,
+        """
+        dist.init_process_group("gloo", timeout=SOON)
+        everyone = dist.new_group([0, 1], backend="gloo")
+        alone = [dist.new_group([each], backend="gloo") for each in (0, 1)][rank]
+        subgroup, _ = dist.new_subgroups(1)
+        tell("groups", total(everyone), total(alone), total(subgroup))
+        dist.monitored_barrier(timeout=SOON)
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": rank})
+        tell("objects", objects)
+        box = [("from", rank)]
+        dist.broadcast_object_list(box, src=1)
+        tell("box", box)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+        tell("mesh", mesh["data"].get_local_rank(), mesh["model"].get_local_rank())
+        if rank == 0:
+            dist.send(torch.tensor([7.0]), dst=1)
+        else:
+            received = torch.zeros(1)
+            dist.recv(received, src=0)
+            tell("received", received.item())
+        dist.barrier()
+        dist.destroy_process_group()
+        """,
+    )
+    assert {"0 1 groups 3.0 2.0 2.0", "0 1 received 7.0", "0 0 box [('from', 1)]"} <= set(told)
+
+
+# RPC.
+
+
+@pytest.mark.parametrize("how", ["env", "tcp", "beside a process group"])
+def test_rpc_calls_its_peers(launch: Launcher, how: str) -> None:
+    told = both(
+        launch,
+        """
+        import torch.distributed.rpc as rpc
+
+
+        def add(a, b):
+            return a + b
+
+
+        if os.environ["HOW"] == "beside a process group":
+            dist.init_process_group("gloo")
+        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        method = f"tcp://{address}:{port}" if os.environ["HOW"] == "tcp" else "env://"
+        options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=60)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+        peer = f"worker{1 - rank}"
+        tell("sync", rpc.rpc_sync(peer, add, args=(torch.ones(2), rank)).tolist())
+        tell("async", rpc.rpc_async(peer, add, args=(1, 2)).wait())
+        tell("remote", rpc.remote(peer, add, args=(3, rank)).to_here())
+        tell("who", rpc.get_worker_info().name, rpc.get_worker_info(peer).id)
+        rpc.shutdown()
+        if os.environ["HOW"] == "beside a process group":
+            tell("sum", total())
+            dist.destroy_process_group()
+        """,
+        HOW=how,
+    )
+    assert {"0 0 sync [1.0, 1.0]", "0 1 remote 4", "0 1 who worker1 0"} <= set(told)
+
+
+# Training.
+
+TRAINING = """
+import torch.distributed.checkpoint as dcp
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def make():
+    torch.manual_seed(3)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def learn(model, optimizer, batch):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+
+
+def state_of(model, optimizer):
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def digest(model):
+    return " ".join(f"{number:.6f}" for weights in model.parameters() for number in weights.flatten().tolist())
+
+
+"""
+
+
+def test_ddp_trains_and_starts_again_after_a_crash(launch: Launcher) -> None:
+    told = ours(
+        launch,
+        TRAINING
+        + textwrap.dedent(
+            """
+            dist.init_process_group("gloo")
+            model, optimizer = make()
+            data = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64)
+            loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False), num_workers=2)
+            for step, (batch,) in enumerate(loader):
+                learn(model, optimizer, batch)
+                tell("step", step, digest(model))
+            dist.barrier()
+            if restart == 0 and rank == 1:
+                os._exit(3)
+            if restart == 0:
+                time.sleep(600)
+            dist.destroy_process_group()
+            """
+        ),
+        "--max-restarts=1",
+    )
+    assert len(told) == 2 * 2 * 2
+    steps = {line.split(" ", 2)[2] for line in told}  # the same on all ranks and in both attempts
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "async in a process"])
+def test_a_distributed_checkpoint_is_found_again_after_a_restart(launch: Launcher, how: str) -> None:
+    script = TRAINING + textwrap.dedent(
+        """
+            from torch.distributed.checkpoint.state_dict import set_state_dict
+            from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+
+            def save(state):
+                how = os.environ["HOW"]
+                if how == "sync":
+                    dcp.save(state, checkpoint_id="saved")
+                else:
+                    kind = AsyncCheckpointerType.THREAD if how == "async" else AsyncCheckpointerType.PROCESS
+                    dcp.async_save(state, checkpoint_id="saved", async_checkpointer_type=kind).result()
+
+
+            def main():
+                dist.init_process_group("cpu:gloo")
+                model, optimizer = make()
+                first = 0
+                if restart == 1:
+                    state = {**state_of(model, optimizer), "step": 0}
+                    dcp.load(state, checkpoint_id="saved")
+                    set_state_dict(
+                        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+                    )
+                    first = state["step"]
+                    tell("loaded", first, digest(model))
+                for step in range(first, 3):
+                    learn(model, optimizer, torch.full((2, 4), float(rank + step)))
+                    tell("step", step, digest(model))
+                    if step == 1:
+                        save({**state_of(model, optimizer), "step": 2})
+                        dist.barrier()
+                        if rank == 0:
+                            os.kill(os.getpid(), signal.SIGKILL)
+                        time.sleep(600)
+                dist.destroy_process_group()
+
+
+            if __name__ == "__main__":
+                main()
+            """
+    )
+    told = ours(launch, script, "--max-restarts=1", HOW=how)
+    weights = {line.split(" ", 2)[2] for line in told if line.split()[2:4] == ["step", "1"]}
+    loaded = {line.split(" ", 2)[2] for line in told if line.split()[2] == "loaded"}
+    assert {words.removeprefix("step 1 ") for words in weights} == {words.removeprefix("loaded 2 ") for words in loaded}
+    assert [line.split()[:4] for line in told if line.split()[2:4] == ["step", "2"]] == [
+        ["1", "0", "step", "2"],
+        ["1", "1", "step", "2"],
+    ]
+
+
+def test_a_worker_spawns_processes_of_its_own(launch: Launcher) -> None:
+    told = both(
+        launch,
+        """
+        import torch.multiprocessing as mp
+
+
+        def child(index, path, queue):
+            store = dist.FileStore(path, 2)
+            dist.init_process_group("gloo", store=store, rank=index, world_size=2)
+            tensor = torch.tensor([index + 10.0])
+            dist.all_reduce(tensor)
+            if index == 0:
+                queue.put(tensor)
+                queue.join()
+            dist.destroy_process_group()
+
+
+        def fail(index):
+            raise ValueError("a child's own")
+
+
+        if __name__ == "__main__":
+            dist.init_process_group("gloo")
+            queue = mp.get_context("spawn").JoinableQueue()
+            children = mp.spawn(child, args=(os.path.abspath(f"store{rank}"), queue), nprocs=2, join=False)
+            tell("from the children", queue.get().item())
+            queue.task_done()
+            children.join()
+            try:
+                mp.spawn(fail, nprocs=1)
+            except mp.ProcessRaisedException as error:
+                tell("raised", "a child's own" in str(error))
+            tell("sum", total())
+            dist.destroy_process_group()
+        """,
+    )
+    assert told == by_rank("from the children 21.0", "raised True", "sum 3.0")
+
+
+# What torchelastic itself offers to workers.
+
+
+def written_errors(job: Job) -> dict[str, Any]:
+    """By restart and local rank, what `record` wrote, without what differs from run to run."""
+    found = {}
+    for path in (job.folder / "logs").rglob("error.json"):
+        message = json.loads(path.read_text())["message"]
+        assert re.fullmatch(r"\d{10}", str(message["extraInfo"].pop("timestamp")))
+        message["extraInfo"]["py_callstack"] = re.sub(r'"/.*/', '"', message["extraInfo"]["py_callstack"])
+        found["/".join(path.parts[-3:-1])] = message
+    return found
+
+
+def test_record_writes_the_same_where_the_same_is_looked_for(launch: Launcher) -> None:
+    script = """
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+
+        def step():
+            raise ValueError("batch is empty")
+
+
+        @record
+        def main():
+            if rank == 1:
+                wait_for(f"up{restart}")
+                step()
+            open(f"up{restart}", "w").close()
+            time.sleep(600)
+
+
+        main()
+        """
+    jobs = [
+        start(launch, each, script, "--max-restarts=1", "--log-dir=logs", "--redirects=3")
+        for each in (TORCHRUN, AELASTIC)
+    ]
+    assert [job.wait(LAUNCH_TIMEOUT_S) for job in jobs] == [1, 1], [job.story for job in jobs]
+    theirs, our_errors = (written_errors(job) for job in jobs)
+    assert set(our_errors) == {"attempt_0/1", "attempt_1/1"}
+    assert our_errors == theirs
+    for job in jobs:
+        assert "ValueError: batch is empty" in job.stderr
+    jobs[1].assert_nothing_left()
+
+
+def test_timers_expire_as_ever(launch: Launcher) -> None:
+    told = both(
+        launch,
+        """
+        import torch.distributed.elastic.timer as timer
+        import torch.multiprocessing as mp
+
+
+        def overstay(queue):
+            timer.configure(timer.LocalTimerClient(queue))
+            with timer.expires(after=60):
+                pass
+            with timer.expires(after=0.01):
+                time.sleep(600)
+
+
+        if __name__ == "__main__":
+            try:
+                with timer.expires(after=1):
+                    tell("never")
+            except RuntimeError as error:
+                tell("unconfigured", error)
+            context = mp.get_context("spawn")
+            queue = context.Queue()
+            server = timer.LocalTimerServer(queue, max_interval=0.05)
+            server.start()
+            child = context.Process(target=overstay, args=(queue,))
+            child.start()
+            child.join()
+            tell("reaped by", signal.Signals(-child.exitcode).name)
+            server.stop()
+        """,
+    )
+    assert told == by_rank("reaped by SIGKILL", "unconfigured Configure timer client before using countdown timers.")
+
+
+# The control plane: who asks a worker's socket is told what it is doing.
+
+SERVED = """
+from torch.distributed.elastic.control_plane import worker_main
+
+
+def in_the_middle_of_training():
+    say("ready", restart, rank, os.environ["TORCH_WORKER_SERVER_SOCKET"])
+    wait_for(f"go{restart}")
+
+
+@worker_main()
+def main():
+    in_the_middle_of_training()
+    if restart == 0 and rank == 1:
+        os._exit(3)
+
+
+main()
+"""
+
+
+def ask(path: str, handler: str) -> tuple[str, str]:
+    """Status line and body of the answer to one HTTP request."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(LAUNCH_TIMEOUT_S)
+        client.connect(path)
+        client.sendall(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
+        answer = b""
+        while chunk := client.recv(1 << 16):
+            answer += chunk
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return head.splitlines()[0], body
+
+
+def serve_and_ask(launch: Launcher, wait_lines: Callable[[Job, str], list[str]], **env: str) -> list[str]:
+    """Runs two workers through a restart; asks each in each attempt; gives the paths."""
+    job = start(launch, AELASTIC, SERVED, "--max-restarts=1", **env)
+    paths = []
+    for restart in (0, 1):
+        for line in wait_lines(job, f"ready {restart} "):
+            path = line.split(" ", 3)[3]
+            assert ask(path, "ping") == ("HTTP/1.1 200 OK", "pong")
+            status, stacks = ask(path, "dump_traceback")
+            assert status == "HTTP/1.1 200 OK"
+            assert "in in_the_middle_of_training" in stacks
+            paths.append(path)
+        (job.folder / f"go{restart}").touch()
+    assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    job.assert_nothing_left()
+    return paths
+
+
+def two_lines(job: Job, beginning: str) -> list[str]:
+    lines: list[str] = wait_for(
+        f"two workers {beginning}\n{job.story}",
+        lambda: (
+            found
+            if len(found := [line for line in job.lines if line.startswith(beginning)]) == 2 or job.process.poll()
+            else []
+        ),
+        LAUNCH_TIMEOUT_S,
+    )
+    assert len(lines) == 2, job.story
+    return lines
+
+
+def test_each_worker_of_each_attempt_can_be_asked_what_it_does(launch: Launcher) -> None:
+    paths = serve_and_ask(launch, two_lines)
+    assert len(set(paths)) == 4
+    assert not [path for path in paths if os.path.exists(path)]
+
+
+def test_a_temporary_folder_with_a_long_name_is_no_obstacle(launch: Launcher) -> None:
+    deep = launch.folder / ("ü" * 100)
+    deep.mkdir()
+    paths = serve_and_ask(launch, two_lines, TMPDIR=str(deep))
+    assert len(set(paths)) == 4
+    assert all(len(os.fsencode(path)) <= 107 for path in paths)
+    assert not list(deep.iterdir())
