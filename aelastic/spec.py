@@ -16,9 +16,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.record import Record
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 START_METHODS: tuple[str, ...] = get_args(StartMethod)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted
-from aelastic.record import Record
 
 
 class WorkerState(Enum):

@@ -18,12 +18,12 @@ the old exit, taken for one of generation 4, would stop a healthy group.
 from __future__ import annotations
 
 import signal
-from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, TypeAlias, assert_never
 
-from aelastic.errors import InternalError
+from aelastic.core.machine import Machine, Story
+from aelastic.core.record import Record
 from aelastic.group.events import (
     Action,
     Cleared,
@@ -46,7 +46,6 @@ from aelastic.group.events import (
 )
 from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.record import Record
 from aelastic.spec import WorkerSpec
 
 # A process in uninterruptible sleep survives SIGKILL.  We ask twice, then leave: an agent that waits
@@ -66,14 +65,6 @@ class Phase(StrEnum):
     AWAITING = auto()  # a worker failed, all are gone: restart or not?
     BARRIER = auto()  # our workers succeeded, waiting for those of other nodes
     DONE = auto()
-
-
-class InvalidTransition(InternalError):
-    """A bug in the agent: an event that its phase cannot receive.  Nothing was changed."""
-
-    def __init__(self, phase: Phase, event: Event, story: tuple[str, ...]) -> None:
-        self.phase, self.event = phase, event
-        super().__init__(f"{event!r} in phase {phase}", story=story)
 
 
 class _Rejoin(Record):
@@ -96,7 +87,7 @@ _Wish: TypeAlias = _Rejoin | _Await | _End
 
 
 @dataclass(slots=True)
-class WorkerGroup:
+class WorkerGroup(Machine[Event, Action]):
     """The workers of one agent (torch: `torch.distributed.elastic.agent.server.WorkerGroup`)."""
 
     spec: WorkerSpec
@@ -117,7 +108,7 @@ class WorkerGroup:
     _kill_count: int = 0
     _is_spawned: bool = False  # the back end has started this generation; before that nobody can be signalled
     _signum: int = signal.SIGTERM  # what the workers of this generation were asked to end with
-    _story: deque[str] = field(default_factory=lambda: deque(maxlen=64))
+    _story: Story = field(default_factory=Story)
 
     @property
     def is_done(self) -> bool:
@@ -142,16 +133,6 @@ class WorkerGroup:
     def unended(self) -> tuple[int, ...]:
         """Local ranks of which something is still alive."""
         return tuple(sorted(self._alive | self._uncleared))
-
-    @property
-    def story(self) -> tuple[str, ...]:
-        return tuple(self._story)
-
-    def handle(self, event: Event, now: float) -> list[Action]:
-        before = self.phase
-        actions = self._dispatch(event, now)
-        self._story.append(f"{now:.3f} generation {self.generation} {before} --{event!r}--> {self.phase}")
-        return actions
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  one case for each event
         match event:
@@ -182,7 +163,7 @@ class WorkerGroup:
 
     def _on_start(self, event: Start) -> list[Action]:
         if self.phase is not Phase.INIT:
-            raise InvalidTransition(self.phase, event, self.story)
+            raise self._impossible(event)
         return self._join()
 
     def _on_assigned(self, event: Assigned) -> list[Action]:
@@ -192,7 +173,7 @@ class WorkerGroup:
             case Phase.DONE:
                 return []  # the round completed while we were leaving
             case Phase.INIT | Phase.RUNNING | Phase.STOPPING | Phase.AWAITING | Phase.BARRIER:
-                raise InvalidTransition(self.phase, event, self.story)
+                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
@@ -213,7 +194,7 @@ class WorkerGroup:
             case Phase.JOINING | Phase.DONE:
                 return []  # the round is behind us
             case Phase.INIT:
-                raise InvalidTransition(self.phase, event, self.story)
+                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
@@ -268,7 +249,7 @@ class WorkerGroup:
             case Phase.DONE:
                 return []  # we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
-                raise InvalidTransition(self.phase, event, self.story)
+                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
@@ -288,7 +269,7 @@ class WorkerGroup:
             case Phase.STOPPING | Phase.DONE:
                 return []  # it is being stopped already, or we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
-                raise InvalidTransition(self.phase, event, self.story)
+                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
@@ -308,7 +289,7 @@ class WorkerGroup:
             case Phase.DONE:
                 return []  # we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:
-                raise InvalidTransition(self.phase, event, self.story)
+                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
@@ -353,7 +334,7 @@ class WorkerGroup:
                 reason = f"other nodes did not finish within {self.spec.exit_barrier_timeout_s:g} s of ours"
                 return [TellLeft(reason), *self._finish(_End(WorkerState.SUCCEEDED, reason))]
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.DONE:
-                raise InvalidTransition(self.phase, event, self.story)
+                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 

@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
+from aelastic.core.record import Record
 from aelastic.observe import run_events as happenings
-from aelastic.record import Record
 from aelastic.spec import ExpectedOutput, HangAction, HangSignal
 
 # Of one core, between two looks.  A thread that only beats uses less; who computes, or waits in a busy loop, far more.

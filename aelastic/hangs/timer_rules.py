@@ -25,7 +25,7 @@ from enum import StrEnum
 from json import JSONDecoder
 from typing import TypeAlias, assert_never
 
-from aelastic.record import Record
+from aelastic.core.record import Record
 
 # The client sends no line that is longer than PIPE_BUF of Linux (pipe(7)), and adds a newline.
 LINE_BYTES_MAX = 4096

@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.group.backend import WorkerStart
 from aelastic.observe import run_events as happenings
-from aelastic.record import Record
 
 
 class Found(Record):

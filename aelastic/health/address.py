@@ -6,9 +6,9 @@ import socket
 from contextlib import suppress
 from typing import NoReturn
 
+from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
-from aelastic.record import Record
 
 # Who asks comes from this host, unless the user says otherwise.
 LOOPBACK = "127.0.0.1"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from aelastic.core.record import Record
 from aelastic.host import proc_table
-from aelastic.record import Record
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -12,8 +12,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.observe.run_events import Happening, PhaseTook, RoundFormed, RunBegan, RunEnded, WorkersStarted
-from aelastic.record import Record
 
 Json: TypeAlias = dict[str, Any]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.rdzv.protocol.messages import FailureReport
-from aelastic.record import Record
 
 # What a run spends its time on.
 #   rendezvous: ready for a round, until it is complete          spawn: from there until all workers are started

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
@@ -27,7 +28,6 @@ from aelastic.observe.run_events import (
     WorkersStarted,
 )
 from aelastic.rdzv.protocol.messages import FailureReport
-from aelastic.record import Record
 
 SCHEMA = 1
 # The last ten restarts, of six phases each.

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from aelastic.core.record import Record
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
     Changed,
@@ -28,7 +29,6 @@ from aelastic.observe.run_events import (
     WorkersStarted,
 )
 from aelastic.rdzv.protocol.messages import FailureReport
-from aelastic.record import Record
 
 SEPARATOR = " | "
 # Seconds that have passed, and the steps in which they are said from there on.

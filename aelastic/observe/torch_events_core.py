@@ -17,11 +17,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 from aelastic.group.events import Condemned, Event, Exited, Spawned, StopRequested, Worker, WorkerState
 from aelastic.group.worker_group import Phase, WorkerGroup
 from aelastic.rdzv.protocol.messages import Interrupted
-from aelastic.record import Record
 
 Json: TypeAlias = dict[str, Any]
 

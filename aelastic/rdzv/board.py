@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from aelastic.record import Record
+from aelastic.core.record import Record
 
 
 class Claim(Record):

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.record import Record
 from aelastic.spec import WorkerSpec
 
 

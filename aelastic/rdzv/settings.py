@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.record import Record
 
 # torch's `join_timeout`, `last_call_timeout`.
 JOIN_TIMEOUT_S = 600.0

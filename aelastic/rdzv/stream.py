@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 
 import anyio
 
+from aelastic.core.record import Record
 from aelastic.rdzv.protocol.addresses import is_address
 from aelastic.rdzv.protocol.codec import Decoder, OtherProtocolError, WireError
-from aelastic.record import Record
 
 # A peer that reads nothing (it is suspended, or cut off) is dropped before it costs more memory than this.
 UNSENT_MAX = 4 << 20

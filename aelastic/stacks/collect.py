@@ -23,9 +23,9 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.core.record import Record
 from aelastic.host import proc_table
 from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
-from aelastic.record import Record
 from aelastic.stacks.format import Thread, listing, read_faulthandler, read_py_spy
 
 # All of it: what is asked of us by who is about to kill.

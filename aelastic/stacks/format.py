@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from aelastic.record import Record
+from aelastic.core.record import Record
 
 # What is quoted of a stack that is kept in a file: who waits in a library is in the caller's code a few frames further.
 FRAMES_QUOTED = 10

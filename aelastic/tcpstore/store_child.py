@@ -21,8 +21,8 @@ from typing import Any
 
 import anyio
 
+from aelastic.core.record import Record
 from aelastic.host.reaping import wait_ended, waited_for
-from aelastic.record import Record
 
 _log = logging.getLogger(__name__)
 

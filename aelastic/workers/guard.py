@@ -1,7 +1,7 @@
 """The guard: a small process that outlives its agent only to leave nothing behind.
 
-It waits until its agent is gone, by whatever death, and then kills every process that belongs to it.  It never acts while
-the agent lives.
+It waits until its agent is gone, by whatever death, and then kills every process that belongs to it.  It never acts
+while the agent lives.
 
 What belongs to an agent:
 
@@ -12,8 +12,8 @@ What belongs to an agent:
 - whoever descends from one of these.  A nested agent, its guard and its workers, say.
 
 Nothing else is ever signalled.  The program is the text of `host.proc_table` and of this file, one behind the other
-(`program`), fed to an interpreter as its standard input: it starts without the package, and `pkill -f aelastic` does not
-find it.
+(`program`), fed to an interpreter as its standard input: it starts without the package, and `pkill -f aelastic` does
+not find it.
 """
 
 import os

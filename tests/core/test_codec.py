@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from aelastic.core.record import Record
 from aelastic.rdzv.protocol.codec import (
     DOWNWARD,
     FRAME_MAX,
@@ -49,7 +50,6 @@ from aelastic.rdzv.protocol.messages import (
     Welcome,
 )
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.record import Record
 
 WORDS = UPWARD | DOWNWARD
 NODE = Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from aelastic.record import Record
+from aelastic.core.record import Record
 
 
 class Point(Record):

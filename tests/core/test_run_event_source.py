@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from aelastic.core.machine import InvalidTransition
 from aelastic.group.events import (
     Cleared,
     Condemned,
@@ -20,7 +21,7 @@ from aelastic.group.events import (
     StopRequested,
     WorkerState,
 )
-from aelastic.group.worker_group import KILL_COUNT_MAX, InvalidTransition, Phase, WorkerGroup
+from aelastic.group.worker_group import KILL_COUNT_MAX, Phase, WorkerGroup
 from aelastic.observe.run_event_source import Narrator, introduction
 from aelastic.observe.run_events import (
     PHASES,

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from aelastic.core.machine import InvalidTransition
 from aelastic.group.events import (
     Cleared,
     Condemned,
@@ -28,7 +29,7 @@ from aelastic.group.events import (
     TellSucceeded,
     WorkerState,
 )
-from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, InvalidTransition, Phase, WorkerGroup
+from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, Phase, WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec

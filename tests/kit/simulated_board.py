@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aelastic.core.record import Record
 from aelastic.rdzv.board import Claim, Reign
 from aelastic.rdzv.boards.reign_text import is_same_reign
-from aelastic.record import Record
 from kit.simulated_world import Process, World
 
 BOARD = "board"  # its host

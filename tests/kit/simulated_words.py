@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from aelastic.core.record import Record
 from aelastic.rdzv.board import Claim, Reign
 from aelastic.rdzv.protocol.messages import Assigned, FailureReport, Hello, Interrupted, Node, Past, Terms
-from aelastic.record import Record
 
 
 def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word

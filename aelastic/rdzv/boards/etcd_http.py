@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.record import Record
 
 if TYPE_CHECKING:
     import asyncio

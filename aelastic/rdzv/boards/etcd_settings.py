@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.record import Record
 
 if TYPE_CHECKING:
     import ssl

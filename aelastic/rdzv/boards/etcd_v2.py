@@ -20,12 +20,12 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Claim, Reign
 from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, EtcdHttp, NotUnderstood
 from aelastic.rdzv.boards.reign_text import is_same_reign, reign_from_bytes, reign_to_bytes
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.record import Record
 
 # Documentation/v2/errorcode.md of etcd 3.4.
 KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS, UNAUTHORIZED = 100, 101, 105, 110

@@ -14,6 +14,7 @@ import math
 import secrets
 from base64 import b64decode, b64encode
 
+from aelastic.core.record import Record
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Claim, Reign
 from aelastic.rdzv.boards.etcd_v3_calls import (
@@ -26,7 +27,6 @@ from aelastic.rdzv.boards.etcd_v3_calls import (
 )
 from aelastic.rdzv.boards.reign_text import is_same_reign, reign_from_bytes, reign_to_bytes
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.record import Record
 
 # How often somebody else may write between our look and our write: each time one of them gets ahead.
 MAX_LOOKS = 20

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
+from aelastic.core.record import Record
 from aelastic.rdzv.board import Reign
 from aelastic.rdzv.boards.reign_text import reign_from_bytes, reign_to_bytes
-from aelastic.record import Record
 
 _DIGITS_MAX = 18  # less than 2^63
 

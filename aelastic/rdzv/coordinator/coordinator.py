@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import TypeAlias, assert_never
 
+from aelastic.core.record import Record
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.takeover import Recovery
 from aelastic.rdzv.coordinator.waiting_text import some_of, who_is_missing
@@ -50,7 +51,6 @@ from aelastic.rdzv.protocol.messages import (
 )
 from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S
-from aelastic.record import Record
 
 # When the coordinator is lost, those who run and those who wait find the next one at the same time; a place that a
 # spare comes too late for costs a second interruption.

@@ -6,7 +6,7 @@ without paying.
 
 from __future__ import annotations
 
-from aelastic.record import Record
+from aelastic.core.record import Record
 
 
 class RestartPolicy(Record):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.rdzv.protocol.messages import Downward, Upward
-from aelastic.record import Record
 
 # Events.
 

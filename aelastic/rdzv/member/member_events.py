@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.rdzv.board import Reign
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
-from aelastic.record import Record
 
 # Events.
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from aelastic.core.record import Record
 from aelastic.rdzv.protocol.messages import (
     Alive,
     Assigned,
@@ -35,7 +36,6 @@ from aelastic.rdzv.protocol.messages import (
     Waiting,
     Welcome,
 )
-from aelastic.record import Record
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
 PROTOCOL = 1

@@ -11,9 +11,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
+from aelastic.core.record import Record
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import LEASE_S
-from aelastic.record import Record
 
 
 class Node(Record):

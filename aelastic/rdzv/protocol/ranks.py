@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from aelastic.record import Record
+from aelastic.core.record import Record
 
 
 class NodeRanks(Record):

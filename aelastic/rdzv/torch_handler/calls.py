@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from aelastic.core.record import Record
 from aelastic.errors import (
     AelasticError,
     InputError,
@@ -31,7 +32,6 @@ from aelastic.errors import (
 )
 from aelastic.rdzv.protocol.messages import Node
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.record import Record
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)

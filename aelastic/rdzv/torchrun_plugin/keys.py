@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import anyio
 
+from aelastic.core.record import Record
 from aelastic.errors import AelasticError, RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.boards.etcd_v3_calls import (
     FAILED_PRECONDITION,
@@ -32,7 +33,6 @@ from aelastic.rdzv.boards.etcd_v3_calls import (
     to_base64,
 )
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.record import Record
 
 _log = logging.getLogger(__name__)
 

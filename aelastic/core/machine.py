@@ -1,0 +1,85 @@
+"""The base of a core: one door for events, the story of the last ones, invariants that are checked in tests.
+
+A core is synchronous and pure.  `handle(event, now)` is the only way to change it; every pair of phase and event is
+decided: the core acts, ignores the event for a reason, or raises `InvalidTransition` and stays as it was.  `validate`
+states what is true between two events; tests switch it on (`check_invariants`), a job does not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar, Generic, TypeVar
+
+from aelastic.errors import InternalError
+
+# Events that a bug report shows.
+STORY_EVENTS_MAX = 64
+
+EventT = TypeVar("EventT")
+ActionT = TypeVar("ActionT")
+
+_is_checking = False
+
+
+def check_invariants(is_on: bool = True) -> None:
+    """Makes every core of this process check its invariants after each event, from now on."""
+    global _is_checking  # noqa: PLW0603  a switch of the process, as `python -X dev` is
+    _is_checking = is_on
+
+
+class InvalidTransition(InternalError):
+    """A bug in the agent: an event that a core cannot receive in its phase.  The core is unchanged."""
+
+    def __init__(self, phase: Any, event: Any, story: tuple[str, ...]) -> None:
+        self.phase, self.event = phase, event
+        super().__init__(f"{event!r} in phase {phase}", story=story)
+
+
+class Story:
+    """The last events of a core, kept as they are and told when something asks."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[float, Any, Any, Any]] = deque(maxlen=STORY_EVENTS_MAX)
+
+    def add(self, now: float, before: Any, event: Any, after: Any) -> None:
+        self._entries.append((now, before, event, after))
+
+    def told(self) -> tuple[str, ...]:
+        return tuple(f"{now:.3f} {before} --{event!r}--> {after}" for now, before, event, after in self._entries)
+
+
+class Machine(Generic[EventT, ActionT]):
+    """A core with phases.  Subclasses have `phase` and `_story` among their fields."""
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+    phase: Any
+    _story: Story
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The last events, oldest first."""
+        return self._story.told()
+
+    def handle(self, event: EventT, now: float) -> list[ActionT]:
+        """Takes one event; gives what is to be done, in order.
+
+        Raises:
+            InvalidTransition: the event is impossible in this phase.
+        """
+        before = self.phase
+        actions = self._dispatch(event, now)
+        self._story.add(now, before, event, self.phase)
+        if _is_checking:
+            self.validate()
+        return actions
+
+    def validate(self) -> None:
+        """Asserts the invariants of the core."""
+
+    def _dispatch(self, event: EventT, now: float) -> list[ActionT]:
+        raise NotImplementedError
+
+    def _impossible(self, event: EventT) -> InvalidTransition:
+        return InvalidTransition(self.phase, event, self.story)
