@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aelastic.cli.launch_config import LaunchConfig
     from aelastic.errors import (
         AelasticError,
         ChildFailedError,
@@ -33,7 +32,9 @@ if TYPE_CHECKING:
     from aelastic.group.events import Worker, WorkerState
     from aelastic.group.worker_group import WorkerGroup
     from aelastic.health_check_server import HealthCheckServer
-    from aelastic.launch import SignalException, elastic_launch, launch_agent
+    from aelastic.launcher.elastic_launch import elastic_launch, launch_agent
+    from aelastic.launcher.errors import SignalException
+    from aelastic.launcher.launch_config import LaunchConfig
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.result import RunResult
     from aelastic.spec import ExpectedOutput, Std, WorkerSpec
@@ -84,8 +85,9 @@ _HOMES = {
     "group.worker_group": ("WorkerGroup",),
     "group.events": ("Worker", "WorkerState"),
     "health_check_server": ("HealthCheckServer",),
-    "launch": ("SignalException", "elastic_launch", "launch_agent"),
-    "cli.launch_config": ("LaunchConfig",),
+    "launcher.launch_config": ("LaunchConfig",),
+    "launcher.elastic_launch": ("elastic_launch", "launch_agent"),
+    "launcher.errors": ("SignalException",),
     "rdzv.settings": ("RendezvousSettings",),
     "spec": ("ExpectedOutput", "Std", "WorkerSpec"),
     "result": ("RunResult",),

@@ -1,1 +1,1 @@
-"""Tools of the event loop: a bounded mailbox, an accept loop."""
+"""Tools of the event loop: a bounded mailbox, an accept loop, loops by name."""

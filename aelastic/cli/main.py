@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import atexit
 import io
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.cli.arguments import Invocation, parse
 from aelastic.cli.options import GROUPS
 from aelastic.cli.parser import Groups
+from aelastic.cli.stderr import StderrWriter, configure_logging
 from aelastic.errors import (
     EXIT_FAILURE,
     EXIT_INPUT,
@@ -44,16 +43,14 @@ if TYPE_CHECKING:
     from aelastic.result import RunResult
     from aelastic.supervisor import Supervisor
 
-_log = logging.getLogger(__name__)
+_stderr = StderrWriter()
+_say = _stderr.put
 
-# As long as the workers' output waits for the console (`logs`).
-STALL_TIMEOUT_S = 30.0
 # A helper of `multiprocessing` ends in milliseconds.
 HELPER_TIMEOUT_S = 2.0
 # Set where nobody looks at a terminal (CI), by who wants no control sequences (no-color.org), and in Jupyter, whose
 # output understands but a few of them; with the values that say no.
 _UNSET = {"CI": {"", "0", "false"}, "NO_COLOR": {""}, "JPY_PARENT_PID": {""}}
-LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
 
 
 # Container objects made, and not yet freed, before the collector looks.
@@ -74,7 +71,7 @@ class Outcome(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, and gives its exit code; 128+n where signal n stopped it."""
     outcome = _run_command(sys.argv[1:] if argv is None else argv, os.environ)
-    _speaker.finish()
+    _stderr.finish()
     return outcome.code
 
 
@@ -90,7 +87,7 @@ def main_and_exit(groups: Groups = GROUPS) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     outcome = _run_command(sys.argv[1:], os.environ, groups)
-    if _speaker.finish():
+    if _stderr.finish():
         for stream in (sys.stdout, sys.stderr):
             # Closed, or a pipe that nobody reads any more: the exit code matters more.
             with suppress(AttributeError, OSError, ValueError):
@@ -132,7 +129,7 @@ def _open_standard_streams() -> None:
 
 
 def _run_command(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Outcome:
-    _configure_logging(environ.get("LOGLEVEL", ""))
+    configure_logging(_stderr, environ.get("LOGLEVEL", ""))
     try:
         invocation = parse(argv, environ, groups)
     except InputError as error:
@@ -216,7 +213,7 @@ def _live_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
         return
     from aelastic.ui.status_line import live_line
 
-    with live_line(_speaker.do, "view" if invocation.ui == "view" else "line") as live:
+    with live_line(_stderr.put, "view" if invocation.ui == "view" else "line") as live:
         yield (live,)
 
 
@@ -263,22 +260,10 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
     """Runs on a loop of our own; the policy, and the thread's current loop, stay what they are."""
     import asyncio
 
+    from aelastic.aio.loops import loop_factory
+
     with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
         return runner.run(job)
-
-
-def loop_factory(name: str) -> Callable[[], AbstractEventLoop]:
-    """What makes a loop of that name; asyncio's own where uvloop is not installed."""
-    if name == "uvloop":
-        try:
-            import uvloop
-        except ImportError as error:
-            _log.info("uvloop cannot be imported (%s): running on asyncio", error)
-        else:
-            return uvloop.new_event_loop
-    import asyncio
-
-    return asyncio.SelectorEventLoop
 
 
 # Say how it ended.
@@ -341,61 +326,3 @@ def _has_error_file() -> bool:
 def _refuse(error: InputError) -> Outcome:
     _say(f"aelastic: error: {' '.join(str(error).split())} (see python -m aelastic --help)")
     return Outcome(EXIT_INPUT)
-
-
-class _Speaker(logging.Handler):
-    """Writes to stderr from a thread of its own: a console that nobody reads holds up that thread, and nobody else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said: SimpleQueue[str | Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.say(self.format(record))
-
-    def say(self, text: str) -> None:
-        self._put(text)
-
-    def do(self, write: Callable[[], None]) -> None:
-        """Has something else written, in its turn."""
-        self._put(write)
-
-    def _put(self, said: str | Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="stderr", daemon=True)
-            self._thread.start()
-        self._said.put(said)
-
-    def _write(self) -> None:
-        while (said := self._said.get()) is not None:
-            with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or nobody reads it any more
-                if callable(said):
-                    said()
-                else:  # at once: nobody else writes between a line and its end
-                    print(f"{said}\n", end="", file=sys.stderr, flush=True)
-
-    def finish(self) -> bool:
-        """Waits until all is said, or the console has not taken it for a while; gives which."""
-        if self._thread is None:
-            return True
-        self._said.put(None)
-        self._thread.join(STALL_TIMEOUT_S)
-        is_said, self._thread = not self._thread.is_alive(), None
-        return is_said
-
-
-_speaker = _Speaker()
-_say = _speaker.say
-
-
-def _configure_logging(level: str) -> None:
-    """Our loggers write to stderr from `LOGLEVEL` up; the root logger and those of others stay as they are."""
-    number = logging.getLevelNamesMapping().get(level.strip().upper())
-    _speaker.setFormatter(logging.Formatter(LOG_FORMAT))
-    ours = logging.getLogger("aelastic")
-    ours.handlers[:] = [_speaker]
-    ours.propagate = False
-    ours.setLevel(logging.WARNING if number is None else number)
-    if level and number is None:
-        ours.warning("LOGLEVEL=%s is not a level: using WARNING", level)

@@ -22,8 +22,8 @@ from kit.launch_stories import one_node
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
-from aelastic.cli.blocking import BlockingRun
 from aelastic.launch import entrypoint_name
+from aelastic.launcher.blocking import BlockingRun
 from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.spec import Std
 
@@ -113,7 +113,7 @@ def test_torchs_record_passes_the_cause_on(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "from launch_stories import fail, one_node\n"
+        "from kit.launch_stories import fail, one_node\n"
         "from aelastic.launch import elastic_launch\n"
         "record(elastic_launch(one_node(), fail))()\n"
     )
@@ -422,7 +422,7 @@ def test_a_numa_mode_may_be_an_option_object_of_torchs_kind() -> None:
     from enum import Enum
     from types import SimpleNamespace
 
-    from aelastic.cli.launch_config import worker_spec
+    from aelastic.launcher.launch_config import worker_spec
 
     class Mode(str, Enum):  # noqa: UP042  as torch's
         NODE = "node"
@@ -432,7 +432,7 @@ def test_a_numa_mode_may_be_an_option_object_of_torchs_kind() -> None:
 
 
 def test_what_a_config_says_reaches_the_spec(tmp_path: Path) -> None:
-    from aelastic.cli.launch_config import worker_spec
+    from aelastic.launcher.launch_config import worker_spec
 
     logs = DefaultLogsSpecs(str(tmp_path))
     config = LaunchConfig(

@@ -18,7 +18,7 @@ from kit.launching import DEADLINE_S, Launcher, alive, wait_for
 from kit.machines import Cpu, Machine, write_torch
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState
-from aelastic.cli.launch_config import LaunchConfig, worker_spec
+from aelastic.launcher.launch_config import LaunchConfig, worker_spec
 from aelastic.procs import NOT_EXECUTABLE
 from aelastic.workers import topology
 

@@ -1,0 +1,65 @@
+"""The agent's stderr: log lines, reports and the status line, written in turn by one thread.
+
+A console that nobody reads blocks that thread, and never the agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+
+# As long as the workers' output waits for the console (`logs`).
+STALL_TIMEOUT_S = 30.0
+LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
+
+
+class StderrWriter(logging.Handler):
+    """The queue of what is to be written, and the thread that writes it, started with the first line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: SimpleQueue[str | Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.put(self.format(record))
+
+    def put(self, item: str | Callable[[], None]) -> None:
+        """Writes a text and a newline, or calls a function that writes, after everything that was put before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="stderr", daemon=True)
+            self._thread.start()
+        self._queue.put(item)
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or a pipe without a reader
+                if callable(item):
+                    item()
+                else:  # in one call, so that no other writer comes between a line and its end
+                    print(f"{item}\n", end="", file=sys.stderr, flush=True)
+
+    def finish(self) -> bool:
+        """Waits until everything is written; false if the console took nothing for `STALL_TIMEOUT_S`."""
+        if self._thread is None:
+            return True
+        self._queue.put(None)
+        self._thread.join(STALL_TIMEOUT_S)
+        is_written, self._thread = not self._thread.is_alive(), None
+        return is_written
+
+
+def configure_logging(writer: StderrWriter, level: str) -> None:
+    """Sends log records of `aelastic` from a level up to stderr; the root logger and other loggers stay as they are."""
+    number = logging.getLevelNamesMapping().get(level.strip().upper())
+    writer.setFormatter(logging.Formatter(LOG_FORMAT))
+    ours = logging.getLogger("aelastic")
+    ours.handlers[:] = [writer]
+    ours.propagate = False
+    ours.setLevel(logging.WARNING if number is None else number)
+    if level and number is None:
+        ours.warning("LOGLEVEL=%s is not a level; using WARNING", level)

@@ -1,0 +1,120 @@
+"""One launch from a blocking program (torch: `torch.distributed.launcher.api`).
+
+A call runs one job on an event loop of its own and returns when nothing of it is left.  Any number may run, one after
+the other or in threads, also where a loop runs already.  Signals are handled in the main thread only; the program's own
+handlers are put back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aelastic.aio.loops import LOOPS, loop_factory
+from aelastic.errors import ChildFailedError, InputError, RendezvousClosedError
+from aelastic.health_check_server import NoHealthCheckServer
+from aelastic.launcher.blocking import BlockingRun
+from aelastic.launcher.errors import SignalException, catchable_as_torchs
+from aelastic.launcher.launch_config import LaunchConfig, signals_of, worker_spec
+from aelastic.result import RunResult
+from aelastic.supervisor import Supervisor
+
+
+class elastic_launch:  # noqa: N801  torch's name
+    """Launches functions or programs as workers of this node (torch: `elastic_launch`).
+
+    Called with the workers' arguments, it gives what they returned by global rank; for a program that is `None`.
+
+    Args:
+        config: how, as ours or as torch's `LaunchConfig`.
+        entrypoint: what every worker runs: a function, or the name of a program.
+        health_check_server: one that the caller has started; see `launch_agent`.
+    """
+
+    def __init__(
+        self, config: LaunchConfig, entrypoint: str | Callable[..., Any] | None, health_check_server: Any = None
+    ) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: str | Callable[..., Any] | None,
+    args: list[Any],
+    health_check_server: Any = None,
+) -> dict[int, Any]:
+    """Runs one job to its end, and gives what the workers returned, by global rank (torch: `launch_agent`).
+
+    Args:
+        args: `${local_rank}` in a string becomes the worker's local rank.
+        health_check_server: one of torch's kind that the caller has started.  It is stopped when the job has ended;
+            until then an `alive_callback` that can be delegated (torch's `_AliveCallbackProxy`) tells when the
+            agent's loop was last seen turning.
+
+    Raises:
+        ChildFailedError: workers failed.  Where torch is imported, it is torch's `ChildFailedError`, too.
+        SignalException: one of `signals_to_handle` stopped the job; likewise.
+        InputError: a `ValueError`: what was asked for cannot be; nothing was started.
+        AelasticError: no rendezvous, a sick host, a bug of ours.
+    """
+    return launch(config, entrypoint, args, os.environ, health_check_server)
+
+
+def launch(
+    config: LaunchConfig,
+    entrypoint: str | Callable[..., Any] | None,
+    args: list[Any],
+    environ: Mapping[str, str],
+    health_check_server: Any = None,
+) -> dict[int, Any]:
+    """As `launch_agent`, with the environment that the workers inherit."""
+    try:
+        spec, signals = worker_spec(config, entrypoint, args, environ), signals_of(config)
+        loop = environ.get("AELASTIC_LOOP", "") or "uvloop"
+        if loop not in LOOPS:
+            raise InputError(f"AELASTIC_LOOP={loop}: use uvloop or asyncio")
+        supervisor = Supervisor(
+            spec, health_check_server=None if health_check_server is None else NoHealthCheckServer()
+        )
+        job = BlockingRun(supervisor, signals, loop_factory(loop))
+        _delegate(health_check_server, job.last_seen_alive)
+        result = job.run()
+    finally:
+        if health_check_server is not None:
+            health_check_server.stop()
+    name = entrypoint_name(entrypoint, args)
+    return _conclude(name, result, job.stopped_by, [worker.global_rank for worker in supervisor.workers])
+
+
+def entrypoint_name(entrypoint: str | Callable[..., Any] | None, args: Sequence[Any]) -> str:
+    """What the report calls it, as torch does: the function, the program, or what runs in our own Python."""
+    if isinstance(entrypoint, str):
+        if entrypoint != sys.executable:
+            return entrypoint
+        return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
+    return getattr(entrypoint, "__name__", repr(entrypoint))
+
+
+def _delegate(health_check_server: Any, alive: Callable[[], int]) -> None:
+    delegate = getattr(getattr(health_check_server, "alive_callback", None), "set_delegate", None)
+    if delegate is not None:
+        delegate(alive)
+
+
+def _conclude(name: str, result: RunResult, stopped_by: int | None, ranks: Sequence[int]) -> dict[int, Any]:
+    if result.is_failed():
+        raise catchable_as_torchs(ChildFailedError(name, result.failures, result.victims, result.stacks))
+    if result.state.name == "SUCCEEDED":
+        return {rank: result.return_values.get(rank) for rank in ranks}
+    if stopped_by is not None:
+        message = f"Process {os.getpid()} got signal: {stopped_by}"
+        raise catchable_as_torchs(SignalException(message, signal.Signals(stopped_by)))
+    raise RendezvousClosedError(f"{name} was stopped: {result.reason or 'no reason is known'}")

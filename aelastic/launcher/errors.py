@@ -1,0 +1,88 @@
+"""Errors of a launch, as programs written for torch's launcher catch them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from aelastic.errors import ChildFailedError, ErrorHandler
+from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+
+
+class SignalException(Exception):
+    """A signal stopped the job, whose workers have all ended (torch: `SignalException`).
+
+    Args:
+        sigval: the signal.
+    """
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg)
+        self.sigval = sigval
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SignalException, (*self.args, self.sigval)
+
+
+# Programs that launch with us may catch with torch's classes, and torch's `record` does.
+_TORCHS: dict[type[Exception], str] = {
+    ChildFailedError: "torch.distributed.elastic.multiprocessing.errors",
+    SignalException: "torch.distributed.elastic.multiprocessing.api",
+}
+
+
+def catchable_as_torchs(error: Exception) -> Exception:
+    """The error; where the program has imported torch's class of that name, one that is of this class, too."""
+    ours = type(error)
+    torchs: type[Exception] | None = getattr(sys.modules.get(_TORCHS[ours]), ours.__name__, None)
+    if torchs is None:
+        return error
+    both: type[Exception] = type(
+        ours.__name__,
+        (ours, torchs),
+        {
+            "__module__": ours.__module__,
+            "__qualname__": ours.__qualname__,
+            "__reduce__": lambda _: (catchable_as_torchs, (error,)),  # pickle finds no class of this name
+        },
+    )
+    twin = both.__new__(both, *error.args)  # whose `__init__`s do not know of each other
+    vars(twin).update(vars(error))
+    if isinstance(twin, ChildFailedError) and os.environ.get(ERROR_FILE_VARIABLE):
+        _keep_cause(twin)
+    return twin
+
+
+def _keep_cause(failed: ChildFailedError) -> None:
+    """Writes the cause to a file that lives as long as the error: torch's `record` reads it there."""
+    rank, cause = failed.get_first_failure()
+    if os.path.isfile(cause.error_file):
+        return
+    import tempfile
+
+    try:
+        fd, path = tempfile.mkstemp(prefix="aelastic_", suffix=".json")
+    except OSError:
+        return  # no room; the failure to tell of matters more
+    os.close(fd)
+    weakref.finalize(failed, _remove, path)
+    _Copy(path).write_failure(cause)
+    failed.failures[rank] = dataclasses.replace(cause, error_file=path)
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+
+
+class _Copy(ErrorHandler):
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def _get_error_file_path(self) -> str:
+        return self._path

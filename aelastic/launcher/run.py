@@ -1,0 +1,257 @@
+"""torchrun's parser and namespace, and a launch from them (torch: `torch.distributed.run`).
+
+Parser and namespace are torchrun's, attribute by attribute; `run` takes such a namespace, ours or torch's, as its
+caller has changed it, and leaves it alone.  Options and their readers are those of our own command line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+from aelastic.cli.arguments import check_command, command_of, count_workers
+from aelastic.cli.converters import read_filters, read_flag, read_nodes, read_workers
+from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, Option
+from aelastic.cli.output_options import logs_specs_of
+from aelastic.cli.parser import Settings, read_setting
+from aelastic.cli.rendezvous_options import BACKENDS, static_endpoint
+from aelastic.errors import InputError, record
+from aelastic.launcher.elastic_launch import launch
+from aelastic.launcher.launch_config import LaunchConfig
+from aelastic.spec import NUMA_BINDINGS, START_METHODS
+from aelastic.workers.functions import run_script_path as run_script_path  # noqa: PLC0414  torch has it here, too
+
+_log = logging.getLogger(__name__)
+
+_TORCHRUNS = tuple(option for option in OPTIONS if not any(name.startswith("AELASTIC_") for name in option.variables))
+_USE_ENV = LAUNCH_GROUPS["of torch.distributed.launch"][0]
+_PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
+
+# The parser.  What torchrun's own makes of a text; our readers come later, for every caller alike.
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "max_restarts": int,
+    "node_rank": int,
+    "master_port": int,
+    "shutdown_timeout": int,
+    "monitor_interval": float,
+    "duplicate_stdout_filters": lambda text: list(read_filters(text)),
+    "duplicate_stderr_filters": lambda text: list(read_filters(text)),
+}
+_CHOICES: Mapping[str, Sequence[str]] = {"start_method": START_METHODS, "numa_binding": NUMA_BINDINGS}
+
+
+def get_args_parser() -> ArgumentParser:
+    """A parser of torchrun's options, for tools that add their own (torch: `get_args_parser`)."""
+    parser = ArgumentParser(prog="aelastic", description="Starts training processes on this node, and watches them.")
+    for option in _TORCHRUNS:
+        _add(parser, option)
+    parser.add_argument("training_script", help="what to run, followed by its arguments")
+    parser.add_argument("training_script_args", nargs="...", help="the arguments of the script")
+    return parser
+
+
+def _add(parser: ArgumentParser, option: Option) -> None:
+    inherited = next((os.environ[name] for name in option.variables[:1] if os.environ.get(name)), None)
+    words = option.text.replace("%", "%%")
+    if not option.metavar:
+        default = False if inherited is None else read_flag(inherited)
+        parser.add_argument(*option.spellings, dest=option.dest, action="store_true", default=default, help=words)
+        return
+    read = _TYPES.get(option.dest, str)
+    parser.add_argument(
+        *option.spellings,
+        dest=option.dest,
+        default=_default(option) if inherited is None else inherited,
+        type=read,
+        choices=_CHOICES.get(option.dest),
+        metavar=option.metavar,
+        help=words,
+    )
+
+
+def _default(option: Option) -> Any:
+    """torchrun's default; a list and a number are given as such."""
+    if option.default is None or option.dest == "shutdown_timeout":  # that one may come from another variable later
+        return None
+    return _TYPES.get(option.dest, str)(option.default)
+
+
+def parse_args(args: Sequence[str] | None) -> Namespace:
+    """The namespace that torchrun's command line gives (torch: `parse_args`).  A usage error leaves with 2."""
+    return get_args_parser().parse_args(args)
+
+
+# What the values mean.
+
+
+def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
+    """Reads `2` or `1:4` (torch: `parse_min_max_nnodes`).
+
+    Raises:
+        InputError: it is nothing of that.
+    """
+    try:
+        return read_nodes(nnodes)
+    except ValueError as reason:
+        raise InputError(f"nnodes is {nnodes!r}: {reason}") from None
+
+
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """A number of workers, or what the word stands for here (torch: `determine_local_world_size`).
+
+    Raises:
+        InputError: no such word, or no such device.
+    """
+    source = f"nproc_per_node is {nproc_per_node!r}"
+    torch = sys.modules.get("torch")
+    devices = _devices(torch, nproc_per_node) if torch is not None else None
+    if devices is not None:  # whoever has imported torch need not wait for another to be imported
+        if devices.is_available():
+            return int(devices.device_count())
+        if nproc_per_node != "auto":
+            raise InputError(f"{source}: torch sees no such device here: check the driver, or give a number")
+        nproc_per_node = "cpu"
+    try:
+        workers = read_workers(nproc_per_node)
+    except ValueError as reason:
+        raise InputError(f"{source}: {reason}") from None
+    return count_workers(workers, os.environ, source)
+
+
+def _devices(torch: Any, kind: str) -> Any:
+    """torch's module for devices of a kind, those of a vendor's package among them; `None` where it has none."""
+    names = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}
+    vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  there is no other way to ask
+    names.setdefault(vendors, vendors)
+    return getattr(torch, names.get(kind, ""), None)
+
+
+def get_use_env(args: Any) -> bool:
+    """Whether the script reads `LOCAL_RANK` rather than `--local-rank` (torch: `get_use_env`)."""
+    return bool(getattr(args, "use_env", True))
+
+
+def config_from_args(args: Any) -> tuple[LaunchConfig, str | Callable[..., Any], list[str]]:
+    """What to launch, from torchrun's namespace: config, entrypoint, arguments (torch: `config_from_args`).
+
+    Nothing is looked for, and the environment is not changed.
+
+    Raises:
+        InputError: a value that cannot work.
+    """
+    chosen = _settings(args)
+    entrypoint, entrypoint_args = command_of(chosen, os.environ)
+    return _config(chosen), entrypoint, list(entrypoint_args)
+
+
+def run(args: Any) -> None:
+    """Runs what torchrun's namespace asks for, to its end (torch: `run`).
+
+    Raises:
+        ChildFailedError: workers failed.
+        SignalException: one of `signals_to_handle` stopped the job.
+        InputError: what was asked for cannot be; nothing was started.
+    """
+    chosen = _settings(_with_meeting_point(args))
+    entrypoint, entrypoint_args = command_of(chosen, os.environ)
+    check_command(chosen, os.environ)
+    config = _config(chosen)
+    if chosen["node_rank"] and config.rdzv_backend in BACKENDS:
+        config.rdzv_configs.setdefault("rank", chosen["node_rank"])  # ours take it as a wish
+    environ = dict(os.environ)
+    if config.nproc_per_node > 1 and "OMP_NUM_THREADS" not in environ:
+        environ["OMP_NUM_THREADS"] = "1"
+        _log.info("OMP_NUM_THREADS is 1 for each of %d workers", config.nproc_per_node)
+    launch(config, entrypoint, list(entrypoint_args), environ)
+
+
+@record
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs torchrun's command line in this process (torch: `main`); raises as `run` does.
+
+    Raises:
+        SystemExit: the arguments cannot be parsed; argparse has said why.
+    """
+    run(parse_args(args))
+
+
+def _with_meeting_point(args: Any) -> Any:
+    """The namespace with torchrun's choice for a node on its own: a rendezvous that nobody else can find."""
+    args = copy(args)
+    backend, endpoint = getattr(args, "rdzv_backend", "static"), getattr(args, "rdzv_endpoint", "")
+    is_standalone = getattr(args, "standalone", False)
+    if is_standalone:
+        args.nnodes = "1"
+    is_free = backend == "static" and not endpoint and getattr(args, "master_port", None) is None
+    if is_standalone or (is_free and parse_min_max_nnodes(str(getattr(args, "nnodes", "1")))[1] == 1):
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", ""
+    return args
+
+
+def _settings(args: Any) -> Settings:
+    """A namespace, torch's or ours, as our command line has it; what an older torch did not know has its default."""
+    found = {name: _text(value) for name, value in vars(args).items() if value is not None}
+    options = [*_TORCHRUNS, *([_USE_ENV] if hasattr(args, "use_env") else [])]
+    by_dest = {option.dest: read_setting(option, found, {}) for option in options}
+    return Settings(args.training_script, tuple(args.training_script_args or ()), by_dest)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, list | tuple):
+        return ",".join(str(item).replace(",", ",,") for item in value)
+    return str(value)
+
+
+def _config(chosen: Settings) -> LaunchConfig:
+    fewest, most = chosen["nnodes"]
+    backend, rdzv_configs = chosen["rdzv_backend"], dict(chosen["rdzv_conf"])
+    if backend == "static":
+        rdzv_configs["rank"] = chosen["node_rank"]
+    timeout = chosen.by_dest["shutdown_timeout"]
+    return LaunchConfig(
+        min_nodes=fewest,
+        max_nodes=most,
+        nproc_per_node=determine_local_world_size(str(chosen["nproc_per_node"])),
+        logs_specs=_logs_specs(chosen),
+        run_id=chosen["rdzv_id"],
+        role=chosen["role"],
+        rdzv_endpoint=static_endpoint(chosen) if backend == "static" else chosen["rdzv_endpoint"],
+        rdzv_backend=backend,
+        rdzv_configs=rdzv_configs,
+        max_restarts=chosen["max_restarts"],
+        monitor_interval=chosen["monitor_interval"],
+        start_method=chosen["start_method"],
+        log_line_prefix_template=os.environ.get(_PREFIX_VARIABLE),
+        local_addr=chosen["local_addr"],
+        event_log_handler=chosen["event_log_handler"],
+        numa_options=chosen["numa_binding"],
+        signals_to_handle=chosen.by_dest["signals_to_handle"].text or "",
+        duplicate_stdout_filters=list(chosen["duplicate_stdout_filters"]),
+        duplicate_stderr_filters=list(chosen["duplicate_stderr_filters"]),
+        virtual_local_rank=chosen["virtual_local_rank"],
+        shutdown_timeout=None if timeout.is_default else timeout.value,
+    )
+
+
+def _logs_specs(chosen: Settings) -> Any:
+    """What decides where the output goes; `None` where nobody asked for anything but the console."""
+    specs = logs_specs_of(chosen)
+    if specs is not None or not any(chosen[name] for name in ("log_dir", "redirects", "tee", "local_ranks_filter")):
+        return specs
+    from aelastic.logs_specs import DefaultLogsSpecs
+
+    ranks = chosen["local_ranks_filter"]
+    try:
+        return DefaultLogsSpecs(
+            chosen["log_dir"], chosen["redirects"], chosen["tee"], None if ranks is None else set(ranks)
+        )
+    except OSError as error:
+        raise InputError(f"log_dir {chosen['log_dir']}: cannot write there ({error.strerror or error})") from None
