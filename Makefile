@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-elastic timeline-picture test lint types bench clean
+.PHONY: help demo demo-elastic timeline-picture test lint types docs bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -33,6 +33,9 @@ lint: $(INSTALLED)  ## check style and format
 
 types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
+
+docs:  ## make the pages that come from the code anew: the cores' tables and diagrams
+	$(PYTHON) tools/generate_docs.py
 
 bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures go to benchmarks/results/
 	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled

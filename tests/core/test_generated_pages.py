@@ -1,0 +1,108 @@
+"""The pages that are made from the code: what the reader of cores finds, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import core_pages
+import pytest
+from machines import Core, read_core
+from sources import ROOT, parse
+from ways import UndecidedError
+
+LAMP = '''
+"""A lamp."""
+
+class Press: ...
+
+class Break: ...
+
+Event = Press | Break
+
+class Light: ...
+
+class Ring: ...
+
+Action = Light | Ring
+
+class Phase:
+    OFF = auto()  # dark
+    ON = auto()
+    BROKEN = auto()
+
+class Lamp(Machine[Event, Action]):
+    phase: Phase = Phase.OFF
+    count: int = 0  # of presses
+
+    def validate(self):
+        assert self.count >= 0, "presses are counted up"
+
+    def _dispatch(self, event, now):
+        match event:
+            case Press():
+                return self._on_press(event)
+            case Break():
+                return self._on_break(event)
+            case _:
+                assert_never(event)
+
+    def _on_press(self, event):
+        match self.phase:
+            case Phase.OFF:  # the first press
+                self.count += 1
+                return self._light()
+            case Phase.ON if self.count == 3:
+                self.phase = Phase.OFF
+                return []
+            case Phase.ON:
+                return []  # it shines already
+            case Phase.BROKEN:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    def _on_break(self, event):
+        if self.phase is Phase.BROKEN:
+            return []  # once is enough
+        self.phase = Phase.BROKEN
+        return [Ring()]
+
+    def _light(self):
+        self.phase = Phase.ON
+        return [Light()]
+'''
+
+
+def core_of(text: str) -> Core:
+    return read_core(parse("lamp", ROOT / "lamp.py", text), "Lamp")
+
+
+def test_a_pair_is_an_act_a_note_an_ignored_event_or_impossible() -> None:
+    page = core_pages.page(core_of(LAMP))
+    assert "| [`Press`](#press) | → ON | → OFF | – |" in page
+    assert "| [`Break`](#break) | → BROKEN | → BROKEN | ignores |" in page
+    assert "| `OFF` | → ON; `Light`: the first press |" in page
+    assert "| `ON` | if `self.count == 3`: → OFF<br>otherwise: ignores it: it shines already |" in page
+
+
+def test_a_page_shows_phases_transitions_fields_and_invariants() -> None:
+    page = core_pages.page(core_of(LAMP))
+    assert "| `OFF` | dark |" in page
+    assert "[*] --> OFF" in page and "OFF --> ON: Press" in page and "ON --> OFF: Press" in page
+    assert "| `count` | `int` | of presses |" in page
+    assert "- presses are counted up: `self.count >= 0`" in page
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["            case Phase.BROKEN:\n                raise self._impossible(event)\n", "            case Break():\n"],
+)
+def test_a_pair_that_no_case_decides_is_refused(case: str) -> None:
+    undecided = LAMP.replace(case, "").replace("                return self._on_break(event)\n" * ("Break" in case), "")
+    with pytest.raises(UndecidedError, match=r"Lamp: (Press|Break) in phase (BROKEN|OFF) is not decided"):
+        core_of(undecided)
+
+
+def test_the_reader_imports_nothing_of_the_package() -> None:
+    for path in Path(core_pages.__file__).parent.glob("*.py"):
+        assert "\nfrom aelastic" not in path.read_text() and "\nimport aelastic" not in path.read_text()

@@ -1,0 +1,215 @@
+"""A page for each core: its theory, phases, events, the table of what happens, a diagram, fields and invariants."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+
+from machines import Core, invariants_of, is_core, read_core
+from sources import Source, fields_of, package
+from ways import Way
+
+NOTE = "<!-- Generated from {path} by `make docs`: change the code, not this page. -->"
+FOLDER = "docs/development/cores"
+
+
+def pages() -> dict[str, str]:
+    """All pages, by their paths below the root of the repository."""
+    cores = [read_core(module, cls.name) for module, cls in all_cores()]
+    made = {f"{FOLDER}/{_slug(core.name)}.md": page(core) for core in cores}
+    return {f"{FOLDER}/README.md": _index(cores), **made}
+
+
+def all_cores() -> list[tuple[Source, ast.ClassDef]]:
+    """Every class that derives from `Machine[Event, Action]`, with its module."""
+    return [
+        (module, stmt)
+        for module in package()
+        for stmt in module.tree.body
+        if isinstance(stmt, ast.ClassDef) and is_core(stmt)
+    ]
+
+
+def page(core: Core) -> str:
+    phases = [(_code(name), comment) for name, comment in core.phases.items()]
+    actions = [(_code(name), caption) for name, caption in core.actions]
+    fields = [(_code(each.name), _code(each.type), each.comment) for each in fields_of(core.module, core.cls)]
+    return _lines(
+        NOTE.format(path=core.module.file),
+        f"# {core.name}",
+        f"The page of a core: [`{core.module.file}`](../../../{core.module.file}).",
+        core.module.docstring.strip(),
+        "## Phases",
+        _table(("phase", ""), phases),
+        _diagram(core),
+        "## What happens",
+        LEGEND,
+        _grid(core),
+        *[_event(core, name, caption) for name, caption in core.events],
+        "## Actions",
+        _table(("action", ""), actions),
+        "## Fields",
+        _table(("field", "type", ""), fields),
+        *_invariants(core),
+    )
+
+
+LEGEND = (
+    "An arrow: the phase that the core is in afterwards, or several where that depends on more than the phase. "
+    "*notes*: fields change, nothing is to be done. *ignores*: nothing changes. –: impossible, the core raises "
+    "`InvalidTransition` and stays as it was."
+)
+
+
+def transitions(core: Core) -> dict[tuple[str, str], list[str]]:
+    """The events that lead from one phase to another."""
+    found = dict[tuple[str, str], list[str]]()
+    for (phase, event), ways in core.ways.items():
+        for way in ways:
+            if not way.is_impossible and way.phase != phase and event not in found.setdefault((phase, way.phase), []):
+                found[phase, way.phase].append(event)
+    return found
+
+
+def _diagram(core: Core) -> str:
+    edges = transitions(core)
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {core.first_phase}"]
+    lines += [f"    {before} --> {after}: {', '.join(events)}" for (before, after), events in edges.items()]
+    lines += [f"    {phase} --> [*]" for phase in core.phases if not any(before == phase for before, _ in edges)]
+    return "\n".join([*lines, "```"])
+
+
+def _grid(core: Core) -> str:
+    rows = [
+        (
+            f"[{_code(event)}](#{event.lower()})",
+            *[_in_a_word(phase, _beyond_fences(core, event, core.ways[phase, event])) for phase in core.phases],
+        )
+        for event, _ in core.events
+    ]
+    return _table(("event", *map(_code, core.phases)), rows)
+
+
+def _in_a_word(phase: str, ways: list[Way]) -> str:
+    """A pair in a cell of the overview."""
+    possible = [way for way in ways if not way.is_impossible]
+    if not possible:
+        return "–"
+    targets = list(dict.fromkeys(way.phase for way in possible if way.phase != phase))
+    if targets:
+        return "→ " + ", ".join(targets)
+    if any(way.actions for way in possible):
+        return "acts"
+    return "notes" if any(not way.is_ignored for way in possible) else "ignores"
+
+
+def _fences(core: Core, event: str) -> list[Way]:
+    """The ways that an event may go in each phase alike: what it is checked for before the phase is looked at."""
+    first, *others = [[_without_phase(way, phase) for way in core.ways[phase, event]] for phase in core.phases]
+    return [way for way in first if way.conditions and all(way in each for each in others)]
+
+
+def _beyond_fences(core: Core, event: str, ways: list[Way]) -> list[Way]:
+    fences = {(way.conditions, way.note) for way in _fences(core, event)}
+    return [way for way in ways if (way.conditions, way.note) not in fences]
+
+
+def _without_phase(way: Way, phase: str) -> Way:
+    """The same for all phases, if the phase stays."""
+    return replace(way, phase="") if way.phase == phase else way
+
+
+def _event(core: Core, event: str, caption: str) -> str:
+    fences = [f"In each phase: {condition}{text}." for condition, text in _sentences("", _fences(core, event))]
+    rows = dict[str, list[str]]()
+    for phase in core.phases:
+        sentences = _sentences(phase, _beyond_fences(core, event, core.ways[phase, event]))
+        rows.setdefault(_cell(sentences), []).append(_code(phase))
+    table = _table(("phase", ""), [(", ".join(phases), text) for text, phases in rows.items()])
+    return _lines(f"### {event}", caption, *fences, table).rstrip()
+
+
+def _sentences(phase: str, ways: list[Way]) -> list[tuple[str, str]]:
+    """What happens in a pair: a condition, and what follows; ways that differ inside only are one."""
+    found = list[tuple[str, str]]()
+    keys = list(dict.fromkeys((way.conditions, way.note, way.is_impossible) for way in ways))
+    for conditions, note, is_impossible in keys:
+        same = [
+            way for way in ways if (way.conditions, way.note, way.is_impossible) == (conditions, note, is_impossible)
+        ]
+        condition = f"if `{' and '.join(conditions)}`: " if conditions else ""
+        found.append((condition, _what(phase, same, note)))
+    return found
+
+
+def _what(phase: str, ways: list[Way], note: str) -> str:
+    if ways[0].is_impossible:
+        return "impossible"
+    because = f": {note}" if note else ""
+    if all(way.is_ignored for way in ways):
+        return f"ignores it{because}"
+    targets = list(dict.fromkeys(way.phase for way in ways if way.phase != phase))
+    stays = [way for way in ways if way.phase == phase]
+    where = f"→ {_either(targets)}" if targets else ""
+    if targets and stays:
+        where += f", or stays {phase}"
+    named = list(dict.fromkeys(action for way in ways for action in way.actions))
+    sure = [each for each in named if all(each in way.actions for way in ways)]
+    gives = ", ".join(_code(each) + ("" if each in sure else " (not always)") for each in named)
+    parts = [part for part in (where, gives) if part]
+    return ("; ".join(parts) or "notes it") + because
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _cell(sentences: list[tuple[str, str]]) -> str:
+    has_conditions = any(condition for condition, _ in sentences)
+    return "<br>".join((condition or ("otherwise: " if has_conditions else "")) + text for condition, text in sentences)
+
+
+def _invariants(core: Core) -> list[str]:
+    invariants = invariants_of(core.cls)
+    listed = "\n".join(f"- {sentence + ': ' if sentence else ''}`{condition}`" for condition, sentence in invariants)
+    what = "True after each event. The tests check them (`validate`); a job does not pay for it."
+    return ["## Invariants", what, listed] if invariants else []
+
+
+def _index(cores: list[Core]) -> str:
+    rows = [
+        (
+            f"[{core.name}]({_slug(core.name)}.md)",
+            core.module.docstring.partition("\n\n")[0],
+            str(len(core.phases)),
+            str(len(core.events)),
+            str(len(fields_of(core.module, core.cls))),
+        )
+        for core in cores
+    ]
+    return _lines(
+        NOTE.format(path="the cores in aelastic/"),
+        "# The cores",
+        "What decides, and waits for nothing. Each page shows a core's phases, and what each event does in each of "
+        "them, as the code says it. [How cores are made](../design.md) says why.",
+        _table(("core", "", "phases", "events", "fields"), rows),
+    )
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _lines(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _slug(name: str) -> str:
+    """`worker-group`, of `WorkerGroup`."""
+    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")

@@ -1,0 +1,387 @@
+"""The ways through a pair of phase and event, read from the code of a core.
+
+`_dispatch` is followed for each pair, as the interpreter would: what depends on the phase or on the event's class is
+decided, everything else goes both ways.  A way ends ignored for a reason (`return []  # reason`), impossible
+(`raise self._impossible(event)`), or the core has acted: with the actions that it gives, and the phase that it is in
+then.  A pair that no case decides is a mistake (`UndecidedError`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sources import Source, fields_of, find, methods_of, own_method
+
+CALLS_MAX = 12  # one in another: beyond, a method calls itself
+
+
+class UndecidedError(Exception):
+    """No case of the core decides a pair of phase and event."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way through a pair of phase and event."""
+
+    phase: str  # afterwards, if the way ends here
+    actions: tuple[str, ...] = ()
+    is_changed: bool = False  # a field has another value
+    is_impossible: bool = False
+    is_over: bool = False  # it has returned, or raised
+    conditions: tuple[str, ...] = ()
+    note: str = ""
+    held: tuple[tuple[str, tuple[str, ...]], ...] = ()  # local names that hold actions, not yet returned
+    kinds: tuple[tuple[str, str], ...] = ()  # names and fields whose class is known: `self._wish` is an `_End`
+
+    @property
+    def is_ignored(self) -> bool:
+        return not (self.is_impossible or self.is_changed or self.actions)
+
+
+class Walker:
+    """Follows one event from one phase through the code of a core."""
+
+    def __init__(self, module: Source, cls: ast.ClassDef, phases: str, event: str, actions: frozenset[str]) -> None:
+        self._module, self._phases, self._event, self._actions = module, phases, event, actions
+        self._methods = methods_of(cls)
+        self._parts = {each.name: each.type.partition(" |")[0] for each in fields_of(module, cls)}
+        self._calls = list[str]()
+
+    def through(self, phase: str) -> list[Way]:
+        ways = self._block(self._methods["_dispatch"].body, [Way(phase)], is_shown=True)
+        if any(not way.is_over for way in ways):
+            raise UndecidedError("_dispatch ends without a return")
+        return ways
+
+    def _block(self, stmts: list[ast.stmt], ways: list[Way], *, is_shown: bool) -> list[Way]:
+        for stmt in stmts:
+            going = [way for way in ways if not way.is_over]
+            done = [way for way in ways if way.is_over]
+            ways = done + _distinct(each for way in going for each in self._statement(stmt, way, is_shown=is_shown))
+        return ways
+
+    def _statement(self, stmt: ast.stmt, way: Way, *, is_shown: bool) -> list[Way]:
+        match stmt:
+            case ast.Return():
+                return self._return(stmt, way, is_shown=is_shown)
+            case ast.Raise(exc=exc):
+                raised = ast.unparse(exc) if exc else ""
+                is_impossible = "_impossible" in raised or "InvalidTransition" in raised
+                return [replace(way, is_over=True, is_impossible=is_impossible, is_changed=not is_impossible)]
+            case ast.If():
+                return self._if(stmt, way, is_shown=is_shown)
+            case ast.Match():
+                return self._match(stmt, way, is_shown=is_shown)
+            case ast.For() | ast.While() | ast.With():
+                ways = self._expression(stmt.iter, way) if isinstance(stmt, ast.For) else [way]
+                once = self._block(stmt.body, ways, is_shown=False)
+                return _distinct([*once, *ways] if not isinstance(stmt, ast.With) else once)
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+                return self._assign(stmt, way)
+            case ast.Delete():
+                return [replace(way, is_changed=True)]
+            case ast.Expr(value=value):
+                if isinstance(value, ast.Call) and ast.unparse(value.func) == "assert_never":
+                    raise UndecidedError(f"assert_never is reached (line {stmt.lineno})")
+                return self._expression(value, way)
+            case _:
+                return [way]
+
+    def _return(self, stmt: ast.Return, way: Way, *, is_shown: bool) -> list[Way]:
+        comment = self._module.comment_of(stmt) if is_shown else ""
+        handler = own_method(stmt.value) if is_shown else None
+        if handler is not None and handler.startswith("_on_") and handler in self._methods:
+            way = replace(way, note=way.note or comment)
+            assert isinstance(stmt.value, ast.Call)
+            return self._call(self._methods[handler], way, stmt.value, is_tail=True)
+        ways = self._expression(stmt.value, way) if stmt.value else [way]
+        return [replace(each, is_over=True, note=each.note or comment) for each in ways]
+
+    def _if(self, stmt: ast.If, way: Way, *, is_shown: bool) -> list[Way]:
+        ways = list[Way]()
+        known = self._test(stmt.test, way)
+        for before in self._expression(stmt.test, way):
+            if known is not False:
+                taken = self._when(before, self._open_part(stmt.test, way), known=known, is_shown=is_shown)
+                after = self._block(stmt.body, [taken], is_shown=is_shown)
+                # A condition is worth a line where it ends the way; what goes on meets the next one.
+                ways += [each if each.is_over else replace(each, conditions=way.conditions) for each in after]
+            if known is not True:
+                ways += self._block(stmt.orelse, [before], is_shown=is_shown)
+        return _distinct(ways)
+
+    def _open_part(self, test: ast.expr, way: Way) -> str:
+        """A condition without what the phase has decided already."""
+        if isinstance(test, ast.BoolOp):
+            parts = [self._open_part(value, way) for value in test.values if self._test(value, way) is None]
+            return (" and " if isinstance(test.op, ast.And) else " or ").join(parts)
+        return ast.unparse(test)
+
+    def _match(self, stmt: ast.Match, way: Way, *, is_shown: bool) -> list[Way]:
+        ways, subject = list[Way](), ast.unparse(stmt.subject)
+        is_decidable = subject in {"self.phase", "event"} or subject in dict(way.kinds)
+        for before in self._expression(stmt.subject, way):
+            for case in stmt.cases:
+                known = self._fits(case.pattern, subject, before)
+                if known is False or (not is_decidable and _is_assert_never(case)):
+                    continue
+                if case.guard is not None:
+                    guard = self._test(case.guard, before)
+                    if guard is False:
+                        continue
+                    known = known and guard
+                taken = self._when(before, self._case_text(case, subject, known=known), known=known, is_shown=is_shown)
+                if is_shown:
+                    taken = replace(taken, note=taken.note or self._case_comment(case))
+                ways += self._block(case.body, [taken], is_shown=is_shown)
+                if known is True:
+                    break
+            else:
+                if is_decidable:
+                    raise UndecidedError(f"no case of `match {subject}` fits (line {stmt.lineno})")
+                ways += [] if any(_is_assert_never(case) for case in stmt.cases) else [before]
+        return _distinct(ways)
+
+    def _fits(self, pattern: ast.pattern, subject: str, way: Way) -> bool | None:
+        """Whether a pattern fits; None: it depends on what is not known here."""
+        match pattern:
+            case ast.MatchOr(patterns=patterns):
+                each = [self._fits(one, subject, way) for one in patterns]
+                return True if True in each else None if None in each else False
+            case ast.MatchAs(pattern=None):
+                return True
+            case ast.MatchAs(pattern=inner) if inner is not None:
+                return self._fits(inner, subject, way)
+            case ast.MatchValue(value=value) if subject == "self.phase":
+                return ast.unparse(value).rpartition(".")[2] == way.phase
+            case ast.MatchClass(cls=cls) if subject == "event" or subject in dict(way.kinds):
+                kind = self._event if subject == "event" else dict(way.kinds)[subject]
+                if ast.unparse(cls).rpartition(".")[2] != kind:
+                    return False
+                literal = [*pattern.patterns, *pattern.kwd_patterns]
+                return None if any(not isinstance(each, ast.MatchAs) for each in literal) else True
+            case _:
+                return None
+
+    def _test(self, test: ast.expr, way: Way) -> bool | None:
+        """Whether a condition holds, as far as the phase tells."""
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                known = self._test(operand, way)
+                return None if known is None else not known
+            case ast.BoolOp(op=op, values=values):
+                each = [self._test(value, way) for value in values]
+                decisive = isinstance(op, ast.Or)
+                return decisive if decisive in each else None if None in each else not decisive
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if ast.unparse(left) == "self.phase":
+                phases = self._phases_in(right)
+                if phases is None:
+                    return None
+                return (way.phase in phases) is isinstance(op, ast.Is | ast.Eq | ast.In)
+            case ast.Call(func=ast.Name(id="isinstance"), args=[value, kind]):
+                known_kind = self._event if ast.unparse(value) == "event" else dict(way.kinds).get(ast.unparse(value))
+                kinds = {each.rpartition(".")[2].strip(" ()") for each in ast.unparse(kind).split("|")}
+                return None if known_kind is None else known_kind in kinds
+            case _:
+                return None
+
+    def _phases_in(self, expr: ast.expr) -> set[str] | None:
+        if isinstance(expr, ast.Attribute) and ast.unparse(expr.value).rpartition(".")[2] == self._phases:
+            return {expr.attr}
+        if isinstance(expr, ast.Set | ast.Tuple):
+            each = [self._phases_in(one) for one in expr.elts]
+            return set().union(*[one for one in each if one]) if None not in each else None
+        return None
+
+    def _assign(self, stmt: ast.Assign | ast.AugAssign | ast.AnnAssign, way: Way) -> list[Way]:
+        if stmt.value is None:
+            return [way]
+        ways = self._expression(stmt.value, way)
+        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+        if all(isinstance(target, ast.Name) for target in targets):
+            return _distinct(_hold(each, way, ast.unparse(targets[0]), _kind_of(stmt.value, way)) for each in ways)
+        for target in targets:
+            pairs = [(target, stmt.value)]
+            if isinstance(target, ast.Tuple) and isinstance(stmt.value, ast.Tuple):
+                pairs = list(zip(target.elts, stmt.value.elts, strict=True))
+            elif isinstance(target, ast.Tuple):
+                pairs = [(each, stmt.value) for each in target.elts]
+            for to, value in pairs:
+                if isinstance(to, ast.Attribute | ast.Subscript):
+                    kinds = _known(way.kinds, ast.unparse(to), _kind_of(value, way))
+                    ways = [replace(each, is_changed=True, kinds=kinds) for each in ways]
+                    way = replace(way, kinds=kinds)
+                if ast.unparse(to) == "self.phase":
+                    phases = sorted(self._phases_set_by(value))
+                    ways = [replace(each, phase=phase) for each in ways for phase in phases]
+        return _distinct(ways)
+
+    def _phases_set_by(self, value: ast.expr) -> set[str]:
+        found = {
+            each.attr
+            for each in ast.walk(value)
+            if isinstance(each, ast.Attribute) and ast.unparse(each.value).rpartition(".")[2] == self._phases
+        }
+        if not found:
+            raise UndecidedError(f"`self.phase = {ast.unparse(value)}` names no phase (line {value.lineno})")
+        return found
+
+    def _expression(self, expr: ast.expr, way: Way) -> list[Way]:
+        """What an expression does: calls of own methods, and the actions that it makes, in order."""
+        match expr:
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                known = self._test(test, way)
+                ways = self._expression(test, way)
+                taken = [] if known is False else [each for one in ways for each in self._expression(body, one)]
+                other = [] if known is True else [each for one in ways for each in self._expression(orelse, one)]
+                return _distinct([*taken, *other])
+            case ast.BoolOp(values=values):
+                ways, reached = list[Way](), [way]
+                for value in values:
+                    reached = [each for one in reached for each in self._expression(value, one)]
+                    ways += reached
+                return _distinct(ways)
+            case ast.Lambda():
+                return [way]
+            case ast.Name(id=name) if name in dict(way.held):
+                return [replace(way, actions=_with(way.actions, dict(way.held)[name]))]
+            case ast.Call():
+                return self._call_expression(expr, way)
+            case _:
+                ways = [way]
+                for child in _children(expr):
+                    ways = _distinct(each for one in ways for each in self._expression(child, one))
+                return ways
+
+    def _call_expression(self, call: ast.Call, way: Way) -> list[Way]:
+        ways = [way]
+        for each in [*call.args, *[keyword.value for keyword in call.keywords]]:
+            ways = _distinct(after for one in ways for after in self._expression(each, one))
+        called = ast.unparse(call.func)
+        name = called.rpartition(".")[2]
+        if (own := own_method(call)) is not None and own in self._methods:
+            return _distinct(after for one in ways for after in self._call(self._methods[own], one, call))
+        if name in self._actions:
+            return [replace(one, actions=_with(one.actions, (name,))) for one in ways]
+        if called.startswith("self."):
+            made = self._actions_of_part(called)
+            is_changed = bool(made) or not name.startswith(("is_", "get", "keys", "values", "items"))
+            return [
+                replace(one, actions=_with(one.actions, made), is_changed=one.is_changed or is_changed) for one in ways
+            ]
+        return ways
+
+    def _actions_of_part(self, called: str) -> tuple[str, ...]:
+        """The actions that a method of a part of the core (`self._sessions.close`) names."""
+        _, _, rest = called.partition(".")
+        part, _, method = rest.partition(".")
+        kind = self._parts.get(part)
+        found = find(self._module, kind) if kind and kind.replace("_", "").isalnum() else None
+        if found is None or not isinstance(found[1], ast.ClassDef):
+            return ()
+        names = list[str]()
+        methods, seen, todo = methods_of(found[1]), set[str](), [method]
+        while todo:
+            one = todo.pop(0)
+            if one in seen or one not in methods:
+                continue
+            seen.add(one)
+            for node in ast.walk(methods[one]):
+                if isinstance(node, ast.Call):
+                    names.append(ast.unparse(node.func).rpartition(".")[2])
+                    todo.append(own_method(node) or "")
+        return tuple(name for name in dict.fromkeys(names) if name in self._actions)
+
+    def _call(self, method: ast.FunctionDef, way: Way, call: ast.Call, *, is_tail: bool = False) -> list[Way]:
+        """What a method of the core does; the handler that a case returns is shown, way by way."""
+        if self._calls.count(method.name) or len(self._calls) > CALLS_MAX:
+            return [way]
+        own = [(name, kind) for name, kind in way.kinds if name.startswith("self.")]
+        parameters = [each.arg for each in method.args.args[1:]]
+        given = [*zip(parameters, call.args, strict=False), *[(str(k.arg), k.value) for k in call.keywords]]
+        arguments = [(name, kind) for name, value in given if (kind := _kind_of(value, way))]
+        self._calls.append(method.name)
+        try:
+            ways = self._block(method.body, [replace(way, held=(), kinds=(*own, *arguments))], is_shown=is_tail)
+        finally:
+            self._calls.pop()
+        if is_tail:
+            return [replace(each, is_over=True) for each in ways]
+        # What a method returns early does not end its caller, whose names hold what they held.
+        local = tuple((name, kind) for name, kind in way.kinds if not name.startswith("self."))
+        return _distinct(
+            replace(each, is_over=each.is_impossible, held=way.held, kinds=_own_kinds(each) + local) for each in ways
+        )
+
+    @staticmethod
+    def _when(way: Way, text: str, *, known: bool | None, is_shown: bool) -> Way:
+        return way if known is True or not is_shown or not text else replace(way, conditions=(*way.conditions, text))
+
+    @staticmethod
+    def _case_text(case: ast.match_case, subject: str, *, known: bool | None) -> str:
+        if known is True:
+            return ""
+        guard = ast.unparse(case.guard) if case.guard else ""
+        if subject in {"self.phase", "event"} or (
+            isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+        ):
+            return guard
+        pattern = f"{subject} is {ast.unparse(case.pattern)}"
+        return f"{pattern} and {guard}" if guard else pattern
+
+    def _case_comment(self, case: ast.match_case) -> str:
+        line = (case.guard or case.pattern).end_lineno or 0
+        return self._module.comments.get(line, "")
+
+
+def _distinct(ways: Iterable[Way]) -> list[Way]:
+    return list(dict.fromkeys(ways))
+
+
+def _with(actions: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    return actions + tuple(each for each in more if each not in actions)
+
+
+def _children(node: ast.AST) -> list[ast.expr]:
+    """The expressions right below, those in comprehensions among them, in the order in which they stand."""
+    found = list[ast.expr]()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            found.append(child)
+        elif isinstance(child, ast.comprehension):
+            found += [child.iter, *child.ifs]
+    return found
+
+
+def _is_assert_never(case: ast.match_case) -> bool:
+    return ast.unparse(case.body[0]).startswith("assert_never")
+
+
+def _kind_of(expr: ast.expr, way: Way) -> str | None:
+    """The class of a value, where it is made on the spot or held by a name of which it is known."""
+    match expr:
+        case ast.Call(func=ast.Name(id=name)) if name.lstrip("_")[:1].isupper():
+            return name
+        case ast.Name() | ast.Attribute():
+            return dict(way.kinds).get(ast.unparse(expr))
+        case _:
+            return None
+
+
+def _known(kinds: tuple[tuple[str, str], ...], name: str, kind: str | None) -> tuple[tuple[str, str], ...]:
+    others = tuple((each, its) for each, its in kinds if each != name)
+    return others if kind is None else (*others, (name, kind))
+
+
+def _own_kinds(way: Way) -> tuple[tuple[str, str], ...]:
+    return tuple((name, kind) for name, kind in way.kinds if name.startswith("self."))
+
+
+def _hold(after: Way, before: Way, name: str, kind: str | None) -> Way:
+    """What an assignment to a local name gives: its actions are not given yet, but held."""
+    made = tuple(each for each in after.actions if each not in before.actions)
+    held = dict(after.held)
+    held[name] = _with(held.get(name, ()), made)
+    return replace(after, actions=before.actions, held=tuple(held.items()), kinds=_known(after.kinds, name, kind))
