@@ -13,8 +13,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv import board as boards
-from aelastic.rdzv.board import Board, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader_lease import Tenure
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
@@ -24,24 +23,24 @@ from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import (
     Action,
     BoardFailed,
-    Broken,
-    ChairLost,
-    Claim,
+    BoardRead,
+    Campaign,
     Connect,
     Connected,
     ConnectFailed,
+    ConnectionLost,
     DeadlinePassed,
     Deliver,
     Disconnect,
     Event,
     GiveUp,
-    Heard,
-    Look,
-    NotOurs,
-    Seen,
-    TakeChair,
-    Tell,
-    Told,
+    Lead,
+    LeadershipLost,
+    NotEligible,
+    ReadBoard,
+    Received,
+    Send,
+    Submitted,
 )
 from aelastic.rdzv.protocol.addresses import is_loopback
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
@@ -78,15 +77,15 @@ class AgentLink:
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
         self._member = Member(node_id, terms, settings.lease_s, settings.join_timeout_s)
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._listener: Any = None  # the socket that our next claim names
-        self._claimed: boards.Claim | None = None  # our last claim, and when we asked for it
-        self._claimed_at = 0.0
+        self._listener: Any = None  # the socket that our next candidacy names
+        self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for
+        self._campaigned_at = 0.0
         self._server: CoordinatorServer | None = None
         self._stream: Stream | None = None
         self._connecting = anyio.CancelScope()
 
     def tell(self, message: NodeMessage) -> None:
-        self._mailbox.post(Told(message))
+        self._mailbox.post(Submitted(message))
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         try:
@@ -114,18 +113,18 @@ class AgentLink:
 
     def _carry_out(self, action: Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup) -> None:
         match action:
-            case Look():
-                tasks.start_soon(self._look, name="look at the board")
-            case Claim(seen, above):
-                tasks.start_soon(self._claim, seen, above, name="claim the board")
-            case TakeChair(reign, is_heir):
-                self._take_chair(reign, tasks, is_heir=is_heir)
-            case Connect(conn, reign):
+            case ReadBoard():
+                tasks.start_soon(self._read_board, name="read the board")
+            case Campaign(seen, above):
+                tasks.start_soon(self._campaign, seen, above, name="campaign")
+            case Lead(record, is_heir):
+                self._lead(record, tasks, is_heir=is_heir)
+            case Connect(conn, record):
                 self._disconnect()
-                tasks.start_soon(self._connect, conn, reign, name="connect to the coordinator")
+                tasks.start_soon(self._connect, conn, record, name="connect to the coordinator")
             case Disconnect():
                 self._disconnect()
-            case Tell(message):
+            case Send(message):
                 if self._stream is not None:
                     self._stream.send(encode(message))
             case Deliver(message):
@@ -137,20 +136,20 @@ class AgentLink:
 
     # The board.
 
-    async def _look(self) -> None:
+    async def _read_board(self) -> None:
         await self._ask(self._read)
 
     async def _read(self) -> Event:
-        return Seen(await self._board.read())
+        return BoardRead(await self._board.read())
 
-    async def _claim(self, seen: Reign | None, above: int) -> None:
-        async def claim() -> Event:
-            self._claimed = self._new_claim()
-            reign = await self._board.claim(self._claimed, seen, above)
-            return NotOurs() if reign is None else Seen(reign)
+    async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
+        async def campaign() -> Event:
+            self._candidate = self._new_candidate()
+            record = await self._board.campaign(self._candidate, seen, above)
+            return NotEligible() if record is None else BoardRead(record)
 
-        self._claimed_at = anyio.current_time()
-        await self._ask(claim)
+        self._campaigned_at = anyio.current_time()
+        await self._ask(campaign)
 
     async def _ask(self, question: Callable[[], Awaitable[Event]]) -> None:
         """Asks the board, reaching it first where that is needed; posts its answer."""
@@ -166,7 +165,7 @@ class AgentLink:
             answer = BoardFailed(str(error) or f"{self._board.name} does not answer")
         self._mailbox.post(answer)
 
-    def _new_claim(self) -> boards.Claim:
+    def _new_candidate(self) -> Candidate:
         if self._listener is None:
             self._listener = listen(0)
         if self._settings.local_addr:
@@ -176,14 +175,14 @@ class AgentLink:
             far = [own] if own and not is_loopback(own) else outward_addresses()
             addresses = [address for address in (near, *far) if address] or ["localhost"]
         port = self._listener.getsockname()[1]
-        return boards.Claim(self._member.node_id, tuple(dict.fromkeys(addresses)), port, os.urandom(16).hex())
+        return Candidate(self._member.node_id, tuple(dict.fromkeys(addresses)), port, os.urandom(16).hex())
 
     # The coordinator, here.
 
-    def _take_chair(self, reign: Reign, tasks: TaskGroup, *, is_heir: bool) -> None:
-        if self._listener is None or reign.claim != self._claimed:
-            # The board speaks of a chair that we had once.
-            self._mailbox.post(ChairLost())
+    def _lead(self, record: LeaderRecord, tasks: TaskGroup, *, is_heir: bool) -> None:
+        if self._listener is None or record.candidate != self._candidate:
+            # The record is of a term that this agent had once.
+            self._mailbox.post(LeadershipLost())
             return
         settings = self._settings
         coordinator = Coordinator(
@@ -199,19 +198,19 @@ class AgentLink:
         )
         chair = Chair(
             self._member.terms,
-            reign.claim.token,
-            Tenure(reign.epoch, settings.lease_s, self._claimed_at, reign.beat or 0),
+            record.candidate.token,
+            Tenure(record.epoch, settings.lease_s, self._campaigned_at, record.renewals or 0),
             coordinator,
             has_fixed_ranks=settings.backend == "static",
         )
         listener, self._listener = self._listener, None
-        self._server = CoordinatorServer(chair, reign, self._board, listener, self._on_vacated)
-        _log.info("this agent coordinates (%s, epoch %d)", self._board.name, reign.epoch)
+        self._server = CoordinatorServer(chair, record, self._board, listener, self._on_vacated)
+        _log.info("this agent coordinates (%s, epoch %d)", self._board.name, record.epoch)
         tasks.start_soon(self._server.run, name="coordinator")
 
     def _on_vacated(self) -> None:
         self._server = None
-        self._mailbox.post(ChairLost())
+        self._mailbox.post(LeadershipLost())
 
     # The connection.
 
@@ -221,12 +220,12 @@ class AgentLink:
             self._stream.close()
             self._stream = None
 
-    async def _connect(self, conn: int, reign: Reign) -> None:
-        is_here = reign.claim.node_id == self._member.node_id
-        addresses = ("127.0.0.1", "::1") if is_here else reign.claim.addresses
+    async def _connect(self, conn: int, record: LeaderRecord) -> None:
+        is_here = record.candidate.node_id == self._member.node_id
+        addresses = ("127.0.0.1", "::1") if is_here else record.candidate.addresses
         with anyio.CancelScope() as self._connecting:
             try:
-                stream = await connect(addresses, reign.claim.port, lambda: Stream(self, DOWNWARD))
+                stream = await connect(addresses, record.candidate.port, lambda: Stream(self, DOWNWARD))
             except NoConnectionError as error:
                 self._mailbox.post(ConnectFailed(conn, error.is_refused, str(error)))
                 return
@@ -234,14 +233,14 @@ class AgentLink:
             self._mailbox.post(Connected(conn))
 
     def on_message(self, stream: Stream, message: Any) -> None:
-        self._mailbox.post(Heard(stream.conn, message))
+        self._mailbox.post(Received(stream.conn, message))
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
-        self._mailbox.post(Broken(stream.conn, str(error)))
+        self._mailbox.post(ConnectionLost(stream.conn, str(error)))
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        self._mailbox.post(Broken(stream.conn, f"the coordinator is gone: {reason}"))
+        self._mailbox.post(ConnectionLost(stream.conn, f"the coordinator is gone: {reason}"))
 
 
 class _OneByOne(Board):
@@ -263,25 +262,25 @@ class _OneByOne(Board):
     async def open(self) -> None:
         await self.ensure_open()
 
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         async with self._lock:
             return await self._board.read()
 
-    async def claim(self, claim: boards.Claim, seen: Reign | None, above: int) -> Reign | None:
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         async with self._lock:
-            return await self._board.claim(claim, seen, above)
+            return await self._board.campaign(candidate, seen, above)
 
-    async def keep(self, reign: Reign) -> bool:
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         async with self._lock:
-            return await self._board.keep(reign)
+            return await self._board.renew(record)
 
-    async def close(self, reign: Reign, verdict: str) -> bool:
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         async with self._lock:
-            return await self._board.close(reign, verdict)
+            return await self._board.publish(record, verdict)
 
-    async def resign(self, reign: Reign) -> None:
+    async def resign(self, record: LeaderRecord) -> None:
         async with self._lock:
-            await self._board.resign(reign)
+            await self._board.resign(record)
 
     async def aclose(self) -> None:
         await self._board.aclose()

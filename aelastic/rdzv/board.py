@@ -16,25 +16,31 @@ from abc import ABC, abstractmethod
 from aelastic.core.record import Record
 
 
-class Claim(Record):
-    """What an agent writes on the board to become the coordinator."""
+class Candidate(Record):
+    """An agent that wants to coordinate, as it writes itself on the board."""
 
     node_id: str
     addresses: tuple[str, ...]  # where it listens: hosts, to be tried in this order
     port: int
-    token: str  # who shows it has read the board
+    token: str  # a member shows it to prove that it has read the board
 
 
-class Reign(Record):
-    """What the board says: the coordinator of a run id."""
+class LeaderRecord(Record):
+    """The current leadership of a run id: coordinator, epoch, renewals, verdict."""
 
-    # Rises with every reign of this run id, as long as the board lives.
+    # One term of a coordinator.  Rises with every election of this run id, as long as the board lives.
     epoch: int
-    claim: Claim
-    # The `keep`s so far.  While it rises the coordinator lives.  `None`: the board itself forgets a dead coordinator.
-    beat: int | None = None
-    # How the job ended, as the wire has it; empty while it runs.
+    candidate: Candidate
+    # While it rises the coordinator lives.  `None`: the board itself forgets a dead coordinator.
+    renewals: int | None = None
+    # How the job ended, as `codec.to_text` writes it; empty while the job runs.
     verdict: str = ""
+
+    def renewed(self) -> LeaderRecord:
+        """With one renewal more, where they are counted."""
+        return LeaderRecord(
+            self.epoch, self.candidate, None if self.renewals is None else self.renewals + 1, self.verdict
+        )
 
 
 class Board(ABC):
@@ -53,11 +59,11 @@ class Board(ABC):
         """
 
     @abstractmethod
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         """Who coordinates; `None` where nobody does."""
 
     @abstractmethod
-    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         """Makes `claim` the coordinator, unless somebody else came first.
 
         Args:
@@ -70,16 +76,19 @@ class Board(ABC):
         """
 
     @abstractmethod
-    async def keep(self, reign: Reign) -> bool:
-        """Renews our reign, a few times in each lease.
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
+        """Renews our leadership, a few times in each lease.
+
+        Args:
+            record: ours, as the last operation gave it.
 
         Returns:
-            Whether it is still ours.  A board that certainly does not exist any more (its port refuses) can
-            be claimed by nobody, so it is.
+            Our record as the board has it now; `None` if another agent leads.  On a board that certainly does not exist
+            any more (its port refuses) no agent can be elected, so we go on, and count this renewal ourselves.
         """
 
     @abstractmethod
-    async def close(self, reign: Reign, verdict: str) -> bool:
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         """Writes how the job ended into our reign, for those who will not hear it from us.
 
         Returns:
@@ -87,7 +96,7 @@ class Board(ABC):
         """
 
     @abstractmethod
-    async def resign(self, reign: Reign) -> None:
+    async def resign(self, record: LeaderRecord) -> None:
         """Ends our reign at once, so that nobody need wait for its lease."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousError
-from aelastic.rdzv.board import Board, Reign
+from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator.session_events import (
     Action,
     Closed,
@@ -63,10 +63,10 @@ class CoordinatorServer:
     """
 
     def __init__(
-        self, chair: Chair, reign: Reign, board: Board, listener: socket.socket, on_vacated: Callable[[], None]
+        self, chair: Chair, record: LeaderRecord, board: Board, listener: socket.socket, on_vacated: Callable[[], None]
     ) -> None:
         self._chair = chair
-        self._reign = reign
+        self._record = record
         self._board = board
         self._listener = listener
         self._on_vacated = on_vacated
@@ -107,7 +107,7 @@ class CoordinatorServer:
         self._mailbox.post(Resigned())
         with anyio.move_on_after(FAREWELL_S):
             try:
-                await self._board.resign(self._reign)
+                await self._board.resign(self._record)
             except (RendezvousError, InputError) as error:
                 _log.info("the board could not be told that this agent leaves: %s", error)
         with anyio.move_on_after(FAREWELL_S):
@@ -125,7 +125,7 @@ class CoordinatorServer:
                 if conn in self._streams:
                     self._streams[conn].close()
             case Keep():
-                tasks.start_soon(self._keep, name="keep")
+                tasks.start_soon(self._renew, name="keep")
             case Reclaim(above):
                 tasks.start_soon(self._reclaim, above, name="reclaim")
             case Publish(verdict):
@@ -138,10 +138,13 @@ class CoordinatorServer:
 
     # The board.
 
-    async def _keep(self) -> None:
+    async def _renew(self) -> None:
         try:
             with anyio.fail_after(self._chair.lease_s):
-                self._mailbox.post(Kept(await self._board.keep(self._reign)))
+                renewed = await self._board.renew(self._record)
+            if renewed is not None:
+                self._record = renewed
+            self._mailbox.post(Kept(renewed))
         except (RendezvousError, InputError, TimeoutError) as error:
             _log.info("the board can't be asked: %s", str(error) or "no answer")
             self._mailbox.post(KeepFailed(str(error)))
@@ -149,19 +152,19 @@ class CoordinatorServer:
     async def _reclaim(self, above: int) -> None:
         try:
             with anyio.fail_after(self._chair.lease_s):
-                reign = await self._board.claim(self._reign.claim, self._reign, above)
+                record = await self._board.campaign(self._record.candidate, self._record, above)
         except (RendezvousError, InputError, TimeoutError) as error:
             _log.info("the board can't be asked: %s", str(error) or "no answer")
-            reign = None
-        if reign is None or reign.claim != self._reign.claim:
+            record = None
+        if record is None or record.candidate != self._record.candidate:
             self._mailbox.post(Reclaimed(None))
         else:
-            self._reign = reign
-            self._mailbox.post(Reclaimed(reign.epoch))
+            self._record = record
+            self._mailbox.post(Reclaimed(record.epoch))
 
     async def _publish(self, verdict: str) -> None:
         try:
-            self._mailbox.post(Published(await self._board.close(self._reign, verdict)))
+            self._mailbox.post(Published(await self._board.publish(self._record, verdict)))
         except (RendezvousError, InputError) as error:
             _log.info("the board could not be told how the job ended: %s", error)
 

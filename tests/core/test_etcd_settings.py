@@ -12,9 +12,9 @@ from kit.etcd_boards import board_of, each_board, settings_of
 from kit.etcd_servers import make_certificates
 
 from aelastic.errors import InputError
-from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
-from aelastic.rdzv.boards.reign_text import MAX_BYTES, reign_from_bytes, reign_to_bytes
+from aelastic.rdzv.boards.record_text import MAX_BYTES, record_from_bytes, record_to_bytes
 
 # --- what the user chose
 
@@ -97,8 +97,10 @@ def test_a_password_comes_from_a_file_without_its_end_of_line(tmp_path: Path) ->
 # --- what is in the key
 
 texts = st.text(max_size=20)
-claims = st.builds(
-    lambda node_id, addresses, port, token: Claim(node_id=node_id, addresses=tuple(addresses), port=port, token=token),
+candidates = st.builds(
+    lambda node_id, addresses, port, token: Candidate(
+        node_id=node_id, addresses=tuple(addresses), port=port, token=token
+    ),
     texts,
     st.lists(texts, max_size=3),
     st.integers(1, 65535),
@@ -106,16 +108,18 @@ claims = st.builds(
 )
 
 
-@given(claims, st.integers(1), texts)
-def test_a_reign_written_is_read_as_it_was(claim: Claim, epoch: int, verdict: str) -> None:
-    reign = Reign(epoch=epoch, claim=claim, verdict=verdict)
+@given(candidates, st.integers(1), texts)
+def test_a_reign_written_is_read_as_it_was(candidate: Candidate, epoch: int, verdict: str) -> None:
+    record = LeaderRecord(epoch=epoch, candidate=candidate, verdict=verdict)
 
-    assert reign_from_bytes(reign_to_bytes(reign)) == reign
+    assert record_from_bytes(record_to_bytes(record)) == record
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["epoch", "claim", "verdict", "port", "x"]), inner),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["epoch", "candidate", "verdict", "port", "x"]), inner)
+    ),
     max_leaves=8,
 )
 
@@ -123,10 +127,10 @@ json_values = st.recursive(
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
 def test_nothing_else_is_read_as_a_reign(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        reign_from_bytes(text)
+        record_from_bytes(text)
 
 
-GOOD = {"epoch": 1, "claim": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
+GOOD = {"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
 GARBAGE = [
     b"",
     b"hello",
@@ -139,10 +143,10 @@ GARBAGE = [
     json.dumps({**GOOD, "epoch": 0}).encode(),
     json.dumps({**GOOD, "epoch": 1.0}).encode(),
     json.dumps({**GOOD, "verdict": None}).encode(),
-    json.dumps({**GOOD, "claim": [1]}).encode(),
-    json.dumps({**GOOD, "claim": {**GOOD["claim"], "port": 65536}}).encode(),  # type: ignore[dict-item]
-    json.dumps({**GOOD, "claim": {**GOOD["claim"], "addresses": [1]}}).encode(),  # type: ignore[dict-item]
-    json.dumps({**GOOD, "claim": {**GOOD["claim"], "addresses": "h"}}).encode(),  # type: ignore[dict-item]
+    json.dumps({**GOOD, "candidate": [1]}).encode(),
+    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "port": 65536}}).encode(),  # type: ignore[dict-item]
+    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": [1]}}).encode(),  # type: ignore[dict-item]
+    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": "h"}}).encode(),  # type: ignore[dict-item]
     json.dumps(GOOD).encode().replace(b'"epoch": 1', b'"epoch": ' + b"9" * 5000),
     json.dumps(GOOD).encode().replace(b'"port": 1', b'"port": ' + b"9" * 4000),
 ]
@@ -151,8 +155,8 @@ GARBAGE = [
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
 def test_garbage_is_no_reign(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        reign_from_bytes(text)
+        record_from_bytes(text)
 
 
 def test_what_later_versions_add_to_a_reign_is_left_out() -> None:
-    assert reign_from_bytes(json.dumps({**GOOD, "later": 1}).encode()).epoch == 1
+    assert record_from_bytes(json.dumps({**GOOD, "later": 1}).encode()).epoch == 1

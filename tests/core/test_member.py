@@ -12,29 +12,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aelastic.rdzv import board
-from aelastic.rdzv.board import Reign
+from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member import member_events
 from aelastic.rdzv.member.member import GLANCE_LEASES, GREETING_LEASES, LOOK_AGAIN_S, NOTE_INTERVAL_S, Member, Phase
 from aelastic.rdzv.member.member_events import (
     BoardFailed,
-    Broken,
-    ChairLost,
-    Claim,
+    BoardRead,
+    Campaign,
     Connect,
     Connected,
     ConnectFailed,
+    ConnectionLost,
     DeadlinePassed,
     Deliver,
     Disconnect,
     Event,
     GiveUp,
-    Heard,
-    Look,
-    NotOurs,
-    Seen,
-    TakeChair,
-    Tell,
-    Told,
+    Lead,
+    LeadershipLost,
+    NotEligible,
+    ReadBoard,
+    Received,
+    Send,
+    Submitted,
 )
 from aelastic.rdzv.protocol.codec import DOWNWARD, PROTOCOL, to_text
 from aelastic.rdzv.protocol.messages import (
@@ -79,11 +79,11 @@ RANKS = NodeRanks(
 SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
 
 
-def reign(
-    epoch: int = 4, *, node_id: str = "boss", beat: int | None = None, verdict: str = "", token: str = ""
-) -> Reign:
-    claim = board.Claim(node_id, ("10.0.0.1",), 4000 + epoch, token or f"{node_id} {epoch}")
-    return Reign(epoch, claim, beat, verdict)
+def record(
+    epoch: int = 4, *, node_id: str = "boss", renewals: int | None = None, verdict: str = "", token: str = ""
+) -> LeaderRecord:
+    candidate = board.Candidate(node_id, ("10.0.0.1",), 4000 + epoch, token or f"{node_id} {epoch}")
+    return LeaderRecord(epoch, candidate, renewals, verdict)
 
 
 def assigned(round_: int = 1, restart_count: int = 0) -> Assigned:
@@ -109,7 +109,7 @@ class Story:
         return actions
 
     def hear(self, *messages: Any) -> list[Any]:
-        return self.tell(*(Heard(self.core.conn, message) for message in messages))
+        return self.tell(*(Received(self.core.conn, message) for message in messages))
 
     def pass_deadline(self) -> list[Any]:
         assert self.core.deadline is not None
@@ -128,7 +128,7 @@ class Story:
     def hello(self) -> Hello:
         """What it says when it is connected."""
         (said,) = self.tell(Connected(self.core.conn))
-        assert isinstance(said, Tell) and isinstance(said.message, Hello)
+        assert isinstance(said, Send) and isinstance(said.message, Hello)
         return said.message
 
     @property
@@ -141,27 +141,27 @@ def idle() -> Story:
     return Story()
 
 
-def looking() -> Story:
+def reading() -> Story:
     story = Story()
-    story.tell(Told(Ready(NODE)))
+    story.tell(Submitted(Ready(NODE)))
     return story
 
 
-def claiming() -> Story:
-    story = looking()
-    story.tell(Seen(None))
+def campaigning() -> Story:
+    story = reading()
+    story.tell(BoardRead(None))
     return story
 
 
 def pausing() -> Story:
-    story = looking()
+    story = reading()
     story.tell(BoardFailed("no answer"))
     return story
 
 
 def connecting() -> Story:
-    story = looking()
-    story.tell(Seen(reign()))
+    story = reading()
+    story.tell(BoardRead(record()))
     return story
 
 
@@ -171,9 +171,9 @@ def greeting() -> Story:
     return story
 
 
-def member(beat: int | None = None) -> Story:
-    story = looking()
-    story.tell(Seen(reign(beat=beat)), Connected(1), Heard(1, Welcome(4, LEASE_S)))
+def member(renewals: int | None = None) -> Story:
+    story = reading()
+    story.tell(BoardRead(record(renewals=renewals)), Connected(1), Received(1, Welcome(4, LEASE_S)))
     return story
 
 
@@ -191,8 +191,8 @@ def over() -> Story:
 
 STORIES: dict[Phase, Callable[[], Story]] = {
     Phase.IDLE: idle,
-    Phase.LOOKING: looking,
-    Phase.CLAIMING: claiming,
+    Phase.READING: reading,
+    Phase.CAMPAIGNING: campaigning,
     Phase.PAUSING: pausing,
     Phase.CONNECTING: connecting,
     Phase.GREETING: greeting,
@@ -208,26 +208,26 @@ def test_each_phase_has_a_story_here() -> None:
 # Each phase and each event.
 
 EVENTS: list[Event] = [
-    Told(Ready(NODE)),
-    Told(Left("me", "SIGTERM")),
-    Seen(None),
-    NotOurs(),
+    Submitted(Ready(NODE)),
+    Submitted(Left("me", "SIGTERM")),
+    BoardRead(None),
+    NotEligible(),
     BoardFailed("no answer"),
     Connected(1),
     ConnectFailed(1, True, "refused"),
-    Heard(1, Beat(1)),
-    Broken(1, "its connection closed"),
-    ChairLost(),
+    Received(1, Beat(1)),
+    ConnectionLost(1, "its connection closed"),
+    LeadershipLost(),
     DeadlinePassed(),
 ]
 # What is done; nothing where nothing is said.
 ANSWERS: dict[tuple[Phase, type], list[Any]] = {
-    (Phase.IDLE, Told): [Look()],
-    (Phase.LOOKING, Seen): [Claim(None, 0)],
-    (Phase.CLAIMING, Seen): [Claim(None, 0)],
-    (Phase.CONNECTING, Connected): [Tell(Hello(PROTOCOL, TERMS, "boss 4", NODE, Past(Standing.READY), 0))],
-    (Phase.MEMBER, Told): [Tell(Ready(NODE))],
-    (Phase.MEMBER, Broken): [Connect(2, reign())],
+    (Phase.IDLE, Submitted): [ReadBoard()],
+    (Phase.READING, BoardRead): [Campaign(None, 0)],
+    (Phase.CAMPAIGNING, BoardRead): [Campaign(None, 0)],
+    (Phase.CONNECTING, Connected): [Send(Hello(PROTOCOL, TERMS, "boss 4", NODE, Past(Standing.READY), 0))],
+    (Phase.MEMBER, Submitted): [Send(Ready(NODE))],
+    (Phase.MEMBER, ConnectionLost): [Connect(2, record())],
 }
 
 
@@ -240,8 +240,8 @@ def test_every_event_has_an_example_here() -> None:
 def test_each_event_is_decided_in_each_phase(phase: Phase, event: Event) -> None:
     story = STORIES[phase]()
     actions = story.tell(event)
-    if event == Told(Left("me", "SIGTERM")):
-        assert actions == ([Tell(Left("me", "SIGTERM"))] if phase is Phase.MEMBER else [])
+    if event == Submitted(Left("me", "SIGTERM")):
+        assert actions == ([Send(Left("me", "SIGTERM"))] if phase is Phase.MEMBER else [])
         assert story.core.phase is Phase.OVER
     else:
         assert actions == ANSWERS.get((phase, type(event)), [])
@@ -269,54 +269,54 @@ def test_a_deadline_that_fires_early_changes_nothing(phase: Phase) -> None:
 def test_the_board_is_asked_when_the_supervisor_is_ready() -> None:
     story = idle()
     assert story.core.deadline is None
-    assert story.tell(Told(Ready(NODE))) == [Look()]
-    assert story.tell(Told(Ready(NODE))) == []
+    assert story.tell(Submitted(Ready(NODE))) == [ReadBoard()]
+    assert story.tell(Submitted(Ready(NODE))) == []
 
 
 def test_a_board_that_names_nobody_is_claimed() -> None:
-    assert looking().tell(Seen(None)) == [Claim(None, 0)]
+    assert reading().tell(BoardRead(None)) == [Campaign(None, 0)]
 
 
 def test_a_claim_that_succeeds_is_a_chair_and_a_connection_to_it() -> None:
-    story = claiming()
-    ours = reign(1, node_id="me")
-    assert story.tell(Seen(ours)) == [TakeChair(ours, False), Connect(1, ours)]
-    assert story.core.has_chair
+    story = campaigning()
+    ours = record(1, node_id="me")
+    assert story.tell(BoardRead(ours)) == [Lead(ours, False), Connect(1, ours)]
+    assert story.core.is_leader
     assert story.hello.token == "me 1"
 
 
 def test_a_claim_that_comes_second_is_a_connection_to_who_came_first() -> None:
-    story = claiming()
-    assert story.tell(Seen(reign(1))) == [Connect(1, reign(1))]
-    assert not story.core.has_chair
+    story = campaigning()
+    assert story.tell(BoardRead(record(1))) == [Connect(1, record(1))]
+    assert not story.core.is_leader
 
 
 def test_a_board_that_gives_the_reign_to_another_is_looked_at_again() -> None:
-    story = claiming()
-    assert story.tell(NotOurs()) == []
+    story = campaigning()
+    assert story.tell(NotEligible()) == []
     assert story.left_s == LOOK_AGAIN_S
-    assert story.pass_deadline() == [Look()]
+    assert story.pass_deadline() == [ReadBoard()]
 
 
 def test_a_board_that_does_not_answer_is_asked_again() -> None:
-    for story in (looking(), claiming()):
+    for story in (reading(), campaigning()):
         assert story.tell(BoardFailed("no answer")) == []
         assert story.left_s == LOOK_AGAIN_S
-        assert story.pass_deadline() == [Look()]
+        assert story.pass_deadline() == [ReadBoard()]
 
 
 def test_while_there_is_no_coordinator_people_are_told_what_we_wait_for() -> None:
-    story = looking()
+    story = reading()
     trouble, told = "nobody answers at node0:29400", []
     while story.core.phase is not Phase.OVER:
         assert story.tell(BoardFailed(trouble)) == []
         while story.core.phase is Phase.PAUSING:
-            told += [action for action in story.pass_deadline() if action != Look()]
+            told += [action for action in story.pass_deadline() if action != ReadBoard()]
     notes = [Deliver(Waiting(f"looking for the coordinator ({s} s): {trouble}")) for s in (10, 20, 30, 40, 50)]
     assert told == [*notes, Disconnect(), GiveUp(f"no coordinator for 60 s: {trouble}", False)]
 
 
-@pytest.mark.parametrize("phase", [Phase.LOOKING, Phase.CLAIMING, Phase.PAUSING, Phase.CONNECTING, Phase.GREETING])
+@pytest.mark.parametrize("phase", [Phase.READING, Phase.CAMPAIGNING, Phase.PAUSING, Phase.CONNECTING, Phase.GREETING])
 def test_without_a_coordinator_the_join_timeout_ends_it(phase: Phase) -> None:
     story = STORIES[phase]()
     story.now = 100.0 + JOIN_S
@@ -340,7 +340,7 @@ def test_the_join_timeout_begins_anew_when_a_coordinator_is_lost() -> None:
 
 def test_hello_says_where_the_node_stands() -> None:
     story = busy()
-    story.tell(Told(Failed("me", 1, FAILURE)), Broken(1, "reset"))
+    story.tell(Submitted(Failed("me", 1, FAILURE)), ConnectionLost(1, "reset"))
     assert story.hello == Hello(
         PROTOCOL, TERMS, "boss 4", NODE, Past(Standing.FAILED, 1, 0, 1, 3, 0, FAILURE), seen_epoch=4
     )
@@ -351,8 +351,10 @@ def test_a_connection_that_fails_is_tried_again_after_a_look() -> None:
         story = connecting()
         assert story.tell(ConnectFailed(1, is_refused, "no route")) == []
         assert story.left_s == LOOK_AGAIN_S
-        assert story.pass_deadline() == [Look()]
-        assert story.tell(Seen(reign())) == [Connect(2, reign())], "we have never been its member: others may reach it"
+        assert story.pass_deadline() == [ReadBoard()]
+        assert story.tell(BoardRead(record())) == [Connect(2, record())], (
+            "we have never been its member: others may reach it"
+        )
 
 
 def test_a_coordinator_that_does_not_greet_us_is_looked_up_again_after_some_leases() -> None:
@@ -360,15 +362,15 @@ def test_a_coordinator_that_does_not_greet_us_is_looked_up_again_after_some_leas
     story.core.join_timeout_s = 1e6
     actions = story.be_silent_until(story.now + GREETING_LEASES * LEASE_S - 0.01)
     assert Disconnect() not in actions, "many may greet it at once"
-    assert actions.count(Look()) == 1
-    assert story.pass_deadline() == [Disconnect(), Look()]
+    assert actions.count(ReadBoard()) == 1
+    assert story.pass_deadline() == [Disconnect(), ReadBoard()]
 
 
-def not_greeted_again(beat: int | None = None) -> Story:
+def not_greeted_again(renewals: int | None = None) -> Story:
     """Its coordinator fell silent, is on the board yet, and takes connections, as the kernel does for a suspended one."""
-    story = member(beat)
+    story = member(renewals)
     story.be_silent_until(story.now + LEASE_S)
-    story.tell(Seen(reign(beat=None if beat is None else beat + 1)), Connected(2))
+    story.tell(BoardRead(record(renewals=None if renewals is None else renewals + 1)), Connected(2))
     assert story.core.phase is Phase.GREETING
     return story
 
@@ -378,51 +380,51 @@ def test_who_had_a_coordinator_looks_soon_whether_it_reigns_yet_and_less_and_les
     looks: list[float] = []
     since = story.now
     while len(looks) < 3:
-        if Look() in story.pass_deadline():
+        if ReadBoard() in story.pass_deadline():
             looks.append(story.now - since)
-            assert story.tell(Seen(reign())) == []
+            assert story.tell(BoardRead(record())) == []
     assert looks == [LOOK_AGAIN_S, 3 * LOOK_AGAIN_S, 7 * LOOK_AGAIN_S]
 
 
 @pytest.mark.parametrize(
     "seen, then",
     [
-        (None, Claim(None, 4)),
-        (reign(5, node_id="boss2"), Connect(3, reign(5, node_id="boss2"))),
+        (None, Campaign(None, 4)),
+        (record(5, node_id="boss2"), Connect(3, record(5, node_id="boss2"))),
     ],
 )
-def test_a_coordinator_that_takes_connections_and_reigns_no_more_is_left(seen: Reign | None, then: Any) -> None:
+def test_a_coordinator_that_takes_connections_and_reigns_no_more_is_left(seen: LeaderRecord | None, then: Any) -> None:
     story = not_greeted_again()
-    assert story.pass_deadline() == [Look()]
-    assert story.tell(Seen(seen)) == [Disconnect(), then]
+    assert story.pass_deadline() == [ReadBoard()]
+    assert story.tell(BoardRead(seen)) == [Disconnect(), then]
 
 
 def test_a_coordinator_that_takes_connections_and_whose_beat_stands_still_is_gone_after_a_lease() -> None:
-    story = not_greeted_again(beat=7)
-    since, still = story.now, reign(beat=8)
+    story = not_greeted_again(renewals=7)
+    since, still = story.now, record(renewals=8)
     while True:
-        if Look() in story.pass_deadline() and (actions := story.tell(Seen(still))):
+        if ReadBoard() in story.pass_deadline() and (actions := story.tell(BoardRead(still))):
             break
-    assert actions == [Disconnect(), Claim(still, 4)]
+    assert actions == [Disconnect(), Campaign(still, 4)]
     assert LEASE_S <= story.now - since < 2 * LEASE_S
 
 
 def test_a_connection_that_breaks_before_the_welcome_is_tried_again_after_a_look() -> None:
     story = greeting()
-    assert story.tell(Broken(1, "reset")) == []
+    assert story.tell(ConnectionLost(1, "reset")) == []
     assert story.left_s == LOOK_AGAIN_S
-    assert story.pass_deadline() == [Look()]
+    assert story.pass_deadline() == [ReadBoard()]
 
 
 def test_what_is_left_of_an_earlier_connection_changes_nothing() -> None:
     story = member()
-    story.tell(Broken(1, "reset"))
+    story.tell(ConnectionLost(1, "reset"))
     for event in (
         Connected(1),
         ConnectFailed(1, True, "x"),
-        Heard(1, Welcome(9, 1.0)),
-        Heard(1, SUCCEEDED),
-        Broken(1, "x"),
+        Received(1, Welcome(9, 1.0)),
+        Received(1, SUCCEEDED),
+        ConnectionLost(1, "x"),
     ):
         assert story.tell(event) == []
     assert (story.core.phase, story.core.seen_epoch) == (Phase.CONNECTING, 4)
@@ -439,7 +441,7 @@ def test_who_refuses_us_for_now_is_asked_again_after_a_look() -> None:
     for story in (greeting(), busy()):
         assert story.hear(Refused("this is the token of another reign", False)) == [Disconnect()]
         assert story.left_s == LOOK_AGAIN_S
-        assert story.pass_deadline() == [Look()]
+        assert story.pass_deadline() == [ReadBoard()]
 
 
 def test_a_member_that_is_refused_again_and_again_gives_up_like_any_other() -> None:
@@ -447,8 +449,8 @@ def test_a_member_that_is_refused_again_and_again_gives_up_like_any_other() -> N
     refused_at = story.now
     story.hear(Refused("this is the token of another reign", False))
     while story.core.phase is not Phase.OVER:
-        if Look() in story.pass_deadline():
-            story.tell(Seen(reign()), Connected(story.core.conn + 1))
+        if ReadBoard() in story.pass_deadline():
+            story.tell(BoardRead(record()), Connected(story.core.conn + 1))
             story.hear(Refused("this is the token of another reign", False))
     assert story.now == refused_at + JOIN_S
 
@@ -461,34 +463,36 @@ def test_nothing_is_decided_for_us_before_the_welcome() -> None:
 
 
 def test_who_asks_whether_we_live_is_told() -> None:
-    assert greeting().hear(Probe()) == [Tell(Alive())]
-    assert member().hear(Probe()) == [Tell(Alive())]
+    assert greeting().hear(Probe()) == [Send(Alive())]
+    assert member().hear(Probe()) == [Send(Alive())]
 
 
 def test_what_the_supervisor_says_between_hello_and_welcome_is_said_with_the_welcome() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"))
+    story.tell(ConnectionLost(1, "reset"))
     assert story.hello.past == Past(Standing.BUSY, 1, 0, 1, 3, 0)
-    assert story.tell(Told(Failed("me", 1, FAILURE))) == []
-    assert story.hear(Welcome(4, LEASE_S)) == [Tell(Failed("me", 1, FAILURE))]
-    story.tell(Broken(2, "reset"))
+    assert story.tell(Submitted(Failed("me", 1, FAILURE))) == []
+    assert story.hear(Welcome(4, LEASE_S)) == [Send(Failed("me", 1, FAILURE))]
+    story.tell(ConnectionLost(2, "reset"))
     assert story.hello.past == Past(Standing.FAILED, 1, 0, 1, 3, 0, FAILURE)
     assert story.hear(Welcome(4, LEASE_S)) == [], "hello has said it"
 
 
 def test_what_the_supervisor_says_before_a_welcome_that_never_comes_is_said_by_the_next_hello() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"), Connected(2), Told(Failed("me", 1, FAILURE)), Broken(2, "reset"))
+    story.tell(
+        ConnectionLost(1, "reset"), Connected(2), Submitted(Failed("me", 1, FAILURE)), ConnectionLost(2, "reset")
+    )
     story.pass_deadline()
-    story.tell(Seen(reign()))
+    story.tell(BoardRead(record()))
     assert story.hello.past.standing is Standing.FAILED
     assert story.hear(Welcome(4, LEASE_S)) == []
 
 
 def test_what_the_supervisor_says_without_a_connection_is_said_by_hello() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"))
-    assert story.tell(Told(Succeeded("me", 1))) == []
+    story.tell(ConnectionLost(1, "reset"))
+    assert story.tell(Submitted(Succeeded("me", 1))) == []
     assert story.hello.past.standing is Standing.FINISHED
     assert story.hear(Welcome(4, LEASE_S)) == []
 
@@ -501,7 +505,7 @@ def test_a_member_says_that_it_lives_three_times_a_lease() -> None:
     said = 0
     for _ in range(30):
         assert story.left_s == pytest.approx(LEASE_S / 3)
-        said += story.pass_deadline() == [Tell(Alive())]
+        said += story.pass_deadline() == [Send(Alive())]
         story.hear(Beat(said))
     assert said == 30
 
@@ -511,11 +515,11 @@ def test_whether_nodes_wait_for_a_place_is_told_to_the_next_coordinator_and_forg
     for has_spares in (False, True):
         story.hear(Beat(1, has_spares))
         assert story.core.past.has_spares is has_spares
-    story.tell(Broken(1, "reset"), ConnectFailed(2, True, "refused"))
-    story.tell(Seen(reign(5, node_id="boss2")))
+    story.tell(ConnectionLost(1, "reset"), ConnectFailed(2, True, "refused"))
+    story.tell(BoardRead(record(5, node_id="boss2")))
     (said,) = story.tell(Connected(3))
     assert said.message.past.has_spares
-    story.tell(Heard(3, Welcome(5, LEASE_S)))
+    story.tell(Received(3, Welcome(5, LEASE_S)))
     assert not story.core.past.has_spares
 
 
@@ -527,8 +531,8 @@ def test_the_lease_is_the_coordinators() -> None:
 
 def test_a_silent_coordinator_is_lost_after_a_lease() -> None:
     story = member()
-    assert story.be_silent_until(100.0 + LEASE_S - 0.01) == [Tell(Alive())] * 2
-    assert story.be_silent_until(100.0 + LEASE_S) == [Disconnect(), Look()]
+    assert story.be_silent_until(100.0 + LEASE_S - 0.01) == [Send(Alive())] * 2
+    assert story.be_silent_until(100.0 + LEASE_S) == [Disconnect(), ReadBoard()]
 
 
 def test_whatever_a_coordinator_says_renews_its_lease() -> None:
@@ -542,19 +546,19 @@ def test_whatever_a_coordinator_says_renews_its_lease() -> None:
 def test_if_we_slept_the_coordinator_gets_time_to_be_heard() -> None:
     story = member()
     story.now += 3600
-    assert story.tell(DeadlinePassed()) == [Tell(Alive()), Look()], "another may reign by now"
+    assert story.tell(DeadlinePassed()) == [Send(Alive()), ReadBoard()], "another may reign by now"
     assert story.core.deadline == pytest.approx(story.now + LEASE_S / 3)
     copied = copy.deepcopy(story)
     story.hear(Beat(700))
-    assert story.pass_deadline() == [Tell(Alive())]
-    assert copied.pass_deadline() == [Disconnect(), Look()]
+    assert story.pass_deadline() == [Send(Alive())]
+    assert copied.pass_deadline() == [Disconnect(), ReadBoard()]
 
 
 def glancing() -> Story:
     """Its coordinator lives, and its beat stands still."""
     story = busy()
     story.hear(Beat(0))
-    while Look() not in story.pass_deadline():
+    while ReadBoard() not in story.pass_deadline():
         story.hear(Beat(0))
     assert story.now == 100.0 + GLANCE_LEASES * LEASE_S
     return story
@@ -563,16 +567,18 @@ def glancing() -> Story:
 def test_a_member_whose_coordinator_does_not_keep_its_reign_looks_whether_another_reigns() -> None:
     story = glancing()
     assert story.core.phase is Phase.MEMBER
-    assert story.tell(Seen(reign(5, node_id="boss2"))) == [Disconnect(), Connect(2, reign(5, node_id="boss2"))]
+    assert story.tell(BoardRead(record(5, node_id="boss2"))) == [Disconnect(), Connect(2, record(5, node_id="boss2"))]
 
 
-@pytest.mark.parametrize("answer", [Seen(reign()), Seen(None), Seen(reign(3)), NotOurs(), BoardFailed("no answer")])
+@pytest.mark.parametrize(
+    "answer", [BoardRead(record()), BoardRead(None), BoardRead(record(3)), NotEligible(), BoardFailed("no answer")]
+)
 def test_as_long_as_nobody_else_reigns_a_member_stays(answer: Event) -> None:
     story = glancing()
     assert story.tell(answer) == []
     assert story.core.phase is Phase.MEMBER
     since = story.now
-    while Look() not in story.pass_deadline():
+    while ReadBoard() not in story.pass_deadline():
         story.hear(Beat(0))
     assert story.now == since + GLANCE_LEASES * LEASE_S
 
@@ -581,62 +587,62 @@ def test_a_member_glances_at_the_board_one_look_at_a_time() -> None:
     story = glancing()
     for _ in range(20):
         story.hear(Beat(0))
-        assert Look() not in story.pass_deadline()
+        assert ReadBoard() not in story.pass_deadline()
 
 
 def test_a_beat_that_rises_needs_no_glance() -> None:
     story = busy()
-    for beat in range(100):
-        story.hear(Beat(beat))
-        assert story.pass_deadline() == [Tell(Alive())]
+    for renewals in range(100):
+        story.hear(Beat(renewals))
+        assert story.pass_deadline() == [Send(Alive())]
 
 
 def test_a_glance_that_is_answered_when_the_coordinator_is_lost_is_one_no_more() -> None:
     story = glancing()
-    assert story.hear(Goodbye("deposed", False)) == [Disconnect(), Look()]
-    assert story.tell(Seen(reign(5, node_id="boss2"))) == [], "the answer to the first question"
-    assert story.tell(Seen(reign(5, node_id="boss2"))) == [Connect(2, reign(5, node_id="boss2"))]
+    assert story.hear(Goodbye("deposed", False)) == [Disconnect(), ReadBoard()]
+    assert story.tell(BoardRead(record(5, node_id="boss2"))) == [], "the answer to the first question"
+    assert story.tell(BoardRead(record(5, node_id="boss2"))) == [Connect(2, record(5, node_id="boss2"))]
 
 
 def test_a_connection_that_breaks_is_tried_again_at_once() -> None:
-    assert member().tell(Broken(1, "reset")) == [Connect(2, reign())]
+    assert member().tell(ConnectionLost(1, "reset")) == [Connect(2, record())]
 
 
 def test_a_coordinator_that_says_goodbye_is_looked_up_on_the_board() -> None:
-    assert member().hear(Goodbye("its agent leaves", True)) == [Disconnect(), Look()]
+    assert member().hear(Goodbye("its agent leaves", True)) == [Disconnect(), ReadBoard()]
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_who_takes_over_knows_whether_the_coordinator_before_is_gone(is_gone: bool) -> None:
     story = busy()
     story.hear(Goodbye("why", is_gone))
-    assert story.tell(Seen(None)) == [Claim(None, 4)]
-    ours = reign(5, node_id="me")
-    assert story.tell(Seen(ours)) == [TakeChair(ours, is_gone), Connect(2, ours)]
+    assert story.tell(BoardRead(None)) == [Campaign(None, 4)]
+    ours = record(5, node_id="me")
+    assert story.tell(BoardRead(ours)) == [Lead(ours, is_gone), Connect(2, ours)]
 
 
 def test_who_takes_over_from_one_that_fell_silent_takes_it_for_gone() -> None:
     story = busy()
     story.be_silent_until(100.0 + LEASE_S)
-    story.tell(Seen(None))
-    ours = reign(5, node_id="me")
-    assert story.tell(Seen(ours))[0] == TakeChair(ours, True)
+    story.tell(BoardRead(None))
+    ours = record(5, node_id="me")
+    assert story.tell(BoardRead(ours))[0] == Lead(ours, True)
 
 
 def test_a_welcome_ends_the_mourning() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"), Connected(2), Heard(2, Welcome(4, LEASE_S)))
+    story.tell(ConnectionLost(1, "reset"), Connected(2), Received(2, Welcome(4, LEASE_S)))
     story.hear(Goodbye("deposed", False))
-    story.tell(Seen(None))
-    ours = reign(5, node_id="me")
-    assert story.tell(Seen(ours))[0] == TakeChair(ours, False)
+    story.tell(BoardRead(None))
+    ours = record(5, node_id="me")
+    assert story.tell(BoardRead(ours))[0] == Lead(ours, False)
 
 
 def test_what_the_coordinator_decides_reaches_the_supervisor_in_order() -> None:
     story = member()
     for message in (Waiting("for others"), assigned(1), interrupted(1)):
         assert story.hear(message) == [Deliver(message)]
-    assert story.tell(Told(Ready(NODE))) == [Tell(Ready(NODE))]
+    assert story.tell(Submitted(Ready(NODE))) == [Send(Ready(NODE))]
     assert story.hear(assigned(2, 1)) == [Deliver(assigned(2, 1))]
     assert story.hear(SUCCEEDED) == [Deliver(SUCCEEDED), Disconnect()]
     assert story.core.phase is Phase.OVER
@@ -648,7 +654,7 @@ def test_what_is_told_twice_is_delivered_once() -> None:
     assert story.hear(assigned(1)) == []
     story.hear(interrupted(1))
     assert story.hear(interrupted(1)) == []
-    story.tell(Told(Ready(NODE)))
+    story.tell(Submitted(Ready(NODE)))
     assert story.hear(assigned(1)) == []
     assert story.hear(interrupted(1)) == []
     assert story.core.standing is Standing.READY
@@ -664,7 +670,7 @@ def test_a_decision_about_another_round_changes_nothing() -> None:
 @pytest.mark.parametrize("told", [Failed("me", 1, FAILURE), Succeeded("me", 1)])
 def test_an_interruption_ends_whatever_a_round_came_to(told: Any) -> None:
     story = busy()
-    assert story.tell(Told(told)) == [Tell(told)]
+    assert story.tell(Submitted(told)) == [Send(told)]
     assert story.hear(interrupted(1)) == [Deliver(interrupted(1))]
     assert story.core.past == Past(Standing.STOPPING, 1, 1, 1, 3, 0, None)
 
@@ -673,39 +679,39 @@ def test_an_interruption_ends_whatever_a_round_came_to(told: Any) -> None:
 
 
 def test_where_a_node_stands_follows_what_is_said() -> None:
-    story = looking()
+    story = reading()
     assert story.core.past == Past(Standing.READY, 0, 0)
     story = busy()
     assert story.core.past == Past(Standing.BUSY, 1, 0, 1, 3, 0)
     failed, finished, stopping = (copy.deepcopy(story) for _ in range(3))
-    failed.tell(Told(Failed("me", 1, FAILURE)))
+    failed.tell(Submitted(Failed("me", 1, FAILURE)))
     assert failed.core.past == Past(Standing.FAILED, 1, 0, 1, 3, 0, FAILURE)
-    finished.tell(Told(Succeeded("me", 1)))
+    finished.tell(Submitted(Succeeded("me", 1)))
     assert finished.core.past == Past(Standing.FINISHED, 1, 0, 1, 3, 0)
     stopping.hear(interrupted(1, 1))
     assert stopping.core.past == Past(Standing.STOPPING, 1, 1, 1, 3, 0)
     for each in (failed, finished, stopping):
-        each.tell(Told(Ready(NODE)))
+        each.tell(Submitted(Ready(NODE)))
         assert each.core.past == Past(Standing.READY, 1, each.core.restart_count, 1, 3, 0)
 
 
 def test_what_is_said_of_another_round_is_not_where_we_stand() -> None:
     story = busy()
-    story.tell(Told(Failed("me", 7, FAILURE)), Told(Succeeded("me", 0)))
+    story.tell(Submitted(Failed("me", 7, FAILURE)), Submitted(Succeeded("me", 0)))
     assert story.core.past == Past(Standing.BUSY, 1, 0, 1, 3, 0)
 
 
 def test_a_failure_after_the_interruption_is_not_where_we_stand() -> None:
     story = busy()
     story.hear(interrupted(1))
-    assert story.tell(Told(Failed("me", 1, FAILURE))) == [Tell(Failed("me", 1, FAILURE))]
+    assert story.tell(Submitted(Failed("me", 1, FAILURE))) == [Send(Failed("me", 1, FAILURE))]
     assert story.core.past.standing is Standing.STOPPING
 
 
 def test_the_restart_count_never_falls() -> None:
     story = busy()
     story.hear(interrupted(1, 2))
-    story.tell(Told(Ready(NODE)))
+    story.tell(Submitted(Ready(NODE)))
     story.hear(assigned(2, 1))
     assert story.core.past.restart_count == 2
 
@@ -715,103 +721,103 @@ def test_the_restart_count_never_falls() -> None:
 
 def test_a_coordinator_whose_port_refuses_its_member_is_gone() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"))
-    assert story.tell(ConnectFailed(2, True, "refused")) == [Look()]
-    assert story.tell(Seen(reign())) == [Claim(reign(), 4)]
-    ours = reign(5, node_id="me")
-    assert story.tell(Seen(ours))[0] == TakeChair(ours, True)
+    story.tell(ConnectionLost(1, "reset"))
+    assert story.tell(ConnectFailed(2, True, "refused")) == [ReadBoard()]
+    assert story.tell(BoardRead(record())) == [Campaign(record(), 4)]
+    ours = record(5, node_id="me")
+    assert story.tell(BoardRead(ours))[0] == Lead(ours, True)
 
 
 def test_one_that_comes_back_meanwhile_is_another() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"), ConnectFailed(2, True, "refused"))
-    assert story.tell(Seen(reign(5, node_id="boss2"))) == [Connect(3, reign(5, node_id="boss2"))]
+    story.tell(ConnectionLost(1, "reset"), ConnectFailed(2, True, "refused"))
+    assert story.tell(BoardRead(record(5, node_id="boss2"))) == [Connect(3, record(5, node_id="boss2"))]
 
 
 def test_a_coordinator_that_only_we_cannot_reach_keeps_its_reign() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"))
+    story.tell(ConnectionLost(1, "reset"))
     for _ in range(20):
         assert story.tell(ConnectFailed(story.core.conn, False, "timed out")) == []
-        assert story.pass_deadline()[-1] == Look()
-        assert story.tell(Seen(reign())) == [Connect(story.core.conn, reign())]
+        assert story.pass_deadline()[-1] == ReadBoard()
+        assert story.tell(BoardRead(record())) == [Connect(story.core.conn, record())]
 
 
 def test_a_board_that_lost_all_it_knew_counts_anew_and_its_first_reign_is_not_the_one_that_refused_us() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"), ConnectFailed(2, True, "refused"))
-    other = reign(4, node_id="boss2")
-    assert story.tell(Seen(other)) == [Connect(3, other)]
+    story.tell(ConnectionLost(1, "reset"), ConnectFailed(2, True, "refused"))
+    other = record(4, node_id="boss2")
+    assert story.tell(BoardRead(other)) == [Connect(3, other)]
 
 
-def watch(story: Story, beats: list[int], step_s: float) -> list[Any]:
+def watch(story: Story, counts: list[int], step_s: float) -> list[Any]:
     """The board is looked at time and again, whose reign nobody can be reached at."""
     assert step_s >= LOOK_AGAIN_S
     story.core.join_timeout_s = 1e6
     actions: list[Any] = []
-    for beat in beats:
+    for renewals in counts:
         story.tell(ConnectFailed(story.core.conn, False, "timed out"))
         story.now += step_s
         story.tell(DeadlinePassed())
-        actions = story.tell(Seen(reign(beat=beat)))
+        actions = story.tell(BoardRead(record(renewals=renewals)))
     return actions
 
 
 def test_a_coordinator_whose_beat_stands_still_for_a_lease_is_gone() -> None:
-    story = looking()
-    assert watch(story, [7] * 6, LEASE_S / 5 - 0.1) == [Connect(6, reign(beat=7))]
-    assert watch(story, [7], 0.6) == [Claim(reign(beat=7), 0)]
+    story = reading()
+    assert watch(story, [7] * 6, LEASE_S / 5 - 0.1) == [Connect(6, record(renewals=7))]
+    assert watch(story, [7], 0.6) == [Campaign(record(renewals=7), 0)]
 
 
 def test_a_beat_that_rises_is_a_life() -> None:
-    story = looking()
+    story = reading()
     assert isinstance(watch(story, list(range(100)), LEASE_S / 2)[0], Connect)
 
 
 def test_a_beat_that_stands_still_counts_from_when_it_was_first_seen_to() -> None:
-    story = looking()
+    story = reading()
     watch(story, [7, 7, 8], LEASE_S / 2 - 0.1)
     assert isinstance(watch(story, [8, 8], LEASE_S / 2 - 0.1)[0], Connect)
-    assert isinstance(watch(story, [8], 0.3)[0], Claim)
+    assert isinstance(watch(story, [8], 0.3)[0], Campaign)
 
 
 def test_another_reign_with_the_same_beat_is_another() -> None:
-    story = looking()
+    story = reading()
     watch(story, [7], 1.0)
     story.tell(ConnectFailed(1, False, "x"))
     story.now += LEASE_S
     story.tell(DeadlinePassed())
-    other = reign(5, node_id="boss2", beat=7)
-    assert story.tell(Seen(other)) == [Connect(2, other)]
+    other = record(5, node_id="boss2", renewals=7)
+    assert story.tell(BoardRead(other)) == [Connect(2, other)]
 
 
 def test_a_beat_that_we_have_heard_stands_still_since_we_heard_it() -> None:
-    story = member(beat=0)
+    story = member(renewals=0)
     story.now += 1.0
     story.hear(Beat(3))
-    assert story.be_silent_until(101.0 + LEASE_S)[-2:] == [Disconnect(), Look()]
-    assert story.tell(Seen(reign(beat=3))) == [Claim(reign(beat=3), 4)]
+    assert story.be_silent_until(101.0 + LEASE_S)[-2:] == [Disconnect(), ReadBoard()]
+    assert story.tell(BoardRead(record(renewals=3))) == [Campaign(record(renewals=3), 4)]
 
 
 def test_a_beat_that_we_have_not_heard_stands_still_since_we_saw_it() -> None:
     """A `keep` that nobody told us of may have been made just now."""
-    story = member(beat=0)
+    story = member(renewals=0)
     story.hear(Beat(3))
     story.be_silent_until(100.0 + LEASE_S)
-    assert story.tell(Seen(reign(beat=4))) == [Connect(2, reign(beat=4))]
+    assert story.tell(BoardRead(record(renewals=4))) == [Connect(2, record(renewals=4))]
     story.tell(ConnectFailed(2, False, "timed out"))
-    assert isinstance(watch(story, [4], LEASE_S)[0], Claim)
+    assert isinstance(watch(story, [4], LEASE_S)[0], Campaign)
 
 
 def test_a_board_that_forgets_the_dead_by_itself_is_not_second_guessed() -> None:
     story = busy()
     story.core.join_timeout_s = 1e6
-    story.tell(Broken(1, "reset"))
+    story.tell(ConnectionLost(1, "reset"))
     for _ in range(10):
         story.tell(ConnectFailed(story.core.conn, False, "timed out"))
         story.now += LEASE_S
         story.tell(DeadlinePassed())
-        assert isinstance(story.tell(Seen(reign()))[0], Connect)
+        assert isinstance(story.tell(BoardRead(record()))[0], Connect)
 
 
 # Our own reign.
@@ -819,29 +825,29 @@ def test_a_board_that_forgets_the_dead_by_itself_is_not_second_guessed() -> None
 
 def test_our_own_claim_without_a_chair_is_made_anew() -> None:
     """We did not hear that we got it; or it is from a chair that we have lost."""
-    story = looking()
-    ours = reign(3, node_id="me")
-    assert story.tell(Seen(ours)) == [Claim(ours, 0)]
-    newer = reign(4, node_id="me")
-    assert story.tell(Seen(newer)) == [TakeChair(newer, False), Connect(1, newer)]
+    story = reading()
+    ours = record(3, node_id="me")
+    assert story.tell(BoardRead(ours)) == [Campaign(ours, 0)]
+    newer = record(4, node_id="me")
+    assert story.tell(BoardRead(newer)) == [Lead(newer, False), Connect(1, newer)]
 
 
 def test_a_chair_is_taken_once() -> None:
-    story = claiming()
-    ours = reign(1, node_id="me")
-    story.tell(Seen(ours), ConnectFailed(1, False, "x"))
+    story = campaigning()
+    ours = record(1, node_id="me")
+    story.tell(BoardRead(ours), ConnectFailed(1, False, "x"))
     story.pass_deadline()
-    assert story.tell(Seen(ours)) == [Connect(2, ours)]
+    assert story.tell(BoardRead(ours)) == [Connect(2, ours)]
 
 
 def test_a_lost_chair_is_taken_again_only_by_another_claim() -> None:
-    story = claiming()
-    ours = reign(1, node_id="me")
-    story.tell(Seen(ours), Connected(1), Heard(1, Welcome(1, LEASE_S)))
-    assert story.tell(ChairLost()) == []
-    assert story.hear(Goodbye("another agent coordinates by now", False)) == [Disconnect(), Look()]
-    assert story.tell(Seen(reign(2))) == [Connect(2, reign(2))]
-    assert not story.core.has_chair
+    story = campaigning()
+    ours = record(1, node_id="me")
+    story.tell(BoardRead(ours), Connected(1), Received(1, Welcome(1, LEASE_S)))
+    assert story.tell(LeadershipLost()) == []
+    assert story.hear(Goodbye("another agent coordinates by now", False)) == [Disconnect(), ReadBoard()]
+    assert story.tell(BoardRead(record(2))) == [Connect(2, record(2))]
+    assert not story.core.is_leader
 
 
 # Epochs.
@@ -849,9 +855,9 @@ def test_a_lost_chair_is_taken_again_only_by_another_claim() -> None:
 
 def test_a_coordinator_of_an_older_reign_is_not_heard() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"), Connected(2))
+    story.tell(ConnectionLost(1, "reset"), Connected(2))
     assert story.hear(Welcome(3, LEASE_S)) == [Disconnect()]
-    assert story.pass_deadline() == [Look()]
+    assert story.pass_deadline() == [ReadBoard()]
     assert story.core.seen_epoch == 4
 
 
@@ -859,31 +865,33 @@ def test_a_reign_may_get_a_newer_epoch_and_stays_the_same() -> None:
     story = busy()
     assert story.hear(Welcome(9, LEASE_S)) == []
     assert (story.core.seen_epoch, story.core.phase) == (9, Phase.MEMBER)
-    story.tell(Broken(1, "reset"))
-    assert story.tell(ConnectFailed(2, True, "refused")) == [Look()]
-    assert story.tell(Seen(Reign(9, reign().claim))) == [Claim(Reign(9, reign().claim), 9)]
+    story.tell(ConnectionLost(1, "reset"))
+    assert story.tell(ConnectFailed(2, True, "refused")) == [ReadBoard()]
+    assert story.tell(BoardRead(LeaderRecord(9, record().candidate))) == [
+        Campaign(LeaderRecord(9, record().candidate), 9)
+    ]
 
 
 def test_a_new_claim_is_above_what_we_have_known() -> None:
     story = busy()
     story.hear(Goodbye("its agent leaves", True))
-    assert story.tell(Seen(None)) == [Claim(None, 4)]
+    assert story.tell(BoardRead(None)) == [Campaign(None, 4)]
 
 
 def test_without_a_board_we_go_back_to_the_coordinator_we_know() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"), ConnectFailed(2, False, "timed out"))
+    story.tell(ConnectionLost(1, "reset"), ConnectFailed(2, False, "timed out"))
     story.pass_deadline()
-    assert story.tell(BoardFailed("no answer")) == [Connect(3, reign())]
+    assert story.tell(BoardFailed("no answer")) == [Connect(3, record())]
     story.tell(ConnectFailed(3, False, "timed out"))
     assert story.left_s == LOOK_AGAIN_S
 
 
 def test_without_a_board_a_coordinator_that_refuses_us_is_tried_again_and_not_all_the_time() -> None:
     story = busy()
-    story.tell(Broken(1, "reset"))
-    assert story.tell(ConnectFailed(2, True, "refused")) == [Look()]
-    assert story.tell(BoardFailed("no answer")) == [Connect(3, reign())]
+    story.tell(ConnectionLost(1, "reset"))
+    assert story.tell(ConnectFailed(2, True, "refused")) == [ReadBoard()]
+    assert story.tell(BoardFailed("no answer")) == [Connect(3, record())]
     assert story.tell(ConnectFailed(3, True, "refused")) == []
     assert story.left_s == LOOK_AGAIN_S
 
@@ -893,49 +901,51 @@ def test_without_a_board_a_coordinator_that_has_said_goodbye_is_not_tried_again(
     story.hear(Goodbye("another agent coordinates by now", False))
     assert story.tell(BoardFailed("no answer")) == []
     assert story.left_s == LOOK_AGAIN_S
-    assert story.pass_deadline() == [Look()]
+    assert story.pass_deadline() == [ReadBoard()]
 
 
 # The end.
 
 
 def test_who_leaves_says_so_if_it_can() -> None:
-    assert busy().tell(Told(Left("me", "SIGTERM"))) == [Tell(Left("me", "SIGTERM"))]
-    assert greeting().tell(Told(Left("me", "SIGTERM"))) == []
-    assert idle().tell(Told(Left("me", "SIGTERM"))) == []
+    assert busy().tell(Submitted(Left("me", "SIGTERM"))) == [Send(Left("me", "SIGTERM"))]
+    assert greeting().tell(Submitted(Left("me", "SIGTERM"))) == []
+    assert idle().tell(Submitted(Left("me", "SIGTERM"))) == []
 
 
 def test_a_verdict_on_the_board_is_delivered_to_who_was_a_member() -> None:
     for story in (member(), busy()):
-        story.tell(Broken(1, "reset"), ConnectFailed(2, True, "refused"))
-        assert story.tell(Seen(reign(verdict=to_text(SUCCEEDED)))) == [Deliver(SUCCEEDED)]
+        story.tell(ConnectionLost(1, "reset"), ConnectFailed(2, True, "refused"))
+        assert story.tell(BoardRead(record(verdict=to_text(SUCCEEDED)))) == [Deliver(SUCCEEDED)]
         assert (story.core.phase, story.core.deadline) == (Phase.OVER, None)
 
 
 def test_a_verdict_in_our_own_claim_is_one_too() -> None:
-    story = claiming()
-    ours = reign(1, node_id="me")
-    story.tell(Seen(ours), Connected(1), Heard(1, Welcome(1, LEASE_S)), ChairLost())
+    story = campaigning()
+    ours = record(1, node_id="me")
+    story.tell(BoardRead(ours), Connected(1), Received(1, Welcome(1, LEASE_S)), LeadershipLost())
     story.hear(Goodbye("x", False))
-    assert story.tell(Seen(reign(1, node_id="me", verdict=to_text(SUCCEEDED)))) == [Deliver(SUCCEEDED)]
+    assert story.tell(BoardRead(record(1, node_id="me", verdict=to_text(SUCCEEDED)))) == [Deliver(SUCCEEDED)]
 
 
 def test_a_verdict_from_before_our_time_is_not_ours() -> None:
-    old = reign(verdict=to_text(SUCCEEDED))
-    assert looking().tell(Seen(old)) == [Connect(1, old)]
+    old = record(verdict=to_text(SUCCEEDED))
+    assert reading().tell(BoardRead(old)) == [Connect(1, old)]
 
 
 @pytest.mark.parametrize("text", ["x", "null", '["Beat",{"beat":1}]', to_text(Waiting("x")), "\ud800"])
 def test_a_verdict_that_no_agent_wrote_is_the_end_without_one(text: str) -> None:
     story = busy()
     story.hear(Goodbye("x", True))
-    assert story.tell(Seen(reign(verdict=text))) == [GiveUp("the board says that the job is over, but not how", False)]
+    assert story.tell(BoardRead(record(verdict=text))) == [
+        GiveUp("the board says that the job is over, but not how", False)
+    ]
     assert (story.core.phase, story.core.deadline) == (Phase.OVER, None)
 
 
 # Whatever happens, in whatever order.
 
-REIGNS = [reign(4), reign(5, node_id="boss2"), reign(4, beat=1), reign(4, beat=2), reign(6, node_id="me")]
+REIGNS = [record(4), record(5, node_id="boss2"), record(4, renewals=1), record(4, renewals=2), record(6, node_id="me")]
 MESSAGES = [
     Welcome(4, LEASE_S), Welcome(4, LEASE_S), Welcome(6, LEASE_S), Refused("x", False), Refused("x", True), Beat(1), Probe(),
     Goodbye("x", False), Goodbye("x", True), assigned(1), assigned(2, 1), assigned(3, 1), interrupted(1), interrupted(2),
@@ -943,21 +953,23 @@ MESSAGES = [
 ]  # fmt: skip
 RANDOM_EVENTS = st.one_of(
     st.sampled_from(["answer"] * 4 + ["deadline"] * 4 + [0.1, 30.0]),
-    st.builds(Heard, st.integers(1, 6), st.sampled_from(MESSAGES)),
+    st.builds(Received, st.integers(1, 6), st.sampled_from(MESSAGES)),
     st.sampled_from(MESSAGES),
     st.sampled_from(MESSAGES),
     st.builds(Connected, st.integers(1, 6)),
     st.builds(ConnectFailed, st.integers(1, 6), st.booleans(), st.just("x")),
-    st.builds(Broken, st.integers(1, 6), st.just("x")),
-    st.sampled_from([Told(Ready(NODE)), Told(Failed("me", 1, FAILURE)), Told(Succeeded("me", 2)), ChairLost()]),
-    st.sampled_from([Told(Ready(NODE)), Told(Left("me", "x"))]),
+    st.builds(ConnectionLost, st.integers(1, 6), st.just("x")),
+    st.sampled_from(
+        [Submitted(Ready(NODE)), Submitted(Failed("me", 1, FAILURE)), Submitted(Succeeded("me", 2)), LeadershipLost()]
+    ),
+    st.sampled_from([Submitted(Ready(NODE)), Submitted(Left("me", "x"))]),
 )
 ANSWERS_OF_BOARD = st.sampled_from(
     [
-        Seen(None),
-        *(Seen(each) for each in REIGNS),
-        Seen(reign(4, verdict=to_text(SUCCEEDED))),
-        NotOurs(),
+        BoardRead(None),
+        *(BoardRead(each) for each in REIGNS),
+        BoardRead(record(4, verdict=to_text(SUCCEEDED))),
+        NotEligible(),
         BoardFailed("x"),
     ]
 )
@@ -976,36 +988,36 @@ class Witness:
         self.is_in_round = False
 
     def tell(self, event: Event) -> None:
-        if isinstance(event, Told) and isinstance(event.message, Ready):
+        if isinstance(event, Submitted) and isinstance(event.message, Ready):
             self.is_in_round = False
         if isinstance(event, Connected) and event.conn == self.conn:
             self.is_connected = True
-        if isinstance(event, Broken | ConnectFailed) and event.conn == self.conn:
+        if isinstance(event, ConnectionLost | ConnectFailed) and event.conn == self.conn:
             self.is_connected = False
         phase = self.story.core.phase
         actions = self.story.tell(event)
         assert not (self.is_over and actions), "nothing after the end"
         for action in actions:
             self.look_at(action, phase)
-        if isinstance(event, Told) and isinstance(event.message, Left):
+        if isinstance(event, Submitted) and isinstance(event.message, Left):
             self.is_over = True
         assert self.is_over == (self.story.core.phase is Phase.OVER)
         assert (self.story.core.deadline is None) <= (
-            self.is_over or self.story.core.phase in {Phase.IDLE, Phase.LOOKING, Phase.CLAIMING, Phase.CONNECTING}
+            self.is_over or self.story.core.phase in {Phase.IDLE, Phase.READING, Phase.CAMPAIGNING, Phase.CONNECTING}
         ), "somebody waits, and nobody wakes it"
 
     def look_at(self, action: Any, phase: Phase) -> None:
         match action:
-            case Look() | Claim():
+            case ReadBoard() | Campaign():
                 # A member's glance at the board may be unanswered yet when it needs another.
-                assert self.asks < 1 + isinstance(action, Look), "one question at a time"
+                assert self.asks < 1 + isinstance(action, ReadBoard), "one question at a time"
                 self.asks += 1
             case Connect(conn):
                 assert conn > self.conn, "numbers are never used twice"
                 self.conn, self.is_connected = conn, False
             case Disconnect():
                 self.is_connected = False
-            case Tell(message):
+            case Send(message):
                 assert self.is_connected, "said to nobody"
                 assert isinstance(message, Hello) <= (phase is Phase.CONNECTING)
             case Deliver(Assigned(round_)):
@@ -1027,11 +1039,11 @@ class Witness:
 
     def can_be(self, event: Any) -> bool:
         match event:
-            case Told(Failed() | Succeeded()):
+            case Submitted(Failed() | Succeeded()):
                 return self.is_in_round
-            case Told() | ChairLost():
+            case Submitted() | LeadershipLost():
                 return True
-            case Heard(conn) | Broken(conn):
+            case Received(conn) | ConnectionLost(conn):
                 return conn != self.conn or self.is_connected
             case Connected(conn) | ConnectFailed(conn):
                 return conn != self.conn or self.story.core.phase is Phase.CONNECTING
@@ -1051,12 +1063,12 @@ class Witness:
 @given(st.lists(st.tuples(RANDOM_EVENTS, ANSWERS_OF_BOARD), max_size=60), st.sampled_from([0, 3, 4]))
 def test_whatever_happens_a_member_keeps_its_rules(events: list[Any], prefix: int) -> None:
     witness = Witness()
-    witness.tell(Told(Ready(NODE)))
+    witness.tell(Submitted(Ready(NODE)))
     first = [
-        ("answer", Seen(reign())),
-        ("answer", NotOurs()),
-        (Welcome(4, LEASE_S), NotOurs()),
-        (assigned(), NotOurs()),
+        ("answer", BoardRead(record())),
+        ("answer", NotEligible()),
+        (Welcome(4, LEASE_S), NotEligible()),
+        (assigned(), NotEligible()),
     ]
     for event, answer in first[:prefix] + events:
         if event == "answer":
@@ -1068,15 +1080,15 @@ def test_whatever_happens_a_member_keeps_its_rules(events: list[Any], prefix: in
         elif witness.can_be(event):
             witness.tell(event)
         elif witness.is_connected and type(event).__name__ in DOWNWARD:
-            witness.tell(Heard(witness.conn, event))
+            witness.tell(Received(witness.conn, event))
 
 
 def test_a_node_alone_finds_itself() -> None:
     """The whole way, with a board that does what boards do."""
-    story = looking()
-    (claim,) = story.tell(Seen(None))
-    ours = Reign(claim.above + 1, board.Claim("me", ("127.0.0.1",), 4000, "t"), 0)
-    assert story.tell(Seen(ours)) == [TakeChair(ours, False), Connect(1, ours)]
+    story = reading()
+    (candidate,) = story.tell(BoardRead(None))
+    ours = LeaderRecord(candidate.above + 1, board.Candidate("me", ("127.0.0.1",), 4000, "t"), 0)
+    assert story.tell(BoardRead(ours)) == [Lead(ours, False), Connect(1, ours)]
     assert json.loads(to_text(Waiting("x"))) and story.hello.seen_epoch == 0
     story.hear(Welcome(1, LEASE_S))
     assert story.hear(assigned()) == [Deliver(assigned())]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aelastic.rdzv.board import Claim, Reign
-from aelastic.rdzv.boards.reign_text import reign_to_bytes
+from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.boards.record_text import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as chair_events
 from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
 from aelastic.rdzv.coordinator.leader_lease import TENURE, Tenure
@@ -69,6 +69,8 @@ from aelastic.rdzv.protocol.messages import (
 LEASE_S = 5.0
 TOKEN = "t0k3n"
 START = 100.0
+KEPT_BY = Candidate("boss", ("10.0.0.1",), 4000, TOKEN)
+KEPT = Kept(LeaderRecord(4, KEPT_BY))  # a board that does not count
 FAILURE = FailureReport("host-a", 0, 0, 77, 1, "ValueError: batch is empty", "", 1000)
 
 
@@ -135,7 +137,7 @@ class Hall:
                 done += self.say(name, Alive())
             actions = self.pass_deadline()
             if Keep() in actions:
-                actions += self.tell(Kept(True) if is_board_up else KeepFailed("no answer"))
+                actions += self.tell(KEPT if is_board_up else KeepFailed("no answer"))
             done += actions
             assert chair.is_vacated or chair.deadline > before, "time must go on"  # type: ignore[operator]
         self.now = max(self.now, time)
@@ -384,7 +386,7 @@ def test_if_we_slept_everybody_gets_another_lease() -> None:
     hall = running(beat=0)
     hall.now += 3600
     assert hall.tell(DeadlinePassed()) == [Keep()]
-    hall.tell(Kept(True))
+    hall.tell(KEPT)
     assert hall.coordinator.phase is Phase.RUNNING
     hall.now += LEASE_S / 2
     hall.say("a", Alive())
@@ -396,7 +398,7 @@ def test_if_we_slept_a_grace_begins_anew() -> None:
     hall = running()
     hall.close("a")
     hall.now += 3600
-    hall.tell(DeadlinePassed(), Kept(True))
+    hall.tell(DeadlinePassed(), KEPT)
     assert hall.come("a", past=Past(Standing.BUSY, 1, 0, 0, 2)) == [Say(3, Welcome(4, LEASE_S))]
     assert hall.coordinator.phase is Phase.RUNNING
 
@@ -406,7 +408,7 @@ def test_if_we_slept_who_was_asked_whether_it_lives_has_time_to_answer() -> None
     hall.come("a", 0)
     hall.come("n", 0)
     hall.now += 3600
-    hall.tell(DeadlinePassed(), Kept(True))
+    hall.tell(DeadlinePassed(), KEPT)
     assert of_kind(hall.say("a", Alive()), Waiting), "it has answered, and the answer was in our socket"
 
 
@@ -433,7 +435,7 @@ def test_the_next_keep_is_asked_for_when_a_third_of_a_lease_is_over_however_late
     assert hall.chair.deadline == asked_at
     assert hall.pass_deadline() == [Keep()]
     hall.now += LEASE_S / 3 - 0.1
-    hall.tell(Kept(True))
+    hall.tell(KEPT)
     assert hall.chair.deadline == pytest.approx(asked_at + LEASE_S / 3)
     assert hall.pass_deadline() == [Keep()]
 
@@ -446,7 +448,7 @@ def test_one_keep_at_a_time_is_asked_for_and_a_slow_board_does_not_silence_us() 
     late = hall.pass_deadline()
     assert hall.hears(late) == {"a": [Beat(0)], "b": [Beat(0)]}
     assert Keep() not in late
-    assert hall.hears(hall.tell(Kept(True))) == {"a": [Beat(1)], "b": [Beat(1)]}
+    assert hall.hears(hall.tell(KEPT)) == {"a": [Beat(1)], "b": [Beat(1)]}
 
 
 def test_all_hear_at_once_when_a_node_begins_to_wait_for_a_place_and_when_none_does_any_more() -> None:
@@ -471,6 +473,17 @@ def test_that_a_node_waits_is_not_unsaid_while_it_takes_its_place() -> None:
     assert of_kind(actions, Beat) == [Beat(7)] * 3
 
 
+def test_the_count_of_renewals_is_that_of_the_board_also_after_an_answer_was_lost() -> None:
+    hall = running(beat=3)
+    while Keep() not in hall.pass_deadline():
+        pass
+    hall.tell(KeepFailed("no answer"))  # it took effect: the board has 4
+    while Keep() not in hall.pass_deadline():
+        pass
+    heard = hall.hears(hall.tell(Kept(LeaderRecord(4, KEPT_BY, 5))))
+    assert heard == {"a": [Beat(5)], "b": [Beat(5)]}
+
+
 def test_a_board_that_is_away_does_not_silence_us_and_is_asked_again() -> None:
     hall = running(beat=3)
     actions = hall.live_until(START + 10 * LEASE_S, is_board_up=False)
@@ -489,7 +502,7 @@ def test_decisions_wait_while_the_reign_is_uncertain() -> None:
     assert of_kind(hall.live_until(hall.now + 3600, is_board_up=False), Interrupted) == []
     while Keep() not in hall.pass_deadline():
         pass
-    actions = hall.tell(Kept(True))
+    actions = hall.tell(KEPT)
     assert [m.reason for m in of_kind(actions, Interrupted)] == [REASON] * 2
 
 
@@ -499,7 +512,7 @@ def test_the_reign_is_certain_from_when_the_board_was_asked_not_from_when_it_ans
         pass
     asked_at = hall.now
     hall.now += LEASE_S
-    hall.tell(Kept(True))
+    hall.tell(KEPT)
     assert asked_at + LEASE_S * TENURE < hall.now
     assert hall.say("a", Failed("a", 1, FAILURE)) == []
 
@@ -511,7 +524,7 @@ def test_in_an_uncertain_reign_no_deadline_of_the_job_counts() -> None:
     assert of_kind(actions, Publish) == []
     while Keep() not in hall.pass_deadline():
         pass
-    assert of_kind(hall.tell(Kept(True)), Publish), "now it is for us to say so"
+    assert of_kind(hall.tell(KEPT), Publish), "now it is for us to say so"
 
 
 def test_what_is_due_before_the_reign_becomes_uncertain_and_heard_of_later_waits() -> None:
@@ -523,7 +536,7 @@ def test_what_is_due_before_the_reign_becomes_uncertain_and_heard_of_later_waits
     assert hall.chair.deadline is not None and hall.chair.deadline > hall.now
 
 
-@pytest.mark.parametrize("answer", [Kept(False), Published(False)])
+@pytest.mark.parametrize("answer", [Kept(None), Published(False)])
 def test_a_reign_that_is_anothers_is_over_at_once(answer: Event) -> None:
     hall = running()
     conn = hall.open("stranger")
@@ -551,8 +564,8 @@ def every_event(hall: Hall) -> list[Event]:
         Received(conn, hello("a")),
         Garbled(conn, "x", False),
         Closed(conn),
-        Kept(True),
-        Kept(False),
+        KEPT,
+        Kept(None),
         KeepFailed("x"),
         Reclaimed(9),
         Reclaimed(None),
@@ -568,7 +581,7 @@ def test_every_event_has_an_example_here() -> None:
 
 
 def test_after_the_chair_is_vacated_nothing_is_done() -> None:
-    for end in (Kept(False), Published(False), Resigned(), Reclaimed(None)):
+    for end in (Kept(None), Published(False), Resigned(), Reclaimed(None)):
         hall = running()
         hall.tell(end)
         for event in every_event(hall):
@@ -629,7 +642,7 @@ def test_while_the_reign_is_claimed_anew_the_old_one_is_not_kept() -> None:
 
 
 def test_an_answer_about_the_reign_before_changes_nothing() -> None:
-    for late in (Kept(True), KeepFailed("no answer")):
+    for late in (KEPT, KeepFailed("no answer")):
         hall = running(beat=3)
         while Keep() not in hall.pass_deadline():
             pass
@@ -841,8 +854,8 @@ def test_a_verdict_always_fits_on_the_board(letter: str) -> None:
     failure = FailureReport("h" * 255, 0, 0, 77, 1, letter * (8 << 10), letter * (32 << 10), 1000)
     hall = running(max_restarts=0)
     (publish,) = of_kind(hall.say("a", Failed("a", 1, failure)), Publish)
-    claim = Claim("n" * 64, tuple("a" * 255 for _ in range(4)), 29400, "t" * 32)
-    assert reign_to_bytes(Reign(1, claim, 7, publish.verdict))
+    claim = Candidate("n" * 64, tuple("a" * 255 for _ in range(4)), 29400, "t" * 32)
+    assert record_to_bytes(LeaderRecord(1, claim, 7, publish.verdict))
     told = from_text(publish.verdict)
     assert told.outcome is Outcome.FAILED and told.cause.message.startswith(letter * 100)
     heard = of_kind(hall.tell(Published(True)), Ended)
@@ -896,10 +909,10 @@ def random_events(draw: st.DrawFn) -> Any:
                 Received(conn, Left(name, "x")),
                 Garbled(conn, "x", False),
                 Closed(conn), Closed(conn),
-                Kept(True), Kept(True), Kept(True), KeepFailed("x"),
+                KEPT, KEPT, KEPT, KeepFailed("x"),
                 Reclaimed(draw(st.integers(10, 12))),
                 Published(True),
-                draw(st.sampled_from([Kept(True), Kept(False), Published(False), Reclaimed(None), Resigned(), KeepFailed("x")])),
+                draw(st.sampled_from([KEPT, Kept(None), Published(False), Reclaimed(None), Resigned(), KeepFailed("x")])),
             ]
         ).map(lambda event: (event, greeting, name))
     )  # fmt: skip

@@ -72,11 +72,11 @@ from aelastic.rdzv.agent_link import AgentLink
 connect = AgentLink._connect
 
 
-async def connect_late(self, conn, reign):
+async def connect_late(self, conn, record):
     open("late", "w").close()
     while not os.path.exists("go"):
         await anyio.sleep(0.01)
-    await connect(self, conn, reign)
+    await connect(self, conn, record)
 
 
 AgentLink._connect = connect_late

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
 from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
 from aelastic.rdzv.settings import RendezvousSettings
 
-A = Claim(node_id="a", addresses=("10.0.0.1",), port=29500, token="secret")
-B = Claim(node_id="b", addresses=("10.0.0.2",), port=29500, token="other secret")
+A = Candidate(node_id="a", addresses=("10.0.0.1",), port=29500, token="secret")
+B = Candidate(node_id="b", addresses=("10.0.0.2",), port=29500, token="other secret")
 # Closes a board when the test ends.
 Closing = Callable[[Board], Board]
 
@@ -34,7 +34,7 @@ def board_of(backend: str, endpoint: str, run_id: str = "job", **config: str) ->
     return BOARDS[backend](settings_of(endpoint, **config), run_id)
 
 
-async def reign_of(board: Board, claim: Claim, seen: Reign | None = None) -> Reign:
-    reign = await board.claim(claim, seen, 0)
-    assert reign is not None and reign.claim == claim
-    return reign
+async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None = None) -> LeaderRecord:
+    record = await board.campaign(candidate, seen, 0)
+    assert record is not None and record.candidate == candidate
+    return record

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader_lease import Tenure
@@ -110,7 +110,7 @@ class Agent(SimulatedProcess):
         self.server: Server | None = None
         self.stream: End | None = None
         self.listener: Listener | None = None
-        self.claimed_at = 0.0
+        self.campaigned_at = 0.0
         self.started_at = world.now
         self.asking = Asking(world, board, self)
         self._connecting: list[bool] = [True]  # whether it is cancelled
@@ -183,7 +183,7 @@ class Agent(SimulatedProcess):
         return self.settings.node_rank
 
     def _tell(self, message: NodeMessage) -> None:
-        self.mail(self._member_desk, m.Told(message))
+        self.mail(self._member_desk, m.Submitted(message))
 
     def _deliver(self, message: CoordinatorMessage) -> None:
         self.watcher.heard(self, message)
@@ -254,18 +254,18 @@ class Agent(SimulatedProcess):
 
     def _carry_out_for_member(self, action: m.Action) -> None:
         match action:
-            case m.Look():
-                self._ask_board("look", self.board.read)
-            case m.Claim(seen, above):
-                self._claim(seen, above)
-            case m.TakeChair(reign, is_heir):
-                self._take_chair(reign, is_heir=is_heir)
-            case m.Connect(conn, reign):
+            case m.ReadBoard():
+                self._ask_board("read", self.board.read)
+            case m.Campaign(seen, above):
+                self._campaign(seen, above)
+            case m.Lead(record, is_heir):
+                self._take_chair(record, is_heir=is_heir)
+            case m.Connect(conn, record):
                 self._disconnect()
-                self._connect(conn, reign)
+                self._connect(conn, record)
             case m.Disconnect():
                 self._disconnect()
-            case m.Tell(message):
+            case m.Send(message):
                 if self.stream is not None:
                     self.stream.send(message)
             case m.Deliver(message):
@@ -274,29 +274,29 @@ class Agent(SimulatedProcess):
                 self.world.note(self.node_id, f"gives up: {reason}")
                 self._end("gave up", FIN)
 
-    def _ask_board(self, name: str, do: Callable[[], Reign | None], *, is_claim: bool = False) -> None:
+    def _ask_board(self, name: str, do: Callable[[], LeaderRecord | None], *, is_campaign: bool = False) -> None:
         def done(is_known: bool, value: Any) -> None:
             if not is_known:
                 self.mail(self._member_desk, m.BoardFailed(value))
-            elif is_claim and value is None:
-                self.mail(self._member_desk, m.NotOurs())
+            elif is_campaign and value is None:
+                self.mail(self._member_desk, m.NotEligible())
             else:
-                self.mail(self._member_desk, m.Seen(value))
+                self.mail(self._member_desk, m.BoardRead(value))
 
         self.asking.ask(name, do, self.member.lease_s, done)
 
-    def _claim(self, seen: Reign | None, above: int) -> None:
-        self.claimed_at = self.now
+    def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
+        self.campaigned_at = self.now
         if self.listener is None:
             self._ports += 1
             self.listener = Listener(self.world, self, self._ports)
         self._tokens += 1
-        claim = Claim(self.node_id, (self.host,), self.listener.port, f"{self.node_id} {self._tokens}")
-        self._ask_board("claim", lambda: self.board.claim(claim, seen, above), is_claim=True)
+        candidate = Candidate(self.node_id, (self.host,), self.listener.port, f"{self.node_id} {self._tokens}")
+        self._ask_board("campaign", lambda: self.board.campaign(candidate, seen, above), is_campaign=True)
 
-    def _take_chair(self, reign: Reign, *, is_heir: bool) -> None:
-        if self.listener is None or reign.claim.port != self.listener.port:
-            self.mail(self._member_desk, m.ChairLost())
+    def _take_chair(self, record: LeaderRecord, *, is_heir: bool) -> None:
+        if self.listener is None or record.candidate.port != self.listener.port:
+            self.mail(self._member_desk, m.LeadershipLost())
             return
         settings = self.settings
         coordinator = Coordinator(
@@ -312,17 +312,17 @@ class Agent(SimulatedProcess):
         )
         chair = Chair(
             self.member.terms,
-            reign.claim.token,
-            Tenure(reign.epoch, settings.lease_s, self.claimed_at, reign.beat or 0),
+            record.candidate.token,
+            Tenure(record.epoch, settings.lease_s, self.campaigned_at, record.renewals or 0),
             coordinator,
         )
         listener, self.listener = self.listener, None
         assert self.server is None, "two chairs"
-        self.server = Server(self, chair, reign, listener)
+        self.server = Server(self, chair, record, listener)
 
     def vacated(self) -> None:
         self.server = None
-        self.mail(self._member_desk, m.ChairLost())
+        self.mail(self._member_desk, m.LeadershipLost())
 
     def _disconnect(self) -> None:
         self._connecting[0] = True
@@ -330,13 +330,13 @@ class Agent(SimulatedProcess):
             self.stream.close()
             self.stream = None
 
-    def _connect(self, conn: int, reign: Reign) -> None:
+    def _connect(self, conn: int, record: LeaderRecord) -> None:
         is_cancelled = self._connecting = [False]
 
         def heard(message: Any) -> None:
             if isinstance(message, Welcome):
                 self.welcomed_at = min(self.welcomed_at, self.world.now)
-            self.mail(self._member_desk, m.Heard(conn, message))
+            self.mail(self._member_desk, m.Received(conn, message))
 
         def connected(end: End) -> None:
             if is_cancelled[0]:
@@ -345,21 +345,21 @@ class Agent(SimulatedProcess):
                 return
             self.stream = end
             end.on_message = heard
-            end.on_closed = lambda: self.mail(self._member_desk, m.Broken(conn, "the coordinator is gone"))
+            end.on_closed = lambda: self.mail(self._member_desk, m.ConnectionLost(conn, "the coordinator is gone"))
             self.mail(self._member_desk, m.Connected(conn))
 
         def failed(is_refused: bool, reason: str) -> None:
             if not is_cancelled[0]:
                 self.mail(self._member_desk, m.ConnectFailed(conn, is_refused, reason))
 
-        self.world.connect(self, reign.claim.addresses[0], reign.claim.port, connected, failed)
+        self.world.connect(self, record.candidate.addresses[0], record.candidate.port, connected, failed)
 
 
 class Server:
     """The coordinator on the wire (`rdzv/server.py`)."""
 
-    def __init__(self, agent: Agent, chair: Chair, reign: Reign, listener: Listener) -> None:
-        self.agent, self.chair, self.reign, self.listener = agent, chair, reign, listener
+    def __init__(self, agent: Agent, chair: Chair, record: LeaderRecord, listener: Listener) -> None:
+        self.agent, self.chair, self.record, self.listener = agent, chair, record, listener
         self.streams: dict[int, End] = {}
         self._count = 0
         self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
@@ -398,12 +398,12 @@ class Server:
                 if conn in self.streams:
                     self.streams[conn].close()
             case c.Keep():
-                agent.asking.ask("keep", lambda: agent.board.keep(self.reign), self.chair.lease_s, self._kept)
+                agent.asking.ask("keep", lambda: agent.board.renew(self.record), self.chair.lease_s, self._kept)
             case c.Reclaim(above):
                 self._reclaim(above)
             case c.Publish(verdict):
                 agent.asking.ask(
-                    "publish", lambda: agent.board.close(self.reign, verdict), self.chair.lease_s, self._published
+                    "publish", lambda: agent.board.publish(self.record, verdict), self.chair.lease_s, self._published
                 )
             case c.Vacate():
                 agent.vacated()
@@ -423,17 +423,17 @@ class Server:
             self.agent.mail(self.desk, c.Published(value))
 
     def _reclaim(self, above: int) -> None:
-        reign = self.reign
+        record = self.record
 
         def done(is_known: bool, value: Any) -> None:
-            if not is_known or value is None or value.claim != reign.claim:
+            if not is_known or value is None or value.candidate != record.candidate:
                 self.agent.mail(self.desk, c.Reclaimed(None))
             else:
-                self.reign = value
+                self.record = value
                 self.agent.mail(self.desk, c.Reclaimed(value.epoch))
 
         self.agent.asking.ask(
-            "reclaim", lambda: self.agent.board.claim(reign.claim, reign, above), self.chair.lease_s, done
+            "reclaim", lambda: self.agent.board.campaign(record.candidate, record, above), self.chair.lease_s, done
         )
 
     def changed(self) -> None:
@@ -454,11 +454,11 @@ class Server:
             if chair.is_vacated or (chair.coordinator.is_closed and not chair.has_told_all):
                 then()
             else:
-                reign = self.reign
+                record = self.record
                 agent.mail(
                     self.desk, c.Resigned()
                 )  # first: what the board has been told must be decided by nobody here
-                agent.asking.ask("resign", lambda: agent.board.resign(reign), FAREWELL_S, lambda *_: then())
+                agent.asking.ask("resign", lambda: agent.board.resign(record), FAREWELL_S, lambda *_: then())
 
         self._finishing = resign
         world.after(FAREWELL_S, lambda: agent.post("finish", timed_out))

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Claim, Reign
-from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.boards.record_text import is_same_term
 from kit.simulated_world import Process, World
 
 BOARD = "board"  # its host
@@ -43,88 +43,86 @@ class Board:
         self.is_up = True
         self.is_silent = False  # and nobody gets an answer
         self.wiped_at = -1.0
-        self.claims: list[tuple[float, Reign]] = []  # when each was made
+        self.elections: list[tuple[float, LeaderRecord]] = []  # when each was made
         self.closed_at: float | None = None  # when it was told how the job ended
         self._closed_token = ""
         self.usurper = ""  # who claimed a reign that said so
         self.usurped_at = 0.0
-        self._reign: Reign | None = None
+        self._record: LeaderRecord | None = None
         self._epoch = 0
         self._is_new = True
         self._forgets_at = 0.0
 
     @property
-    def reign(self) -> Reign | None:
+    def record(self) -> LeaderRecord | None:
         if self._ttl_s is not None and self._world.now >= self._forgets_at:
-            self._reign = None
-        return self._reign
+            self._record = None
+        return self._record
 
     @property
     def has_forgotten(self) -> bool:
         """Whether it was told how the job ended, and does not say so any more."""
-        return self.closed_at is not None and (self.reign is None or self.reign.claim.token != self._closed_token)
+        return self.closed_at is not None and (self.record is None or self.record.candidate.token != self._closed_token)
 
     def wipe(self) -> None:
-        self._reign, self._epoch, self._is_new, self.wiped_at = None, 0, True, self._world.now
+        self._record, self._epoch, self._is_new, self.wiped_at = None, 0, True, self._world.now
 
-    def read(self) -> Reign | None:
+    def read(self) -> LeaderRecord | None:
         self._reach()
-        return self.reign
+        return self.record
 
-    def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+    def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         self._reach()
-        if self.reign != seen:
-            return self.reign
+        if self.record != seen:
+            return self.record
         if seen is not None and seen.verdict:
-            self.usurper, self.usurped_at = claim.node_id, self._world.now
+            self.usurper, self.usurped_at = candidate.node_id, self._world.now
         self._epoch = max(above, self._epoch) + 1
-        self._write(Reign(self._epoch, claim, beat=0 if self._ttl_s is None else None))
-        assert self._reign is not None
-        self.claims.append((self._world.now, self._reign))
-        return self._reign
+        self._write(LeaderRecord(self._epoch, candidate, renewals=0 if self._ttl_s is None else None))
+        assert self._record is not None
+        self.elections.append((self._world.now, self._record))
+        return self._record
 
-    def keep(self, reign: Reign) -> bool:
+    def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         try:
             self._reach()
         except BoardDownError:
             if self._ttl_s is None:
-                return True  # what does not exist can be claimed by nobody
+                return record.renewed()  # nobody can be elected on what does not exist
             raise
-        now = self._mine(reign)
-        if now is None:
-            return False
-        beat = None if now.beat is None else now.beat + 1
-        self._write(Reign(now.epoch, now.claim, beat, now.verdict))
-        return True
+        now = self._mine(record)
+        if now is not None:
+            self._write(now.renewed())
+        return None if now is None else self._record
 
-    def close(self, reign: Reign, verdict: str) -> bool:
+    def publish(self, record: LeaderRecord, verdict: str) -> bool:
         self._reach()
-        now = self._mine(reign)
+        now = self._mine(record)
         if now is None:
             return False
         forgets_at = self._forgets_at
         if self.closed_at is None:
-            self.closed_at, self._closed_token = self._world.now, now.claim.token
-        self._write(Reign(now.epoch, now.claim, now.beat, verdict))
+            self.closed_at, self._closed_token = self._world.now, now.candidate.token
+        self._write(LeaderRecord(now.epoch, now.candidate, now.renewals, verdict))
         self._forgets_at = forgets_at
         return True
 
-    def resign(self, reign: Reign) -> None:
+    def resign(self, record: LeaderRecord) -> None:
         self._reach()
-        if is_same_reign(self.reign, reign):
-            self._reign = None
+        if is_same_term(self.record, record):
+            self._record = None
 
-    def _mine(self, reign: Reign) -> Reign | None:
+    def _mine(self, record: LeaderRecord) -> LeaderRecord | None:
         if self._is_new and self._ttl_s is None:
-            return reign  # the store is a new one, so nobody has claimed it: what it said goes on
-        return self.reign if is_same_reign(self.reign, reign) else None
+            return record  # the store is a new one, so nobody has claimed it: what it said goes on
+        return self.record if is_same_term(self.record, record) else None
 
     def _reach(self) -> None:
         if not self.is_up:
             raise BoardDownError
 
-    def _write(self, reign: Reign) -> None:
-        self._reign, self._epoch, self._is_new = reign, max(self._epoch, reign.epoch), False
+    def _write(self, record: LeaderRecord) -> None:
+        self._record, self._epoch, self._is_new = record, max(self._epoch, record.epoch), False
         if self._ttl_s is not None:  # etcd forgets with the next of its ticks
             self._forgets_at = self._world.now + self._ttl_s + self._world.random.uniform(0, 1)
 

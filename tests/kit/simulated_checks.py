@@ -81,15 +81,15 @@ class Checks:
         self._last_said[chair.token, node_id] = message
 
     def _check_tenure(self, chair: Chair, message: Any) -> None:
-        made = next(at for at, reign in self._board.claims if reign.claim.token == chair.token)
-        displaced_at, newest = self._board.claims[-1]
-        if newest.claim.token == chair.token or self._board.wiped_at >= made:
+        made = next(at for at, record in self._board.elections if record.candidate.token == chair.token)
+        displaced_at, newest = self._board.elections[-1]
+        if newest.candidate.token == chair.token or self._board.wiped_at >= made:
             return
-        claimant = next(agent for agent in self.agents if agent.node_id == newest.claim.node_id)
+        claimant = next(agent for agent in self.agents if agent.node_id == newest.candidate.node_id)
         # Whose clock jumps may think too soon that a beat stands still; then two decide until the first is told by the
         # board, each for those that are connected to it.
         if displaced_at - claimant.jumped_at > 2 * chair.lease_s:
-            self.fail(f"{chair.token} decides ({message}), and the board says that {newest.claim.token} reigns")
+            self.fail(f"{chair.token} decides ({message}), and the board says that {newest.candidate.token} leads")
 
     def _on_assigned(self, agent: Agent, chair: Chair, node_id: str, message: Assigned) -> None:
         ranks = message.ranks

@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.protocol.messages import Assigned, FailureReport, Hello, Interrupted, Node, Past, Terms
 
 
 def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
     match what:
-        case Reign():
-            beat = "" if what.beat is None else f", beat {what.beat}"
-            return f"reign {what.epoch} of {what.claim.token}{beat}{', closed' if what.verdict else ''}"
-        case Claim():
-            return f"claim of {what.token}"
+        case LeaderRecord():
+            renewals = "" if what.renewals is None else f", {what.renewals} renewals"
+            return f"epoch {what.epoch} of {what.candidate.token}{renewals}{', closed' if what.verdict else ''}"
+        case Candidate():
+            return f"candidate {what.token}"
         case Node():
             return what.node_id
         case FailureReport():
@@ -65,5 +65,5 @@ def without_repetition(lines: Iterable[tuple[float, str]]) -> list[tuple[float, 
 
 
 _IDLE = re.compile(
-    r"DeadlinePassed( \| (Look|Tell Alive|Keep))*$|BoardFailed|Seen|Heard \d+ Beat|Kept|Received \d+ Alive|^board .*(look|keep)"
+    r"DeadlinePassed( \| (ReadBoard|Send Alive|Keep))*$|BoardFailed|BoardRead|Received \d+ Beat|Kept|Received \d+ Alive|^board .*(read|keep)"
 )

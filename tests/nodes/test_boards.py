@@ -13,7 +13,7 @@ from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
 from kit.etcd_servers import EtcdServers
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ DEADLINE_S = 60.0
 SLACK_S = 20.0
 
 
-def claim_of(node: str) -> Claim:
-    return Claim(
+def candidate_of(node: str) -> Candidate:
+    return Candidate(
         node_id=node, addresses=(f"10.0.0.{ord(node[-1]) % 250}", "::1"), port=29500, token=f"secret of {node}"
     )
 
@@ -32,9 +32,9 @@ def claim_of(node: str) -> Claim:
 pytestmark = pytest.mark.usefixtures("kind_to_etcd")
 
 # The boards that do not forget: there the others see whether a coordinator lives by its beat.
-beating = pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.forgets], ids=lambda kit: kit.name)
+counting = pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.forgets], ids=lambda kit: kit.name)
 
-A, B, C = claim_of("a"), claim_of("b"), claim_of("c")
+A, B, C = candidate_of("a"), candidate_of("b"), candidate_of("c")
 
 
 @pytest.fixture(params=KITS, ids=lambda kit: kit.name)
@@ -55,17 +55,17 @@ async def opened(make: MakeBoard, run_id: str = "job") -> Board:
     return board
 
 
-async def reign_of(board: Board, claim: Claim, seen: Reign | None = None, above: int = 0) -> Reign:
+async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None = None, above: int = 0) -> LeaderRecord:
     """Claims, and it is ours."""
-    reign = await board.claim(claim, seen, above)
-    assert reign is not None and reign.claim == claim
-    return reign
+    record = await board.campaign(candidate, seen, above)
+    assert record is not None and record.candidate == candidate
+    return record
 
 
-def same(one: Reign | None, other: Reign | None) -> bool:
+def same(one: LeaderRecord | None, other: LeaderRecord | None) -> bool:
     """Whether they are one reign, whatever its beat."""
     return one is other or (
-        one is not None and other is not None and (one.epoch, one.claim) == (other.epoch, other.claim)
+        one is not None and other is not None and (one.epoch, one.candidate) == (other.epoch, other.candidate)
     )
 
 
@@ -85,45 +85,45 @@ async def test_nobody_reigns_at_first(boards: MakeBoard) -> None:
 
 async def test_opening_again_is_allowed(boards: MakeBoard) -> None:
     board = await opened(boards)
-    reign = await reign_of(board, A)
+    record = await elected(board, A)
 
     await board.open()
 
-    assert same(await board.read(), reign)
+    assert same(await board.read(), record)
 
 
 async def test_the_first_claim_wins_and_everybody_reads_it(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
 
-    reign = await a.claim(A, None, 0)
+    record = await a.campaign(A, None, 0)
 
-    assert reign is not None
-    assert (reign.claim, reign.verdict) == (A, "")
-    assert reign.epoch > 0
-    assert await a.read() == await b.read() == reign
+    assert record is not None
+    assert (record.candidate, record.verdict) == (A, "")
+    assert record.epoch > 0
+    assert await a.read() == await b.read() == record
 
 
 async def test_a_later_claim_learns_who_was_first(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
-    first = await reign_of(a, A)
+    first = await elected(a, A)
 
-    assert await b.claim(B, None, 0) == first
+    assert await b.campaign(B, None, 0) == first
     assert await a.read() == first
 
 
 async def test_of_many_concurrent_claims_one_wins_and_everybody_learns_which(boards: MakeBoard) -> None:
-    claims = [claim_of(f"node{n}") for n in range(12)]
-    agents = [await opened(boards) for _ in claims]
-    answers: list[Reign | None] = []
+    candidates = [candidate_of(f"node{n}") for n in range(12)]
+    agents = [await opened(boards) for _ in candidates]
+    answers: list[LeaderRecord | None] = []
 
-    async def try_it(board: Board, claim: Claim) -> None:
-        answers.append(await board.claim(claim, None, 0))
+    async def try_it(board: Board, candidate: Candidate) -> None:
+        answers.append(await board.campaign(candidate, None, 0))
 
     async with anyio.create_task_group() as group:
-        for board, claim in zip(agents, claims, strict=True):
-            group.start_soon(try_it, board, claim)
+        for board, campaign in zip(agents, candidates, strict=True):
+            group.start_soon(try_it, board, campaign)
 
-    assert len(answers) == len(claims)
+    assert len(answers) == len(candidates)
     assert len(set(answers)) == 1
     assert answers[0] is not None and answers[0] == await agents[0].read()
 
@@ -131,27 +131,27 @@ async def test_of_many_concurrent_claims_one_wins_and_everybody_learns_which(boa
 async def test_the_epoch_rises_with_each_reign_also_after_a_resignation(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     epochs = []
-    for board, claim in ((a, A), (b, B), (b, B), (a, A)):
-        reign = await reign_of(board, claim)
-        epochs.append(reign.epoch)
-        await board.resign(reign)
+    for board, campaign in ((a, A), (b, B), (b, B), (a, A)):
+        record = await elected(board, campaign)
+        epochs.append(record.epoch)
+        await board.resign(record)
 
     assert epochs == sorted(set(epochs))
 
 
 async def test_the_epoch_is_above_what_the_claimer_has_seen_and_never_falls_back(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
-    high = await reign_of(a, A, above=1_000_000)
+    high = await elected(a, A, above=1_000_000)
     assert high.epoch > 1_000_000
     await a.resign(high)
 
     # b knows nothing of that.
-    newer = await reign_of(b, B)
+    newer = await elected(b, B)
     assert newer.epoch > high.epoch
-    over = await reign_of(a, A, seen=newer, above=2_000_000)
+    over = await elected(a, A, seen=newer, above=2_000_000)
     assert over.epoch > 2_000_000
     await a.resign(over)
-    assert (await reign_of(b, B)).epoch > over.epoch
+    assert (await elected(b, B)).epoch > over.epoch
 
 
 async def test_the_epoch_rises_though_a_claim_is_slow(boards: MakeBoard) -> None:
@@ -161,57 +161,57 @@ async def test_the_epoch_rises_though_a_claim_is_slow(boards: MakeBoard) -> None
         epochs: list[int] = []
 
         async def try_it(board: Board, epochs: list[int] = epochs) -> None:
-            reign = await board.claim(A, None, 0)
-            if reign is not None:
-                epochs.append(reign.epoch)
-                await board.resign(reign)
+            record = await board.campaign(A, None, 0)
+            if record is not None:
+                epochs.append(record.epoch)
+                await board.resign(record)
 
         async with anyio.create_task_group() as group:
             for other in others:
                 group.start_soon(try_it, other)
-        last = await reign_of(a, B)
+        last = await elected(a, B)
         assert last.epoch > max(epochs)
         await a.resign(last)
 
 
 async def test_a_stale_view_changes_nothing(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
-    first = await reign_of(a, A)
+    first = await elected(a, A)
     await a.resign(first)
 
     # Who saw the first reign, and not its end, does not know who came after.
-    assert await b.claim(B, first, first.epoch) is None
+    assert await b.campaign(B, first, first.epoch) is None
     assert await a.read() is None
-    second = await reign_of(a, A)
-    assert same(await b.claim(B, first, first.epoch), second)
+    second = await elected(a, A)
+    assert same(await b.campaign(B, first, first.epoch), second)
     assert same(await a.read(), second)
 
 
 async def test_a_living_reign_can_be_taken_by_who_has_just_seen_it(boards: MakeBoard) -> None:
     a, b, c = await opened(boards), await opened(boards), await opened(boards)
-    old = await reign_of(a, A)
-    assert await a.keep(old)
+    old = await elected(a, A)
+    assert await a.renew(old)
     seen = await b.read()
     assert same(seen, old)
 
-    new = await reign_of(b, B, seen=seen, above=old.epoch)
+    new = await elected(b, B, seen=seen, above=old.epoch)
 
     assert new.epoch > old.epoch
-    assert not await a.keep(old)
-    assert not await a.close(old, "mine ended")
+    assert not await a.renew(old)
+    assert not await a.publish(old, "mine ended")
     await a.resign(old)
     assert await c.read() == new
-    assert await b.keep(new)
+    assert await b.renew(new)
 
 
 async def test_an_old_reign_of_the_same_agent_is_not_its_new_one(boards: MakeBoard) -> None:
     a = await opened(boards)
-    old = await reign_of(a, A)
+    old = await elected(a, A)
     await a.resign(old)
-    new = await reign_of(a, A)
+    new = await elected(a, A)
 
-    assert not await a.keep(old)
-    assert not await a.close(old, "ended")
+    assert not await a.renew(old)
+    assert not await a.publish(old, "ended")
     await a.resign(old)
 
     assert await a.read() == new
@@ -227,73 +227,74 @@ async def test_a_kept_reign_stays_and_one_that_nobody_keeps_is_forgotten(server:
 
 
 async def _keep_and_forget(a: Board, b: Board) -> None:
-    reign = await reign_of(a, A)
+    record = await elected(a, A)
     lives_until = anyio.current_time() + 1.5 * LEASE_S
     while anyio.current_time() < lives_until:
-        assert await a.keep(reign), "the machine is too slow for this test, or the reign was lost"
-        assert await b.read() == reign
+        assert await a.renew(record), "the machine is too slow for this test, or the reign was lost"
+        assert await b.read() == record
         await anyio.sleep(LEASE_S / 10)
 
     async def has_vanished() -> bool:
         return await b.read() is None
 
     await until("the board forgets", has_vanished, LEASE_S + SLACK_S)
-    assert not await a.keep(reign)
-    assert not await a.close(reign, "ended")
-    assert (await reign_of(b, B, above=reign.epoch)).epoch > reign.epoch
+    assert not await a.renew(record)
+    assert not await a.publish(record, "ended")
+    assert (await elected(b, B, above=record.epoch)).epoch > record.epoch
 
 
-@beating
+@counting
 async def test_a_beat_rises_while_the_reign_is_kept_and_then_stands_still(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
-    reign = await reign_of(a, A)
-    beats = []
+    record = await elected(a, A)
+    counts = []
     for _ in range(5):
-        assert await a.keep(reign)
+        renewed = await a.renew(record)
         seen = await b.read()
-        assert same(seen, reign) and seen is not None and seen.beat is not None
-        beats.append(seen.beat)
-    assert beats == sorted(set(beats))
+        assert renewed == seen, "the count that the coordinator tells its members is the board's"
+        assert same(seen, record) and seen is not None and seen.renewals is not None
+        counts.append(seen.renewals)
+    assert counts == sorted(set(counts))
 
     seen = await b.read()
-    assert seen is not None and seen.beat == beats[-1]
-    assert (await reign_of(b, B, seen=seen, above=seen.epoch)).epoch > reign.epoch
+    assert seen is not None and seen.renewals == counts[-1]
+    assert (await elected(b, B, seen=seen, above=seen.epoch)).epoch > record.epoch
 
 
-@beating
+@counting
 async def test_a_beat_between_look_and_claim_keeps_the_reign(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
-    reign = await reign_of(a, A)
+    record = await elected(a, A)
     seen = await b.read()
-    assert await a.keep(reign)
+    assert await a.renew(record)
 
-    assert same(await b.claim(B, seen, reign.epoch), reign)
-    assert same(await a.read(), reign)
+    assert same(await b.campaign(B, seen, record.epoch), record)
+    assert same(await a.read(), record)
 
 
 async def test_a_verdict_is_read_by_the_others(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
-    reign = await reign_of(a, A)
+    record = await elected(a, A)
     verdict = '{"exit": 3, "why": "Ünïcode \N{PILE OF POO}\\n"}' + "x" * 10_000
 
-    assert await a.close(reign, verdict)
-    assert await a.close(reign, verdict)
+    assert await a.publish(record, verdict)
+    assert await a.publish(record, verdict)
 
     seen = await b.read()
-    assert same(seen, reign) and seen is not None
+    assert same(seen, record) and seen is not None
     assert seen.verdict == verdict
-    assert await a.keep(reign)
+    assert await a.renew(record)
     seen = await b.read()
     assert seen is not None and seen.verdict == verdict
 
 
 async def test_a_reign_can_be_closed_and_then_resigned(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
-    reign = await reign_of(a, A)
-    assert await a.close(reign, "done")
+    record = await elected(a, A)
+    assert await a.publish(record, "done")
 
-    await a.resign(reign)
-    await a.resign(reign)
+    await a.resign(record)
+    await a.resign(record)
 
     assert await b.read() is None
 
@@ -302,11 +303,11 @@ async def test_run_ids_do_not_see_each_other(kit: Kit, boards: MakeBoard) -> Non
     if kit.is_of_one_job:
         pytest.skip("other run ids are refused")
     one, two = await opened(boards, "one"), await opened(boards, "two")
-    reign = await reign_of(one, A)
+    record = await elected(one, A)
 
     assert await two.read() is None
-    other = await reign_of(two, B)
-    await one.resign(reign)
+    other = await elected(two, B)
+    await one.resign(record)
     assert await two.read() == other
 
 
@@ -341,11 +342,11 @@ async def test_strange_run_ids_are_run_ids_like_others(kit: Kit, boards: MakeBoa
     agents = [await opened(boards, run_id) for run_id in STRANGE]
     for number, board in enumerate(agents):
         assert await board.read() is None, STRANGE[number]
-        await reign_of(board, claim_of(f"node{number}"))
+        await elected(board, candidate_of(f"node{number}"))
 
     for number, board in enumerate(agents):
         seen = await board.read()
-        assert seen is not None and seen.claim.node_id == f"node{number}"
+        assert seen is not None and seen.candidate.node_id == f"node{number}"
 
 
 async def test_a_cancelled_operation_leaves_the_board_usable(boards: MakeBoard) -> None:
@@ -357,18 +358,18 @@ async def test_a_cancelled_operation_leaves_the_board_usable(boards: MakeBoard) 
         with anyio.move_on_after(choice.choice((0, 0.001, 0.002, 0.005, 0.02))):
             match choice.randrange(4):
                 case 0:
-                    await a.claim(A, seen, 0)
+                    await a.campaign(A, seen, 0)
                 case 1 if seen is not None:
-                    await a.keep(seen)
+                    await a.renew(seen)
                 case 2 if seen is not None:
-                    await a.close(seen, "ended")
+                    await a.publish(seen, "ended")
                 case _ if seen is not None:
                     await a.resign(seen)
         # What it says now, if anything, is whole.
         now = await a.read()
-        assert now is None or now.claim == A
+        assert now is None or now.candidate == A
     seen = await b.read()
-    assert same(await a.claim(B, seen, 0), await b.read())
+    assert same(await a.campaign(B, seen, 0), await b.read())
 
 
 async def test_a_board_never_opened_can_be_closed_and_closed_twice(boards: MakeBoard) -> None:
@@ -389,33 +390,33 @@ async def test_a_board_says_what_it_is(boards: MakeBoard) -> None:
 async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: MakeBoard, seed: int) -> None:
     """Three agents do anything in any order, with what they have seen at some time."""
     choice = random.Random(seed)
-    agents = [(await opened(boards), claim) for claim in (A, B, C)]
-    views: list[Reign | None] = [None]  # what anybody ever saw
-    now: Reign | None = None  # the model: the reign, without its beat
+    agents = [(await opened(boards), candidate) for candidate in (A, B, C)]
+    views: list[LeaderRecord | None] = [None]  # what anybody ever saw
+    now: LeaderRecord | None = None  # the model: the reign, without its beat
     kept = anyio.current_time()
     top = 0  # the model: the highest epoch so far
     for step in range(60):
         where = f"seed {seed}, step {step}"
-        board, claim = choice.choice(agents)
+        board, candidate = choice.choice(agents)
         view = choice.choice((views[-1], views[-1], choice.choice(views)))
         match choice.randrange(6):
             case 0 | 1:
                 before, above = await board.read(), choice.choice((0, top, top + 10))
-                answer = await board.claim(claim, view, above)
+                answer = await board.campaign(candidate, view, above)
                 if view == before:
-                    assert answer is not None and answer.claim == claim, where
+                    assert answer is not None and answer.candidate == candidate, where
                     assert answer.epoch > max(top, above), where
                     now, top, kept = answer, answer.epoch, anyio.current_time()
                 else:
                     assert same(answer, now), where
                 views.append(answer)
             case 2 if view is not None:
-                assert await board.keep(view) == same(view, now), where
+                assert (await board.renew(view) is not None) == same(view, now), where
                 kept = anyio.current_time() if same(view, now) else kept
             case 3 if view is not None:
-                assert await board.close(view, f"verdict {step}") == same(view, now), where
+                assert await board.publish(view, f"verdict {step}") == same(view, now), where
                 if now is not None and same(view, now):
-                    now = Reign(epoch=now.epoch, claim=now.claim, verdict=f"verdict {step}")
+                    now = LeaderRecord(epoch=now.epoch, candidate=now.candidate, verdict=f"verdict {step}")
             case 4 if view is not None:
                 await board.resign(view)
                 now = None if same(view, now) else now
@@ -425,18 +426,25 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
         assert same(seen, now), where
         assert seen is None or now is None or seen.verdict == now.verdict, where
         if kit.forgets and now is not None and anyio.current_time() - kept > LEASE_S / 4:
-            assert await board.keep(now), where
+            assert await board.renew(now), where
             kept = anyio.current_time()
 
 
 async def test_a_board_that_is_down_says_so_and_comes_back() -> None:
     world = SharedWorld()
     a, b = InProcessBoard("job", world), InProcessBoard("job", world)
-    reign = await reign_of(a, A)
+    record = await elected(a, A)
     world.is_down = True
-    for operation in (b.open(), b.read(), b.claim(B, None, 0), a.keep(reign), a.close(reign, ""), a.resign(reign)):
+    for operation in (
+        b.open(),
+        b.read(),
+        b.campaign(B, None, 0),
+        a.renew(record),
+        a.publish(record, ""),
+        a.resign(record),
+    ):
         with pytest.raises(RendezvousConnectionError):
             await operation
     world.is_down = False
 
-    assert await b.read() == reign
+    assert await b.read() == record

@@ -28,7 +28,7 @@ from kit.launching import alive, cmdline, on_both_loops, run, stand_still, wait_
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards import endpoints, tcp_store
 from aelastic.rdzv.boards.c10d import C10dBoard
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of
@@ -38,8 +38,8 @@ from aelastic.tcpstore.store_child import StoreProcess
 from aelastic.tcpstore.store_host import StoreHost
 
 DEADLINE_S = 60.0
-A = Claim(node_id="a", addresses=("10.0.0.1", "::1"), port=40000, token="secret of a")
-B = Claim(node_id="b", addresses=("10.0.0.2",), port=40001, token="secret of b")
+A = Candidate(node_id="a", addresses=("10.0.0.1", "::1"), port=40000, token="secret of a")
+B = Candidate(node_id="b", addresses=("10.0.0.2",), port=40001, token="secret of b")
 
 
 async def until(what: str, condition: Callable[[], Any]) -> Any:
@@ -214,10 +214,10 @@ async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_oth
     await a.open()
     await b.open()
 
-    reign = await a.claim(A, None, 0)
+    record = await a.campaign(A, None, 0)
 
-    assert reign == Reign(epoch=1, claim=A, beat=0)
-    assert await b.read() == reign
+    assert record == LeaderRecord(epoch=1, candidate=A, renewals=0)
+    assert await b.read() == record
     assert (a.name, b.name) == (f"c10d at {endpoint}",) * 2
     assert (a.own_address, b.own_address) == ("", "127.0.0.1")
     assert (a.endpoint_host, b.endpoint_host) == ("localhost", "localhost")
@@ -231,22 +231,22 @@ async def test_agents_that_come_at_once_agree_on_who_serves(world: World) -> Non
         for agent in agents:
             tasks.start_soon(until_ready, agent)
 
-    reigns = [await agent.claim(A, None, 0) for agent in agents]
-    assert len(set(reigns)) == 1
+    records = [await agent.campaign(A, None, 0) for agent in agents]
+    assert len(set(records)) == 1
 
 
 async def test_port_zero_picks_one_and_tells_which(world: World, caplog: pytest.LogCaptureFixture) -> None:
     a = world.c10d("localhost:0")
     await a.open()
 
-    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    words, _, endpoint = record.getMessage().rpartition(" ")
+    (line,) = [line for line in caplog.records if line.levelno >= logging.WARNING]
+    words, _, endpoint = line.getMessage().rpartition(" ")
     assert words == "the rendezvous endpoint is"
     assert a.name == f"c10d at {endpoint}"
     b = world.c10d(endpoint)
     await b.open()
-    reign = await b.claim(B, None, 0)
-    assert reign is not None and await a.read() == reign
+    record = await b.campaign(B, None, 0)
+    assert record is not None and await a.read() == record
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", socket.gethostname()])
@@ -287,8 +287,8 @@ async def test_the_user_may_say_who_serves(world: World) -> None:
     await client.open()
 
     assert server.endpoint_host == "192.0.2.1"
-    reign = await server.claim(A, None, 0)
-    assert await client.read() == reign
+    record = await server.campaign(A, None, 0)
+    assert await client.read() == record
 
 
 async def test_who_has_to_serve_and_cannot_says_so(world: World) -> None:
@@ -304,7 +304,7 @@ async def test_a_store_of_somebody_else_is_used_by_any_job(world: World) -> None
         endpoint = f"localhost:{port_of(process)}"
         one, two = world.c10d(endpoint, "one"), world.c10d(endpoint, "two")
 
-        first, second = await one.claim(A, None, 0), await two.claim(B, None, 6)
+        first, second = await one.campaign(A, None, 0), await two.campaign(B, None, 6)
 
         assert first is not None and second is not None
         assert (await one.read(), await two.read()) == (first, second)
@@ -314,23 +314,23 @@ async def test_a_store_of_somebody_else_is_used_by_any_job(world: World) -> None
 async def test_torch_itself_can_read_the_endpoint(world: World) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     board = world.c10d(endpoint, "a job/1")
-    await board.claim(A, None, 0)
+    await board.campaign(A, None, 0)
     code = """if True:
         import sys
         from datetime import timedelta
         from torch.distributed import TCPStore
         store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=30))
         print(store.get("aelastic/served_for").decode())
-        print(store.get("aelastic/a%20job%2F1/reign").decode())
+        print(store.get("aelastic/a%20job%2F1/leader").decode())
     """
     command = [sys.executable, "-c", code, *endpoint.split(":")]
     done = await anyio.to_thread.run_sync(
         lambda: subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     )
 
-    served_for, beat, reign = done.stdout.splitlines()
-    assert (served_for, beat) == ("a%20job%2F1", "0")
-    assert json.loads(reign)["claim"]["node_id"] == "a"
+    served_for, renewals, record = done.stdout.splitlines()
+    assert (served_for, renewals) == ("a%20job%2F1", "0")
+    assert json.loads(record)["candidate"]["node_id"] == "a"
 
 
 # What else may be there.
@@ -463,10 +463,10 @@ async def test_another_jobs_endpoint_is_refused(world: World) -> None:
 async def test_what_no_agent_wrote_is_an_error(world: World, text: bytes) -> None:
     board = world.c10d(f"localhost:{free_port()}")
     await board.open()
-    await board._store.compare_set("aelastic/job/reign", b"", text)
+    await board._store.compare_set("aelastic/job/leader", b"", text)
 
-    for operation in (board.read(), board.claim(A, None, 0), board.keep(Reign(epoch=1, claim=A))):
-        with pytest.raises(RendezvousStateError, match=r"key aelastic/job/reign .* holds what no agent wrote"):
+    for operation in (board.read(), board.campaign(A, None, 0), board.renew(LeaderRecord(epoch=1, candidate=A))):
+        with pytest.raises(RendezvousStateError, match=r"key aelastic/job/leader .* holds what no agent wrote"):
             await operation
 
 
@@ -479,18 +479,18 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
     endpoint = f"localhost:{free_port()}"
     server, coordinator, other = (world.c10d(endpoint) for _ in range(3))
     await server.open()
-    reign = await coordinator.claim(A, None, 41)
-    assert reign is not None and await coordinator.keep(reign)
+    record = await coordinator.campaign(A, None, 41)
+    assert record is not None and await coordinator.renew(record)
     await other.open()
 
     await server.aclose()
     with pytest.raises(RendezvousConnectionError, match="is lost"):
-        await other.close(reign, "x")
+        await other.publish(record, "x")
 
     assert await other.read() is None, "the new store is empty"
-    assert await coordinator.keep(reign)
+    assert await coordinator.renew(record)
     seen = await other.read()
-    assert seen is not None and (seen.epoch, seen.claim) == (42, A)
+    assert seen is not None and (seen.epoch, seen.candidate) == (42, A)
     assert coordinator.own_address == "127.0.0.1" and other.own_address == ""
 
 
@@ -498,16 +498,16 @@ async def test_who_claims_the_new_store_first_is_the_coordinator(world: World) -
     endpoint = f"localhost:{free_port()}"
     server, old, new = (world.c10d(endpoint) for _ in range(3))
     await server.open()
-    reign = await old.claim(A, None, 0)
-    assert reign is not None
+    record = await old.campaign(A, None, 0)
+    assert record is not None
     await server.aclose()
     await until_ready(new)
 
-    newer = await new.claim(B, None, reign.epoch)
+    newer = await new.campaign(B, None, record.epoch)
 
-    assert newer is not None and newer.epoch > reign.epoch
-    assert not await old.keep(reign)
-    assert not await old.close(reign, "over")
+    assert newer is not None and newer.epoch > record.epoch
+    assert not await old.renew(record)
+    assert not await old.publish(record, "over")
     assert await old.read() == newer
 
 
@@ -515,23 +515,23 @@ async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
     endpoint = f"localhost:{free_port()}"
     server, coordinator = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
     await server.open()
-    reign = await coordinator.claim(A, None, 0)
-    assert reign is not None
+    record = await coordinator.campaign(A, None, 0)
+    assert record is not None
 
     await server.aclose()
 
     for _ in range(3):
-        assert await coordinator.keep(reign), "nobody can claim it"
+        assert await coordinator.renew(record), "nobody can claim it"
     with pytest.raises(RendezvousConnectionError):
         await coordinator.read()
     with pytest.raises(RendezvousConnectionError):
-        await coordinator.close(reign, "over")
+        await coordinator.publish(record, "over")
 
     again = world.c10d(endpoint)
     await again.open()
-    assert await coordinator.keep(reign)
+    assert await coordinator.renew(record)
     seen = await again.read()
-    assert seen is not None and seen.claim == A
+    assert seen is not None and seen.candidate == A
 
 
 async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: World) -> None:
@@ -539,52 +539,52 @@ async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: Worl
     coordinator = world.c10d(endpoint, is_host="false")
     server = world.c10d(endpoint)
     await server.open()
-    reign = await coordinator.claim(A, None, 6)
-    assert reign is not None
+    record = await coordinator.campaign(A, None, 6)
+    assert record is not None
     await server.aclose()
     again = world.c10d(endpoint)
     await again.open()
     assert await coordinator.read() is None
 
-    assert await coordinator.close(reign, "over")
+    assert await coordinator.publish(record, "over")
     seen = await again.read()
     assert seen is not None and seen.verdict == "over"
-    await coordinator.resign(reign)
+    await coordinator.resign(record)
     assert await again.read() is None
-    newer = await again.claim(B, None, 0)
+    newer = await again.campaign(B, None, 0)
     assert newer is not None and newer.epoch == 8
 
 
 async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
     endpoint = f"localhost:{free_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint)
-    reign = await server.claim(A, None, 0)
+    record = await server.campaign(A, None, 0)
     await client.open()
-    assert reign is not None and client.pid is not None
+    assert record is not None and client.pid is not None
     killed = client.pid
     os.kill(killed, signal.SIGKILL)
 
-    assert await client.read() == reign
+    assert await client.read() == record
     assert client.pid not in {killed, None}
     os.kill(client.pid, signal.SIGKILL)
     with pytest.raises(RendezvousConnectionError, match=r"was connected to .* died \(exit code -9\)"):
-        await client.close(reign, "x")
+        await client.publish(record, "x")
 
 
 async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_serves(world: World) -> None:
     endpoint = f"localhost:{free_port()}"
     server = world.c10d(endpoint)
-    reign = await server.claim(A, None, 0)
-    assert reign is not None and server.pid is not None
+    record = await server.campaign(A, None, 0)
+    assert record is not None and server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
 
     assert await server.read() is None, "the new store is empty"
-    assert await server.keep(reign)
+    assert await server.renew(record)
     seen = await server.read()
-    assert seen is not None and seen.claim == A
+    assert seen is not None and seen.candidate == A
     os.kill(server.pid, signal.SIGKILL)
     with pytest.raises(RendezvousConnectionError, match=r"served .* died \(exit code -9\)"):
-        await server.close(reign, "x")
+        await server.publish(record, "x")
 
 
 @pytest.mark.usefixtures("hurry")
@@ -592,8 +592,8 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
     monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.5)
     endpoint = f"localhost:{free_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint, read_timeout="2.5")
-    reign = await server.claim(A, None, 0)
-    assert reign is not None and server.pid is not None
+    record = await server.campaign(A, None, 0)
+    assert record is not None and server.pid is not None
     await client.open()
     stand_still(server.pid)
     try:
@@ -607,13 +607,13 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
                 await client.open()
             # Nor does the agent that serves it give the store up so soon.
             with pytest.raises(RendezvousConnectionError, match=r"hangs: no answer within"):
-                await server.keep(reign)
+                await server.renew(record)
     finally:
         os.kill(server.pid, signal.SIGCONT)
 
-    assert await server.keep(reign)
+    assert await server.renew(record)
     seen = await client.read()
-    assert seen is not None and seen.claim == A and seen.beat is not None and seen.beat > 0
+    assert seen is not None and seen.candidate == A and seen.renewals is not None and seen.renewals > 0
 
 
 # Cancelled, and left behind.
@@ -745,9 +745,9 @@ def test_a_board_works_on_both_loops(loop: str) -> None:
     async def main() -> None:
         board = C10dBoard(RendezvousSettings(backend="c10d", endpoint=f"localhost:{free_port()}"), "job", os.environ)
         try:
-            reign = await board.claim(A, None, 0)
-            assert reign is not None and await board.keep(reign)
-            await board.resign(reign)
+            record = await board.campaign(A, None, 0)
+            assert record is not None and await board.renew(record)
+            await board.resign(record)
             assert await board.read() is None
         finally:
             await board.aclose()
@@ -796,14 +796,14 @@ async def test_node_0_coordinates_and_the_others_read_it_in_the_workers_store(no
     assert await zero.read() is None
     assert await one.read() is None
 
-    reign = await zero.claim(A, None, 0)
+    record = await zero.campaign(A, None, 0)
 
-    assert reign == Reign(epoch=1, claim=A, beat=0) == await zero.read()
+    assert record == LeaderRecord(epoch=1, candidate=A, renewals=0) == await zero.read()
 
-    async def seen() -> Reign | None:
+    async def seen() -> LeaderRecord | None:
         return await one.read()
 
-    assert await until("it is told", seen) == Reign(epoch=1, claim=A)
+    assert await until("it is told", seen) == LeaderRecord(epoch=1, candidate=A)
     assert (zero.name, one.name) == (f"static at {nodes.endpoint}",) * 2
     assert (zero.endpoint_host, zero.own_address, one.own_address) == ("127.0.0.1", "", "127.0.0.1")
 
@@ -811,41 +811,41 @@ async def test_node_0_coordinates_and_the_others_read_it_in_the_workers_store(no
 async def test_only_node_0_claims_keeps_closes_and_resigns(nodes: Nodes) -> None:
     zero, one = nodes.board(0), nodes.board(1)
     await zero.open()
-    assert await one.claim(B, None, 0) is None
-    reign = await zero.claim(A, None, 0)
-    assert reign is not None
+    assert await one.campaign(B, None, 0) is None
+    record = await zero.campaign(A, None, 0)
+    assert record is not None
 
-    async def seen() -> Reign | None:
-        return await one.claim(B, None, 5)
+    async def seen() -> LeaderRecord | None:
+        return await one.campaign(B, None, 5)
 
     theirs = await until("it is told", seen)
-    assert theirs.claim == A
-    assert not await one.keep(theirs)
-    assert not await one.close(theirs, "over")
+    assert theirs.candidate == A
+    assert not await one.renew(theirs)
+    assert not await one.publish(theirs, "over")
     await one.resign(theirs)
-    assert await zero.keep(reign)
-    assert await zero.close(reign, "over")
+    assert await zero.renew(record)
+    assert await zero.publish(record, "over")
 
     async def is_over() -> bool:
         now = await one.read()
         return now is not None and now.verdict == "over"
 
     await until("the verdict", is_over)
-    await zero.resign(reign)
+    await zero.resign(record)
 
     async def is_vacant() -> bool:
         return await one.read() is None
 
     await until("the resignation", is_vacant)
-    newer = await zero.claim(A, None, 0)
+    newer = await zero.campaign(A, None, 0)
     assert newer is not None and newer.epoch == 2
-    assert not await zero.keep(reign)
+    assert not await zero.renew(record)
 
 
 async def test_every_rounds_store_is_new_and_says_who_coordinates(nodes: Nodes) -> None:
     zero, one = nodes.board(0), nodes.board(1)
     await zero.open()
-    await zero.claim(A, None, 0)
+    await zero.campaign(A, None, 0)
     await until("it is told", one.read)
     assert await one._store.compare_set("visit", b"", b"before") == b"before"
     for visit in range(3):
@@ -860,8 +860,8 @@ async def test_every_rounds_store_is_new_and_says_who_coordinates(nodes: Nodes) 
                 return False
 
         await until("a store without keys of an earlier round", is_new)
-        reign = await until("it is told", one.read)
-        assert reign.claim == A
+        record = await until("it is told", one.read)
+        assert record.candidate == A
         nodes.host.serve()
         # Workers of this round may have come before: the store is still the one of `open`.
         assert await one._store.compare_set("visit", b"", b"x") == b"%d" % visit
@@ -870,9 +870,9 @@ async def test_every_rounds_store_is_new_and_says_who_coordinates(nodes: Nodes) 
 async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_reign(nodes: Nodes) -> None:
     zero, one = nodes.board(0), nodes.board(1)
     await zero.open()
-    await zero.claim(A, None, 0)
+    await zero.campaign(A, None, 0)
 
-    async def seen() -> Reign | None:
+    async def seen() -> LeaderRecord | None:
         try:
             return await one.read()
         except RendezvousConnectionError:
@@ -884,7 +884,7 @@ async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_reign(nodes
     os.kill(pid, signal.SIGKILL)
     wait_for("its end", lambda: not alive(pid))
 
-    assert (await until("it is told again", seen)).claim == A
+    assert (await until("it is told again", seen)).candidate == A
 
 
 async def test_another_static_job_at_the_masters_port_is_refused(nodes: Nodes) -> None:

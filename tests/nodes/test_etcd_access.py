@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from kit.etcd_boards import BOARDS, A, Closing, board_of, each_board, reign_of
+from kit.etcd_boards import BOARDS, A, Closing, board_of, each_board, elected
 from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 
 from aelastic.errors import InputError, RendezvousConnectionError
@@ -54,8 +54,8 @@ async def test_tls_with_a_ca_of_ones_own(
     ):
         closing(board)
         await board.open()
-        reign = await reign_of(board, A)
-        assert await board.keep(reign)
+        record = await elected(board, A)
+        assert await board.renew(record)
 
 
 @each_board
@@ -105,11 +105,11 @@ async def test_a_user_of_etcd_v3_reigns_and_others_are_told(
     endpoint = guarded.endpoint
     joe = closing(board_of("etcd-v3", endpoint, user="joe", password_file=str(tmp_path / "password")))
     await joe.open()
-    reign = await reign_of(joe, A)
-    assert await joe.keep(reign)
+    record = await elected(joe, A)
+    assert await joe.renew(record)
     either = closing(board_of("etcd", endpoint, user="joe:joe's: password"))
     await either.open()
-    assert await either.read() == reign
+    assert await either.read() == record
 
     for board in (
         board_of("etcd-v3", endpoint, user="joe", password="mistaken"),
@@ -125,10 +125,10 @@ async def test_a_user_of_etcd_v3_reigns_and_others_are_told(
 
     # An expired token looks like one from before a restart.
     guarded.restart()
-    assert await joe.keep(reign)
-    assert await joe.close(reign, "done")
+    assert await joe.renew(record)
+    assert await joe.publish(record, "done")
     guarded.restart()
-    await joe.resign(reign)
+    await joe.resign(record)
     assert await either.read() is None
 
 
@@ -136,7 +136,7 @@ async def test_credentials_that_nobody_asks_for_do_no_harm(etcds: EtcdServers, r
     for backend in BOARDS:
         board = closing(board_of(backend, etcds.of("distro").endpoint, run_id + backend, user="joe", password="x"))
         await board.open()
-        assert await board.keep(await reign_of(board, A))
+        assert await board.renew(await elected(board, A))
 
 
 async def test_a_user_of_etcd_v2_reigns_and_others_are_told(tmp_path: Path, closing: Closing) -> None:
@@ -149,7 +149,7 @@ async def test_a_user_of_etcd_v2_reigns_and_others_are_told(tmp_path: Path, clos
 
         board = closing(board_of("etcd-v2", server.endpoint, user="root", password="pw"))
         await board.open()
-        assert await board.keep(await reign_of(board, A))
+        assert await board.renew(await elected(board, A))
         for config in ({}, {"user": "root:mistaken"}):
             with pytest.raises(InputError, match="wants other credentials"):
                 await closing(board_of("etcd-v2", server.endpoint, **config)).open()

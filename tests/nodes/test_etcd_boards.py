@@ -18,7 +18,7 @@ import anyio
 import pytest
 import uvloop
 from core.test_etcd_settings import GARBAGE, GOOD
-from kit.etcd_boards import A, B, Closing, board_of, both_apis, each_board, reign_of, settings_of
+from kit.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected, settings_of
 from kit.etcd_servers import (
     EtcdServer,
     EtcdServers,
@@ -34,11 +34,11 @@ from aelastic.errors import (
     RendezvousError,
     RendezvousStateError,
 )
-from aelastic.rdzv.board import Reign
+from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.boards.etcd_http import ANSWER_LIMIT_S
 from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
 from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
-from aelastic.rdzv.boards.reign_text import MAX_BYTES
+from aelastic.rdzv.boards.record_text import MAX_BYTES
 
 SLACK_S = 10.0
 
@@ -63,7 +63,7 @@ PUT = {"etcd-v3": put_v3, "etcd-v2": put_v2}
 
 @both_apis
 async def test_who_finds_garbage_in_the_key_says_which_key(backend: str, etcds: EtcdServers, closing: Closing) -> None:
-    server, reign = etcds.of("distro"), Reign(epoch=1, claim=A)
+    server, record = etcds.of("distro"), LeaderRecord(epoch=1, candidate=A)
     for number, (text, lease) in enumerate([*((text, True) for text in GARBAGE), (json.dumps(GOOD).encode(), False)]):
         key = f"/aelastic/{backend}garbage{number}/coordinator"
         PUT[backend](server, key, text, lease=lease)
@@ -71,10 +71,10 @@ async def test_who_finds_garbage_in_the_key_says_which_key(backend: str, etcds: 
         operations: tuple[Callable[[], Awaitable[object]], ...] = (
             board.open,
             board.read,
-            partial(board.claim, A, None, 0),
-            partial(board.keep, reign),
-            partial(board.close, reign, "x"),
-            partial(board.resign, reign),
+            partial(board.campaign, A, None, 0),
+            partial(board.renew, record),
+            partial(board.publish, record, "x"),
+            partial(board.resign, record),
         )
         for operation in operations:
             with pytest.raises(RendezvousStateError, match=key):
@@ -93,11 +93,11 @@ async def test_a_verdict_that_does_not_fit_is_refused(
     backend: str, etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
     board = closing(board_of(backend, etcds.of("distro").endpoint, run_id))
-    reign = await reign_of(board, A)
+    record = await elected(board, A)
 
     with pytest.raises(RendezvousStateError, match="cannot be written"):
-        await board.close(reign, "x" * MAX_BYTES)
-    assert await board.keep(reign)
+        await board.publish(record, "x" * MAX_BYTES)
+    assert await board.renew(record)
 
 
 # --- epochs
@@ -111,19 +111,19 @@ async def test_a_claim_that_was_slow_to_write_reigns_later_v3(
     a, b = EtcdV3Board(settings_of(endpoint), run_id), EtcdV3Board(settings_of(endpoint), run_id)
     closing(a), closing(b)
     write = a._write
-    others: list[Reign] = []
+    others: list[LeaderRecord] = []
 
     async def write_later(*args: Any) -> int:
         if not others:
-            others.append(await reign_of(b, B))
+            others.append(await elected(b, B))
             await b.resign(others[0])
         return await write(*args)
 
     monkeypatch.setattr(a, "_write", write_later)
 
-    reign = await reign_of(a, A)
-    assert reign.epoch > others[0].epoch
-    assert await b.read() == await a.read() == reign
+    record = await elected(a, A)
+    assert record.epoch > others[0].epoch
+    assert await b.read() == await a.read() == record
 
 
 async def test_a_claim_that_was_slow_to_write_reigns_later_v2(
@@ -132,20 +132,20 @@ async def test_a_claim_that_was_slow_to_write_reigns_later_v2(
     endpoint = etcds.of("distro").endpoint
     a, b = EtcdV2Board(settings_of(endpoint), run_id), EtcdV2Board(settings_of(endpoint), run_id)
     closing(a), closing(b)
-    put = a._put_reign
-    others: list[Reign] = []
+    put = a._put_record
+    others: list[LeaderRecord] = []
 
     async def put_later(*args: Any) -> Any:
         if not others:
-            others.append(await reign_of(b, B))
+            others.append(await elected(b, B))
             await b.resign(others[0])
         return await put(*args)
 
-    monkeypatch.setattr(a, "_put_reign", put_later)
+    monkeypatch.setattr(a, "_put_record", put_later)
 
-    reign = await reign_of(a, A)
-    assert reign.epoch > others[0].epoch
-    assert await b.read() == await a.read() == reign
+    record = await elected(a, A)
+    assert record.epoch > others[0].epoch
+    assert await b.read() == await a.read() == record
 
 
 # --- servers that die, hang and come back
@@ -158,9 +158,9 @@ async def test_the_next_endpoint_is_asked_when_one_is_dead(
     alive = etcds.of("distro").endpoint
     board = closing(board_of(backend, f"127.0.0.1:{free_port()},{alive},no-such-host.invalid", run_id))
     await board.open()
-    reign = await reign_of(board, A)
+    record = await elected(board, A)
 
-    assert await board.keep(reign)
+    assert await board.renew(record)
     assert board.endpoint_host == "127.0.0.1"
 
 
@@ -183,7 +183,7 @@ async def test_a_server_that_hangs_holds_nobody_up(
         await reader.open()
         await keeper.open()
         await two.open()
-        reign = await reign_of(keeper, A)
+        record = await elected(keeper, A)
         server.stop()
 
         async def hangs(operation: Callable[[], Awaitable[object]]) -> None:
@@ -192,13 +192,13 @@ async def test_a_server_that_hangs_holds_nobody_up(
 
         began = anyio.current_time()
         async with anyio.create_task_group() as group:
-            for operation in (reader.read, partial(keeper.keep, reign), newcomer.open):
+            for operation in (reader.read, partial(keeper.renew, record), newcomer.open):
                 group.start_soon(hangs, operation)
             # The other one is of another cluster, but it answers.
             assert await two.read() is None
         assert anyio.current_time() - began < ANSWER_LIMIT_S + SLACK_S
         server.cont()
-        assert await reader.read() in {None, reign}
+        assert await reader.read() in {None, record}
 
 
 @both_apis
@@ -207,19 +207,19 @@ async def test_a_server_that_restarts_still_has_the_reign_and_its_epochs_rise(
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
         board = closing(board_of(backend, server.endpoint, run_id, lease="60"))
-        reign = await reign_of(board, A)
+        record = await elected(board, A)
         server.kill()
         with pytest.raises(RendezvousConnectionError, match="refused"):
-            await board.keep(reign)
+            await board.renew(record)
         server.start()
 
         # On the connection of before, which is dead.
-        assert await board.keep(reign)
+        assert await board.renew(record)
         other = closing(board_of(backend, server.endpoint, run_id))
-        assert await other.read() == reign
-        await board.resign(reign)
+        assert await other.read() == record
+        await board.resign(record)
         server.restart()
-        assert (await reign_of(other, B)).epoch > reign.epoch
+        assert (await elected(other, B)).epoch > record.epoch
 
 
 class Forgetful:
@@ -270,18 +270,18 @@ async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
     async with proxy as endpoint:
         alone = closing(board_of(backend, endpoint, run_id))
         with pytest.raises(RendezvousConnectionError, match=f"{endpoint}: it closes the connection"):
-            await alone.claim(A, None, 0)
+            await alone.campaign(A, None, 0)
         assert proxy.losses > 0
         seen = await alone.read()
-        assert seen is not None and seen.claim == A
+        assert seen is not None and seen.candidate == A
         direct = closing(board_of(backend, server.endpoint, run_id))
-        assert await direct.keep(seen)
+        assert await direct.renew(seen)
         await direct.resign(seen)
 
         # With another way to the same cluster it is asked again there, and is ours all the same.
         two_ways = closing(board_of(backend, f"{endpoint},{server.endpoint}", run_id))
-        reign = await reign_of(two_ways, A)
-        assert await two_ways.keep(reign)
+        record = await elected(two_ways, A)
+        assert await two_ways.renew(record)
         await two_ways.aclose()
 
 
@@ -349,9 +349,9 @@ async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
         assert endpoint in str(caught.value)
         assert len(str(caught.value)) < 400
         with pytest.raises(error):
-            await board.claim(A, None, 0)
+            await board.campaign(A, None, 0)
         with pytest.raises(error):
-            await board.keep(Reign(epoch=1, claim=A))
+            await board.renew(LeaderRecord(epoch=1, candidate=A))
 
 
 @pytest.mark.parametrize(
@@ -377,8 +377,8 @@ async def test_v2_asked_of_a_server_without_it_says_what_to_use(tmp_path: Path, 
             await closing(board_of("etcd-v2", server.endpoint)).open()
         either = closing(board_of("etcd", server.endpoint))
         await either.open()
-        reign = await reign_of(either, A)
-        assert await closing(board_of("etcd-v3", server.endpoint)).read() == reign
+        record = await elected(either, A)
+        assert await closing(board_of("etcd-v3", server.endpoint)).read() == record
         assert either.name == f"etcd-v3 at {server.endpoint}"
 
 
@@ -388,9 +388,9 @@ async def test_etcd_without_the_gateway_is_asked_in_v2(tmp_path: Path, closing: 
             await closing(board_of("etcd-v3", server.endpoint)).open()
         either = closing(board_of("etcd", server.endpoint))
         await either.open()
-        reign = await reign_of(either, A)
+        record = await elected(either, A)
         await either.open()
-        assert await closing(board_of("etcd-v2", server.endpoint)).read() == reign
+        assert await closing(board_of("etcd-v2", server.endpoint)).read() == record
         assert either.name == f"etcd-v2 at {server.endpoint}"
 
 
@@ -455,10 +455,10 @@ def test_boards_run_on_uvloop(backend: str, etcds: EtcdServers, run_id: str) -> 
 
     async def story() -> None:
         board = board_of(backend, endpoint, run_id)
-        reign = await reign_of(board, A)
-        assert await board.keep(reign)
+        record = await elected(board, A)
+        assert await board.renew(record)
         assert board.own_address == "127.0.0.1"
-        await board.resign(reign)
+        await board.resign(record)
         await board.aclose()
 
     uvloop.run(story())

@@ -12,7 +12,7 @@ from kit.launching import DEADLINE_S, on_both_loops, run
 
 from aelastic.aio import accept as accepting
 from aelastic.rdzv import coordinator_server as servers
-from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader_lease import Tenure
@@ -27,25 +27,24 @@ ENOUGH = 5
 
 
 class OthersBoard(InProcessBoard):
-    """Says of any reign, as soon as it may, that another agent has it by now."""
+    """Answers each renewal, as soon as it may, that another agent leads."""
 
     def __init__(self, may_say: anyio.Event) -> None:
         super().__init__("run", SharedWorld())
         self._may_say = may_say
 
-    async def keep(self, reign: Reign) -> bool:
+    async def renew(self, record: LeaderRecord) -> None:
         await self._may_say.wait()
-        return False
 
 
 def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[CoordinatorServer, int]:
     """A server whose reign is over when it asks once that is so, and its port."""
     listener = listen(0)
     port = listener.getsockname()[1]
-    reign = Reign(1, Claim("node", ("127.0.0.1",), port, "token"), 0)
+    record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
     terms, tenure = Terms("run", 1, 2, 0, lease_s), Tenure(1, lease_s, anyio.current_time())
     chair = Chair(terms, "token", tenure, Coordinator(1, 2, RestartPolicy(0)))
-    return CoordinatorServer(chair, reign, OthersBoard(is_over), listener, lambda: None), port
+    return CoordinatorServer(chair, record, OthersBoard(is_over), listener, lambda: None), port
 
 
 class Crowd:

@@ -18,9 +18,9 @@ import socket
 from collections.abc import Callable, Mapping
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of, useful_elsewhere
-from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.boards.record_text import is_same_term
 from aelastic.rdzv.boards.store_text import State, changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError, TcpStore, read_timeout_of, run_key
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
@@ -54,7 +54,7 @@ class C10dBoard(Board):
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: say the port at which it is served")
         self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings))
-        self._key = run_key(run_id, "reign")
+        self._key = run_key(run_id, "leader")
         self._local_address: str | None = None  # of the endpoint, if that is this machine
         self._last = State(b"")  # what we wrote last
 
@@ -62,50 +62,51 @@ class C10dBoard(Board):
         """Serves the store if this agent can, else becomes its client; never waits for another agent to serve it."""
         await self._open(may_serve=True)
 
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         return await self._store.insist(self._read)
 
-    async def _read(self) -> Reign | None:
+    async def _read(self) -> LeaderRecord | None:
         await self.open()
-        reign = (await self._look()).reign
-        if reign is None:
+        record = (await self._look()).record
+        if record is None:
             await self._store.check_run_id()  # whoever began to serve as we came may have told us too late
-        return reign
+        return record
 
-    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
-        return await self._store.insist(lambda: self._claim(claim, seen, above))
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
+        return await self._store.insist(lambda: self._campaign(candidate, seen, above))
 
-    async def _claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+    async def _campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         await self.open()
         await self._store.check_run_id()  # likewise
         state = await self._look()
-        if state.reign != seen:
-            return state.reign
-        reign = Reign(epoch=max(above, state.epoch) + 1, claim=claim, beat=0)
-        state = self._state_of(await self._store.compare_set(self._key, state.text, text_of(reign)))
+        if state.record != seen:
+            return state.record
+        record = LeaderRecord(epoch=max(above, state.epoch) + 1, candidate=candidate, renewals=0)
+        state = self._state_of(await self._store.compare_set(self._key, state.text, text_of(record)))
         self._last = state
-        return state.reign
+        return state.record
 
-    async def keep(self, reign: Reign) -> bool:
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         try:
-            return await self._store.insist(lambda: self._keep(reign))
+            return await self._store.insist(lambda: self._renew(record))
         except _NO_BOARD:
-            return True
+            return record.renewed()
 
-    async def _keep(self, reign: Reign) -> bool:
+    async def _renew(self, record: LeaderRecord) -> LeaderRecord | None:
         await self.open()
-        state = self._last if is_same_reign(self._last.reign, reign) else await self._look()
-        return await self._change(state, reign, lambda now: text_of(changed(now, beat=(now.beat or 0) + 1)))
+        state = self._last if is_same_term(self._last.record, record) else await self._look()
+        is_ours = await self._change(state, record, lambda now: text_of(now.renewed()))
+        return self._last.record if is_ours else None
 
-    async def close(self, reign: Reign, verdict: str) -> bool:
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         await self._open(may_serve=False)
         return await self._change(
-            await self._look(), reign, lambda now: text_of(changed(now, beat=now.beat, verdict=verdict))
+            await self._look(), record, lambda now: text_of(changed(now, renewals=now.renewals, verdict=verdict))
         )
 
-    async def resign(self, reign: Reign) -> None:
+    async def resign(self, record: LeaderRecord) -> None:
         await self._open(may_serve=False)
-        await self._change(await self._look(), reign, vacancy_after)
+        await self._change(await self._look(), record, vacancy_after)
 
     async def aclose(self) -> None:
         await self._store.aclose()
@@ -167,18 +168,18 @@ class C10dBoard(Board):
     async def _look(self) -> State:
         return self._state_of(await self._store.get(self._key) or b"")
 
-    async def _change(self, state: State, reign: Reign, new_text: Callable[[Reign], bytes]) -> bool:
+    async def _change(self, state: State, record: LeaderRecord, new_text: Callable[[LeaderRecord], bytes]) -> bool:
         """Replaces what the store says of our reign, if it still says so.
 
         A store that says nothing of the run id is a new one, since nothing is ever deleted: then ours is the last
         reign, and goes on.
         """
         for _ in range(TRIES_MAX):
-            if state.text and not is_same_reign(state.reign, reign):
+            if state.text and not is_same_term(state.record, record):
                 return False
             if not state.text:
                 _log.warning("the store of %s is a new one: the coordinator writes itself there anew", self.name)
-            text = new_text(state.reign or reign)
+            text = new_text(state.record or record)
             state = self._state_of(await self._store.compare_set(self._key, state.text, text))
             if state.text == text:
                 self._last = state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd_http import NoSuchApiError
 from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
 from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
@@ -30,20 +30,20 @@ class EtcdBoard(Board):
                 raise no_v3 from None
             self._chosen = self._v2
 
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         return await self._board.read()
 
-    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
-        return await self._board.claim(claim, seen, above)
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
+        return await self._board.campaign(candidate, seen, above)
 
-    async def keep(self, reign: Reign) -> bool:
-        return await self._board.keep(reign)
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
+        return await self._board.renew(record)
 
-    async def close(self, reign: Reign, verdict: str) -> bool:
-        return await self._board.close(reign, verdict)
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
+        return await self._board.publish(record, verdict)
 
-    async def resign(self, reign: Reign) -> None:
-        await self._board.resign(reign)
+    async def resign(self, record: LeaderRecord) -> None:
+        await self._board.resign(record)
 
     async def aclose(self) -> None:
         try:

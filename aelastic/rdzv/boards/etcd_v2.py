@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, EtcdHttp, NotUnderstood
-from aelastic.rdzv.boards.reign_text import is_same_reign, reign_from_bytes, reign_to_bytes
+from aelastic.rdzv.boards.record_text import is_same_term, record_from_bytes, record_to_bytes
 from aelastic.rdzv.settings import RendezvousSettings
 
 # Documentation/v2/errorcode.md of etcd 3.4.
@@ -78,11 +78,11 @@ class EtcdV2Board(Board):
     async def open(self) -> None:
         await self.read()
 
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         with self._http.within_lease():
             return (await self._look())[1]
 
-    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 node, now = await self._look()
@@ -92,40 +92,41 @@ class EtcdV2Board(Board):
                 epoch = max(above, self._floor(floor), node.index, now.epoch if now else 0) + 1
                 if epoch > node.index + 1 and await self._put(self._http.settings.floor_key, floor, str(epoch)) is None:
                     continue
-                written = await self._put_reign(node, Reign(epoch=epoch, claim=claim))
+                written = await self._put_record(node, LeaderRecord(epoch=epoch, candidate=candidate))
                 if written is not None:
-                    return self._reign_of(written)
+                    return self._record_of(written)
         raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
 
-    async def keep(self, reign: Reign) -> bool:
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._http.within_lease():
             node, now = await self._look()
-            if not is_same_reign(now, reign):
-                return False
+            if not is_same_term(now, record):
+                return None
             form = {"ttl": str(self._ttl_s), "refresh": "true"}
             if await self._ask("PUT", self._key, node.replaced_by, form) is not None:
-                return True
-            # Written meanwhile: if it is our reign still, by us, and only the answer was lost.
-            return is_same_reign((await self._look())[1], reign)
+                return now
+            # Written meanwhile: by us, if the record is still ours; then only the answer was lost.
+            _, now = await self._look()
+            return now if is_same_term(now, record) else None
 
-    async def close(self, reign: Reign, verdict: str) -> bool:
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 node, now = await self._look()
-                if now is None or not is_same_reign(now, reign):
+                if now is None or not is_same_term(now, record):
                     return False
                 if now.verdict == verdict:
                     return True  # written before, and the answer was lost
-                closed = Reign(epoch=reign.epoch, claim=reign.claim, verdict=verdict)
-                if await self._put_reign(node, closed) is not None:
+                closed = LeaderRecord(epoch=record.epoch, candidate=record.candidate, verdict=verdict)
+                if await self._put_record(node, closed) is not None:
                     return True
         raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
 
-    async def resign(self, reign: Reign) -> None:
+    async def resign(self, record: LeaderRecord) -> None:
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 node, now = await self._look()
-                if not is_same_reign(now, reign):
+                if not is_same_term(now, record):
                     return
                 if await self._ask("DELETE", self._key, node.replaced_by) is not None:
                     return
@@ -146,13 +147,13 @@ class EtcdV2Board(Board):
     def endpoint_host(self) -> str:
         return self._http.endpoint_host
 
-    async def _look(self) -> tuple[_Node, Reign | None]:
+    async def _look(self) -> tuple[_Node, LeaderRecord | None]:
         node = await self._get(self._key)
-        return node, self._reign_of(node) if node.modified else None
+        return node, self._record_of(node) if node.modified else None
 
-    def _reign_of(self, node: _Node) -> Reign:
+    def _record_of(self, node: _Node) -> LeaderRecord:
         try:
-            reign = reign_from_bytes(node.value.encode(errors="surrogatepass") if node.is_mortal else b"")
+            record = record_from_bytes(node.value.encode(errors="surrogatepass") if node.is_mortal else b"")
         except ValueError as error:
             reason = error if node.is_mortal else "for ever"
             raise RendezvousStateError(
@@ -160,7 +161,7 @@ class EtcdV2Board(Board):
             ) from None
         # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
         # went, and so wrote the same epoch.  But it wrote at a higher index.
-        return Reign(epoch=max(reign.epoch, node.made), claim=reign.claim, verdict=reign.verdict)
+        return LeaderRecord(epoch=max(record.epoch, node.made), candidate=record.candidate, verdict=record.verdict)
 
     def _floor(self, node: _Node) -> int:
         try:
@@ -169,9 +170,9 @@ class EtcdV2Board(Board):
             key = self._http.settings.floor_key
             raise RendezvousStateError(f"{self.name}: key {key} holds what no agent wrote: delete it") from None
 
-    async def _put_reign(self, node: _Node, reign: Reign) -> _Node | None:
+    async def _put_record(self, node: _Node, record: LeaderRecord) -> _Node | None:
         try:
-            text = reign_to_bytes(reign).decode()
+            text = record_to_bytes(record).decode()
         except ValueError as error:
             raise RendezvousStateError(f"this cannot be written on the board: {error}") from None
         return await self._put(self._key, node, text, ttl=str(self._ttl_s))

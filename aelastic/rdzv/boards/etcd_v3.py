@@ -16,7 +16,7 @@ from base64 import b64decode, b64encode
 
 from aelastic.core.record import Record
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd_v3_calls import (
     FAILED_PRECONDITION,
     NOT_FOUND,
@@ -25,7 +25,7 @@ from aelastic.rdzv.boards.etcd_v3_calls import (
     part_of,
     to_base64,
 )
-from aelastic.rdzv.boards.reign_text import is_same_reign, reign_from_bytes, reign_to_bytes
+from aelastic.rdzv.boards.record_text import is_same_term, record_from_bytes, record_to_bytes
 from aelastic.rdzv.settings import RendezvousSettings
 
 # How often somebody else may write between our look and our write: each time one of them gets ahead.
@@ -35,7 +35,7 @@ MAX_LOOKS = 20
 class _Seen(Record):
     """What etcd has under our key, at one revision."""
 
-    reign: Reign | None
+    record: LeaderRecord | None
     revision: int  # of etcd
     modified: int = 0  # revision of the last write to the reign; 0: there is none
     lease: int = 0
@@ -68,45 +68,45 @@ class EtcdV3Board(Board):
     async def open(self) -> None:
         await self.read()
 
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         with self._http.within_lease():
-            return (await self._look()).reign
+            return (await self._look()).record
 
-    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 now = await self._look()
-                if now.reign != seen:
-                    return now.reign
-                if (reign := await self._write_claim(claim, now, above)) is not None:
-                    return reign
+                if now.record != seen:
+                    return now.record
+                if (record := await self._write_candidate(candidate, now, above)) is not None:
+                    return record
         raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
 
-    async def keep(self, reign: Reign) -> bool:
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._http.within_lease():
             now = await self._look()
-            if not is_same_reign(now.reign, reign):
-                return False
-            answer = await self._etcd.call("lease/keepalive", {"ID": str(now.lease)}, or_no=NOT_FOUND)
-            return answer is not None and self._etcd.number(part_of(answer, "result"), "TTL") > 0
+            if not is_same_term(now.record, record):
+                return None
+            answer = await self._etcd.call("lease/keepalive", {"ID": str(now.lease)}, or_no=NOT_FOUND) or {}
+            return now.record if self._etcd.number(part_of(answer, "result"), "TTL") > 0 else None
 
-    async def close(self, reign: Reign, verdict: str) -> bool:
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 now = await self._look()
-                if now.reign is None or not is_same_reign(now.reign, reign):
+                if now.record is None or not is_same_term(now.record, record):
                     return False
-                if now.reign.verdict == verdict:
+                if now.record.verdict == verdict:
                     return True  # written before, and the answer was lost
-                closed = Reign(epoch=reign.epoch, claim=reign.claim, verdict=verdict)
+                closed = LeaderRecord(epoch=record.epoch, candidate=record.candidate, verdict=verdict)
                 if await self._write(now, [self._put(self._key, _bytes_of(closed), now.lease)]):
                     return True
         raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
 
-    async def resign(self, reign: Reign) -> None:
+    async def resign(self, record: LeaderRecord) -> None:
         with self._http.within_lease():
             now = await self._look()
-            if is_same_reign(now.reign, reign):
+            if is_same_term(now.record, record):
                 # The key goes with the lease; should it be another's by now, it is under another lease.
                 await self._etcd.call("lease/revoke", {"ID": str(now.lease)}, or_no=NOT_FOUND)
 
@@ -127,7 +127,7 @@ class EtcdV3Board(Board):
 
     async def _look(self) -> _Seen:
         kv, revision = await self._get(self._key)
-        return self._seen(kv, revision) if kv else _Seen(reign=None, revision=revision)
+        return self._seen(kv, revision) if kv else _Seen(record=None, revision=revision)
 
     async def _floor(self) -> _Floor:
         """The highest epoch that is not of etcd's own making.  What changes meanwhile is found by the write."""
@@ -151,7 +151,7 @@ class EtcdV3Board(Board):
     def _seen(self, kv: JsonObject, revision: int) -> _Seen:
         lease = self._etcd.number(kv, "lease")
         try:
-            reign = reign_from_bytes(b64decode(kv.get("value", "")) if lease else b"")
+            record = record_from_bytes(b64decode(kv.get("value", "")) if lease else b"")
         except (TypeError, ValueError) as error:
             reason = error if lease else "for ever"
             raise RendezvousStateError(
@@ -160,22 +160,22 @@ class EtcdV3Board(Board):
         # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
         # went, and so wrote the same epoch.  But it wrote at a higher revision.
         made = self._etcd.number(kv, "create_revision")
-        reign = Reign(epoch=max(reign.epoch, made), claim=reign.claim, verdict=reign.verdict)
-        return _Seen(reign, revision, modified=self._etcd.number(kv, "mod_revision"), lease=lease)
+        record = LeaderRecord(epoch=max(record.epoch, made), candidate=record.candidate, verdict=record.verdict)
+        return _Seen(record, revision, modified=self._etcd.number(kv, "mod_revision"), lease=lease)
 
-    async def _write_claim(self, claim: Claim, now: _Seen, above: int) -> Reign | None:
+    async def _write_candidate(self, candidate: Candidate, now: _Seen, above: int) -> LeaderRecord | None:
         """The reign of `claim`; `None` where somebody wrote since we looked."""
         floor = await self._floor()
-        epoch = max(above, floor.epoch, now.revision, now.reign.epoch if now.reign else 0) + 1
+        epoch = max(above, floor.epoch, now.revision, now.record.epoch if now.record else 0) + 1
         lease = secrets.randbelow(2**63 - 1) + 1  # ours to choose, so that asking twice makes one
         # "Lease already exists" says that we were granted it, and the answer was lost.
         await self._etcd.call("lease/grant", {"ID": str(lease), "TTL": str(self._ttl_s)}, or_no=FAILED_PRECONDITION)
-        puts = [self._put(self._key, _bytes_of(Reign(epoch=epoch, claim=claim)), lease)]
+        puts = [self._put(self._key, _bytes_of(LeaderRecord(epoch=epoch, candidate=candidate)), lease)]
         if epoch > now.revision + 1:
             puts.append(self._put(self._http.settings.floor_key, str(epoch).encode()))
         if not (written := await self._write(now, puts, floor)):
             return None
-        return Reign(epoch=epoch if now.reign else max(epoch, written), claim=claim)
+        return LeaderRecord(epoch=epoch if now.record else max(epoch, written), candidate=candidate)
 
     async def _write(self, now: _Seen, puts: list[JsonObject], floor: _Floor | None = None) -> int:
         """Writes if nobody has since we looked; gives the revision, 0 if somebody has."""
@@ -195,8 +195,8 @@ class EtcdV3Board(Board):
         return {"request_put": {"key": to_base64(key), "value": b64encode(value).decode(), "lease": str(lease)}}
 
 
-def _bytes_of(reign: Reign) -> bytes:
+def _bytes_of(record: LeaderRecord) -> bytes:
     try:
-        return reign_to_bytes(reign)
+        return record_to_bytes(record)
     except ValueError as error:
         raise RendezvousStateError(f"this cannot be written on the board: {error}") from None

@@ -9,15 +9,15 @@ from __future__ import annotations
 import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board, Claim, Reign
-from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.record_text import is_same_term
 
 
 class SharedWorld:
     """What the boards of one process share: a store that is always consistent, and answers unless told not to."""
 
     def __init__(self) -> None:
-        self.reigns: dict[str, Reign] = {}
+        self.records: dict[str, LeaderRecord] = {}
         self.epochs: dict[str, int] = {}  # the last of each run id; outlives its reign
         self.is_down = False
 
@@ -32,34 +32,32 @@ class InProcessBoard(Board):
     async def open(self) -> None:
         await self._reach()
 
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         await self._reach()
-        return self._world.reigns.get(self._run_id)
+        return self._world.records.get(self._run_id)
 
-    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         await self._reach()
-        now = self._world.reigns.get(self._run_id)
+        now = self._world.records.get(self._run_id)
         if now != seen:
             return now
         epoch = max(above, self._world.epochs.get(self._run_id, 0)) + 1
         self._world.epochs[self._run_id] = epoch
-        return self._write(Reign(epoch=epoch, claim=claim, beat=0))
+        return self._write(LeaderRecord(epoch=epoch, candidate=candidate, renewals=0))
 
-    async def keep(self, reign: Reign) -> bool:
-        now = await self._ours(reign)
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
+        now = await self._ours(record)
+        return None if now is None else self._write(now.renewed())
+
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
+        now = await self._ours(record)
         if now is not None:
-            self._write(Reign(epoch=now.epoch, claim=now.claim, beat=(now.beat or 0) + 1, verdict=now.verdict))
+            self._write(LeaderRecord(epoch=now.epoch, candidate=now.candidate, renewals=now.renewals, verdict=verdict))
         return now is not None
 
-    async def close(self, reign: Reign, verdict: str) -> bool:
-        now = await self._ours(reign)
-        if now is not None:
-            self._write(Reign(epoch=now.epoch, claim=now.claim, beat=now.beat, verdict=verdict))
-        return now is not None
-
-    async def resign(self, reign: Reign) -> None:
-        if await self._ours(reign) is not None:
-            del self._world.reigns[self._run_id]
+    async def resign(self, record: LeaderRecord) -> None:
+        if await self._ours(record) is not None:
+            del self._world.records[self._run_id]
 
     async def aclose(self) -> None:
         """Nothing to give back: the world is whose who made it."""
@@ -81,11 +79,11 @@ class InProcessBoard(Board):
         if self._world.is_down:
             raise RendezvousConnectionError("the board in this process is down")
 
-    async def _ours(self, reign: Reign) -> Reign | None:
+    async def _ours(self, record: LeaderRecord) -> LeaderRecord | None:
         await self._reach()
-        now = self._world.reigns.get(self._run_id)
-        return now if is_same_reign(now, reign) else None
+        now = self._world.records.get(self._run_id)
+        return now if is_same_term(now, record) else None
 
-    def _write(self, reign: Reign) -> Reign:
-        self._world.reigns[self._run_id] = reign
-        return reign
+    def _write(self, record: LeaderRecord) -> LeaderRecord:
+        self._world.records[self._run_id] = record
+        return record

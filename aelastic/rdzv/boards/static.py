@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Board, Claim, Reign
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
-from aelastic.rdzv.boards.reign_text import is_same_reign
+from aelastic.rdzv.boards.record_text import is_same_term
 from aelastic.rdzv.boards.store_text import changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, read_timeout_of, run_key
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
@@ -51,7 +51,7 @@ class StaticBoard(Board):
         self._host = host
         self._is_open = False  # node 0's part
         self._store = TcpStore(self._endpoint, run_id, env, read_timeout_of(settings))
-        self._key = run_key(run_id, "reign")
+        self._key = run_key(run_id, "leader")
         self._local_address: str | None = None  # of the endpoint, if that is this machine
         self._text = b""  # node 0's part: what the key holds
 
@@ -74,18 +74,18 @@ class StaticBoard(Board):
             self._local_address = await local_address_of(self._endpoint)
             await self._store.connect()
 
-    async def read(self) -> Reign | None:
+    async def read(self) -> LeaderRecord | None:
         if self._is_master:
-            return state_of(self._text).reign
+            return state_of(self._text).record
         text = await self._store.insist(self._get)  # a new round is a new store
         try:
-            reign = state_of(text).reign
+            record = state_of(text).record
         except ValueError as error:
             raise RendezvousStateError(
                 f"key {self._key} at {self._endpoint} holds what no agent wrote ({error}): choose another run id"
             ) from None
         # Node 0 does not count for others: nobody can take its place.
-        return None if reign is None else changed(reign, beat=None)
+        return None if record is None else changed(record, renewals=None)
 
     async def _get(self) -> bytes:
         await self._connect()
@@ -94,27 +94,32 @@ class StaticBoard(Board):
             await self._store.check_run_id()  # who began to serve as we came may have told us too late
         return text or b""
 
-    async def claim(self, claim: Claim, seen: Reign | None, above: int) -> Reign | None:
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         if not self._is_master:
             return await self.read()
         state = state_of(self._text)
-        if state.reign != seen:
-            return state.reign
+        if state.record != seen:
+            return state.record
         await self.open()
-        return self._write(text_of(Reign(epoch=max(above, state.epoch) + 1, claim=claim, beat=0)))
+        return self._write(text_of(LeaderRecord(epoch=max(above, state.epoch) + 1, candidate=candidate, renewals=0)))
 
-    async def keep(self, reign: Reign) -> bool:
-        return self._is_ours(reign)
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
+        if not self._is_ours(record):
+            return None
+        # The other nodes do not look at the count: what they read need not change.
+        renewed = record.renewed()
+        self._text = text_of(renewed)
+        return renewed
 
-    async def close(self, reign: Reign, verdict: str) -> bool:
-        if self._is_ours(reign):
-            self._write(text_of(changed(reign, beat=reign.beat, verdict=verdict)))
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
+        if self._is_ours(record):
+            self._write(text_of(changed(record, renewals=record.renewals, verdict=verdict)))
             return True
         return False
 
-    async def resign(self, reign: Reign) -> None:
-        if self._is_ours(reign):
-            self._write(vacancy_after(reign))
+    async def resign(self, record: LeaderRecord) -> None:
+        if self._is_ours(record):
+            self._write(vacancy_after(record))
 
     async def aclose(self) -> None:
         await self._store.aclose()
@@ -138,10 +143,10 @@ class StaticBoard(Board):
         """The child process that is a client of the master's store."""
         return self._store.pid
 
-    def _is_ours(self, reign: Reign) -> bool:
-        return self._is_master and is_same_reign(state_of(self._text).reign, reign)
+    def _is_ours(self, record: LeaderRecord) -> bool:
+        return self._is_master and is_same_term(state_of(self._text).record, record)
 
-    def _write(self, text: bytes) -> Reign | None:
+    def _write(self, text: bytes) -> LeaderRecord | None:
         self._text = text
         self._host.preset(self._key, text.decode())
-        return state_of(text).reign
+        return state_of(text).record

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Reign
-from aelastic.rdzv.boards.reign_text import reign_from_bytes, reign_to_bytes
+from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.boards.record_text import record_from_bytes, record_to_bytes
 
 _DIGITS_MAX = 18  # less than 2^63
 
@@ -20,7 +20,7 @@ class State(Record):
 
     text: bytes
     epoch: int = 0  # the last one
-    reign: Reign | None = None
+    record: LeaderRecord | None = None
 
 
 def state_of(text: bytes) -> State:
@@ -31,8 +31,8 @@ def state_of(text: bytes) -> State:
     """
     if not text:
         return State(text)
-    beat, _, rest = text.partition(b"\n")
-    if not beat.isdigit() or len(beat) > _DIGITS_MAX:
+    renewals, _, rest = text.partition(b"\n")
+    if not renewals.isdigit() or len(renewals) > _DIGITS_MAX:
         raise ValueError("no count of keeps")
     try:
         data = json.loads(rest)
@@ -40,24 +40,24 @@ def state_of(text: bytes) -> State:
         raise ValueError("no JSON") from None
     if isinstance(data, dict) and data.keys() == {"epoch"} and type(data["epoch"]) is int and data["epoch"] > 0:
         return State(text, data["epoch"])
-    reign = reign_from_bytes(rest)
-    return State(text, reign.epoch, changed(reign, beat=int(beat)))
+    record = record_from_bytes(rest)
+    return State(text, record.epoch, changed(record, renewals=int(renewals)))
 
 
-def text_of(reign: Reign) -> bytes:
+def text_of(record: LeaderRecord) -> bytes:
     """The text that says who reigns.
 
     Raises:
         ValueError: it is too long.
     """
-    return b"%d\n%s" % (reign.beat or 0, reign_to_bytes(reign))
+    return b"%d\n%s" % (record.renewals or 0, record_to_bytes(record))
 
 
-def vacancy_after(reign: Reign) -> bytes:
+def vacancy_after(record: LeaderRecord) -> bytes:
     """The text that says that nobody reigns any more."""
-    return b"0\n" + json.dumps({"epoch": reign.epoch}).encode()
+    return b"0\n" + json.dumps({"epoch": record.epoch}).encode()
 
 
-def changed(reign: Reign, *, beat: int | None, verdict: str | None = None) -> Reign:
+def changed(record: LeaderRecord, *, renewals: int | None, verdict: str | None = None) -> LeaderRecord:
     """The same reign with another beat, and maybe another verdict."""
-    return Reign(epoch=reign.epoch, claim=reign.claim, beat=beat, verdict=reign.verdict if verdict is None else verdict)
+    return LeaderRecord(record.epoch, record.candidate, renewals, record.verdict if verdict is None else verdict)

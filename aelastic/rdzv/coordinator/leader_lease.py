@@ -22,7 +22,7 @@ class Tenure:
         epoch: of the reign.
         lease_s: seconds for which the board's word holds.
         started: when the claim was asked for.
-        beat: how often the reign was kept: where the board counts that, as it does.
+        beat: how often the reign was kept: where the board counts that, as the board has it.
     """
 
     epoch: int
@@ -53,13 +53,21 @@ class Tenure:
         self._asked_at = now
         return True
 
-    def on_kept(self, now: float) -> bool:
-        """The board says that the reign is ours; gives whether that is news: a claim may have come between."""
+    def on_kept(self, now: float, renewals: int | None) -> bool:
+        """The board says that the reign is ours; gives whether that is news: a claim may have come between.
+
+        Args:
+            now: the time.
+            renewals: as the board has them; `None` where it does not count.  The story behind it: a renewal takes
+                effect and its answer is lost, so the board has one more than we.  Did we count by ourselves, members
+                would hear less than the board says from then on, and take a dead coordinator's last renewal for one
+                made just now: each later fail-over would take a lease more.
+        """
         if self._asked_at is None or self.is_reclaiming:
             return False
         self.certain_until, self._asked_at = self._asked_at + self._trusted_s, None
         self.keep_at = min(self.keep_at, now + self.lease_s / 3)
-        self.beat += 1
+        self.beat = self.beat + 1 if renewals is None else renewals
         return True
 
     def on_keep_failed(self) -> bool:

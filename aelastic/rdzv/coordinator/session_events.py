@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.protocol.messages import Downward, Upward
 
 # Events.
@@ -39,9 +40,9 @@ class Closed(Record):
 
 
 class Kept(Record):
-    """Answers `Keep`."""
+    """Answers `Keep`: our record as the board has it now; `None`: another agent leads."""
 
-    is_ours: bool
+    record: LeaderRecord | None
 
 
 class KeepFailed(Record):

@@ -196,9 +196,9 @@ class Chair:
             case Closed(conn):
                 self._forget(conn, now + GRACE_S)
                 return self._resolve(conn, now, is_alive=False)
-            case Kept(is_ours):
-                if is_ours:
-                    return self._beat() if self.tenure.on_kept(now) else []
+            case Kept(record):
+                if record is not None:
+                    return self._beat() if self.tenure.on_kept(now, record.renewals) else []
                 return self._vacate("another agent coordinates by now")
             case KeepFailed():
                 return self._beat() if self.tenure.on_keep_failed() else []  # the board is away, but we live

@@ -23,28 +23,28 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import assert_never
 
-from aelastic.rdzv.board import Reign
+from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member.member_events import (
     Action,
     BoardFailed,
-    Broken,
-    ChairLost,
-    Claim,
+    BoardRead,
+    Campaign,
     Connect,
     Connected,
     ConnectFailed,
+    ConnectionLost,
     DeadlinePassed,
     Deliver,
     Disconnect,
     Event,
     GiveUp,
-    Heard,
-    Look,
-    NotOurs,
-    Seen,
-    TakeChair,
-    Tell,
-    Told,
+    Lead,
+    LeadershipLost,
+    NotEligible,
+    ReadBoard,
+    Received,
+    Send,
+    Submitted,
 )
 from aelastic.rdzv.protocol.codec import PROTOCOL, WireError, from_text
 from aelastic.rdzv.protocol.messages import (
@@ -87,8 +87,8 @@ NOTE_INTERVAL_S = 10.0
 
 class Phase(StrEnum):
     IDLE = auto()  # the supervisor has not asked for anything
-    LOOKING = auto()  # the board has been asked
-    CLAIMING = auto()  # likewise
+    READING = auto()  # the board has been asked
+    CAMPAIGNING = auto()  # likewise
     PAUSING = auto()  # until we look again
     CONNECTING = auto()
     GREETING = auto()  # said hello
@@ -113,7 +113,7 @@ class Member:
     join_timeout_s: float = JOIN_TIMEOUT_S
 
     phase: Phase = Phase.IDLE
-    has_chair: bool = False
+    is_leader: bool = False
     # Where we stand.
     node: Node | None = None
     standing: Standing = Standing.READY
@@ -124,7 +124,7 @@ class Member:
     has_spares: bool = False  # nodes wait for a place, as far as we have heard
     # Whom we know.
     seen_epoch: int = 0  # the newest reign that has welcomed us
-    reign: Reign | None = None  # the last that the board has shown us
+    record: LeaderRecord | None = None  # the last that the board has shown us
     conn: int = 0
     _is_orphan: bool = False  # our coordinator went away, and did not say that it stays a node
     # By their tokens, which are never the same twice; a board that has lost all it knew counts epochs anew.
@@ -178,7 +178,7 @@ class Member:
         match self.phase:
             case Phase.IDLE | Phase.OVER:
                 return None
-            case Phase.LOOKING | Phase.CLAIMING | Phase.CONNECTING:
+            case Phase.READING | Phase.CAMPAIGNING | Phase.CONNECTING:
                 pass  # bounded where it is done
             case Phase.PAUSING:
                 times.append(self._look_at)
@@ -194,18 +194,18 @@ class Member:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         match event:
-            case Told(message):
+            case Submitted(message):
                 return self._on_told(message, now)
-            case ChairLost():
-                self.has_chair = False
+            case LeadershipLost():
+                self.is_leader = False
                 return []  # our own connection to it says what follows
             case DeadlinePassed():
                 return self._on_deadline_passed(now)
-            case Seen() | NotOurs() | BoardFailed() if self._is_glancing:
+            case BoardRead() | NotEligible() | BoardFailed() if self._is_glancing:
                 return self._on_glance(event, now)  # answers come in the order of the questions
-            case Seen() | NotOurs() | BoardFailed():
-                return self._on_board(event, now) if self.phase in {Phase.LOOKING, Phase.CLAIMING} else []
-            case Connected() | ConnectFailed() | Heard() | Broken():
+            case BoardRead() | NotEligible() | BoardFailed():
+                return self._on_board(event, now) if self.phase in {Phase.READING, Phase.CAMPAIGNING} else []
+            case Connected() | ConnectFailed() | Received() | ConnectionLost():
                 if event.conn != self.conn:
                     return []  # of an earlier connection
                 return self._on_connection(event, now)
@@ -226,7 +226,7 @@ class Member:
                     self.standing = Standing.FINISHED
             case Left():
                 was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
-                return [Tell(message)] if was_member else []
+                return [Send(message)] if was_member else []
             case _:
                 assert_never(message)
         match self.phase:
@@ -234,7 +234,7 @@ class Member:
                 self._begin_to_be_alone(now)
                 return self._look()
             case Phase.MEMBER:
-                return [Tell(message)]
+                return [Send(message)]
             case Phase.GREETING:
                 self._unsaid = message  # our `Hello` is on its way, and says what was before
                 return []
@@ -243,37 +243,37 @@ class Member:
 
     # What the board says.
 
-    def _on_board(self, event: Seen | NotOurs | BoardFailed, now: float) -> list[Action]:
+    def _on_board(self, event: BoardRead | NotEligible | BoardFailed, now: float) -> list[Action]:
         match event:
             case BoardFailed(reason):
                 self._trouble = reason
-                reign = self.reign
-                if reign and reign.epoch == self.seen_epoch and reign.claim.token != self._dismissed_by:
-                    return self._connect(reign)  # we know where it was: no board is needed for that
+                record = self.record
+                if record and record.epoch == self.seen_epoch and record.candidate.token != self._dismissed_by:
+                    return self._connect(record)  # we know where it was: no board is needed for that
                 return self._pause(now)
-            case NotOurs():
+            case NotEligible():
                 self._trouble = "its coordinator has not come yet"
                 return self._pause(now)
-            case Seen(reign):
-                return self._on_reign(reign, now)
+            case BoardRead(record):
+                return self._on_reign(record, now)
             case _:
                 assert_never(event)
 
-    def _on_reign(self, reign: Reign | None, now: float) -> list[Action]:
-        was_claiming, self.reign = self.phase is Phase.CLAIMING, reign
-        if reign is None:
-            return self._claim(None)
-        if reign.verdict and self.seen_epoch:
-            return self._end(reign.verdict)
-        if reign.claim.node_id == self.node_id and not self.has_chair:
-            if not was_claiming:
-                return self._claim(reign)  # we had it once, or did not hear that we got it
-            self.has_chair = True
-            return [TakeChair(reign, self._is_orphan), *self._connect(reign)]
-        if self._is_gone(reign, now):
+    def _on_reign(self, record: LeaderRecord | None, now: float) -> list[Action]:
+        was_campaigning, self.record = self.phase is Phase.CAMPAIGNING, record
+        if record is None:
+            return self._campaign(None)
+        if record.verdict and self.seen_epoch:
+            return self._end(record.verdict)
+        if record.candidate.node_id == self.node_id and not self.is_leader:
+            if not was_campaigning:
+                return self._campaign(record)  # we had it once, or did not hear that we got it
+            self.is_leader = True
+            return [Lead(record, self._is_orphan), *self._connect(record)]
+        if self._is_gone(record, now):
             self._is_orphan = True
-            return self._claim(reign)
-        return self._connect(reign)
+            return self._campaign(record)
+        return self._connect(record)
 
     def _glance(self, now: float) -> list[Action]:
         """Looks at the board beside the connection."""
@@ -283,51 +283,55 @@ class Member:
         if self._is_glancing:
             return []
         self._is_glancing = True
-        return [Look()]
+        return [ReadBoard()]
 
-    def _on_glance(self, event: Seen | NotOurs | BoardFailed, now: float) -> list[Action]:
+    def _on_glance(self, event: BoardRead | NotEligible | BoardFailed, now: float) -> list[Action]:
         """Our coordinator may be cut off from the board, and live on in a round that the board knows nothing of.
 
         One that has taken our connection and does not greet us may be suspended.
         """
         self._is_glancing = False
-        if not isinstance(event, Seen) or self.reign is None:
+        if not isinstance(event, BoardRead) or self.record is None:
             return []
-        reign = event.reign
+        record = event.record
         match self.phase:
             case Phase.MEMBER:
-                is_over = reign is not None and reign.epoch > self.seen_epoch
+                is_over = record is not None and record.epoch > self.seen_epoch
             case Phase.GREETING:
-                is_over = reign is None or reign.claim.token != self.reign.claim.token or self._is_gone(reign, now)
+                is_over = (
+                    record is None
+                    or record.candidate.token != self.record.candidate.token
+                    or self._is_gone(record, now)
+                )
             case _:
                 return []  # we look as it is
         if not is_over:
             return []
         self._trouble = "another agent coordinates by now, or none"
         self._begin_to_be_alone(now)
-        return [Disconnect(), *self._on_reign(reign, now)]
+        return [Disconnect(), *self._on_reign(record, now)]
 
-    def _is_gone(self, reign: Reign, now: float) -> bool:
+    def _is_gone(self, record: LeaderRecord, now: float) -> bool:
         """Whether who coordinates is certainly no more."""
-        if reign.claim.token == self._refused_by:
+        if record.candidate.token == self._refused_by:
             return True
-        if reign.beat is None:
+        if record.renewals is None:
             return False  # the board would not show it
-        if self._still != (reign.epoch, reign.claim.token, reign.beat):
-            self._still = (reign.epoch, reign.claim.token, reign.beat)
-            is_known = (reign.epoch, reign.claim.token) == (self.seen_epoch, self._welcomed_by)
+        if self._still != (record.epoch, record.candidate.token, record.renewals):
+            self._still = (record.epoch, record.candidate.token, record.renewals)
+            is_known = (record.epoch, record.candidate.token) == (self.seen_epoch, self._welcomed_by)
             # Of a `keep` that we have not heard of nobody here knows when it was asked for: a board that was slow or
             # away may have taken it just now.
-            self._still_since = self._heard_at if is_known and reign.beat <= self._beat else now
+            self._still_since = self._heard_at if is_known and record.renewals <= self._beat else now
         return now - self._still_since >= self.lease_s
 
-    def _claim(self, seen: Reign | None) -> list[Action]:
-        self.phase = Phase.CLAIMING
-        return [Claim(seen, self.seen_epoch)]
+    def _campaign(self, seen: LeaderRecord | None) -> list[Action]:
+        self.phase = Phase.CAMPAIGNING
+        return [Campaign(seen, self.seen_epoch)]
 
     def _look(self) -> list[Action]:
-        self.phase = Phase.LOOKING
-        return [Look()]
+        self.phase = Phase.READING
+        return [ReadBoard()]
 
     def _pause(self, now: float) -> list[Action]:
         self.phase, self._look_at = Phase.PAUSING, now + LOOK_AGAIN_S
@@ -345,46 +349,46 @@ class Member:
 
     # What happens on the connection.
 
-    def _connect(self, reign: Reign) -> list[Action]:
+    def _connect(self, record: LeaderRecord) -> list[Action]:
         self.phase = Phase.CONNECTING
         self.conn += 1
-        return [Connect(self.conn, reign)]
+        return [Connect(self.conn, record)]
 
-    def _on_connection(self, event: Connected | ConnectFailed | Heard | Broken, now: float) -> list[Action]:
+    def _on_connection(self, event: Connected | ConnectFailed | Received | ConnectionLost, now: float) -> list[Action]:
         match event:
             case Connected() if self.phase is Phase.CONNECTING:
-                assert self.reign is not None and self.node is not None
+                assert self.record is not None and self.node is not None
                 self.phase, self._heard_at, self._unsaid = Phase.GREETING, now, None
                 self._glance_s = LOOK_AGAIN_S if self._is_orphan else self.lease_s
                 self._glance_at = now + self._glance_s
-                token = self.reign.claim.token
-                return [Tell(Hello(PROTOCOL, self.terms, token, self.node, self.past, self.seen_epoch))]
+                token = self.record.candidate.token
+                return [Send(Hello(PROTOCOL, self.terms, token, self.node, self.past, self.seen_epoch))]
             case ConnectFailed(_, is_refused, reason) if self.phase is Phase.CONNECTING:
                 return self._on_connect_failed(reason, now, is_refused=is_refused)
-            case Heard(_, message) if self.phase in {Phase.GREETING, Phase.MEMBER}:
+            case Received(_, message) if self.phase in {Phase.GREETING, Phase.MEMBER}:
                 self._heard_at = now
                 return self._on_heard(message, now)
-            case Broken(_, reason) if self.phase in {Phase.GREETING, Phase.MEMBER}:
+            case ConnectionLost(_, reason) if self.phase in {Phase.GREETING, Phase.MEMBER}:
                 return self._on_broken(reason, now)
             case _:
                 return []  # over, or of no use any more
 
     def _on_connect_failed(self, reason: str, now: float, *, is_refused: bool) -> list[Action]:
-        assert self.reign is not None
+        assert self.record is not None
         self._trouble = reason
-        token = self.reign.claim.token
+        token = self.record.candidate.token
         if is_refused and token == self._welcomed_by != self._refused_by:
             self._refused_by = token
             return self._look()
         return self._pause(now)
 
     def _on_broken(self, reason: str, now: float) -> list[Action]:
-        assert self.reign is not None
+        assert self.record is not None
         was_member, self._trouble = self.phase is Phase.MEMBER, reason
         self._begin_to_be_alone(now)
         self._is_orphan = True
         # A coordinator that has cut us off says why, so this was the network, or the end of it.
-        return self._connect(self.reign) if was_member else self._pause(now)
+        return self._connect(self.record) if was_member else self._pause(now)
 
     def _on_heard(self, message: Downward, now: float) -> list[Action]:  # noqa: C901  flat: a line for each word
         match message:
@@ -399,16 +403,16 @@ class Member:
                 return [Disconnect(), *self._pause(now)]
             case Goodbye(reason, is_gone):
                 self._trouble, self._is_orphan = reason, is_gone
-                self._dismissed_by = "" if self.reign is None else self.reign.claim.token
+                self._dismissed_by = "" if self.record is None else self.record.candidate.token
                 self._begin_to_be_alone(now)
                 return [Disconnect(), *self._look()]
-            case Beat(beat, has_spares):
+            case Beat(renewals, has_spares):
                 self.has_spares = has_spares
-                if beat != self._beat:
-                    self._beat, self._glance_at = beat, now + self._glance_s
+                if renewals != self._beat:
+                    self._beat, self._glance_at = renewals, now + self._glance_s
                 return []
             case Probe():
-                return [Tell(Alive())]
+                return [Send(Alive())]
             case Departed(round_, group_rank):
                 if round_ == self.round:
                     self.departed |= {group_rank}
@@ -419,27 +423,27 @@ class Member:
                 assert_never(message)
 
     def _on_welcome(self, epoch: int, lease_s: float, now: float) -> list[Action]:
-        assert self.reign is not None
+        assert self.record is not None
         if epoch < self.seen_epoch:
             self._trouble = "a coordinator of an older reign answered"
             self._begin_to_be_alone(now)
             return [Disconnect(), *self._pause(now)]
-        if (epoch, self.reign.claim.token) != (self.seen_epoch, self._welcomed_by):
+        if (epoch, self.record.candidate.token) != (self.seen_epoch, self._welcomed_by):
             self._beat, self.has_spares = -1, False
         # It lives after what the board has shown of it, or after it has claimed its reign anew.
-        self._beat = max(self._beat, (self.reign.beat or 0) if epoch == self.reign.epoch else 0)
+        self._beat = max(self._beat, (self.record.renewals or 0) if epoch == self.record.epoch else 0)
         self._glance_s = GLANCE_LEASES * lease_s
         self._glance_at = now + self._glance_s
         # Who was connected may hear of a new epoch by this message only.
-        self.reign = Reign(epoch, self.reign.claim, self.reign.beat, self.reign.verdict)
+        self.record = LeaderRecord(epoch, self.record.candidate, self.record.renewals, self.record.verdict)
         self.seen_epoch, self.lease_s = epoch, lease_s
         self.phase = Phase.MEMBER
         self._alive_at = now + lease_s / 3
-        self._welcomed_by, self._refused_by = self.reign.claim.token, ""
+        self._welcomed_by, self._refused_by = self.record.candidate.token, ""
         self._is_orphan, self._still = False, (0, "", 0)
         self._alone_since = None
         unsaid, self._unsaid = self._unsaid, None
-        return [] if unsaid is None else [Tell(unsaid)]
+        return [] if unsaid is None else [Send(unsaid)]
 
     def _on_decision(self, message: CoordinatorMessage) -> list[Action]:
         match message:
@@ -495,7 +499,7 @@ class Member:
             return [*actions, Disconnect(), *self._look()]
         if self.phase is Phase.MEMBER and now >= self._alive_at:
             self._alive_at = now + self.lease_s / 3
-            actions.append(Tell(Alive()))
+            actions.append(Send(Alive()))
         if now >= self._glance_at:
             actions += self._glance(now)
         return actions

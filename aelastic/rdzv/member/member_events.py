@@ -8,25 +8,25 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Reign
+from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
 
 # Events.
 
 
-class Told(Record):
+class Submitted(Record):
     """The supervisor tells the coordinator something."""
 
     message: NodeMessage
 
 
-class Seen(Record):
+class BoardRead(Record):
     """Answers `Look` and `Claim`: what the board says now."""
 
-    reign: Reign | None
+    record: LeaderRecord | None
 
 
-class NotOurs(Record):
+class NotEligible(Record):
     """Answers `Claim`: this board gives the reign to another agent, which has yet to come."""
 
 
@@ -50,19 +50,19 @@ class ConnectFailed(Record):
     reason: str
 
 
-class Heard(Record):
+class Received(Record):
     conn: int
     message: Downward
 
 
-class Broken(Record):
+class ConnectionLost(Record):
     """A connection is no more."""
 
     conn: int
     reason: str
 
 
-class ChairLost(Record):
+class LeadershipLost(Record):
     """We coordinate no longer."""
 
 
@@ -70,28 +70,37 @@ class DeadlinePassed(Record): ...
 
 
 Event: TypeAlias = (
-    Told | Seen | NotOurs | BoardFailed | Connected | ConnectFailed | Heard | Broken | ChairLost | DeadlinePassed
+    Submitted
+    | BoardRead
+    | NotEligible
+    | BoardFailed
+    | Connected
+    | ConnectFailed
+    | Received
+    | ConnectionLost
+    | LeadershipLost
+    | DeadlinePassed
 )
 
 
 # Actions.
 
 
-class Look(Record):
+class ReadBoard(Record):
     """Read the board.  Answered by `Seen` or `BoardFailed`."""
 
 
-class Claim(Record):
+class Campaign(Record):
     """Claim the reign from whom we have seen, with an epoch above.  Answered as `Look`, or by `NotOurs`."""
 
-    seen: Reign | None
+    seen: LeaderRecord | None
     above: int
 
 
-class TakeChair(Record):
+class Lead(Record):
     """The reign is ours: coordinate.  Not answered; `ChairLost` when it is another's."""
 
-    reign: Reign
+    record: LeaderRecord
     is_heir: bool  # the coordinator before us is gone
 
 
@@ -99,14 +108,14 @@ class Connect(Record):
     """Connect to the coordinator; what connection there is is closed.  Answered by `Connected` or `ConnectFailed`."""
 
     conn: int
-    reign: Reign
+    record: LeaderRecord
 
 
 class Disconnect(Record):
     """Not answered."""
 
 
-class Tell(Record):
+class Send(Record):
     """Send a message on the connection.  Not answered."""
 
     message: Upward
@@ -125,4 +134,4 @@ class GiveUp(Record):
     is_refused: bool  # the job does not want us; else nobody could be reached
 
 
-Action: TypeAlias = Look | Claim | TakeChair | Connect | Disconnect | Tell | Deliver | GiveUp
+Action: TypeAlias = ReadBoard | Campaign | Lead | Connect | Disconnect | Send | Deliver | GiveUp

@@ -9,28 +9,28 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aelastic.rdzv.board import Claim, Reign
+from aelastic.rdzv.board import Candidate, LeaderRecord
 
 # etcd takes 1.5 MiB by default (`--max-request-bytes`).  A claim is a few hundred bytes, a verdict a few thousand.
 MAX_BYTES = 64 * 1024
 
 
-def reign_to_bytes(reign: Reign) -> bytes:
+def record_to_bytes(record: LeaderRecord) -> bytes:
     """The bytes of a reign, without its beat.
 
     Raises:
         ValueError: there are too many of them.
     """
-    claim = reign.claim
+    candidate = record.candidate
     data = {
-        "epoch": reign.epoch,
-        "claim": {
-            "node_id": claim.node_id,
-            "addresses": list(claim.addresses),
-            "port": claim.port,
-            "token": claim.token,
+        "epoch": record.epoch,
+        "candidate": {
+            "node_id": candidate.node_id,
+            "addresses": list(candidate.addresses),
+            "port": candidate.port,
+            "token": candidate.token,
         },
-        "verdict": reign.verdict,
+        "verdict": record.verdict,
     }
     text = json.dumps(data).encode()
     if len(text) > MAX_BYTES:
@@ -38,7 +38,7 @@ def reign_to_bytes(reign: Reign) -> bytes:
     return text
 
 
-def reign_from_bytes(text: bytes) -> Reign:
+def record_from_bytes(text: bytes) -> LeaderRecord:
     """The reign that an agent wrote; what is not known of it is left out.
 
     Raises:
@@ -50,28 +50,28 @@ def reign_from_bytes(text: bytes) -> Reign:
         data = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("no JSON") from None
-    claim = _field(data, "claim", dict)
-    addresses = _field(claim, "addresses", list)
+    candidate = _field(data, "candidate", dict)
+    addresses = _field(candidate, "addresses", list)
     if not all(isinstance(address, str) for address in addresses):
         raise ValueError("addresses that are no text")
-    epoch, port = _field(data, "epoch", int), _field(claim, "port", int)
+    epoch, port = _field(data, "epoch", int), _field(candidate, "port", int)
     if epoch < 1 or not 0 < port < 2**16:
         raise ValueError(f"epoch {epoch:.9g}, port {port:.9g}" if max(epoch, port) < 2**63 else "numbers too large")
-    return Reign(
+    return LeaderRecord(
         epoch=epoch,
-        claim=Claim(
-            node_id=_field(claim, "node_id", str),
+        candidate=Candidate(
+            node_id=_field(candidate, "node_id", str),
             addresses=tuple(addresses),
             port=port,
-            token=_field(claim, "token", str),
+            token=_field(candidate, "token", str),
         ),
         verdict=_field(data, "verdict", str),
     )
 
 
-def is_same_reign(now: Reign | None, reign: Reign) -> bool:
+def is_same_term(now: LeaderRecord | None, record: LeaderRecord) -> bool:
     """Whether what the board says is this reign, whatever its beat, closed or not."""
-    return now is not None and (now.epoch, now.claim) == (reign.epoch, reign.claim)
+    return now is not None and (now.epoch, now.candidate) == (record.epoch, record.candidate)
 
 
 def _field(data: Any, name: str, kind: type) -> Any:
