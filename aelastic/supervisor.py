@@ -21,18 +21,18 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from aelastic.agent.postmortem import Autopsy, prepare_for_failure, report_of
-from aelastic.agent.unhealthy import Condemning
+from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, ProcessFailure
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.group.events import (
     Action,
     Cleared,
-    Condemned,
     DeadlinePassed,
     Event,
     Exited,
     Finish,
+    FoundUnhealthy,
     Join,
     Spawn,
     Spawned,
@@ -54,12 +54,12 @@ from aelastic.group.worker_env import (
     worker_env,
 )
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.hangs.watches import Watching
+from aelastic.hangs.watches import Watches
 from aelastic.logs.run_logs import RunLogs, WorkerFiles
 from aelastic.observe.log_lines import log_event
-from aelastic.observe.observer import Audience, Observer
-from aelastic.observe.run_event_source import Narrator, introduction
-from aelastic.observe.run_events import Happening, RunEnded, StacksTaken, Waited
+from aelastic.observe.observer import Observer, Observers
+from aelastic.observe.run_event_source import RunEventSource, introduction
+from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, Waited
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.protocol.messages import (
@@ -75,15 +75,15 @@ from aelastic.rdzv.protocol.messages import (
 from aelastic.rdzv.registry import Surroundings, names, open_link
 from aelastic.result import RunResult, result_of
 from aelastic.spec import WorkerSpec
-from aelastic.stacks.before_kill import Force
+from aelastic.stacks.before_kill import StackDumps
 from aelastic.stacks.control_sockets import ControlSockets
 from aelastic.tcpstore.store_host import StoreHost
 
 if TYPE_CHECKING:
-    from aelastic.health.foreign_server import Guest
+    from aelastic.health.foreign_server import ForeignServer
     from aelastic.health.server import HealthServer
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
-    from aelastic.observe.torch_events import TorchTelemetry
+    from aelastic.observe.torch_events import TorchEvents
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Supervisor:
             for name in SYSTEMD_VARIABLES:
                 self._base_env.pop(name, None)
         self._given_health = health_check_server
-        self._health: HealthServer | Guest | None = None  # only where somebody may ask
+        self._health: HealthServer | ForeignServer | None = None  # only where somebody may ask
         self._has_agent_store = has_agent_store(spec, self._base_env)
         self._group = WorkerGroup(spec)
         self._node_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
@@ -140,11 +140,11 @@ class Supervisor:
         self._link_error: AelasticError | None = None
         self._cpus: Mapping[int, frozenset[int]] = {}  # by local rank, of workers that are bound to some
         self._finding_cpus: anyio.CancelScope | None = None
-        self._telemetry: TorchTelemetry | None = None  # only where somebody may listen
+        self._telemetry: TorchEvents | None = None  # only where somebody may listen
         self._has_begun = False
         self._error: BaseException | None = None  # that the run ends with
-        self._narrator = Narrator(self._group)
-        self._audience = Audience(observers)
+        self._event_source = RunEventSource(self._group)
+        self._observers = Observers(observers)
 
     @property
     def state(self) -> WorkerState:
@@ -180,7 +180,7 @@ class Supervisor:
         """
         if not self._has_begun:
             return StacksTaken(self._group.generation, why, {}, "")
-        return await self._force.collect(why)
+        return await self._stack_dumps.collect(why)
 
     async def run(self) -> RunResult:
         """Runs the job to its end.
@@ -213,9 +213,9 @@ class Supervisor:
         """Imports what tells torchelastic's listeners of the run, if there may be any."""
         if self.spec.event_log_handler == "null" and not any(name in sys.modules for name in _LISTENED_TO):
             return
-        from aelastic.observe.torch_events import TorchTelemetry
+        from aelastic.observe.torch_events import TorchEvents
 
-        telemetry = TorchTelemetry(self.spec, self._run_id, self._group)
+        telemetry = TorchEvents(self.spec, self._run_id, self._group)
         await telemetry.open()
         self._telemetry = telemetry
 
@@ -250,7 +250,7 @@ class Supervisor:
         if self._link_error is not None:
             raise self._link_error
         returned = self._return_values if callable(self.spec.entrypoint) else {}
-        stacks = self._force.stacks_of_killed()
+        stacks = self._stack_dumps.stacks_of_killed()
         return result_of(self._group, self._failures, returned, stacks, self._backend.describe)
 
     async def _find_cpus(self) -> None:
@@ -268,7 +268,7 @@ class Supervisor:
         is_local = self._given_backend is None
         self._health = await open_health(self._health_port, self._given_health, self.collect_stacks, is_local=is_local)
         if self._health is not None:
-            self._audience.add(self._health)
+            self._observers.add(self._health)
 
     def _prepare(self) -> None:
         """Makes those that `run` puts to work; what they hold is let go if one of them can't be made."""
@@ -278,11 +278,11 @@ class Supervisor:
             if self._logs.kept is not None:
                 from aelastic.observe.event_log import FILE_NAME, EventLog
 
-                self._audience.add(EventLog(self._logs.kept / FILE_NAME))
+                self._observers.add(EventLog(self._logs.kept / FILE_NAME))
             self._autopsy = Autopsy(self._logs, is_local=self._given_backend is None)
             self._sockets = ControlSockets(self._logs.scratch)
             made.callback(self._sockets.close)
-            self._force = Force(
+            self._stack_dumps = StackDumps(
                 self._group,
                 scratch=self._logs.scratch,
                 sockets=self._sockets,
@@ -290,11 +290,13 @@ class Supervisor:
                 is_local=self._given_backend is None,
                 tell=self._tell,
             )
-            self._condemning = Condemning(self._group, self._force, self._autopsy, self._mailbox.post, self._tell)
-            self._watching = Watching(
-                self.spec, self._base_env, self._logs.scratch, self._logs.count_matches, self._condemning.on_found
+            self._unhealthy = UnhealthyWorkers(
+                self._group, self._stack_dumps, self._autopsy, self._mailbox.post, self._tell
             )
-            made.callback(self._watching.close)
+            self._watches = Watches(
+                self.spec, self._base_env, self._logs.scratch, self._logs.count_matches, self._unhealthy.on_found
+            )
+            made.callback(self._watches.close)
             self._store = StoreHost(self._sockets.mark_env(self._base_env))
             around = Surroundings(self._run_id, self._base_env, self._store)
             self._link: Link = open_link(self.spec, self._node_id, around)
@@ -311,7 +313,7 @@ class Supervisor:
         with anyio.CancelScope(shield=True):
             try:
                 self._logs.open()
-                self._watching.open()
+                self._watches.open()
                 self._has_begun = True
                 host, pid = socket.gethostname(), os.getpid()
                 self._tell(introduction(self.spec, run_id=self._run_id, node_id=self._node_id, host=host, pid=pid))
@@ -320,8 +322,8 @@ class Supervisor:
                     tasks.start_soon(self._logs.run, name="logs")
                     tasks.start_soon(self._store.run, name="store")
                     tasks.start_soon(self._run_link, name="rendezvous")
-                    tasks.start_soon(self._audience.run, name="observers")
-                    tasks.start_soon(self._watching.run, name="watches")
+                    tasks.start_soon(self._observers.run, name="observers")
+                    tasks.start_soon(self._watches.run, name="watches")
                     if self._telemetry is not None:
                         tasks.start_soon(self._telemetry.run, name="telemetry")
                     await self._run_group(tasks)
@@ -336,17 +338,17 @@ class Supervisor:
                     done.set()
 
     async def _run_group(self, tasks: TaskGroup) -> None:
-        self._force.open(tasks)
+        self._stack_dumps.open(tasks)
         self._mailbox.post(Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or DeadlinePassed()
             now = anyio.current_time()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
-            if isinstance(event, Condemned) and (failure := self._condemning.heard(event)) is not None:
+            if isinstance(event, FoundUnhealthy) and (failure := self._unhealthy.heard(event)) is not None:
                 self._failures[event.local_rank] = failure
-            for happening in self._narrator.handle(event, now):
-                self._audience.tell(happening, now)
+            for run_event in self._event_source.handle(event, now):
+                self._observers.tell(run_event, now)
             if self._telemetry is not None:
                 self._telemetry.tell(event)
             log_event(event, self._group, self._link_error)
@@ -367,7 +369,7 @@ class Supervisor:
             case TellLeft(reason):
                 self._link.tell(Left(self._node_id, reason))
             case Stop(_, local_ranks, signum):
-                if signum == signal.SIGKILL and self._force.claim_look(local_ranks):
+                if signum == signal.SIGKILL and self._stack_dumps.claim_look(local_ranks):
                     tasks.start_soon(self._look_and_stop, action, name="kill")
                 else:
                     self._stop_workers(action)
@@ -381,16 +383,16 @@ class Supervisor:
 
         Meanwhile the group waits for their end, and for no longer than it would without.
         """
-        await self._force.collect("about to be killed")
+        await self._stack_dumps.collect("about to be killed")
         if stop.generation == self._group.generation:  # else they have ended, and others run
-            self._force.log_places(stop.local_ranks)
+            self._stack_dumps.log_places(stop.local_ranks)
             self._stop_workers(stop)
 
     def _stop_workers(self, stop: Stop) -> None:
         for local_rank in stop.local_ranks:
             if self._backend.stop(local_rank, stop.signum):
                 self._asked.add(local_rank)
-                self._force.asked(local_rank, stop.signum)
+                self._stack_dumps.asked(local_rank, stop.signum)
 
     async def _run_link(self) -> None:
         try:
@@ -442,14 +444,14 @@ class Supervisor:
         envs = {rank: self._worker_env(rank, spawn) for rank in range(self.spec.local_world_size)}
         files = await self._logs.open_attempt(spawn.generation - 1, envs)
         starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in sorted(files)]
-        self._force.begin(starts)
-        self._condemning.begin(starts)
+        self._stack_dumps.begin(starts)
+        self._unhealthy.begin(starts)
         ids = await self._backend.start(starts)
         # After the workers: they need a second before they need the store.
         if spawn.assigned.ranks.group_rank == 0 and self._store_server(spawn.assigned) == "agent":
             self._store.serve()
         self._mailbox.post(Spawned(spawn.generation, ids))
-        self._watching.started(spawn.generation, starts, ids)
+        self._watches.started(spawn.generation, starts, ids)
         for start in starts:
             tasks.start_soon(self._follow, spawn.generation, start, name=f"worker {start.local_rank}")
         await anyio.to_thread.run_sync(prepare_for_failure)
@@ -462,7 +464,7 @@ class Supervisor:
         assigned = spawn.assigned
         return worker_env(
             self.spec,
-            {**self._base_env, **self._watching.env},
+            {**self._base_env, **self._watches.env},
             run_id=self._run_id,
             ranks=assigned.ranks,
             local_rank=local_rank,
@@ -489,10 +491,10 @@ class Supervisor:
     async def _follow(self, generation: int, start: WorkerStart) -> None:
         """Waits for one worker's end, and for the end of all it leaves behind."""
         exit_ = await self._backend.wait(start.local_rank)
-        self._condemning.ended(start.local_rank)
-        self._watching.ended(generation, start.local_rank)
+        self._unhealthy.ended(start.local_rank)
+        self._watches.ended(generation, start.local_rank)
         report, gone_at = None, anyio.current_time()
-        # A worker that was asked to end is a victim, whatever it says; or was condemned, and it is known what for.
+        # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if start.local_rank not in self._asked and start.local_rank not in self._group.failed:
             async with self._looking_back:  # one by one: who ended first is told first
                 failure = await self._look_back(start, exit_)
@@ -517,12 +519,12 @@ class Supervisor:
         return await self._autopsy.failure(start, self._group.workers[start.local_rank].id, exit_.exitcode, note)
 
     async def _close(self) -> None:
-        self._force.close()
+        self._stack_dumps.close()
         async with AsyncExitStack() as stack:  # each is closed, whatever the others raise
             stack.callback(self._sockets.close)
             stack.callback(self._logs.close)
-            stack.callback(self._watching.close)
-            stack.push_async_callback(self._audience.aclose)
+            stack.callback(self._watches.close)
+            stack.push_async_callback(self._observers.aclose)
             stack.push_async_callback(self._store.aclose)
             stack.push_async_callback(self._backend.aclose)
             if self._has_begun:
@@ -536,8 +538,8 @@ class Supervisor:
         reason = group.reason if self._link_error is None else str(self._link_error)
         return RunEnded(group.state, reason, None if group.verdict is None else group.verdict.cause)
 
-    def _tell(self, happening: Happening) -> None:
-        self._audience.tell(happening, anyio.current_time())
+    def _tell(self, run_event: RunEvent) -> None:
+        self._observers.tell(run_event, anyio.current_time())
 
 
 def _random_run_id() -> str:

@@ -85,7 +85,7 @@ class Autopsy:
                 error_file=error_file,
                 stderr_tail=stderr_tail,
                 oom=self._oom.explain(0),  # it lives: if anybody was killed, then somebody it may be waiting for
-                condemned=reason,
+                unhealthy=reason,
                 stack=stack,
             )
 

@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from aelastic.agent.postmortem import Autopsy, report_of
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.backend import WorkerStart
-from aelastic.group.events import Condemned
+from aelastic.group.events import FoundUnhealthy
 from aelastic.group.worker_group import Phase, WorkerGroup
 from aelastic.hangs.watch import Found
 from aelastic.observe.run_events import Noticed
-from aelastic.stacks.before_kill import Force
+from aelastic.stacks.before_kill import StackDumps
 
 _log = logging.getLogger(__name__)
 
 
-class Condemning:
+class UnhealthyWorkers:
     """Of one run.
 
     Args:
@@ -37,25 +37,25 @@ class Condemning:
     def __init__(
         self,
         group: WorkerGroup,
-        force: Force,
+        stack_dumps: StackDumps,
         autopsy: Autopsy,
-        post: Callable[[Condemned], None],
+        post: Callable[[FoundUnhealthy], None],
         tell: Callable[[Noticed], None],
     ) -> None:
         self._group = group
-        self._force = force
+        self._stack_dumps = stack_dumps
         self._autopsy = autopsy
         self._post = post
         self._tell = tell
         self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
         self._ended: set[int] = set()  # likewise: whose own process has ended
         self._found: dict[int, Found] = {}  # likewise: what was found of those that are stopped for it
-        self._condemned: dict[int, ProcessFailure] = {}  # likewise: as what that counts
+        self._unhealthy: dict[int, ProcessFailure] = {}  # likewise: as what that counts
 
     def begin(self, starts: Sequence[WorkerStart]) -> None:
         """A new generation is about to start."""
         self._starts = {start.local_rank: start for start in starts}
-        self._ended, self._found, self._condemned = set(), {}, {}
+        self._ended, self._found, self._unhealthy = set(), {}, {}
 
     def ended(self, local_rank: int) -> None:
         """A worker's own process has ended."""
@@ -72,36 +72,36 @@ class Condemning:
             _log.warning("rank %d on %s: %s", worker.global_rank, socket.gethostname(), found.reason)
             self._tell_noticed(found, is_stopped=False)
             if found.by != "timer":  # who waits for the user's own timer need not be stuck
-                await self._force.look_at(rank, f"rank {worker.global_rank}: {found.reason}")
+                await self._stack_dumps.look_at(rank, f"rank {worker.global_rank}: {found.reason}")
             return
         self._found[rank] = found
-        if self._force.claim_look([rank]):
-            await self._force.collect(f"rank {worker.global_rank}: {found.reason}")
-        stack = self._force.quote(rank)
+        if self._stack_dumps.claim_look([rank]):
+            await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
+        stack = self._stack_dumps.quote(rank)
         if self._found.get(rank) is found and rank not in self._ended:
             failure = await self._autopsy.of_living(self._starts[rank], worker.id, found.signum, found.reason, stack)
             if self._found.get(rank) is found:
-                self._condemned[rank] = failure
-        self._post_condemned()
+                self._unhealthy[rank] = failure
+        self._post_found()
 
-    def _post_condemned(self) -> None:
+    def _post_found(self) -> None:
         """Tells the group of those that were found together at once, by rank: from the first on, all are stopped."""
-        if self._found.keys() - self._condemned.keys() - self._ended:
+        if self._found.keys() - self._unhealthy.keys() - self._ended:
             return  # the last of them tells
-        for rank, failure in sorted(self._condemned.items()):
+        for rank, failure in sorted(self._unhealthy.items()):
             found = self._found[rank]
             if found.signum is not None and rank not in self._ended:  # else it ended by itself meanwhile
                 global_rank = self._group.workers[rank].global_rank
                 report = report_of(global_rank, failure, is_final=found.by == "stuck")
-                self._post(Condemned(found.generation, rank, report, found.signum))
+                self._post(FoundUnhealthy(found.generation, rank, report, found.signum))
 
-    def heard(self, event: Condemned) -> ProcessFailure | None:
+    def heard(self, event: FoundUnhealthy) -> ProcessFailure | None:
         """The failure, if the group, which has heard of it, takes it for one."""
         rank = event.local_rank
         if self._group.failed.get(rank) is not event.failure:
             return None  # it knew better
         self._tell_noticed(self._found[rank], is_stopped=True)
-        return self._condemned[rank]
+        return self._unhealthy[rank]
 
     def _tell_noticed(self, found: Found, *, is_stopped: bool) -> None:
         rank = self._group.workers[found.local_rank].global_rank

@@ -156,7 +156,7 @@ def collect_rarely() -> None:
 
 
 def _run_job(invocation: Invocation) -> Outcome:
-    with _live_line(invocation) as live:
+    with _status_line(invocation) as live:
         job = _Job(invocation, live)
         try:
             result = _run_on_loop(job.run(), invocation.loop)
@@ -206,14 +206,14 @@ class _Job:
 
 
 @contextmanager
-def _live_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
+def _status_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
     """The live line on our terminal, if it may be drawn there."""
     if not _may_draw(invocation.ui, os.environ):
         yield ()
         return
-    from aelastic.ui.status_line import live_line
+    from aelastic.ui.status_line import status_line
 
-    with live_line(_stderr.put, "view" if invocation.ui == "view" else "line") as live:
+    with status_line(_stderr.put, "view" if invocation.ui == "view" else "line") as live:
         yield (live,)
 
 

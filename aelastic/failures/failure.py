@@ -30,7 +30,7 @@ class ProcessFailure:
         host: where it ran; "" is here.
         oom: a sentence, where an out-of-memory kill was seen.
         note: what the agent knows better than the exit code, as in "could not be started: no such file".
-        condemned: what the agent stopped it for, as in "timer 'step' expired"; "" for who ended by itself.
+        unhealthy: what the agent stopped it for, as in "timer 'step' expired"; "" for who ended by itself.
         stack: where it stood then, in lines, and who says so; or why that is not known.
     """
 
@@ -42,7 +42,7 @@ class ProcessFailure:
     host: str = field(default="", kw_only=True)
     oom: str = field(default="", kw_only=True)
     note: str = field(default="", kw_only=True)
-    condemned: str = field(default="", kw_only=True)
+    unhealthy: str = field(default="", kw_only=True)
     stack: str = field(default="", repr=False, kw_only=True)
     error_file_data: Json = field(init=False, repr=False, hash=False)
     message: str = field(init=False)  # one sentence or headline, never empty
@@ -56,8 +56,8 @@ class ProcessFailure:
         message, traceback, timestamp = parse_record(data or {})
         self._set("error_file_data", data or {"message": NO_MESSAGE})
         self._set("timestamp", timestamp or int(time.time()))
-        if self.condemned:
-            message = f"{self.condemned}; its last words: {message}" if message else self.condemned
+        if self.unhealthy:
+            message = f"{self.unhealthy}; its last words: {message}" if message else self.unhealthy
         if not message:
             message, traceback = self._explain_from_stderr()
         self._set("message", message)

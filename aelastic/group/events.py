@@ -75,7 +75,7 @@ class Cleared(Record):
     local_rank: int
 
 
-class Condemned(Record):
+class FoundUnhealthy(Record):
     """A worker that lives, and was not asked to end, does not do what is expected of it: it has failed."""
 
     generation: int
@@ -95,7 +95,16 @@ class DeadlinePassed(Record): ...
 
 
 Event: TypeAlias = (
-    Start | Assigned | Interrupted | Ended | Spawned | Exited | Cleared | Condemned | StopRequested | DeadlinePassed
+    Start
+    | Assigned
+    | Interrupted
+    | Ended
+    | Spawned
+    | Exited
+    | Cleared
+    | FoundUnhealthy
+    | StopRequested
+    | DeadlinePassed
 )
 
 

@@ -27,11 +27,11 @@ from aelastic.core.record import Record
 from aelastic.group.events import (
     Action,
     Cleared,
-    Condemned,
     DeadlinePassed,
     Event,
     Exited,
     Finish,
+    FoundUnhealthy,
     Join,
     Spawn,
     Spawned,
@@ -150,8 +150,8 @@ class WorkerGroup(Machine[Event, Action]):
                 return self._on_exited(event, now)
             case Cleared():
                 return self._on_cleared(event, now)
-            case Condemned():
-                return self._on_condemned(event, now)
+            case FoundUnhealthy():
+                return self._on_found_unhealthy(event, now)
             case StopRequested():
                 return self._on_stop_requested(event, now)
             case DeadlinePassed():
@@ -238,7 +238,7 @@ class WorkerGroup(Machine[Event, Action]):
                 tell = TellFailed(self.assigned.round, event.failure)
                 return [tell, *self._stop(_Await(), WorkerState.UNHEALTHY, event.failure.message, now)]
             case Phase.STOPPING if event.local_rank in self.failed:
-                return []  # it was condemned, and that has been told
+                return []  # it was found unhealthy, and that has been told
             case Phase.STOPPING if event.failure is None:
                 self.stopped.add(event.local_rank)
                 return []
@@ -253,7 +253,7 @@ class WorkerGroup(Machine[Event, Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_condemned(self, event: Condemned, now: float) -> list[Action]:
+    def _on_found_unhealthy(self, event: FoundUnhealthy, now: float) -> list[Action]:
         if event.generation != self.generation or event.local_rank not in self._alive or not self._is_spawned:
             return []  # an earlier generation's, or it ended by itself meanwhile; or nobody can have looked at it
         stop = Stop(self.generation, (event.local_rank,), event.signum)
@@ -389,7 +389,7 @@ class WorkerGroup(Machine[Event, Action]):
         self._signum = signum
         if not self._is_spawned:
             return []  # `Spawned` makes up for it
-        # Who failed and lives is condemned, and was told to end in another way.
+        # Who failed and lives was found unhealthy, and was told to end in another way.
         local_ranks = self.unended if signum == signal.SIGKILL else tuple(sorted(self._alive - self.failed.keys()))
         return [Stop(self.generation, local_ranks, signum)] if local_ranks else []
 

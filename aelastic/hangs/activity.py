@@ -1,6 +1,6 @@
 """Looks at living workers for signs of life, in `/proc` and at the files they write to, and reports who shows none.
 
-`liveness.py` judges, and says when to look; here it is looked, in threads.  A file system that hangs, which is a cause
+`hang_rules.py` judges and says when to look; threads here do the looking.  A file system that hangs, which is a cause
 of hangs, keeps nobody from looking at the rest: the sizes of files have a thread of their own, and a limit.  A worker
 stands for all that belongs to it: its session, and whoever descends from one of that, so that a worker that waits for
 its data loaders shows theirs.  Workers whose back end has no pid for them show what they write only.
@@ -26,7 +26,7 @@ import anyio.to_thread
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
-from aelastic.hangs.hang_rules import Began, Ended, Liveness, Looked, Rules, Sample
+from aelastic.hangs.hang_rules import Began, Ended, HangRules, Looked, Rules, Sample
 from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.spec import HangSignal, WorkerSpec
 
@@ -69,7 +69,7 @@ def _stuck_timeout_s(env: Mapping[str, str]) -> float | None:
     return timeout_s if 0 < timeout_s < math.inf else None
 
 
-class Pulse(Watch):
+class ActivitySampler(Watch):
     """Watches for signs of life.
 
     Args:
@@ -81,7 +81,7 @@ class Pulse(Watch):
 
     def __init__(self, rules: Rules, count_matches: CountMatches, report: Report, look: Look | None = None) -> None:
         self._rules = rules
-        self._core = Liveness(rules)
+        self._core = HangRules(rules)
         self._count_matches = count_matches
         self._report = report
         self._look: Look = ProcTable() if look is None else look

@@ -63,7 +63,7 @@ DEPTH_MAX = 64
 SCOPE_CHARS = 200
 
 
-class Watchdog(Watch):
+class FileTimerServer(Watch):
     """The watchdog of one run (torch: `FileTimerServer`).
 
     Args:

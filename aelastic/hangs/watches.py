@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 FILE_TIMER_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 
 
-class Watching:
+class Watches:
     """The watches of one run.
 
     Args:
@@ -105,11 +105,11 @@ def _watches(
     """Those that are on."""
     watches: list[Watch] = []
     if env.get(FILE_TIMER_VARIABLE) == "1":
-        from aelastic.hangs.file_timer import Watchdog
+        from aelastic.hangs.file_timer import FileTimerServer
 
-        watches.append(Watchdog(env, scratch, report))
+        watches.append(FileTimerServer(env, scratch, report))
     if spec.hang_timeout_s is not None or spec.expect_output is not None or env.get(STUCK_VARIABLE):
-        from aelastic.hangs.activity import Pulse, rules_of
+        from aelastic.hangs.activity import ActivitySampler, rules_of
 
-        watches.append(Pulse(rules_of(spec, env), count_matches, report))
+        watches.append(ActivitySampler(rules_of(spec, env), count_matches, report))
     return watches

@@ -23,7 +23,7 @@ from aelastic.health_check_server import (
     NoHealthCheckServer,
 )
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import Happening
+from aelastic.observe.run_events import RunEvent
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,9 @@ STOP_TIMEOUT_S = 3.0
 TICK_S = 1.0
 
 
-def guest_of(given: HealthCheckServer | HealthCheckServerFactory, read_port: Callable[[], int | None]) -> Guest | None:
+def foreign_server_of(
+    given: HealthCheckServer | HealthCheckServerFactory, read_port: Callable[[], int | None]
+) -> ForeignServer | None:
     """What looks after a given server, if there is to be one.
 
     Args:
@@ -48,19 +50,19 @@ def guest_of(given: HealthCheckServer | HealthCheckServerFactory, read_port: Cal
     if isinstance(given, NoHealthCheckServer):
         return None
     if _is_server(given):
-        return Guest(lambda _: given)
+        return ForeignServer(lambda _: given)
     port = read_port()
     if port is None:
         return None
     factory: Any = given
-    return Guest(lambda alive: factory(alive_callback=alive, port=port, timeout=TIMEOUT_S))
+    return ForeignServer(lambda alive: factory(alive_callback=alive, port=port, timeout=TIMEOUT_S))
 
 
 def _is_server(given: Any) -> TypeGuard[HealthCheckServer]:
     return not isinstance(given, type) and hasattr(given, "start")
 
 
-class Guest(Observer):
+class ForeignServer(Observer):
     """Looks after one server.
 
     Args:
@@ -76,7 +78,7 @@ class Guest(Observer):
         """When the agent's loop was last seen turning, in seconds of the wall clock.  For any thread."""
         return self._seen_alive
 
-    def tell(self, happening: Happening, now: float) -> None:
+    def tell(self, event: RunEvent, now: float) -> None:
         """It asks by itself."""
 
     async def run(self) -> None:

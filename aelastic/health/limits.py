@@ -52,7 +52,7 @@ def connections_max() -> int:
     return max(CONNECTIONS_MIN, min(CONNECTIONS_MAX, files // SHARE_OF_FILES))
 
 
-class Door:
+class ConnectionLimits:
     """Lets connections in from a listening socket, until cancelled.
 
     Args:
@@ -139,8 +139,8 @@ class Door:
 class _Connection(asyncio.Protocol):
     """One connection: what comes is counted, and passed on."""
 
-    def __init__(self, door: Door, inner: asyncio.Protocol, since: float) -> None:
-        self._door = door
+    def __init__(self, limits: ConnectionLimits, inner: asyncio.Protocol, since: float) -> None:
+        self._limits = limits
         self._transport: Any = None
         self._bytes = 0
         self.inner = inner
@@ -152,13 +152,13 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._door.let_in(self)
+        self._limits.let_in(self)
         self.inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         self._bytes += len(data)
         if self._bytes > REQUEST_BYTES_MAX:
-            self._door.drop(self, "large")
+            self._limits.drop(self, "large")
         else:
             self.inner.data_received(data)
 
@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
         return True  # it says no more, and may wait for its answer still
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.forget(self)
+        self._limits.forget(self)
         self.inner.connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -35,15 +35,15 @@ from aelastic import __version__
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.health.address import Address, close, listen_at, read_address, url_of
-from aelastic.health.limits import DROPPED, Door
-from aelastic.health.stacks_endpoint import StacksDesk
+from aelastic.health.limits import DROPPED, ConnectionLimits
+from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
 from aelastic.host.usage import usage_of
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
 from aelastic.observe.prometheus import CONTENT_TYPE, Counter
-from aelastic.observe.run_events import Happening, StacksTaken
+from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.observe.status import Status
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from aiohttp.web import BaseRequest, Response, Server
 
-    from aelastic.health.foreign_server import Guest
+    from aelastic.health.foreign_server import ForeignServer
 
 _log = logging.getLogger(__name__)
 # What aiohttp says of clients that make no sense, which is theirs to know.
@@ -77,7 +77,7 @@ async def open_health(
     collect_stacks: CollectStacks,
     *,
     is_local: bool,
-) -> HealthServer | Guest | None:
+) -> HealthServer | ForeignServer | None:
     """Makes what answers, where the environment or the program asks for it.
 
     Args:
@@ -89,9 +89,9 @@ async def open_health(
         InputError: nobody can listen there, or aiohttp is not installed.
     """
     if given is not None:
-        from aelastic.health.foreign_server import guest_of
+        from aelastic.health.foreign_server import foreign_server_of
 
-        return guest_of(given, lambda: read_address(where).port if where.strip() else None)
+        return foreign_server_of(given, lambda: read_address(where).port if where.strip() else None)
     if not where.strip():
         return None
     address = read_address(where)
@@ -120,7 +120,7 @@ class HealthServer(Observer):
         self, address: Address, listener: socket.socket, collect_stacks: CollectStacks, *, is_local: bool
     ) -> None:
         self._listener = listener
-        self._desk = StacksDesk(collect_stacks)
+        self._stacks = StacksEndpoint(collect_stacks)
         self._is_local = is_local
         bound = listener.getsockname()[0]
         self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
@@ -133,7 +133,7 @@ class HealthServer(Observer):
             self._dropped.inc(reason, by=0)
         self._lag_s = 0.0
         self._tasks: TaskGroup | None = None
-        self._door: Door | None = None
+        self._limits: ConnectionLimits | None = None
         self._server: Server | None = None
         self._routes: dict[str, tuple[str, Callable[[BaseRequest], Awaitable[Response]]]] = {
             "/": ("GET", self._index),
@@ -145,9 +145,9 @@ class HealthServer(Observer):
             "/stacks": ("POST", self._say_stacks),
         }
 
-    def tell(self, happening: Happening, now: float) -> None:
-        self._status.tell(happening, now)
-        self._metrics.tell(happening, now)
+    def tell(self, event: RunEvent, now: float) -> None:
+        self._status.tell(event, now)
+        self._metrics.tell(event, now)
 
     async def run(self) -> None:
         try:
@@ -164,8 +164,8 @@ class HealthServer(Observer):
     def close(self) -> None:
         """Listens no more; also where the run never began."""
         close(self._listener)
-        if self._door is not None:
-            self._door.drop_all()
+        if self._limits is not None:
+            self._limits.drop_all()
 
     async def aclose(self) -> None:
         self.close()
@@ -186,8 +186,8 @@ class HealthServer(Observer):
             max_line_size=LINE_BYTES_MAX,
             max_field_size=LINE_BYTES_MAX,
         )
-        self._door = Door(self._listener, self._server, self._dropped.inc)
-        await self._door.run()
+        self._limits = ConnectionLimits(self._listener, self._server, self._dropped.inc)
+        await self._limits.run()
 
     async def _tick(self) -> None:
         """Looks how late the loop is."""
@@ -196,14 +196,14 @@ class HealthServer(Observer):
             await anyio.sleep(TICK_S)
             self._lag_s = max(0.0, time.monotonic() - before - TICK_S)
             self._metrics.lag(self._lag_s)
-            if self._door is not None:
-                self._door.drop_slow(asyncio.get_running_loop().time())
+            if self._limits is not None:
+                self._limits.drop_slow(asyncio.get_running_loop().time())
 
     # Answers.
 
     async def _handle(self, request: BaseRequest) -> Response:
-        assert self._door is not None
-        self._door.has_asked(request.protocol)
+        assert self._limits is not None
+        self._limits.has_asked(request.protocol)
         response = await self._answer(request)
         response.headers["Cache-Control"] = "no-store"
         response.headers["X-Content-Type-Options"] = "nosniff"
@@ -294,7 +294,7 @@ class HealthServer(Observer):
         if not self._status.running:
             return _text(f"no worker runs: {self._status.readiness[1]}\n", 503)
         assert self._tasks is not None  # or nobody would answer
-        collection = await self._desk.take(self._tasks)
+        collection = await self._stacks.take(self._tasks)
         taken = collection.taken
         if taken is None:
             return _text(f"the stacks can't be taken: {collection.error}\n", 500)

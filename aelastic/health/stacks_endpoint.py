@@ -35,7 +35,7 @@ class Collection:
         self.error = ""  # why there are none
 
 
-class StacksDesk:
+class StacksEndpoint:
     """Takes them, one time after the other.
 
     Args:

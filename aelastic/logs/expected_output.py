@@ -1,7 +1,7 @@
 """Whether a worker writes what is expected of it: lines, or frames of a progress bar, that match a pattern.
 
-An `Expected` is told what the worker writes, as the console is (`lines.Cut`), and shows nothing of it.  Whoever wants
-to know asks now and then; between two questions one match is enough, and what follows it is passed over.  So a worker
+An `ExpectedOutputMatcher` is fed what the worker writes, as the console is (`lines.Cut`), and shows nothing of it.  It
+is asked now and then; between two questions one match is enough, and what follows it is passed over.  So a worker
 that does what is expected costs next to nothing, however much it writes.
 """
 
@@ -14,7 +14,7 @@ import re
 LINE_BYTES_MAX = 1 << 14
 
 
-class Expected:
+class ExpectedOutputMatcher:
     """Of one stream.
 
     Args:

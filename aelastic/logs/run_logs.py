@@ -33,7 +33,7 @@ from aelastic.errors import HostError, InputError
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.host.inotify import Growth
 from aelastic.logs.console import Descriptor, Lane, Nowhere, Sink, sinks_of
-from aelastic.logs.expected_output import Expected
+from aelastic.logs.expected_output import ExpectedOutputMatcher
 from aelastic.logs.follower import TAIL_BYTES, Follower
 from aelastic.logs.lines import Cut, Filtered, Lines
 from aelastic.logs_specs import INHERITED, LogsDest, ask, check_logs_specs, lay_out, name_of_run
@@ -92,7 +92,9 @@ class RunLogs:
         self._quiet_lane = Lane()  # what goes on without a console: filtered lines, scratch that nobody is shown
         self._lanes = list(dict.fromkeys([*self._lane_of.values(), self._quiet_lane]))
         self._files: dict[int, WorkerFiles] = {}
-        self._expected: dict[int, list[tuple[Follower, Expected]]] = {}  # by local rank, where output is expected
+        self._expected: dict[
+            int, list[tuple[Follower, ExpectedOutputMatcher]]
+        ] = {}  # by local rank, where output is expected
 
     @property
     def kept(self) -> Path | None:
@@ -219,7 +221,7 @@ class RunLogs:
         expected = self._spec.expect_output
         if expected is None or not expected.concerns(env) or not path.is_file():
             return None
-        cut = Expected(expected.pattern)
+        cut = ExpectedOutputMatcher(expected.pattern)
         follower = self._follow(path, cut, self._quiet_lane, Nowhere())
         self._expected.setdefault(rank, []).append((follower, cut))
         return follower

@@ -30,7 +30,7 @@ import anyio.to_thread
 
 from aelastic.observe.event_records import Json, Scribe
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.observe.run_events import Happening, RunEnded
+from aelastic.observe.run_events import RunEnded, RunEvent
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ FINISH_TIMEOUT_S = CLOSE_TIMEOUT_S - 1
 
 
 class _Entry(NamedTuple):
-    what: Happening | int  # a number: so many records are lost here
+    what: RunEvent | int  # a number: so many records are lost here
     wall_ns: int
     now: float
 
@@ -75,7 +75,7 @@ class EventLog(Observer):
         self._lost = self._lost_since = 0  # in all, and since that was put down
         self._thread: threading.Thread | None = None
 
-    def tell(self, happening: Happening, now: float) -> None:
+    def tell(self, event: RunEvent, now: float) -> None:
         wall_ns = time.time_ns()
         if self._put - self._writer.settled >= self._backlog_max:
             self._lost += 1
@@ -86,7 +86,7 @@ class EventLog(Observer):
             self._thread.start()
         self._put_down_lost(wall_ns, now)
         self._put += 1
-        self._writer.entries.put(_Entry(happening, wall_ns, now))
+        self._writer.entries.put(_Entry(event, wall_ns, now))
 
     async def aclose(self) -> None:
         """Returns when all is written, or the disk has not taken it for too long."""
@@ -115,16 +115,16 @@ class _Writer:
     def __init__(self, path: Path, retry_interval_s: float, alive_interval_s: float) -> None:
         self.path = path
         self.entries: SimpleQueue[_Entry | None] = SimpleQueue()  # ends with None
-        self.settled = 0  # how many happenings are written
+        self.settled = 0  # how many run events are written
         self.has_warned = False
         self.is_over = threading.Event()
         self._retry_interval_s = retry_interval_s
         self._alive_interval_s = alive_interval_s
         self._scribe = Scribe()
-        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many happenings each tells of
+        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many run events each tells of
         self._trouble = "the disk did not take them in time"
         self._has_ended = False  # the run: its last record is told
-        self._told_at = self._taken_at = 0.0  # the last happening: on the loop's clock, which may be any, and on ours
+        self._told_at = self._taken_at = 0.0  # the last run event: on the loop's clock, which may be any, and on ours
 
     def run(self) -> None:
         try:

@@ -1,7 +1,7 @@
-"""What the event log has in a line: a happening as a JSON object.
+"""What the event log has in a line: a run event as a JSON object.
 
 `docs/event-log.md` says what each means to a reader, `docs/event-log.schema.json` what each looks like.  Where the run
-stands (run, node, round, generation, ranks) comes from earlier happenings, so `Scribe` is to see all of them, in order.
+stands (run, node, round, generation, ranks) comes from earlier run events, so `Scribe` is to see all of them, in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from aelastic.core.record import Record
-from aelastic.observe.run_events import Happening, PhaseTook, RoundFormed, RunBegan, RunEnded, WorkersStarted
+from aelastic.observe.run_events import PhaseTook, RoundFormed, RunBegan, RunEnded, RunEvent, WorkersStarted
 
 Json: TypeAlias = dict[str, Any]
 
@@ -29,21 +29,21 @@ class Scribe:
         self._place: Json = {"round": None, "generation": None}
         self._first_rank = 0
 
-    def record(self, happening: Happening, time: str, now: float) -> Json:
-        """The record of a happening.
+    def record(self, event: RunEvent, time: str, now: float) -> Json:
+        """The record of a run event.
 
         Args:
-            happening: what.
+            event: what happened.
             time: of day, as RFC 3339 has it.
             now: the monotonic clock, in seconds.
         """
-        fields = _fields(happening)
-        match happening:
+        fields = _fields(event)
+        match event:
             case RunBegan():
                 self._run = {"run_id": fields.pop("run_id"), "node": fields.pop("node_id"), "host": fields.pop("host")}
             case RoundFormed():
-                self._place = {"round": happening.round, "generation": happening.generation}
-                self._first_rank = happening.first_rank
+                self._place = {"round": event.round, "generation": event.generation}
+                self._first_rank = event.first_rank
             case WorkersStarted(_, ids):
                 del fields["ids"]
                 fields["workers"] = [self._worker(local_rank, ids[local_rank]) for local_rank in sorted(ids)]
@@ -55,7 +55,7 @@ class Scribe:
                 fields["failure"] = fields.pop("cause")  # as it is called where a worker ends
             case _:
                 pass
-        return {**self._frame(event_of(type(happening).__name__), time, now), **fields}
+        return {**self._frame(event_of(type(event).__name__), time, now), **fields}
 
     def lost(self, count: int, reason: str, time: str, now: float) -> Json:
         """The record that stands where others are missing."""
@@ -75,7 +75,7 @@ class Scribe:
 
 @cache
 def event_of(kind: str) -> str:
-    """What a kind of happening is called in the log: `WorkerEnded` is `worker_ended`."""
+    """What a kind of run event is called in the log: `WorkerEnded` is `worker_ended`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
 
 

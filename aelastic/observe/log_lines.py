@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from aelastic.group.events import Condemned, Event, Exited, StopRequested
+from aelastic.group.events import Event, Exited, FoundUnhealthy, StopRequested
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 
@@ -20,7 +20,7 @@ def log_event(event: Event, group: WorkerGroup, link_error: BaseException | None
     match event:
         case Exited(failure=FailureReport() as failure):
             _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
-        case Condemned(local_rank=local_rank, failure=failure) if group.failed.get(local_rank) is failure:
+        case FoundUnhealthy(local_rank=local_rank, failure=failure) if group.failed.get(local_rank) is failure:
             _log.warning("rank %d on %s is stopped: %s", failure.rank, failure.host, failure.message)
         case Interrupted(_, reason):
             _log.warning("all workers start again: %s", reason)

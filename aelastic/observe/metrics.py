@@ -1,4 +1,4 @@
-"""What of a run is counted: happenings in, Prometheus' text out.
+"""What of a run is counted: run events in, Prometheus' text out.
 
 Everything is there from the beginning, with 0 where nothing has happened yet, so that a rate or an alert has something
 to begin with.  `docs/health.md` has the table; a test compares.
@@ -15,15 +15,15 @@ from aelastic.observe.prometheus import Counter, Gauge, Histogram, Registry
 from aelastic.observe.run_events import (
     PHASES,
     Changed,
-    Happening,
     Noticed,
     PhaseTook,
     RestartCause,
     Restarting,
     RoundFormed,
     RunBegan,
+    RunEvent,
     StacksTaken,
-    Watch,
+    WatchName,
     WorkerEnded,
     WorkersStarted,
 )
@@ -103,7 +103,7 @@ class RunMetrics:
         self._noticed = add(
             Counter("aelastic_noticed_total", "How often a worker did not do what was expected of it.", "by")
         )
-        for watch in get_args(Watch):
+        for watch in get_args(WatchName):
             self._noticed.inc(watch, by=0)
         self._stacks = add(Counter("aelastic_stacks_taken_total", "How often the workers' stacks were taken."))
         self._worker_cpu = add(
@@ -115,9 +115,9 @@ class RunMetrics:
         self._agent_cpu = add(Counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process."))
         self._agent_rss = add(Gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process."))
 
-    def tell(self, happening: Happening, now: float) -> None:  # noqa: C901  one case for each
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: C901  one case for each
         """Something happened just now."""
-        match happening:
+        match event:
             case RunBegan() as run:
                 self._run.set(1, run.run_id, run.host, run.role, run.rdzv_backend)
                 self._max_restarts.set(run.max_restarts)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
 
-from aelastic.observe.run_events import Happening
+from aelastic.observe.run_events import RunEvent
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ class Observer(ABC):
     """Is told of one run."""
 
     @abstractmethod
-    def tell(self, happening: Happening, now: float) -> None:
+    def tell(self, event: RunEvent, now: float) -> None:
         """Something happened just now.  Must not block.
 
         Args:
-            happening: what.
+            event: what.
             now: the loop's monotonic time, in seconds.
         """
 
@@ -40,7 +40,7 @@ class Observer(ABC):
         """Called once, when all is told, also after a failure; cancelled if it takes more than 5 s."""
 
 
-class Audience:
+class Observers:
     """The observers of one run."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -51,12 +51,12 @@ class Audience:
         """One more.  To be called before `run`."""
         self._observers.append(observer)
 
-    def tell(self, happening: Happening, now: float) -> None:
+    def tell(self, event: RunEvent, now: float) -> None:
         """Tells all of them.  Never blocks, never raises."""
         for observer in self._observers:
             if id(observer) not in self._dropped:
                 try:
-                    observer.tell(happening, now)
+                    observer.tell(event, now)
                 except Exception as error:  # noqa: BLE001  an observer may be the user's; the job is worth more
                     self._drop(observer, error)
 

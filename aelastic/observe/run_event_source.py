@@ -1,6 +1,6 @@
 """What a run's events are worth telling: transitions, rounds, workers, and how long each phase took.
 
-`Narrator` sees what the worker group sees, after the group has handled it, and gives happenings; it decides nothing.
+`RunEventSource` sees each event after the worker group has handled it, and gives run events; it decides nothing.
 What happened comes first, then how long what was before it took, then where the agent stands now.
 
 A phase is told when it is over.  From the start to the end of a run there is always exactly one of them, but for
@@ -15,17 +15,17 @@ from __future__ import annotations
 import itertools
 from typing import Literal
 
-from aelastic.group.events import Condemned, Event, Exited, Spawned, StopRequested
+from aelastic.group.events import Event, Exited, FoundUnhealthy, Spawned, StopRequested
 from aelastic.group.worker_group import Phase, WorkerGroup
 from aelastic.observe.run_events import (
     Changed,
-    Happening,
     Killed,
     PhaseName,
     PhaseTook,
     Restarting,
     RoundFormed,
     RunBegan,
+    RunEvent,
     StopAsked,
     WorkerEnded,
     WorkersStarted,
@@ -77,7 +77,7 @@ def _program(spec: WorkerSpec) -> str:
     return next((arg for arg in options if not arg.startswith("-")), name)
 
 
-class Narrator:
+class RunEventSource:
     """Of one run.
 
     Args:
@@ -96,16 +96,16 @@ class Narrator:
         self._restarted_round: int | None = None  # the last one of which a restart was told
         # Of this generation.
         self._is_spawned = False
-        self._condemned: set[int] = set()  # local ranks
+        self._unhealthy: set[int] = set()  # local ranks
         self._ended: set[int] = set()  # local ranks
 
-    def handle(self, event: Event, now: float) -> list[Happening]:
+    def handle(self, event: Event, now: float) -> list[RunEvent]:
         """What the event is worth telling.  The group has handled it."""
         group = self._group
         told = [*self._what_happened(event, now), *self._killed(event)]
         if group.generation != self._generation:
             self._generation, self._is_spawned = group.generation, False
-            self._condemned, self._ended = set(), set()
+            self._unhealthy, self._ended = set(), set()
             told.append(self._round_formed())
         told += self._what_took_time(now)
         if (group.phase, group.state) != (self._phase, self._state):
@@ -113,14 +113,14 @@ class Narrator:
             self._phase, self._state = group.phase, group.state
         return told
 
-    def _what_happened(self, event: Event, now: float) -> list[Happening]:
+    def _what_happened(self, event: Event, now: float) -> list[RunEvent]:
         group = self._group
         match event:
             case Spawned(generation, ids) if generation == group.generation and not self._is_spawned:
                 self._is_spawned = True
                 return [WorkersStarted(generation, ids)]
-            case Condemned(generation, local_rank) if generation == group.generation:
-                self._condemned.add(local_rank)
+            case FoundUnhealthy(generation, local_rank) if generation == group.generation:
+                self._unhealthy.add(local_rank)
                 return []
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)
@@ -132,7 +132,7 @@ class Narrator:
             case _:
                 return []
 
-    def _worker_ended(self, event: Exited, now: float) -> list[Happening]:
+    def _worker_ended(self, event: Exited, now: float) -> list[RunEvent]:
         group, local_rank = self._group, event.local_rank
         failure = event.failure or group.failed.get(local_rank)
         outcome: Literal["succeeded", "failed", "stopped"] = "succeeded"
@@ -141,13 +141,13 @@ class Narrator:
         elif local_rank in group.stopped:
             outcome = "stopped"
         rank = group.workers[local_rank].global_rank
-        told: list[Happening] = [WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
-        # Of a condemned worker it was known before it ended.
-        if event.gone_at is not None and failure is not None and local_rank not in self._condemned:
+        told: list[RunEvent] = [WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
+        # Of an unhealthy worker it was known before it ended.
+        if event.gone_at is not None and failure is not None and local_rank not in self._unhealthy:
             told.append(PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
         return told
 
-    def _restarting(self, event: Interrupted) -> list[Happening]:
+    def _restarting(self, event: Interrupted) -> list[RunEvent]:
         group = self._group
         is_of_now = group.assigned is not None and group.assigned.round == event.round
         if not is_of_now or group.is_leaving or self._restarted_round == event.round:
@@ -157,7 +157,7 @@ class Narrator:
         self._restart_count = max(event.restart_count, self._restart_count)
         return [Restarting("failure" if is_paid else "membership", event.reason, self._restart_count)]
 
-    def _killed(self, event: Event) -> list[Happening]:
+    def _killed(self, event: Event) -> list[RunEvent]:
         was_killing, self._is_killing = self._is_killing, self._group.is_killing
         if was_killing or not self._is_killing:
             return []
@@ -181,11 +181,11 @@ class Narrator:
             world_size=ranks.world_size,
         )
 
-    def _what_took_time(self, now: float) -> list[Happening]:
+    def _what_took_time(self, now: float) -> list[RunEvent]:
         name = self._name_now()
         if name == self._name:
             return []
-        told: list[Happening] = [] if self._name is None else [PhaseTook(self._name, now - self._since)]
+        told: list[RunEvent] = [] if self._name is None else [PhaseTook(self._name, now - self._since)]
         self._name, self._since = name, now
         return told
 

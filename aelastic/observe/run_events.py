@@ -1,7 +1,7 @@
 """What an agent has to tell of a run: the words that its observers are told.
 
 The event log writes them down, metrics count them, the live line shows them.  They say what happened, not what is to
-be done about it, and nobody answers.  `narrator.py` makes those that follow from the worker group's events; the
+be done about it, and nobody answers.  `run_event_source.py` makes those that follow from the worker group's events; the
 supervisor adds what only it knows.  The time comes with each, from whoever tells (`observer.py`).
 """
 
@@ -26,7 +26,7 @@ PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop",
 RestartCause: TypeAlias = Literal["failure", "membership"]
 # Who found that a worker does not do what is expected of it: a timer that it set and did not clear, no sign of life,
 # output that did not come, a sleep that no signal ends.
-Watch: TypeAlias = Literal["timer", "hang", "output", "stuck"]
+WatchName: TypeAlias = Literal["timer", "hang", "output", "stuck"]
 
 
 class RunBegan(Record):
@@ -104,7 +104,7 @@ class Noticed(Record):
     generation: int
     local_rank: int
     rank: int
-    by: Watch
+    by: WatchName
     reason: str
     is_stopped: bool  # and counts as failed; else it is only told
 
@@ -148,7 +148,7 @@ class RunEnded(Record):
     cause: FailureReport | None = None
 
 
-Happening: TypeAlias = (
+RunEvent: TypeAlias = (
     RunBegan
     | Changed
     | PhaseTook

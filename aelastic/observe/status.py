@@ -1,4 +1,4 @@
-"""Where an agent stands, as `/status` and `/readyz` say it: happenings in, answers out.
+"""Where an agent stands, as `/status` and `/readyz` say it: run events in, answers out.
 
 Times are monotonic here; the wall's comes with the question, since it is for people only.
 """
@@ -15,7 +15,6 @@ from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
     Changed,
-    Happening,
     PhaseName,
     PhaseTook,
     RestartCause,
@@ -23,6 +22,7 @@ from aelastic.observe.run_events import (
     RoundFormed,
     RunBegan,
     RunEnded,
+    RunEvent,
     Waited,
     WorkerEnded,
     WorkersStarted,
@@ -98,16 +98,16 @@ class Status:
         self._last_restart: _LastRestart | None = None
         self._failure: _LastFailure | None = None
 
-    def tell(self, happening: Happening, now: float) -> None:  # noqa: C901, PLR0912  one case for each
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         """Something happened just now."""
-        match happening:
+        match event:
             case RunBegan():
-                self._run, self._began, self._since = happening, now, now
+                self._run, self._began, self._since = event, now, now
             case Changed():
-                self._on_changed(happening, now)
+                self._on_changed(event, now)
             case RoundFormed():
-                self._round, self._round_at, self._waited = happening, now, ""
-                self._ids, self._facts = {}, dict.fromkeys(range(happening.local_world_size), "starting")
+                self._round, self._round_at, self._waited = event, now, ""
+                self._ids, self._facts = {}, dict.fromkeys(range(event.local_world_size), "starting")
             case WorkersStarted(ids=ids):
                 self._ids, self._started_at = ids, now
                 for local_rank, fact in self._facts.items():

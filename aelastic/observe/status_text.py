@@ -1,6 +1,6 @@
 """What the live line says: where a run stands, from what its observers are told.
 
-`LiveText` is told happenings and gives the line, as text for a width.  `changes_at` says when it would read otherwise
+`StatusText` is told run events and gives the line, as text for a width.  `changes_at` says when it would read otherwise
 though nothing happens: the time that has passed is said in steps, the coarser the longer it is, so that a line that
 nobody looks at costs next to nothing.  A view of nodes and ranks (`live_view.py`) shows a `Picture`.
 """
@@ -15,7 +15,6 @@ from aelastic.core.record import Record
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
     Changed,
-    Happening,
     Noticed,
     PhaseName,
     PhaseTook,
@@ -23,6 +22,7 @@ from aelastic.observe.run_events import (
     RoundFormed,
     RunBegan,
     RunEnded,
+    RunEvent,
     StopAsked,
     Waited,
     WorkerEnded,
@@ -66,7 +66,7 @@ class Picture(Record):
     took: str
 
 
-class LiveText:
+class StatusText:
     """Of one run."""
 
     def __init__(self) -> None:
@@ -84,16 +84,16 @@ class LiveText:
 
     # What happens.
 
-    def handle(self, happening: Happening, now: float) -> None:  # noqa: C901, PLR0912  one case for each happening
-        match happening:
+    def handle(self, event: RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each run event
+        match event:
             case RunBegan():
-                self.began, self.began_at = happening, now
+                self.began, self.began_at = event, now
             case Changed(_, phase):
                 self._on_changed(phase)
             case Waited(text):
                 self._waited = text
             case RoundFormed():
-                self._on_formed(happening)
+                self._on_formed(event)
             case WorkersStarted(_, ids):
                 for rank in tuple(self.ranks):
                     pid = ids.get(rank.local_rank)

@@ -16,8 +16,8 @@ import anyio
 
 from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import Happening, RunEnded, StopAsked, WorkersStarted
-from aelastic.observe.status_text import SEPARATOR, WORDS_MAX, LiveText, cut
+from aelastic.observe.run_events import RunEnded, RunEvent, StopAsked, WorkersStarted
+from aelastic.observe.status_text import SEPARATOR, WORDS_MAX, StatusText, cut
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class SdNotify(Observer):
         self._stop_us = round(1e6 * (shutdown_timeout_s + KILL_COUNT_MAX * KILL_WAIT_S + LEAVE_S))
         # As it recommends: twice in the time after which it takes us for dead.
         self._interval_s = _watchdog_us(env) / 2e6
-        self._text = LiveText()
+        self._text = StatusText()
         self._status = ""
         self._is_ready = False
         self._beat = {"WATCHDOG": "1"} if self._interval_s else {}
@@ -50,12 +50,12 @@ class SdNotify(Observer):
         self._has_warned = False
         self._is_full = anyio.Event()
 
-    def tell(self, happening: Happening, now: float) -> None:
-        self._text.handle(happening, now)
+    def tell(self, event: RunEvent, now: float) -> None:
+        self._text.handle(event, now)
         # What changes although nothing happens, the time that has passed, is the first part.
         text = SEPARATOR.join(self._text.parts(now)[1:])
         said: dict[str, str] = {}
-        match happening:
+        match event:
             case WorkersStarted() if not self._is_ready:
                 self._is_ready = True
                 said["READY"] = "1"

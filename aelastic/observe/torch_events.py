@@ -31,7 +31,7 @@ from aelastic.errors import InputError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import Event, Spawned, WorkerState
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.observe.torch_events_core import Job, Metric, Status, Telemetry, Told, metadata_of
+from aelastic.observe.torch_events_core import Job, Metric, Status, Told, TorchEventSource, metadata_of
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def check_event_log_handler(name: str) -> None:
         )
 
 
-class TorchTelemetry:
+class TorchEvents:
     """Tells of one run.
 
     Args:
@@ -81,7 +81,7 @@ class TorchTelemetry:
 
     def __init__(self, spec: WorkerSpec, run_id: str, group: WorkerGroup) -> None:
         self._spec = spec
-        self._telemetry = Telemetry(group, anyio.current_time())
+        self._telemetry = TorchEventSource(group, anyio.current_time())
         self._recorder = _Recorder(spec, run_id)
         self._told: SimpleQueue[tuple[int, Told] | None] = SimpleQueue()
         self._is_over = threading.Event()  # all is recorded, or nobody waits for it any more

@@ -1,6 +1,6 @@
 """What torchelastic's agent would tell of a run: its events and metrics, at the same points.
 
-`Telemetry` sees what the worker group sees, after the group has handled it, and gives what is to be told; it decides
+`TorchEventSource` sees each event after the worker group has handled it, and gives what is to be told; it decides
 nothing else.  Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_elastic_agent.py`,
 `launcher/api.py`).  What differs does so because the agents do:
 
@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
-from aelastic.group.events import Condemned, Event, Exited, Spawned, StopRequested, Worker, WorkerState
+from aelastic.group.events import Event, Exited, FoundUnhealthy, Spawned, StopRequested, Worker, WorkerState
 from aelastic.group.worker_group import Phase, WorkerGroup
 from aelastic.rdzv.protocol.messages import Interrupted
 
@@ -103,7 +103,7 @@ def _raw_error(failure: ProcessFailure) -> str:
     return json.dumps(failure.error_file_data | ({"errorTraits": _UNEXPLAINED} if is_unexplained else {}))
 
 
-class Telemetry:
+class TorchEventSource:
     """What is to be told of one run.
 
     Args:
@@ -213,8 +213,8 @@ class Telemetry:
             return self._look(WorkerState.SUCCEEDED)
         if not isinstance(event, StopRequested):
             self._stops_at = now
-        # Whom we condemn, torch's watchdog kills, and its agent finds the next time it looks.
-        return self._look(WorkerState.FAILED) if isinstance(event, Exited | Condemned) else []
+        # What we find unhealthy, torch's watchdog kills, and its agent finds the next time it looks.
+        return self._look(WorkerState.FAILED) if isinstance(event, Exited | FoundUnhealthy) else []
 
     def _stopped(self, since: float, now: float) -> list[Told]:
         self._restarts_at, self._stops_at = (since if self._phase is not Phase.DONE else None), None

@@ -46,7 +46,7 @@ NOT_LOOKED = "it was to be killed at once"
 _DROPPED = Path(os.devnull)
 
 
-class Force:
+class StackDumps:
     """Of one run.
 
     Args:
@@ -115,10 +115,10 @@ class Force:
         elif self._is_local and local_rank not in self._killed:
             if self._killed_at is None:
                 self._killed_at = now
-            is_condemned = local_rank in self._group.failed
-            if not is_condemned or local_rank in self._asked_at:  # else it is killed for what its failure says
+            is_unhealthy = local_rank in self._group.failed
+            if not is_unhealthy or local_rank in self._asked_at:  # else it is killed for what its failure says
                 waited = self._waited(local_rank, self._killed_at)
-                self._killed[local_rank] = waited if is_condemned else f"{waited}; {self._where(local_rank)}"
+                self._killed[local_rank] = waited if is_unhealthy else f"{waited}; {self._where(local_rank)}"
 
     def _waited(self, local_rank: int, killed_at: float) -> str:
         if local_rank not in self._asked_at:

@@ -45,7 +45,7 @@ UNKNOWN_END_S = 60.0
 class Block:
     """A phase of an agent."""
 
-    name: str  # one of `happenings.PHASES`
+    name: str  # one of `run_events.PHASES`
     start: float
     end: float
     is_open: bool = False  # the log ends in it

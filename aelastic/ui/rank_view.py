@@ -25,7 +25,7 @@ _STYLES = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed"
 _MIB = 1 << 20
 
 
-class LiveView:
+class RankView:
     """Lays out one picture after the other."""
 
     def __init__(self) -> None:

@@ -19,11 +19,11 @@ import anyio
 
 from aelastic.logs.terminal import Terminal, TerminalStream, is_of_session
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import Happening, RunEnded
-from aelastic.observe.status_text import Frame, LiveText, Picture
+from aelastic.observe.run_events import RunEnded, RunEvent
+from aelastic.observe.status_text import Frame, Picture, StatusText
 
 if TYPE_CHECKING:
-    from aelastic.ui.rank_view import LiveView
+    from aelastic.ui.rank_view import RankView
 
 # Output is over when nothing has come for this long: what comes in bursts is not interrupted.
 QUIET_S = 0.3
@@ -42,7 +42,7 @@ STEP_S = 0.01
 Do = Callable[[Callable[[], None]], None]
 
 
-class LiveLine(Observer):
+class StatusLine(Observer):
     """Of one run.
 
     Args:
@@ -54,7 +54,7 @@ class LiveLine(Observer):
     def __init__(self, terminal: Terminal, do: Do, kind: Literal["line", "view"]) -> None:
         self._terminal = terminal
         self._do = do
-        self._text = LiveText()
+        self._text = StatusText()
         self._face = self._text if kind == "line" else _View(self._text)
         self._woken = anyio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,9 +65,9 @@ class LiveLine(Observer):
         self._is_over = False
         self._error: Exception | None = None
 
-    def tell(self, happening: Happening, now: float) -> None:
-        self._text.handle(happening, now)
-        self._is_over |= isinstance(happening, RunEnded)
+    def tell(self, event: RunEvent, now: float) -> None:
+        self._text.handle(event, now)
+        self._is_over |= isinstance(event, RunEnded)
         self._woken.set()
 
     async def run(self) -> None:
@@ -135,9 +135,9 @@ class LiveLine(Observer):
 class _View:
     """The face of a live line that shows nodes and ranks."""
 
-    def __init__(self, text: LiveText) -> None:
+    def __init__(self, text: StatusText) -> None:
         self._text = text
-        self._view: LiveView | None = None
+        self._view: RankView | None = None
 
     def frame(self, now: float, columns: int, rows: int) -> Frame:
         picture = self._text.picture(now)
@@ -146,9 +146,9 @@ class _View:
 
     def _rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
         if self._view is None:
-            from aelastic.ui.rank_view import LiveView
+            from aelastic.ui.rank_view import RankView
 
-            self._view = LiveView()
+            self._view = RankView()
         return self._view.rows(picture, now, columns, most)
 
     def changes_at(self, now: float) -> float:
@@ -156,7 +156,7 @@ class _View:
 
 
 @contextmanager
-def live_line(do: Do, kind: Literal["line", "view"]) -> Iterator[LiveLine]:
+def status_line(do: Do, kind: Literal["line", "view"]) -> Iterator[StatusLine]:
     """The live line of this process, on the terminal that stderr leads to."""
     before = out, err = sys.stdout, sys.stderr
     terminal = Terminal(err.fileno())
@@ -173,7 +173,7 @@ def live_line(do: Do, kind: Literal["line", "view"]) -> Iterator[LiveLine]:
             sys.stdout, sys.stderr = before
 
     try:
-        yield LiveLine(terminal, do, kind)
+        yield StatusLine(terminal, do, kind)
     finally:
         do(end)  # what is to be said until then is said first
 

@@ -19,13 +19,13 @@ from aelastic.hangs.hang_rules import (
     PATTERN_CHARS,
     Began,
     Ended,
-    Liveness,
+    HangRules,
     Looked,
     Rules,
     Sample,
     Verdict,
 )
-from aelastic.logs.expected_output import LINE_BYTES_MAX, Expected
+from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher
 from aelastic.spec import HANG_SIGNALS, ExpectedOutput
 
 TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ class Watched:
 
     def __init__(self, *ranks: int, **rules: Any) -> None:
         given = {"hang_timeout_s": TIMEOUT_S, "hang_signals": HANG_SIGNALS, **rules}
-        self.core = Liveness(Rules(**given))
+        self.core = HangRules(Rules(**given))
         self.now = 1000.0
         self.looks = 0
         self.core.handle(Began(ranks or (0,)), self.now)
@@ -188,7 +188,7 @@ def test_a_timer_that_is_a_moment_early_does_not_put_it_off() -> None:
     assert watched.look(DEAD, late_s=-EARLY_S / 2)
 
 
-# Expected output.
+# ExpectedOutputMatcher output.
 
 
 def expecting(within_s: float = 30.0, **rules: Any) -> Watched:
@@ -304,7 +304,7 @@ def chunks_of(data: bytes, cuts: list[int]) -> list[bytes]:
     st.lists(st.integers(0, 200), max_size=12),
 )
 def test_a_match_is_found_however_the_output_comes(lines: list[str], ending: str, cuts: list[int]) -> None:
-    search = Expected(r"^.*loss=\d")
+    search = ExpectedOutputMatcher(r"^.*loss=\d")
     for chunk in chunks_of("".join(line + ending for line in lines).encode(), cuts):
         assert search.takes(chunk, 0, more=False) == len(chunk)
         assert search.feed(chunk) == b""
@@ -313,7 +313,7 @@ def test_a_match_is_found_however_the_output_comes(lines: list[str], ending: str
 
 
 def test_between_two_questions_one_match_is_enough_and_each_question_starts_anew() -> None:
-    search = Expected("a")
+    search = ExpectedOutputMatcher("a")
     search.feed(b"a\na\na\n")
     assert (search.ask(), search.ask()) == (1, 1)
     search.feed(b"b\n")
@@ -323,7 +323,7 @@ def test_between_two_questions_one_match_is_enough_and_each_question_starts_anew
 
 
 def test_a_line_whose_beginning_was_passed_over_is_not_taken_for_one_of_its_own() -> None:
-    search = Expected("^tail")
+    search = ExpectedOutputMatcher("^tail")
     search.feed(b"tail\n")
     search.feed(b"begins with a ")
     search.ask()
@@ -334,7 +334,7 @@ def test_a_line_whose_beginning_was_passed_over_is_not_taken_for_one_of_its_own(
 
 
 def test_a_line_that_is_not_complete_counts_once() -> None:
-    search = Expected("> $")
+    search = ExpectedOutputMatcher("> $")
     search.feed(b"name> ")
     assert (search.ask(), search.ask(), search.ask()) == (1, 1, 1)
     search.feed(b"x\nname> ")
@@ -342,7 +342,7 @@ def test_a_line_that_is_not_complete_counts_once() -> None:
 
 
 def test_when_nobody_asks_any_more_nothing_is_searched() -> None:
-    search = Expected("a")
+    search = ExpectedOutputMatcher("a")
     search.feed(b"a\n")
     search.stop()
     search.feed(b"a\na\n")
@@ -350,7 +350,7 @@ def test_when_nobody_asks_any_more_nothing_is_searched() -> None:
 
 
 def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
-    search = Expected("needle")
+    search = ExpectedOutputMatcher("needle")
     for _ in range(1000):
         search.feed(b"x" * 10_000)
         assert len(search._tail) <= LINE_BYTES_MAX

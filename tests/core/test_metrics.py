@@ -58,11 +58,11 @@ def exposed(metrics: RunMetrics, **others: Any) -> dict[str, float]:
     return values(metrics.expose(**asked))
 
 
-def told(*happenings: Any) -> RunMetrics:
+def told(*events: Any) -> RunMetrics:
     """Metrics of a run in which these happened, a second apart."""
     metrics = RunMetrics({"version": "0", "python": "3"})
-    for now, happening in enumerate(happenings):
-        metrics.tell(happening, float(now))
+    for now, event in enumerate(events):
+        metrics.tell(event, float(now))
     return metrics
 
 

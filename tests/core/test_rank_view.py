@@ -12,7 +12,7 @@ from aelastic.observe.status_text import Picture, RankPicture
 
 pytest.importorskip("rich")
 
-from aelastic.ui.rank_view import LiveView
+from aelastic.ui.rank_view import RankView
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +32,9 @@ def picture(*ranks: RankPicture, **fields: str) -> Picture:
 
 
 def rows(
-    shown: Picture, columns: int = 79, most: int = 12, view: LiveView | None = None, now: float = 0.0
+    shown: Picture, columns: int = 79, most: int = 12, view: RankView | None = None, now: float = 0.0
 ) -> list[str]:
-    drawn = [row.decode() for row in (view or LiveView()).rows(shown, now, columns, most)]
+    drawn = [row.decode() for row in (view or RankView()).rows(shown, now, columns, most)]
     return [re.sub(r"\x1b\[[0-9;]*m", "", row).rstrip() for row in drawn]
 
 
@@ -89,7 +89,7 @@ def test_cpu_is_that_since_the_last_look_and_a_process_that_is_gone_has_none(mon
         return None if (cpu_s := used[pid]) is None else Usage(cpu_s, 3 << 20)
 
     monkeypatch.setattr("aelastic.ui.rank_view.usage_of", usage_of)
-    view, shown = LiveView(), picture(rank(0, pid=41), rank(1, pid=42))
+    view, shown = RankView(), picture(rank(0, pid=41), rank(1, pid=42))
     assert rows(shown, view=view, now=100.0)[3].split() == ["0", "0", "41", "running", "3", "MiB"]
     used[41] = 13.0
     assert rows(shown, view=view, now=102.0)[3].split() == ["0", "0", "41", "running", "150%", "3", "MiB"]
@@ -103,8 +103,8 @@ def test_no_control_sequence_of_others_gets_through() -> None:
 
 
 def test_colours_are_for_who_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    coloured = LiveView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)
+    coloured = RankView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)
     monkeypatch.setitem(os.environ, "NO_COLOR", "1")
-    plain = LiveView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)
+    plain = RankView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)
     assert any(b"\x1b[31mfailed" in row for row in coloured)
     assert not any(b"\x1b[3" in row for row in plain)

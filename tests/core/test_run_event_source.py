@@ -1,4 +1,4 @@
-"""What a run's events are worth telling: events in, happenings out."""
+"""What a run's events are worth telling: events in, run events out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import pytest
 from aelastic.core.machine import InvalidTransition
 from aelastic.group.events import (
     Cleared,
-    Condemned,
     DeadlinePassed,
     Event,
     Exited,
+    FoundUnhealthy,
     Spawned,
     Start,
     StopRequested,
     WorkerState,
 )
 from aelastic.group.worker_group import KILL_COUNT_MAX, Phase, WorkerGroup
-from aelastic.observe.run_event_source import Narrator, introduction
+from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.observe.run_events import (
     PHASES,
     Changed,
-    Happening,
     Killed,
     PhaseTook,
     Restarting,
     RoundFormed,
+    RunEvent,
     StopAsked,
     WorkerEnded,
     WorkersStarted,
@@ -56,40 +56,40 @@ class Story:
     def __init__(self) -> None:
         spec = WorkerSpec(entrypoint="train.py", local_world_size=2, shutdown_timeout_s=30, exit_barrier_timeout_s=300)
         self.group = WorkerGroup(spec)
-        self.narrator = Narrator(self.group)
+        self.source = RunEventSource(self.group)
         self.now = 100.0
         self.began_at = self.done_at = self.now
-        self.told: list[Happening] = []
+        self.told: list[RunEvent] = []
 
-    def put(self, *events: Event, after_s: float = 0.0) -> list[Happening]:
+    def put(self, *events: Event, after_s: float = 0.0) -> list[RunEvent]:
         """What the last of the events is worth telling."""
-        told: list[Happening] = []
+        told: list[RunEvent] = []
         self.now += after_s
         for event in events:
             was = self.group.phase
             self.group.handle(event, self.now)
             self.began_at = self.now if was is Phase.INIT else self.began_at
             self.done_at = self.now if was is not Phase.DONE else self.done_at
-            told = self.narrator.handle(event, self.now)
+            told = self.source.handle(event, self.now)
             self.told += told
         return told
 
-    def pass_deadline(self) -> list[Happening]:
+    def pass_deadline(self) -> list[RunEvent]:
         assert self.group.deadline is not None
         self.now = self.group.deadline
         return self.put(DeadlinePassed())
 
-    def end(self, *local_ranks: int, failure: FailureReport | None = None, after_s: float = 0.0) -> list[Happening]:
+    def end(self, *local_ranks: int, failure: FailureReport | None = None, after_s: float = 0.0) -> list[RunEvent]:
         """Workers end, and nothing of them is left."""
         generation = self.group.generation
-        told: list[Happening] = []
+        told: list[RunEvent] = []
         for local_rank in local_ranks:
             told = self.put(Exited(generation, local_rank, failure), after_s=after_s)
             told += self.put(Cleared(generation, local_rank))
         return told
 
     def of(self, kind: type[T]) -> list[T]:
-        return [happening for happening in self.told if isinstance(happening, kind)]
+        return [event for event in self.told if isinstance(event, kind)]
 
     @property
     def durations(self) -> dict[str, float]:
@@ -111,8 +111,8 @@ def running(round_: int = 1, restart_count: int = 0) -> Story:
     return story
 
 
-def names(told: list[Happening]) -> list[str]:
-    return [type(happening).__name__ for happening in told]
+def names(told: list[RunEvent]) -> list[str]:
+    return [type(event).__name__ for event in told]
 
 
 # Transitions.
@@ -211,9 +211,9 @@ def test_every_name_of_a_phase_is_used() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_worker_that_is_condemned_has_failed_and_was_detected_before_it_ended(order: tuple[int, int]) -> None:
+def test_a_worker_that_is_found_unhealthy_has_failed_and_was_detected_before_it_ended(order: tuple[int, int]) -> None:
     story = running()
-    assert names(story.put(Condemned(1, 0, EXPIRED, signal.SIGKILL))) == ["PhaseTook", "Changed"]
+    assert names(story.put(FoundUnhealthy(1, 0, EXPIRED, signal.SIGKILL))) == ["PhaseTook", "Changed"]
     for local_rank in order:
         story.put(Exited(1, local_rank, None, story.now), Cleared(1, local_rank), after_s=1)
     ended = {each.local_rank: (each.outcome, each.failure) for each in story.of(WorkerEnded)}
@@ -249,7 +249,7 @@ def test_the_end_of_a_worker_of_an_earlier_generation_is_not_told() -> None:
     story.end(0, 1)
     story.put(assigned(2), Spawned(2, {0: 702, 1: 703}))
     assert story.put(Exited(1, 0, FAILURE)) == []
-    assert story.put(Condemned(1, 0, FAILURE, signal.SIGKILL)) == []
+    assert story.put(FoundUnhealthy(1, 0, FAILURE, signal.SIGKILL)) == []
 
 
 def test_a_kill_is_told_once_with_who_is_left_and_why() -> None:
@@ -346,7 +346,7 @@ def some_event(random: Random, story: Story) -> Event:
             Interrupted(generation, "why", random.randrange(3)),
             Exited(generation, rank, failure, story.now),
             Cleared(generation, rank),
-            Condemned(generation, rank, EXPIRED, signal.SIGKILL),
+            FoundUnhealthy(generation, rank, EXPIRED, signal.SIGKILL),
             DeadlinePassed(),
         )
     )

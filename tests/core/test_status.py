@@ -44,11 +44,11 @@ def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp_s: int =
     return FailureReport("host-1", rank, rank - 2, 10, 7, f"rank {rank} fell", traceback, timestamp_s)
 
 
-def told(*happenings: Any) -> Status:
+def told(*events: Any) -> Status:
     """The status of a run in which these happened, a second apart, from 0 on."""
     status = Status()
-    for now, happening in enumerate(happenings):
-        status.tell(happening, float(now))
+    for now, event in enumerate(events):
+        status.tell(event, float(now))
     return status
 
 

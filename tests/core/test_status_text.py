@@ -21,7 +21,7 @@ from aelastic.observe.run_events import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.observe.status_text import LiveText, cut, duration
+from aelastic.observe.status_text import StatusText, cut, duration
 from aelastic.rdzv.protocol.messages import FailureReport
 
 BEGAN = RunBegan(
@@ -44,22 +44,22 @@ def changed(phase: Phase) -> Changed:
     return Changed(Phase.INIT, phase, WorkerState.HEALTHY, "")
 
 
-def told(*happenings: object, began: RunBegan = BEGAN) -> LiveText:
-    text = LiveText()
-    for happening in (began, *happenings):
-        text.handle(happening, 100.0)  # type: ignore[arg-type]
+def told(*events: object, began: RunBegan = BEGAN) -> StatusText:
+    text = StatusText()
+    for event in (began, *events):
+        text.handle(event, 100.0)  # type: ignore[arg-type]
     return text
 
 
 RUNNING = (changed(Phase.JOINING), formed(), changed(Phase.RUNNING), WorkersStarted(1, {0: 41, 1: 42}))
 
 
-def line(text: LiveText, width: int = 200) -> str:
+def line(text: StatusText, width: int = 200) -> str:
     return text.line(107.0, width)
 
 
 def test_before_anything_is_known_it_says_little() -> None:
-    assert LiveText().line(5.0, 80) == "aelastic | starting"
+    assert StatusText().line(5.0, 80) == "aelastic | starting"
 
 
 def test_who_is_missing_comes_first() -> None:
@@ -165,7 +165,7 @@ def test_durations_are_coarser_the_longer_they_are(passed_s: float, words: str) 
 
 @given(began=st.floats(0, 1e6), passed=st.floats(0, 1e5))
 def test_the_line_changes_when_it_is_said_to_and_not_before(began: float, passed: float) -> None:
-    text = LiveText()
+    text = StatusText()
     text.handle(BEGAN, began)
     now = began + passed
     then = text.changes_at(now)

@@ -94,7 +94,7 @@ def test_the_whole_run_is_cut_in_four() -> None:
     assert (story.state, story.reason) == ("SUCCEEDED", "every worker succeeded")
 
 
-def test_a_condemned_worker_fails_when_that_is_noticed() -> None:
+def test_an_unhealthy_worker_fails_when_that_is_noticed() -> None:
     a = NodeLog("node-a")
     a.formed(1.0, 1, 0, nodes=1)
     a.started(1.1)

@@ -13,11 +13,11 @@ import pytest
 from aelastic.core.machine import InvalidTransition
 from aelastic.group.events import (
     Cleared,
-    Condemned,
     DeadlinePassed,
     Event,
     Exited,
     Finish,
+    FoundUnhealthy,
     Join,
     Spawn,
     Spawned,
@@ -127,7 +127,7 @@ def stopping_for_a_failure() -> Story:
 
 def stopping_for_a_worker_that_hangs() -> Story:
     story = running()
-    story.tell(Condemned(1, 0, HANGS, signal.SIGKILL))
+    story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL))
     return story
 
 
@@ -373,9 +373,9 @@ def test_a_lone_worker_that_fails_leaves_nobody_to_signal() -> None:
 # Workers that live, and do not do what is expected of them.
 
 
-def test_a_condemned_worker_is_told_of_as_failed_then_stopped_in_its_own_way_and_the_others_in_theirs() -> None:
+def test_an_unhealthy_worker_is_told_of_as_failed_then_stopped_in_its_own_way_and_the_others_in_theirs() -> None:
     story = running(round_=3)
-    assert story.tell(Condemned(1, 0, HANGS, signal.SIGUSR1)) == [
+    assert story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGUSR1)) == [
         TellFailed(3, HANGS),
         Stop(1, (0,), signal.SIGUSR1),
         Stop(1, (1,), signal.SIGTERM),
@@ -388,7 +388,7 @@ def test_a_condemned_worker_is_told_of_as_failed_then_stopped_in_its_own_way_and
     assert (story.group.failed, sorted(story.group.alive), story.left_s) == ({0: HANGS}, [0, 1], SHUTDOWN_S)
 
 
-def test_a_condemned_worker_that_then_ends_has_failed_whatever_it_says_and_the_others_are_victims() -> None:
+def test_an_unhealthy_worker_that_then_ends_has_failed_whatever_it_says_and_the_others_are_victims() -> None:
     story = stopping_for_a_worker_that_hangs()
     assert story.end(0) == []
     assert story.end(1) == []
@@ -397,13 +397,13 @@ def test_a_condemned_worker_that_then_ends_has_failed_whatever_it_says_and_the_o
     assert story.tell(interrupted(1)) == [Join()]
 
 
-def test_what_a_condemned_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
+def test_what_an_unhealthy_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
     story = stopping_for_a_worker_that_hangs()
     story.end(0, failure=FAILURE)
     assert story.group.failed == {0: HANGS}
 
 
-def test_a_condemned_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
+def test_an_unhealthy_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
     story = stopping_for_a_worker_that_hangs()
     story.end(1)
     assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
@@ -413,54 +413,54 @@ def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> No
     story = stopping_for_a_worker_that_hangs()
     deadline = story.group.deadline
     story.now += 1
-    assert story.tell(Condemned(1, 1, OTHER_HANGS, signal.SIGKILL)) == [Stop(1, (1,), signal.SIGKILL)]
+    assert story.tell(FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == [Stop(1, (1,), signal.SIGKILL)]
     assert (story.group.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
     story.end(0, 1)
     assert (story.group.failed, story.group.stopped) == ({0: HANGS, 1: OTHER_HANGS}, set())
 
 
-def test_a_worker_is_condemned_once() -> None:
+def test_a_worker_is_found_unhealthy_once() -> None:
     story = stopping_for_a_worker_that_hangs()
     before = seen(story.group)
-    assert story.tell(Condemned(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
+    assert story.tell(FoundUnhealthy(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
 @pytest.mark.parametrize(
     "story", [stopping_for_another_round, stopping_for_good, stopping_for_the_verdict], ids=lambda story: story.__name__
 )
-def test_a_worker_that_is_being_stopped_for_something_else_is_not_condemned(story: Any) -> None:
+def test_a_worker_that_is_being_stopped_for_something_else_is_not_found_unhealthy(story: Any) -> None:
     told = story()
     before = seen(told.group)
-    assert told.tell(Condemned(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
+    assert told.tell(FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
     assert seen(told.group) == before
 
 
-def test_a_worker_that_ended_by_itself_meanwhile_is_not_condemned() -> None:
+def test_a_worker_that_ended_by_itself_meanwhile_is_not_found_unhealthy() -> None:
     story = running()
     story.tell(Exited(1, 0, None))
     before = seen(story.group)
-    assert story.tell(Condemned(1, 0, HANGS, signal.SIGKILL)) == []
+    assert story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
-def test_a_worker_that_nobody_can_have_looked_at_is_not_condemned() -> None:
+def test_a_worker_that_nobody_can_have_looked_at_is_not_found_unhealthy() -> None:
     story = joining()
     story.tell(assigned(1))
     before = seen(story.group)
-    assert story.tell(Condemned(1, 0, HANGS, signal.SIGKILL)) == []
+    assert story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
-def test_a_condemned_worker_leaves_the_time_for_what_another_left_behind_as_long_as_a_stop_has() -> None:
+def test_an_unhealthy_worker_leaves_the_time_for_what_another_left_behind_as_long_as_a_stop_has() -> None:
     story = running()
     story.tell(Exited(1, 1, None))
-    told, stop = story.tell(Condemned(1, 0, HANGS, signal.SIGKILL))
+    told, stop = story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL))
     assert (told, stop) == (TellFailed(1, HANGS), Stop(1, (0,), signal.SIGKILL))
     assert story.left_s == SHUTDOWN_S
 
 
-def test_asked_to_stop_while_a_condemned_worker_ends_it_leaves_and_the_failure_stays_one() -> None:
+def test_asked_to_stop_while_an_unhealthy_worker_ends_it_leaves_and_the_failure_stays_one() -> None:
     story = stopping_for_a_worker_that_hangs()
     reason = "the agent was asked to stop (SIGTERM)"
     assert story.tell(StopRequested()) == [TellLeft(reason)]
@@ -646,7 +646,7 @@ def test_an_exit_of_an_earlier_generation_does_not_stop_a_healthy_group() -> Non
         Exited(1, 1, FAILURE),
         Exited(1, 0, None),
         Cleared(1, 0),
-        Condemned(1, 0, HANGS, signal.SIGKILL),
+        FoundUnhealthy(1, 0, HANGS, signal.SIGKILL),
         Spawned(1, {0: 1, 1: 2}),
     ):
         before = seen(story.group)
@@ -669,7 +669,7 @@ def test_a_local_rank_that_does_not_exist_changes_nothing() -> None:
     before = seen(story.group)
     assert story.tell(Exited(1, 9, FAILURE)) == []
     assert story.tell(Cleared(1, -1)) == []
-    assert story.tell(Condemned(1, 2, HANGS, signal.SIGKILL)) == []
+    assert story.tell(FoundUnhealthy(1, 2, HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
@@ -717,8 +717,8 @@ EVENTS: dict[str, Event] = {
     "exited, stale": Exited(0, 0, FAILURE),
     "cleared": Cleared(1, 0),
     "cleared, stale": Cleared(0, 0),
-    "condemned": Condemned(1, 1, OTHER_HANGS, signal.SIGKILL),
-    "condemned, stale": Condemned(0, 0, HANGS, signal.SIGKILL),
+    "unhealthy": FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL),
+    "unhealthy, stale": FoundUnhealthy(0, 0, HANGS, signal.SIGKILL),
     "stop": StopRequested(),
     "deadline": DeadlinePassed(),
 }

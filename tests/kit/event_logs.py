@@ -14,7 +14,6 @@ from aelastic.group.worker_group import Phase
 from aelastic.observe.event_records import Scribe
 from aelastic.observe.run_events import (
     Changed,
-    Happening,
     PhaseName,
     PhaseTook,
     RestartCause,
@@ -22,6 +21,7 @@ from aelastic.observe.run_events import (
     RoundFormed,
     RunBegan,
     RunEnded,
+    RunEvent,
     WorkerEnded,
     WorkersStarted,
 )
@@ -65,9 +65,9 @@ class NodeLog:
         )  # fmt: skip
         self.change(begins, Phase.JOINING)
 
-    def tell(self, at: float, happening: Happening) -> None:
+    def tell(self, at: float, event: RunEvent) -> None:
         wall = datetime.fromtimestamp(_BEGAN + at + self._ahead, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        self.lines.append(json.dumps(self._scribe.record(happening, wall, self._boot + at)).encode() + b"\n")
+        self.lines.append(json.dumps(self._scribe.record(event, wall, self._boot + at)).encode() + b"\n")
 
     def alive(self, at: float) -> None:
         """Nothing happened for a while."""

@@ -34,7 +34,6 @@ from aelastic.observe.event_records import Json, Scribe
 from aelastic.observe.run_events import (
     PHASES,
     Changed,
-    Happening,
     Killed,
     Noticed,
     PhaseTook,
@@ -42,6 +41,7 @@ from aelastic.observe.run_events import (
     RoundFormed,
     RunBegan,
     RunEnded,
+    RunEvent,
     StacksTaken,
     StopAsked,
     Waited,
@@ -68,7 +68,7 @@ FRAME = set(SCHEMA["required"])
 FAILURE = FailureReport("node1", 5, 1, 77, -11, "SIGSEGV", "", 1000)
 BEGAN = RunBegan("job", "node1-1-ab", "node1", 1, "default", "train.py", 2, 1, 4, 3, "c10d")
 FORMED = RoundFormed(7, 3, 2, 1, 2, 4, 2, 6)
-SAMPLES: Sequence[Happening] = (
+SAMPLES: Sequence[RunEvent] = (
     BEGAN,
     Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins"),
     Waited("1 of 2 nodes"),
@@ -191,21 +191,21 @@ def assert_whole(records: Sequence[Json]) -> None:
 # What is in it.
 
 
-def test_every_happening_is_a_record_of_the_schema() -> None:
-    assert {type(happening) for happening in SAMPLES} == set(get_args(Happening))
+def test_every_run_event_is_a_record_of_the_schema() -> None:
+    assert {type(event) for event in SAMPLES} == set(get_args(RunEvent))
     scribe = Scribe()
-    records = [scribe.record(happening, rfc3339(0), 1.5) for happening in SAMPLES]
+    records = [scribe.record(event, rfc3339(0), 1.5) for event in SAMPLES]
     records.append(scribe.lost(3, "no space left", rfc3339(0), 1.5))
     records.append(scribe.alive(rfc3339(0), 1.5))
     assert not [problem for record in records for problem in problems(json.loads(json.dumps(record)))]
     assert {record["event"] for record in records} == {choice["$ref"][8:] for choice in SCHEMA["oneOf"]}
 
 
-@pytest.mark.parametrize("happening", SAMPLES, ids=lambda happening: type(happening).__name__)
-def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(happening: Happening) -> None:
-    record = Scribe().record(happening, rfc3339(0), 1.5)
+@pytest.mark.parametrize("event", SAMPLES, ids=lambda event: type(event).__name__)
+def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: RunEvent) -> None:
+    record = Scribe().record(event, rfc3339(0), 1.5)
     assert list(problems({**record, "more": 1}))
-    optional = {"rank", "local_rank"} if isinstance(happening, PhaseTook) else set()
+    optional = {"rank", "local_rank"} if isinstance(event, PhaseTook) else set()
     for name in record.keys() - optional:
         assert list(problems({key: value for key, value in record.items() if key != name})), name
 
@@ -213,7 +213,7 @@ def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(happening:
 def test_a_record_says_when_who_and_where() -> None:
     scribe = Scribe()
     first, formed, started, detected = (
-        scribe.record(happening, "t", 1.25) for happening in (BEGAN, FORMED, SAMPLES[5], SAMPLES[10])
+        scribe.record(event, "t", 1.25) for event in (BEGAN, FORMED, SAMPLES[5], SAMPLES[10])
     )
     assert {name: first[name] for name in FRAME} == {
         "time": "t", "monotonic_ns": 1_250_000_000, "schema": 1, "event": "run_began", "run_id": "job",
@@ -356,7 +356,7 @@ def test_there_is_one_where_the_output_is_kept(
     asked: dict[str, Any], has_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(aelastic, "event_log", aelastic.observe.event_log)  # as it is to be afterwards
+    monkeypatch.setattr(aelastic.observe, "event_log", aelastic.observe.event_log)  # as it is to be afterwards
     monkeypatch.delitem(sys.modules, "aelastic.observe.event_log")
 
     @on_virtual_time

@@ -25,7 +25,7 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, 
 from kit.virtual_clock import Deadlock, on_virtual_time
 
 from aelastic import InputError, Supervisor, WorkerSpec
-from aelastic.hangs.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIABLE, Watchdog
+from aelastic.hangs.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIABLE, FileTimerServer
 from aelastic.hangs.timer_rules import LINE_BYTES_MAX
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
@@ -55,8 +55,8 @@ class Kennel:
 
     def __init__(self, scratch: Path, **env: str) -> None:
         self.found: list[Found] = []
-        self.dog = Watchdog(env, scratch, self.found.append)
-        self.path = Path(self.dog.env[TIMER_FILE_VARIABLE])
+        self.server = FileTimerServer(env, scratch, self.found.append)
+        self.path = Path(self.server.env[TIMER_FILE_VARIABLE])
 
     def write(self, *lines: bytes) -> None:
         fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
@@ -88,15 +88,15 @@ class Kennel:
 @asynccontextmanager
 async def watching(scratch: Path, **env: str) -> AsyncIterator[Kennel]:
     kennel = Kennel(scratch, **env)
-    kennel.dog.open()
-    task = asyncio.get_running_loop().create_task(kennel.dog.run())
+    kennel.server.open()
+    task = asyncio.get_running_loop().create_task(kennel.server.run())
     try:
-        kennel.dog.started(1, (), {0: HERE})
+        kennel.server.started(1, (), {0: HERE})
         yield kennel
     finally:
         task.cancel()
         await asyncio.wait([task])
-        kennel.dog.close()
+        kennel.server.close()
     assert task.cancelled(), task.exception()
 
 
@@ -116,23 +116,23 @@ def test_the_fifo_is_for_the_agents_user_alone_whatever_the_umask(tmp_path: Path
     kennel = Kennel(tmp_path)
     before = os.umask(umask)
     try:
-        kennel.dog.open()
+        kennel.server.open()
     finally:
         os.umask(before)
     mode = kennel.path.stat().st_mode
     assert (stat.S_ISFIFO(mode), stat.S_IMODE(mode), kennel.path.parent) == (True, 0o600, tmp_path)
-    kennel.dog.close()
+    kennel.server.close()
     assert not os.listdir(tmp_path)
 
 
 def test_the_fifo_is_where_the_user_wants_it(tmp_path: Path) -> None:
     place = tmp_path / "a place"
     kennel = Kennel(tmp_path / "scratch", **{TIMER_FILE_VARIABLE: str(place)})
-    kennel.dog.open()
+    kennel.server.open()
     assert stat.S_ISFIFO(place.stat().st_mode)
-    assert kennel.dog.env == {TIMER_FILE_VARIABLE: str(place)}
-    kennel.dog.close()
-    kennel.dog.close()
+    assert kennel.server.env == {TIMER_FILE_VARIABLE: str(place)}
+    kennel.server.close()
+    kennel.server.close()
     assert not place.exists()
 
 
@@ -141,11 +141,11 @@ def test_the_fifo_is_where_the_user_wants_it(tmp_path: Path) -> None:
 )
 def test_the_fifo_holds_what_is_written_while_the_agent_is_busy(tmp_path: Path) -> None:
     kennel = Kennel(tmp_path)
-    kennel.dog.open()
+    kennel.server.open()
     data = line(HERE, "step", 60) * 40
     for _ in range(FIFO_BYTES // (2 * len(data))):  # what does not fit raises
         kennel.write(data)
-    kennel.dog.close()
+    kennel.server.close()
 
 
 def test_a_fifo_that_a_killed_agent_has_left_is_replaced(tmp_path: Path) -> None:
@@ -153,28 +153,28 @@ def test_a_fifo_that_a_killed_agent_has_left_is_replaced(tmp_path: Path) -> None
     os.mkfifo(place)
     old = os.open(place, os.O_PATH)  # which reads nothing, and keeps its number from being used again
     kennel = Kennel(tmp_path, **{TIMER_FILE_VARIABLE: str(place)})
-    kennel.dog.open()
+    kennel.server.open()
     assert not os.path.samestat(os.fstat(old), place.stat())
     os.close(old)
-    kennel.dog.close()
+    kennel.server.close()
 
 
 def test_a_fifo_that_another_agent_reads_is_left_to_it(tmp_path: Path) -> None:
     first, second = (Kennel(tmp_path, **{TIMER_FILE_VARIABLE: str(tmp_path / "timers")}) for _ in range(2))
-    first.dog.open()
+    first.server.open()
     with pytest.raises(InputError, match="timers' is in use by another process: use another path"):
-        second.dog.open()
-    second.dog.close()
+        second.server.open()
+    second.server.close()
     assert first.path.exists()
-    first.dog.close()
+    first.server.close()
 
 
 def test_what_somebody_else_has_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
     kennel = Kennel(tmp_path)
-    kennel.dog.open()
+    kennel.server.open()
     kennel.path.unlink()
     kennel.path.write_text("precious")
-    kennel.dog.close()
+    kennel.server.close()
     assert kennel.path.read_text() == "precious"
 
 
@@ -212,10 +212,10 @@ def test_where_no_fifo_can_be_it_says_so_and_leaves_what_is_there(tmp_path: Path
     before = os.listdir(tmp_path)
     kennel = Kennel(tmp_path / "scratch", **{TIMER_FILE_VARIABLE: str(tmp_path / "place") + more})
     with pytest.raises(InputError, match=complaint) as caught:
-        kennel.dog.open()
+        kennel.server.open()
     assert TIMER_FILE_VARIABLE in str(caught.value)
     assert "\n" not in str(caught.value)
-    kennel.dog.close()
+    kennel.server.close()
     assert os.listdir(tmp_path) == before
 
 
@@ -297,12 +297,12 @@ async def test_timers_are_those_of_the_generation_that_runs(
     async with watching(tmp_path) as kennel:
         kennel.set("old", WITHOUT_DEADLINE)
         await kennel.wait_read()
-        assert len(kennel.dog._timers) == 1
-        kennel.dog.ended(1, 0)
-        kennel.dog.started(2, (), {0: None, 1: child.pid})  # one could not be started
-        assert len(kennel.dog._timers) == 0
+        assert len(kennel.server._timers) == 1
+        kennel.server.ended(1, 0)
+        kennel.server.started(2, (), {0: None, 1: child.pid})  # one could not be started
+        assert len(kennel.server._timers) == 0
         kennel.set("new", 0, pid=child.pid)
-        kennel.dog.ended(1, 1)
+        kennel.server.ended(1, 1)
         (found,) = await kennel.wait_found()
         assert (found.generation, found.local_rank) == (2, 1)
         assert "'new'" in found.reason

@@ -20,13 +20,13 @@ from kit.virtual_clock import on_virtual_time
 from aelastic import ExpectedOutput, InputError, Supervisor, WorkerSpec, WorkerState
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
-from aelastic.hangs.activity import Place, ProcTable, Pulse, rules_of, sizes_of
+from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, rules_of, sizes_of
 from aelastic.hangs.hang_rules import Rules, Sample
 from aelastic.hangs.watch import Found
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.logs.lines import Lines
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import Happening, Noticed
+from aelastic.observe.run_events import Noticed, RunEvent
 from aelastic.spec import HANG_SIGNALS
 
 TERM_CODE = 128 + signal.SIGTERM
@@ -133,9 +133,9 @@ class Listener(Observer):
         self.noticed: list[Noticed] = []
         self._go = go
 
-    def tell(self, happening: Happening, now: float) -> None:
-        if isinstance(happening, Noticed):
-            self.noticed.append(happening)
+    def tell(self, event: RunEvent, now: float) -> None:
+        if isinstance(event, Noticed):
+            self.noticed.append(event)
             self._go.touch()
 
 
@@ -200,10 +200,10 @@ def test_a_worker_that_hangs_on_one_node_restarts_all_nodes_once(launch: Launche
 
 DEAD_DISK = """
 import time
-from aelastic.hangs import activity as pulse
+from aelastic.hangs import activity
 from aelastic.logs.run_logs import RunLogs
 
-pulse._size_of = RunLogs.tail = lambda *_: time.sleep(600)
+activity._size_of = RunLogs.tail = lambda *_: time.sleep(600)
 """
 
 
@@ -217,11 +217,11 @@ def test_a_file_system_that_hangs_keeps_nobody_from_stopping_who_hangs_with_it(l
 # An agent whose workers look as if they were in uninterruptible sleep.
 STUCK = f"""
 import os
-from aelastic.hangs import activity as pulse
+from aelastic.hangs import activity
 from aelastic.hangs.hang_rules import Sample
 
 os.environ["{STUCK_VARIABLE}"] = "1"
-pulse.ProcTable = lambda: lambda places, rules: {{rank: Sample(sleep=0) for rank in places}}
+activity.ProcTable = lambda: lambda places, rules: {{rank: Sample(sleep=0) for rank in places}}
 """
 
 
@@ -394,22 +394,22 @@ async def no_matches(local_rank: int) -> int:
 async def test_a_watch_looks_only_while_workers_run_and_reports_who_hangs() -> None:
     look, found = FakeLook({0: Sample(output=1), 1: Sample(output=1)}), list[Found]()
     rules = Rules(hang_timeout_s=10.0, hang_signals=("output",))
-    pulse = Pulse(rules, no_matches, found.append, look)
+    sampler = ActivitySampler(rules, no_matches, found.append, look)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pulse.run)
+        tasks.start_soon(sampler.run)
         await anyio.sleep(100)
         assert look.at == []
-        pulse.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
+        sampler.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
         await anyio.sleep(5.5)
-        pulse.ended(1, 0)
-        pulse.ended(0, 1)  # of an earlier generation
+        sampler.ended(1, 0)
+        sampler.ended(0, 1)  # of an earlier generation
         await anyio.sleep(6)
         assert found == [Found(1, 1, "hang", "no output for 10 s", signal.SIGTERM)]
         assert look.at == pytest.approx([100.0 + second for second in range(1, 12)])
-        pulse.ended(1, 1)
+        sampler.ended(1, 1)
         await anyio.sleep(100)
         assert len(look.at) == 11
-        pulse.started(2, [start_of(0)], {0: 13})
+        sampler.started(2, [start_of(0)], {0: 13})
         await anyio.sleep(11.5)
         assert [each.generation for each in found] == [1, 2]
         tasks.cancel_scope.cancel()
@@ -428,10 +428,10 @@ async def test_what_is_not_searched_in_time_is_no_reason_and_what_is_only_told_h
     found = list[Found]()
     expected = ExpectedOutput("x", 10.0, frozenset({1}))
     rules = Rules(hang_action="report", expect_output=expected)
-    pulse = Pulse(rules, count, found.append, FakeLook({0: Sample(), 1: Sample()}))
+    sampler = ActivitySampler(rules, count, found.append, FakeLook({0: Sample(), 1: Sample()}))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pulse.run)
-        pulse.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
+        tasks.start_soon(sampler.run)
+        sampler.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
         await anyio.sleep(100)
         assert not found
         waits = False
@@ -444,10 +444,10 @@ async def test_what_is_not_searched_in_time_is_no_reason_and_what_is_only_told_h
 @on_virtual_time
 async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     look = FakeLook({0: Sample(output=1, cpu_s=1.0), 1: Sample(output=1, cpu_s=1.0)})
-    pulse = Pulse(Rules(hang_timeout_s=10.0, hang_signals=HANG_SIGNALS), no_matches, lambda _: None, look)
+    sampler = ActivitySampler(Rules(hang_timeout_s=10.0, hang_signals=HANG_SIGNALS), no_matches, lambda _: None, look)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pulse.run)
-        pulse.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
+        tasks.start_soon(sampler.run)
+        sampler.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
         await anyio.sleep(10)
         tasks.cancel_scope.cancel()
     assert [record.getMessage() for record in caplog.records] == [
@@ -577,4 +577,4 @@ def test_without_a_watch_its_modules_are_not_imported(launch: Launcher) -> None:
                (("off", ()), ("on", ("--hang-timeout=5",))))  # fmt: skip
     assert (off.wait(), on.wait()) == (0, 0)
     assert off.stderr.splitlines() == ["[]"]
-    assert on.stderr.splitlines() == ["['aelastic.hangs.hang_rules', 'aelastic.hangs.activity']"]
+    assert on.stderr.splitlines() == ["['aelastic.hangs.activity', 'aelastic.hangs.hang_rules']"]

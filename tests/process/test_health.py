@@ -29,7 +29,7 @@ from process.test_embedding import descriptors, python, threads
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.group.worker_group import Phase
-from aelastic.health import foreign_server as health_guest
+from aelastic.health import foreign_server
 from aelastic.health import limits as health_door
 from aelastic.health import stacks_endpoint as health_stacks
 from aelastic.health.address import Address, close, listen_at, read_address, url_of
@@ -409,8 +409,8 @@ async def test_all_who_ask_for_stacks_at_the_same_time_share_one_look(tmp_path: 
     stacks, answers = Stacks(tmp_path), list[Answer]()
     async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
         tasks.start_soon(asking, url, 5, answers)
-        door = await _until(lambda: server._door)
-        await _until(lambda: len(door._answered) == 5)  # all of them wait
+        limits = await _until(lambda: server._limits)
+        await _until(lambda: len(limits._answered) == 5)  # all of them wait
         stacks.go.set()
         await _until(lambda: len(answers) == 5)
         assert stacks.count == 1
@@ -585,15 +585,15 @@ async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_roo
     async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
         answers: list[Answer] = []
         tasks.start_soon(asking, url, 1, answers)  # the oldest, and it has asked
-        door = await _until(lambda: server._door)
-        await _until(lambda: door._answered)
+        limits = await _until(lambda: server._limits)
+        await _until(lambda: limits._answered)
         place = urlsplit(url)
         silent = [await asyncio.open_connection(place.hostname, place.port) for _ in range(3)]
-        await _until(lambda: len(door) == 4)
+        await _until(lambda: len(limits) == 4)
         assert (await ask_here(f"{url}/livez")).status == 200
         async with asyncio.timeout(DEADLINE_S):
             assert await _rest(silent[0][0]) == b""
-        assert len(door) <= 4
+        assert len(limits) <= 4
         stacks.go.set()
         await _until(lambda: answers)
         assert answers[0].status == 200
@@ -618,7 +618,7 @@ async def test_clients_that_reset_are_nothing_to_tell(caplog: pytest.LogCaptureF
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
         assert (await ask_here(f"{url}/livez")).status == 200
-        await _until(lambda: server._door is not None and not len(server._door))
+        await _until(lambda: server._limits is not None and not len(server._limits))
     assert not [
         record for record in caplog.records if record.levelno >= logging.WARNING and "answered at" not in record.message
     ]
@@ -731,7 +731,7 @@ def test_a_server_that_blocks_keeps_no_job_waiting(
     where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("START_TIMEOUT_S", "STOP_TIMEOUT_S"):
-        monkeypatch.setattr(health_guest, name, 0.05)
+        monkeypatch.setattr(foreign_server, name, 0.05)
     may_go = threading.Event()
     kind = type("Blocking", (Told,), {where: lambda self: may_go.wait()})
     try:
@@ -775,6 +775,6 @@ def test_a_server_given_to_the_launcher_is_the_only_one(monkeypatch: pytest.Monk
 
 async def test_the_first_answer_waits_for_no_more_than_an_import() -> None:
     async with serving() as (server, url):
-        assert server._door is None  # nobody has asked yet
+        assert server._limits is None  # nobody has asked yet
         assert (await ask_here(f"{url}/livez")).status == 200
-        assert server._door is not None
+        assert server._limits is not None

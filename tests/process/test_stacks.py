@@ -29,7 +29,7 @@ from aelastic.errors import ChildFailedError, ProcessFailure
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import Happening, StacksTaken
+from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.stacks import collect as stacks
 from aelastic.stacks.before_kill import _append
 from aelastic.stacks.collect import HOOK, HOOK_SUFFIX, Stack, Target, Tools, find_py_spy, take
@@ -545,9 +545,9 @@ class Listener(Observer):
     def __init__(self) -> None:
         self.heard: list[StacksTaken] = []
 
-    def tell(self, happening: Happening, now: float) -> None:
-        if isinstance(happening, StacksTaken):
-            self.heard.append(happening)
+    def tell(self, event: RunEvent, now: float) -> None:
+        if isinstance(event, StacksTaken):
+            self.heard.append(event)
 
 
 def spec_of(folder: Path, body: str, workers: int = 1, **spec: Any) -> WorkerSpec:
@@ -632,17 +632,17 @@ async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_
 
 
 @pytest.mark.usefixtures("_patience")
-async def test_a_condemned_worker_s_stack_is_in_its_failure_and_the_others_are_in_files(tmp_path: Path) -> None:
+async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_in_files(tmp_path: Path) -> None:
     listener = Listener()
     body = "tell()\nwait_for_ever() if rank == 1 else spin()\n"
     spec = spec_of(tmp_path, body, 2, log_dir=tmp_path / "logs", shutdown_timeout_s=30.0)
     supervisor = Supervisor(spec, observers=[listener])
 
-    async def condemn() -> None:
+    async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0, 1))
-        await supervisor._condemning.on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
+        await supervisor._unhealthy.on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
 
-    result = await run_and(supervisor, condemn)
+    result = await run_and(supervisor, find_unhealthy)
 
     assert list(result.failures) == [1] and result.stacks == {}
     failure = result.failures[1]
@@ -664,11 +664,11 @@ async def test_who_can_not_be_looked_at_is_stopped_all_the_same(
     body = f"{IGNORES_TERM}\ntell()\nspin()\n"
     supervisor = Supervisor(spec_of(tmp_path, body, 1, shutdown_timeout_s=0.5, max_restarts=0))
 
-    async def condemn() -> None:
+    async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0))
-        await supervisor._condemning.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
+        await supervisor._unhealthy.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
 
-    result = await run_and(supervisor, condemn)
+    result = await run_and(supervisor, find_unhealthy)
 
     assert (result.failures[0].message, result.failures[0].stack) == ("no output for 9 s", "")
     # Who ends by the signal it was stopped with has not resisted.
@@ -982,7 +982,7 @@ def test_ranks_that_stood_in_the_same_place_are_told_once_and_few_places_are() -
 
 
 def test_a_failure_besides_the_cause_has_its_place_in_a_line() -> None:
-    stuck = ProcessFailure(1, 2, -9, "", condemned="no sign of life", stack="where it stood:\n  in f\n  in g")
+    stuck = ProcessFailure(1, 2, -9, "", unhealthy="no sign of life", stack="where it stood:\n  in f\n  in g")
     text = str(ChildFailedError("job", {0: ProcessFailure(0, 1, 1, ""), 1: stuck}))
 
     assert "  stack     : where it stood: in f in g\n" in text

@@ -30,9 +30,9 @@ from aelastic.logs import terminal as terminal_module
 from aelastic.logs.console import sinks_of
 from aelastic.logs.lines import Lines
 from aelastic.logs.terminal import Terminal, TerminalStream
-from aelastic.observe.observer import Audience
+from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import Changed, RunBegan, RunEnded
-from aelastic.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, QUIET_S, LiveLine, live_line
+from aelastic.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, QUIET_S, StatusLine, status_line
 
 RUNNING = r"^aelastic \d+ s \| running \| round 1 \| 1 rank \| no restarts$"
 
@@ -395,7 +395,7 @@ def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkey
     with open(ends[1], "w", closefd=False) as plain:
         monkeypatch.setattr("sys.stdout", plain)
         monkeypatch.setattr("sys.stderr", plain)
-        with live_line(said.append, "line"):
+        with status_line(said.append, "line"):
             assert isinstance(sys.stderr, TerminalStream) and sys.stdout is sys.stderr
         assert sys.stderr is not plain  # what is still to be said takes the line away
         for each in said:
@@ -444,8 +444,8 @@ BEGAN = RunBegan(
 )  # fmt: skip
 
 
-def line_on(paper: Paper) -> LiveLine:
-    line = LiveLine(paper, lambda do: do(), "line")  # type: ignore[arg-type]
+def line_on(paper: Paper) -> StatusLine:
+    line = StatusLine(paper, lambda do: do(), "line")  # type: ignore[arg-type]
     line.tell(BEGAN, 0.0)
     return line
 
@@ -548,6 +548,6 @@ async def test_a_line_that_cannot_be_made_costs_the_line_alone(caplog: pytest.Lo
         def draw(self, rows: Callable[[], list[bytes]]) -> bool:
             raise ValueError("torn")
 
-    audience = Audience([line_on(Torn())])
-    await audience.run()
-    assert "LiveLine failed, and is told no more: ValueError: torn" in caplog.text
+    observers = Observers([line_on(Torn())])
+    await observers.run()
+    assert "StatusLine failed, and is told no more: ValueError: torn" in caplog.text

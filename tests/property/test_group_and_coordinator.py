@@ -89,7 +89,7 @@ class Simulation:
         self.core = c.Coordinator(min_nodes, max_nodes, RestartPolicy(restarts))
         self.agents: dict[str, Agent] = {}
         self.failures_of: set[int] = set()  # rounds in which somebody failed
-        self.condemned = 0  # workers that count as failed, and lived
+        self.unhealthy = 0  # workers that count as failed, and lived
         self.rounds: dict[int, dict[str, Assigned]] = {}
         self.verdicts: set[Ended] = set()
         self.log: list[str] = []
@@ -248,12 +248,12 @@ class Simulation:
     def find(self, agent: Agent, generation: int, rank: int) -> None:
         """It hangs, and is stopped for that unless it is being stopped for something else."""
         if agent.alive.get(rank) == generation and agent.group.phase == "running":
-            self.after(LOOKS_FOR_STACKS_S, partial(self.condemn, agent, generation, rank))
+            self.after(LOOKS_FOR_STACKS_S, partial(self.find_unhealthy, agent, generation, rank))
 
-    def condemn(self, agent: Agent, generation: int, rank: int) -> None:
+    def find_unhealthy(self, agent: Agent, generation: int, rank: int) -> None:
         failure = failure_of(agent, rank, HANGS)
-        self.post(agent, g.Condemned(generation, rank, failure, signal.SIGKILL))
-        self.condemned += agent.group.failed.get(rank) is failure
+        self.post(agent, g.FoundUnhealthy(generation, rank, failure, signal.SIGKILL))
+        self.unhealthy += agent.group.failed.get(rank) is failure
 
     def post_later(self, agent: Agent, most_s: float, event: g.Event) -> None:
         self.after(most_s, lambda: self.post(agent, event))
@@ -346,7 +346,7 @@ def test_a_worker_that_hangs_costs_what_a_failure_does(seed: int) -> None:
     faults = Faults(crashes=0, stops=0, worker_fails=0, worker_hangs=1, worker_ignores_term=0, until_s=10_000)
     world = simulate(seed, faults, restarts=2)
     assert (len(world.rounds), world.core.restart_count) == (3, 2)
-    assert world.condemned >= 3
+    assert world.unhealthy >= 3
     (verdict,) = world.verdicts
     assert verdict.outcome is Outcome.FAILED
     assert verdict.cause is not None
@@ -383,6 +383,6 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     assert max(len(world.rounds) for world in worlds) >= 4
     assert {verdict.outcome for world in worlds for verdict in world.verdicts} == set(Outcome) - {Outcome.REPLACED}
     assert sum(isinstance(message, Interrupted) for message in heard) > 50
-    assert sum(world.condemned for world in worlds) > 10
+    assert sum(world.unhealthy for world in worlds) > 10
     states: set[Any] = {agent.group.state for world in worlds for agent in world.agents.values()}
     assert {WorkerState.SUCCEEDED, WorkerState.FAILED, WorkerState.STOPPED} <= states

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from aelastic.group.events import (
     Cleared,
-    Condemned,
     DeadlinePassed,
     Event,
     Exited,
     Finish,
+    FoundUnhealthy,
     Join,
     Spawn,
     Spawned,
@@ -71,7 +71,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.real_failures = 0
         self.failed: set[int] = set()  # local ranks that failed in this generation
         self.signalled: set[int] = set()  # likewise: who was asked to end, and not for what it did itself
-        self.condemned: set[int] = set()  # likewise: who counts as failed while it lives
+        self.unhealthy: set[int] = set()  # likewise: who counts as failed while it lives
         self.stops_for = ""  # likewise: "a failure", or "something else"
 
     # Carrying out.
@@ -93,7 +93,7 @@ class FakeWorld(RuleBasedStateMachine):
                 assert assigned.round == self.round
                 self.generation = generation
                 self.alive = {(generation, rank): "runs" for rank in range(WORKERS)}
-                self.failed, self.signalled, self.condemned = set(), set(), set()
+                self.failed, self.signalled, self.unhealthy = set(), set(), set()
                 self.stops_for = ""
                 self.spawns += 1
             case Stop():
@@ -123,10 +123,10 @@ class FakeWorld(RuleBasedStateMachine):
             assert (stop.generation, rank) in self.alive, "a signal for nobody"
             assert stop.signum == signal.SIGKILL or self.alive[stop.generation, rank] == "runs"
         if stop.signum == HANGS_WITH:
-            assert local_ranks <= self.condemned, "a signal for others than it was meant for"
+            assert local_ranks <= self.unhealthy, "a signal for others than it was meant for"
             return
-        assert stop.signum == signal.SIGKILL or not local_ranks & self.condemned, "asked to end in two ways"
-        self.signalled |= local_ranks - self.condemned
+        assert stop.signum == signal.SIGKILL or not local_ranks & self.unhealthy, "asked to end in two ways"
+        self.signalled |= local_ranks - self.unhealthy
 
     @property
     def hears(self) -> bool:
@@ -188,7 +188,7 @@ class FakeWorld(RuleBasedStateMachine):
     def exit(self, generation: int, rank: int, *, fails: bool) -> Exited:
         self.alive[generation, rank] = "left something behind"
         fails = fails and rank not in self.signalled  # what it says then is not told
-        if fails and rank not in self.condemned:
+        if fails and rank not in self.unhealthy:
             self.fail(rank)
         return Exited(generation, rank, FAILURE if fails else None)
 
@@ -203,15 +203,15 @@ class FakeWorld(RuleBasedStateMachine):
         """Mostly several do, since they wait for each other."""
         running = sorted(worker for worker, how in self.alive.items() if how == "runs")
         for generation, rank in data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True)):
-            self.condemn(generation, rank)
+            self.find_unhealthy(generation, rank)
 
-    def condemn(self, generation: int, rank: int) -> None:
-        event = Condemned(generation, rank, HANGS, HANGS_WITH)
-        is_let_be = rank in self.condemned or self.stops_for == "something else"
+    def find_unhealthy(self, generation: int, rank: int) -> None:
+        event = FoundUnhealthy(generation, rank, HANGS, HANGS_WITH)
+        is_let_be = rank in self.unhealthy or self.stops_for == "something else"
         if is_let_be or generation not in self.spawned or self.finished:
             self.changes_nothing(event)
             return
-        self.condemned.add(rank)
+        self.unhealthy.add(rank)
         self.fail(rank)
         self.past.append(event)
         self.tell(event)
@@ -270,7 +270,7 @@ class FakeWorld(RuleBasedStateMachine):
         generation = data.draw(st.integers(0, self.generation - 1))
         self.changes_nothing(Exited(generation, rank, failure))
         self.changes_nothing(Cleared(generation, rank))
-        self.changes_nothing(Condemned(generation, rank, HANGS, HANGS_WITH))
+        self.changes_nothing(FoundUnhealthy(generation, rank, HANGS, HANGS_WITH))
         self.changes_nothing(Spawned(generation, {rank: 1}))
 
     @precondition(lambda self: self.past)
@@ -294,7 +294,7 @@ class FakeWorld(RuleBasedStateMachine):
             assert {rank for _, rank in self.alive} == set(self.group.unended)
         assert len(self.group.workers) == (WORKERS if self.generation else 0)
         assert set(self.group.failed) <= self.failed
-        assert self.condemned <= set(self.group.failed), "a worker that hung, and was forgotten"
+        assert self.unhealthy <= set(self.group.failed), "a worker that hung, and was forgotten"
         assert self.group.stopped <= self.signalled
         assert set(self.group.failed).isdisjoint(self.group.stopped), "a culprit and a victim"
 

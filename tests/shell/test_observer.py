@@ -24,12 +24,12 @@ from aelastic.errors import RendezvousConnectionError
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.run_events import (
     Changed,
-    Happening,
     PhaseTook,
     Restarting,
     RoundFormed,
     RunBegan,
     RunEnded,
+    RunEvent,
     StopAsked,
     WorkerEnded,
 )
@@ -45,15 +45,15 @@ class Witness(Observer):
     """Remembers what it was told, when it ran and when it was closed."""
 
     def __init__(self) -> None:
-        self.told: list[Happening] = []
+        self.told: list[RunEvent] = []
         self.times: list[float] = []
         self.ran_until: float | None = None
         self.told_when_run_ended = 0
         self.closed_at: list[float] = []
 
-    def tell(self, happening: Happening, now: float) -> None:
+    def tell(self, event: RunEvent, now: float) -> None:
         assert not self.closed_at
-        self.told.append(happening)
+        self.told.append(event)
         self.times.append(now)
 
     async def run(self) -> None:
@@ -66,8 +66,8 @@ class Witness(Observer):
     async def aclose(self) -> None:
         self.closed_at.append(anyio.current_time())
 
-    def of(self, *kinds: type[Happening]) -> list[Happening]:
-        return [happening for happening in self.told if isinstance(happening, kinds)]
+    def of(self, *kinds: type[RunEvent]) -> list[RunEvent]:
+        return [event for event in self.told if isinstance(event, kinds)]
 
     @property
     def ending(self) -> RunEnded:
@@ -88,9 +88,9 @@ class Fragile(Witness):
         if where == self.where:
             raise ValueError(f"no {where}")
 
-    def tell(self, happening: Happening, now: float) -> None:
-        super().tell(happening, now)
-        if isinstance(happening, RoundFormed):
+    def tell(self, event: RunEvent, now: float) -> None:
+        super().tell(event, now)
+        if isinstance(event, RoundFormed):
             self.break_in("tell")
 
     async def run(self) -> None:
@@ -120,9 +120,9 @@ async def test_an_observer_is_told_of_the_whole_run_in_order_when_it_happens() -
     assert witness.ending == RunEnded(WorkerState.SUCCEEDED, "every worker succeeded")
     assert witness.times == sorted(witness.times)
     told = [
-        (at, type(happening).__name__)
-        for at, happening in zip(witness.times, witness.told, strict=True)
-        if isinstance(happening, RoundFormed | WorkerEnded | Restarting)
+        (at, type(event).__name__)
+        for at, event in zip(witness.times, witness.told, strict=True)
+        if isinstance(event, RoundFormed | WorkerEnded | Restarting)
     ]
     assert told == [
         (0, "RoundFormed"), (12, "WorkerEnded"), (12, "Restarting"), (12, "WorkerEnded"),
@@ -264,16 +264,16 @@ def test_an_observer_that_does_not_finish_is_left(caplog: pytest.LogCaptureFixtu
 
 @on_virtual_time
 async def test_observers_that_use_the_same_instant_are_told_one_after_the_other() -> None:
-    heard: list[tuple[str, Happening]] = []
+    heard: list[tuple[str, RunEvent]] = []
 
     class Named(Observer):
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def tell(self, happening: Happening, now: float) -> None:
-            heard.append((self.name, happening))
+        def tell(self, event: RunEvent, now: float) -> None:
+            heard.append((self.name, event))
 
     await run(FakeBackend([SUCCEEDS]), Named("a"), Named("b"), workers=1)
     names: Sequence[str] = [name for name, _ in heard]
     assert names == ["a", "b"] * (len(heard) // 2)
-    assert [happening for _, happening in heard[::2]] == [happening for _, happening in heard[1::2]]
+    assert [event for _, event in heard[::2]] == [event for _, event in heard[1::2]]

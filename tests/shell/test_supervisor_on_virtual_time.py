@@ -35,7 +35,7 @@ from aelastic.agent.postmortem import Autopsy
 from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.hangs.watch import Found, Watch
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import Happening, Noticed
+from aelastic.observe.run_events import Noticed, RunEvent
 from aelastic.tcpstore.store_host import _listen
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
@@ -466,9 +466,9 @@ class Listener(Observer):
     def __init__(self) -> None:
         self.noticed: list[Noticed] = []
 
-    def tell(self, happening: Happening, now: float) -> None:
-        if isinstance(happening, Noticed):
-            self.noticed.append(happening)
+    def tell(self, event: RunEvent, now: float) -> None:
+        if isinstance(event, Noticed):
+            self.noticed.append(event)
 
 
 @dataclass
@@ -498,7 +498,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
         made.append(WatchingStandIn(arguments[-1]))
         return made[-1]
 
-    monkeypatch.setattr("aelastic.supervisor.Watching", make)
+    monkeypatch.setattr("aelastic.supervisor.Watches", make)
     return Watched(made, Listener())
 
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import anyio
 import pytest
-from kit import torch_event_stories as telemetry_stories
+from kit import torch_event_stories
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, wait_for
 from kit.torch_event_stories import ONE_NODE, STOPPED, TWO_NODES
 
 from aelastic import InputError, ProcessFailure, Supervisor, WorkerSpec, WorkerState
-from aelastic.group.events import Cleared, Condemned, DeadlinePassed, Event, Exited, Spawned, Start, StopRequested
+from aelastic.group.events import Cleared, DeadlinePassed, Event, Exited, FoundUnhealthy, Spawned, Start, StopRequested
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.observe import torch_events as torch_telemetry
+from aelastic.observe import torch_events
 from aelastic.observe.torch_events import check_event_log_handler
-from aelastic.observe.torch_events_core import Status, Telemetry, Told
+from aelastic.observe.torch_events_core import Status, Told, TorchEventSource
 from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 
@@ -38,7 +38,7 @@ LOOK = ["LocalElasticAgent._monitor_workers.success", "LocalElasticAgent._monito
 
 def start_stories(who: str, result: Path, stories: dict[str, dict[str, Any]], shared: Path) -> subprocess.Popen[bytes]:
     """Starts an agent's process that runs stories, each with settings of its own."""
-    command = [sys.executable, telemetry_stories.__file__, who, str(result), json.dumps(stories)]
+    command = [sys.executable, torch_event_stories.__file__, who, str(result), json.dumps(stories)]
     env = {**os.environ, "TMPDIR": str(result.parent), "SHARED": str(shared)}
     with result.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -186,7 +186,7 @@ class Story:
 
     def __init__(self, workers: int = 2) -> None:
         self.group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=workers))
-        self.telemetry = Telemetry(self.group, 0.0)
+        self.telemetry = TorchEventSource(self.group, 0.0)
         self.now = 0.0
 
     def put(self, *events: Event) -> list[str]:
@@ -278,11 +278,11 @@ def test_a_worker_that_is_stopped_for_a_hang_has_failed_as_if_a_look_at_it_had_f
     story.put(Start())
     story.begin()
     look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.failed"]
-    assert story.put(Condemned(1, 1, FAILURE, signal.SIGKILL)) == look
+    assert story.put(FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL)) == look
     assert story.telemetry.look() == []
     assert story.put(*gone(1)) == ["_stop_workers.success"]
     story.put(Ended(Outcome.FAILED, "it hung", FAILURE))
-    failure = ProcessFailure(1, 4711, -9, "nowhere", condemned="timer 'step' expired")
+    failure = ProcessFailure(1, 4711, -9, "nowhere", unhealthy="timer 'step' expired")
     words = words_of(story.telemetry.finish(WorkerState.FAILED, {1: failure}, story.now))
     assert words[-4:] == ["TERMINATED", "FAILED", "run.success", "SUCCEEDED"]
 
@@ -384,7 +384,7 @@ async def test_a_handler_that_raises_is_reported_once_and_harms_nobody(
 async def test_a_handler_that_blocks_is_waited_for_at_the_end_and_not_for_ever(
     handler: Handler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_telemetry, "FINISH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(torch_events, "FINISH_TIMEOUT_S", 0.2)
     handler.may_go.clear()
     assert (await supervisor().run()).state is WorkerState.SUCCEEDED
     assert handler.names == []
@@ -406,8 +406,8 @@ async def test_who_asks_again_does_not_wait_for_a_handler_that_blocks(handler: H
 async def test_what_a_handler_does_not_take_is_kept_up_to_a_limit(
     handler: Handler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_telemetry, "BACKLOG_MAX", 3)
-    monkeypatch.setattr(torch_telemetry, "FINISH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(torch_events, "BACKLOG_MAX", 3)
+    monkeypatch.setattr(torch_events, "FINISH_TIMEOUT_S", 0.2)
     handler.may_go.clear()
     await supervisor().run()
     handler.may_go.set()
