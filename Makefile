@@ -8,8 +8,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# The rings of the tests are folders.  Compiled files are kept: without them each of 2000 processes compiles for itself.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST = $(BIN)/python -m pytest -n 4 --dist worksteal
+QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
+
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-elastic timeline-picture test lint types docs bench clean
+.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage lint types docs bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -24,8 +29,21 @@ demo-elastic: $(INSTALLED)  ## train on three nodes, kill one in the middle, let
 timeline-picture: $(INSTALLED)  ## make docs/timeline.png anew, of a real run (needs chromium)
 	$(BIN)/python examples/timeline_picture.py $(ARGS)
 
-test: $(INSTALLED)  ## run all tests
-	$(BIN)/python -m pytest $(ARGS)
+test-core: $(INSTALLED)  ## run the tests that start no process, in less than a minute
+	$(PYTEST) $(QUIET_RINGS) $(ARGS)
+
+test: $(INSTALLED)  ## run what a change can break, in some minutes
+	$(PYTEST) -m 'not all' $(ARGS)
+
+test-all: $(INSTALLED)  ## run all tests: both loops, all repetitions, torchrun beside ours, frameworks
+	TEST_EFFORT=all $(PYTEST) $(ARGS)
+
+soak: $(INSTALLED)  ## run all tests on thousands of seeds, with each interpreter started anew; takes an hour or more
+	TEST_EFFORT=soak $(PYTEST) --timeout 3600 $(ARGS)
+
+coverage: $(INSTALLED)  ## say which lines the tests without processes reach, by folder; 95 % of the cores at least
+	$(PYTEST) $(QUIET_RINGS) --cov=aelastic --cov-report= $(ARGS)
+	$(BIN)/python tests/kit/coverage_by_folder.py
 
 lint: $(INSTALLED)  ## check style and format
 	$(BIN)/ruff check

@@ -1,23 +1,73 @@
-"""Fixtures of the tests with real processes."""
+"""What holds for all rings, and the fixtures of those with real processes.
+
+A ring is a folder.  `core`, `property`, `simulation` and `shell` start no process; that is enforced here.
+"""
 
 from __future__ import annotations
 
+import signal
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from kit.effort import examples
 from kit.etcd_boards import Closing
 from kit.etcd_servers import EtcdServers
 from kit.launching import Launcher
+from kit.no_processes import no_processes
 
+from aelastic.core.machine import check_invariants
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.etcd_v3_calls import EtcdV3Calls
+
+TESTS = Path(__file__).parent
+RINGS_WITHOUT_PROCESSES = {"core", "property", "simulation", "shell"}
+
+# Started in the background, a shell has these ignored, and what is ignored is handed on to all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Every core of this process states its invariants after each event; agents that tests start do, too (`kit.launching`).
+check_invariants()
+
+# Of tests that do not say how many; the others say `max_examples=examples(…)`.
+settings.register_profile("effort", max_examples=examples(100))
+settings.load_profile("effort")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=0, help="how many seeds test_simulation.py runs")
+
+
+def ring_of(path: Path) -> str:
+    """The folder of a test."""
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with no_processes() if ring_of(item.path) in RINGS_WITHOUT_PROCESSES else nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+    """Says how many tests each ring had, and how long they took one after the other."""
+    tests, seconds = Counter[str](), defaultdict[str, float](float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                ring = report.nodeid.split("/")[1] if report.nodeid.count("/") > 1 else ""
+                tests[ring] += report.when == "call" or report.skipped
+                seconds[ring] += report.duration
+    for ring, count in sorted(tests.items()):
+        terminalreporter.write_line(f"ring {ring:<11}{count:>5} tests, {seconds[ring]:>6.0f} s of tests in all")
+    return (yield)
 
 
 @pytest.fixture
@@ -57,6 +107,13 @@ def run_id(request: pytest.FixtureRequest) -> str:
     """One of this test's own."""
     name: str = request.node.name
     return name
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return str(path)
 
 
 @pytest.fixture

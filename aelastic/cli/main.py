@@ -24,6 +24,7 @@ from aelastic.cli.arguments import Invocation, parse
 from aelastic.cli.options import GROUPS
 from aelastic.cli.parser import Groups
 from aelastic.cli.stderr import StderrWriter, configure_logging
+from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import (
     EXIT_FAILURE,
     EXIT_INPUT,
@@ -181,6 +182,8 @@ class _Job:
 
         from aelastic.supervisor import Supervisor
 
+        if os.environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
+            check_invariants()
         supervisor = Supervisor(self._invocation.spec, observers=[*self._live, *_observers(self._invocation)])
         loop = asyncio.get_running_loop()
         with self._handle_signals(loop, supervisor), _reap_as_init(loop):

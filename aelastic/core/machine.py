@@ -18,6 +18,9 @@ STORY_EVENTS_MAX = 64
 EventT = TypeVar("EventT")
 ActionT = TypeVar("ActionT")
 
+# The shells that own an environment switch the checks on by it; for the agents that aelastic's own tests start.
+CHECK_VARIABLE = "AELASTIC_CHECK_INVARIANTS"
+
 _is_checking = False
 
 

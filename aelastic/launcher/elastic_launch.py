@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aelastic.aio.loops import LOOPS, loop_factory
+from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import ChildFailedError, InputError, RendezvousClosedError
 from aelastic.health_check_server import NoHealthCheckServer
 from aelastic.launcher.blocking import BlockingRun
@@ -81,6 +82,8 @@ def launch(
         loop = environ.get("AELASTIC_LOOP", "") or "uvloop"
         if loop not in LOOPS:
             raise InputError(f"AELASTIC_LOOP={loop}: use uvloop or asyncio")
+        if environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
+            check_invariants()
         supervisor = Supervisor(
             spec, health_check_server=None if health_check_server is None else NoHealthCheckServer()
         )

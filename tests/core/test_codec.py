@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.effort import examples
 
 from aelastic.core.record import Record
 from aelastic.rdzv.protocol.codec import (
@@ -252,7 +253,7 @@ def test_any_json_is_refused_or_a_message_of_the_right_types(value: Any, name: s
     assert_typed(message, WORDS[name])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ANY_MESSAGE, st.data())
 def test_a_message_with_one_thing_replaced_is_refused_or_of_the_right_types(message: Any, data: st.DataObject) -> None:
     name, fields = as_json(message)
@@ -271,7 +272,7 @@ def test_a_message_with_one_thing_replaced_is_refused_or_of_the_right_types(mess
     assert_typed(found, WORDS[name])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ANY_MESSAGE, st.data())
 def test_a_frame_with_one_byte_changed_is_refused_awaited_or_of_the_right_types(
     message: Any, data: st.DataObject

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.etcd_boards import board_of, each_board, settings_of
-from kit.etcd_servers import make_certificates
+from kit.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import InputError
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
-from aelastic.rdzv.boards.record_text import MAX_BYTES, record_from_bytes, record_to_bytes
+from aelastic.rdzv.boards.record_text import record_from_bytes, record_to_bytes
 
 # --- what the user chose
 
@@ -39,13 +39,6 @@ def test_an_endpoint_is_shown_as_it_is_written() -> None:
     assert board.name == "etcd-v3 at a:2379,[::1]:7"
     assert board_of("etcd", "a").name == "etcd at a:2379"
     assert (board.own_address, board.endpoint_host) == ("", "")
-
-
-def test_certificates_without_a_protocol_mean_https(tmp_path: Path) -> None:
-    certificates = make_certificates(tmp_path / "tls")
-
-    assert etcd_settings(settings_of("a", ca_cert=str(certificates / "ca.pem"))).endpoints[0].scheme == "https"
-    assert etcd_settings(settings_of("a", ca_cert="unread", protocol="http")).endpoints[0].scheme == "http"
 
 
 @each_board
@@ -128,28 +121,6 @@ json_values = st.recursive(
 def test_nothing_else_is_read_as_a_reign(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         record_from_bytes(text)
-
-
-GOOD = {"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
-GARBAGE = [
-    b"",
-    b"hello",
-    b"\xff\xfe",
-    b"null",
-    b"[" * 50_000,
-    b" " * MAX_BYTES + b"1",
-    json.dumps({**GOOD, "epoch": True}).encode(),
-    json.dumps({**GOOD, "epoch": "1"}).encode(),
-    json.dumps({**GOOD, "epoch": 0}).encode(),
-    json.dumps({**GOOD, "epoch": 1.0}).encode(),
-    json.dumps({**GOOD, "verdict": None}).encode(),
-    json.dumps({**GOOD, "candidate": [1]}).encode(),
-    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "port": 65536}}).encode(),  # type: ignore[dict-item]
-    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": [1]}}).encode(),  # type: ignore[dict-item]
-    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": "h"}}).encode(),  # type: ignore[dict-item]
-    json.dumps(GOOD).encode().replace(b'"epoch": 1', b'"epoch": ' + b"9" * 5000),
-    json.dumps(GOOD).encode().replace(b'"port": 1', b'"port": ' + b"9" * 4000),
-]
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.effort import examples
 
 from aelastic.rdzv import board
 from aelastic.rdzv.board import LeaderRecord
@@ -1059,7 +1060,7 @@ class Witness:
             assert later is None or later > self.story.now, "what is due is done at once"
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(st.tuples(RANDOM_EVENTS, ANSWERS_OF_BOARD), max_size=60), st.sampled_from([0, 3, 4]))
 def test_whatever_happens_a_member_keeps_its_rules(events: list[Any], prefix: int) -> None:
     witness = Witness()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.metrics_text import DOCS, values
 from prometheus_client.parser import text_string_to_metric_families
 
 from aelastic.group.events import WorkerState
@@ -28,8 +28,6 @@ from aelastic.observe.run_events import (
     WorkersStarted,
 )
 
-DOCS = Path(__file__).parents[2] / "docs" / "health.md"
-
 BEGAN = RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
 ROUND = RoundFormed(
     round=1, generation=1, restart_count=0, group_rank=0, group_world_size=2, first_rank=0, local_world_size=2, world_size=4
@@ -39,18 +37,6 @@ STARTED = WorkersStarted(1, {0: 10, 1: 11})
 
 def running() -> Changed:
     return Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "")
-
-
-def values(text: str) -> dict[str, float]:
-    """What the text says, by name and labels: line by line, as the format has it."""
-    found = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            name, _, number = line.rpartition(" ")
-            assert re.fullmatch(r'[a-z_]+(\{([a-z_]+="([^"\\\n]|\\["\\n])*",?)+\})?', name), line
-            assert name not in found, f"twice: {line}"
-            found[name] = float(number)
-    return found
 
 
 def exposed(metrics: RunMetrics, **others: Any) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.effort import examples
 
 from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
 
@@ -128,7 +129,7 @@ def test_host_names_may_hold_any_digits() -> None:
 
 
 @given(crowds, rounds, st.integers(1, 9))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_as_many_as_fit_are_chosen_once_each_survivors_first(
     candidates: dict[str, tuple[int | None, str]], previous: list[str], max_nodes: int
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.effort import examples
 
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.record_text import record_to_bytes
@@ -992,7 +993,7 @@ class Witness:
         assert chair.is_vacated or chair.deadline > hall.now, "what is due is done at once"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.lists(random_events(), max_size=60),
     st.booleans(),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.effort import examples
 
 from aelastic.rdzv.coordinator.coordinator import (
     SPARES_TIMEOUT_S,
@@ -765,7 +766,7 @@ RANDOM_EVENTS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(RANDOM_EVENTS, max_size=50), st.booleans(), st.integers(0, 3))
 def test_whatever_is_said_a_coordinator_keeps_its_rules(events: list[Any], is_heir: bool, max_restarts: int) -> None:
     job = Job((1, 3), is_heir=is_heir, max_restarts=max_restarts)

@@ -8,29 +8,18 @@ from typing import Any
 
 import pytest
 from kit.event_logs import NodeLog, a_crash, a_node_lost, a_start
+from kit.timelines import changed, logs_of, story_of
 
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
 from aelastic.observe.run_events import Noticed, RunEnded, StopAsked, Waited
-from aelastic.timeline.model import UNKNOWN_END_S, NodeStory, Story, tell_story
-from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs, runs_of
-
-
-def logs_of(*nodes: NodeLog) -> list[Log]:
-    return [log for node in nodes for log in read_logs(node.host, node.lines)]
-
-
-def story_of(*nodes: NodeLog) -> Story:
-    return tell_story(logs_of(*nodes))
+from aelastic.timeline.model import UNKNOWN_END_S, NodeStory, tell_story
+from aelastic.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
 
 
 def blocks_of(node: NodeStory) -> list[tuple[str, float, float]]:
     return [(block.name, round(block.start, 3), round(block.end, 3)) for block in node.blocks]
-
-
-def changed(line: bytes, **fields: Any) -> bytes:
-    return json.dumps({**json.loads(line), **fields}).encode() + b"\n"
 
 
 # One run.

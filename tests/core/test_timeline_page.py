@@ -6,51 +6,17 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from core.test_timeline_model import changed, logs_of, story_of
 from kit.event_logs import NodeLog, a_crash, a_node_lost, a_start
+from kit.timelines import HOSTILE, Elements, changed, logs_of, many_restarts, story_of
 
 from aelastic.observe.run_events import Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.timeline.html import CARDS_MAX, page, summary
 from aelastic.timeline.model import tell_story
 from aelastic.timeline.perfetto import trace
 from aelastic.timeline.svg import NODES_MAX, draw, duration
-
-HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\x00\u202eevil\ud800 ]]>-->"
-
-
-class Elements(HTMLParser):
-    """Every element of a page, with its attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str]]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, {name: value or "" for name, value in attrs}))
-
-    def of(self, *classes: str) -> list[dict[str, str]]:
-        return [attrs for _, attrs in self.found if set(classes) <= set(attrs.get("class", "").split())]
-
-
-def many_restarts(count: int, *, workers: int = 2, host: str = "node-a") -> NodeLog:
-    a = NodeLog(host, workers=workers)
-    a.formed(1.0, 1, 0, nodes=1)
-    a.started(1.1)
-    for place in range(count):
-        a.fails(10.0 * place + 9.0, 0, f"failure {place}", known_at=10.0 * place + 9.001)
-        a.told(10.0 * place + 9.01, "a worker failed", restarts=place + 1)
-        a.stopped(10.0 * place + 9.1, *range(1, workers))
-        a.formed(10.0 * place + 9.2, place + 2, 0, nodes=1, restarts=place + 1)
-        a.started(10.0 * place + 9.3 + place * 0.001)
-    a.succeeds(10.0 * count + 9.0, ends=10.0 * count + 9.1)
-    return a
-
 
 # The page.
 

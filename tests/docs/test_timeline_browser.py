@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.test_timeline_model import story_of
-from core.test_timeline_page import HOSTILE, Elements, many_restarts
 from kit.event_logs import NodeLog, a_crash, a_node_lost
+from kit.timelines import HOSTILE, Elements, many_restarts, story_of
 
 from aelastic.timeline.html import page
 

@@ -34,6 +34,7 @@ LOOPS = ("asyncio", "uvloop")
 on_both_loops = pytest.mark.parametrize("loop", LOOPS)
 
 MARK = "LAUNCHED_BY_TEST"
+CHECK = "AELASTIC_CHECK_INVARIANTS"  # after each event of every core: the agents' part of `check_invariants`
 
 # What workers begin with.  `say` is one write, so that lines of several workers do not mix.
 PREAMBLE = """\
@@ -130,7 +131,7 @@ class Job:
             for name, value in os.environ.items()
             if not name.startswith(("PET_", "AELASTIC_", "TORCHELASTIC_", MARK))
         }
-        full = {**base, "TMPDIR": str(self.tmp), **env, MARK: self.mark.partition("=")[2]}
+        full = {**base, CHECK: "1", "TMPDIR": str(self.tmp), **env, MARK: self.mark.partition("=")[2]}
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             self.process = subprocess.Popen(
                 command,

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from kit.etcd_boards import BOARDS, A, Closing, board_of, each_board, elected
+from kit.etcd_boards import BOARDS, A, Closing, board_of, each_board, elected, settings_of
 from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 
 from aelastic.errors import InputError, RendezvousConnectionError
+from aelastic.rdzv.boards.etcd_settings import etcd_settings
 
 # --- TLS
 
@@ -153,3 +154,10 @@ async def test_a_user_of_etcd_v2_reigns_and_others_are_told(tmp_path: Path, clos
         for config in ({}, {"user": "root:mistaken"}):
             with pytest.raises(InputError, match="wants other credentials"):
                 await closing(board_of("etcd-v2", server.endpoint, **config)).open()
+
+
+def test_certificates_without_a_protocol_mean_https(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path / "tls")
+
+    assert etcd_settings(settings_of("a", ca_cert=str(certificates / "ca.pem"))).endpoints[0].scheme == "https"
+    assert etcd_settings(settings_of("a", ca_cert="unread", protocol="http")).endpoints[0].scheme == "http"

@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 import pytest
 import uvloop
-from core.test_etcd_settings import GARBAGE, GOOD
 from kit.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected, settings_of
 from kit.etcd_servers import (
     EtcdServer,
@@ -26,6 +25,7 @@ from kit.etcd_servers import (
     etcd,
     free_port,
 )
+from kit.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import (
     AelasticError,

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import pytest
 from kit import entrypoints
-from kit.launching import DEADLINE_S, LOOK_AGAIN_S, Launcher, alive, on_both_loops, run, wait_for
+from kit.launching import DEADLINE_S, Launcher, alive, on_both_loops, run, wait_for
+from kit.this_process import children, descriptors, python, threads, until
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState
-from aelastic.host import proc_table
 from aelastic.procs import GUARD_TIMEOUT_S
 from aelastic.rdzv import registry
 from aelastic.rdzv.board import Board
@@ -32,10 +32,6 @@ T = TypeVar("T")
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
-def python(code: str, **spec: Any) -> WorkerSpec:
-    return WorkerSpec(**{"entrypoint": sys.executable, "args": ("-c", code), "max_restarts": 0, **spec})
 
 
 def sleeper(path: Path, **spec: Any) -> WorkerSpec:
@@ -51,35 +47,7 @@ def sleeper(path: Path, **spec: Any) -> WorkerSpec:
     return python(code, **spec)
 
 
-async def until(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(DEADLINE_S):
-        while not (answer := condition()):  # noqa: ASYNC110  a file of another process
-            await asyncio.sleep(LOOK_AGAIN_S)
-        return answer
-
-
 # Nothing taken, nothing left.
-
-
-def children() -> set[int]:
-    """Processes whose parent we are, dead ones included."""
-    table = (proc_table.process(name) for name in os.listdir("/proc") if name.isdigit())
-    return {entry.pid for entry in table if entry is not None and entry.parent == os.getpid()}
-
-
-def descriptors() -> dict[int, str]:
-    """Open files by number, but for the one that lists them."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            pass
-    return found
-
-
-def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate()}
 
 
 @pytest.fixture

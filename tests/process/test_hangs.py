@@ -12,8 +12,8 @@ from typing import Any
 
 import anyio
 import pytest
-from core.test_arguments import complaint, invoke
 from kit.agents import WORKER, c10d, team_of
+from kit.arguments import complaint, invoke
 from kit.launching import Launcher
 from kit.virtual_clock import on_virtual_time
 

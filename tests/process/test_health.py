@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 
 import anyio
 import pytest
-from core.test_metrics import DOCS, values
 from kit.agents import FINISH, Agent, c10d, team_of
 from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, run, wait_for
-from process.test_embedding import descriptors, python, threads
+from kit.metrics_text import DOCS, values
+from kit.this_process import descriptors, python, threads
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE

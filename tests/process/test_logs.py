@@ -281,7 +281,7 @@ def test_a_console_that_never_takes_more_is_given_up_and_the_files_are_named(lau
         "--log-dir=logs",
         loop=loop,
         stdout=subprocess.PIPE,
-        wrapper="import aelastic.logs.console\naelastic.console.STALL_TIMEOUT_S = 0.3\n",
+        wrapper="import aelastic.logs.console\naelastic.logs.console.STALL_TIMEOUT_S = 0.3\n",
     )
     assert job.wait() == 0, job.stderr
     assert "console takes no more" in job.stderr and str(job.folder / "logs") in job.stderr

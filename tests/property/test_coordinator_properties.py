@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kit.effort import examples
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator, DeadlinePassed, Event, Lost, Send
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
@@ -394,6 +395,6 @@ def everything(core: Coordinator) -> dict[str, Any]:
 
 
 Cluster.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(120), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestCoordinatorAmongNodes = Cluster.TestCase

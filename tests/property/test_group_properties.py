@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kit.effort import examples
 
 from aelastic.group.events import (
     Cleared,
@@ -353,6 +354,6 @@ def everything(group: WorkerGroup) -> dict[str, Any]:
 
 
 FakeWorld.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestGroupInAFakeWorld = FakeWorld.TestCase

@@ -1,6 +1,6 @@
 """The rendezvous, simulated: stories with exact expectations, then whatever the seeds bring.
 
-`pytest tests/test_simulation.py --seeds=5000` (or SIMULATION_SEEDS=5000) runs more of them than CI does.
+`pytest tests/simulation --seeds=5000` (or SIMULATION_SEEDS=5000) runs as many as you like.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kit.effort import SIMULATION_SEEDS
 from kit.simulated_agent import Agent
 from kit.simulated_board import BOARD, BoardFaults
 from kit.simulated_checks import Round
@@ -18,7 +19,7 @@ from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate
 
 from aelastic.rdzv.protocol.messages import Outcome
 
-SEEDS, SEEDS_IN_A_TEST = 500, 20
+SEEDS_IN_A_TEST = 20
 # What the coordinator's timers and the workers' ends may take when somebody is known to be gone.
 SOON_S = 1.5
 
@@ -382,7 +383,7 @@ def test_all_of_two_hundred_nodes_come_to_one_round() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seeds" in metafunc.fixturenames:
-        count = metafunc.config.getoption("seeds") or int(os.environ.get("SIMULATION_SEEDS", SEEDS))
+        count = metafunc.config.getoption("seeds") or int(os.environ.get("SIMULATION_SEEDS", SIMULATION_SEEDS))
         firsts = range(0, count, SEEDS_IN_A_TEST)
         ranges = [range(first, min(first + SEEDS_IN_A_TEST, count)) for first in firsts]
         metafunc.parametrize("seeds", ranges, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")

@@ -21,7 +21,7 @@ REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4")
 # What pip says, and goes on to say of each package, where nobody answers.
 UNREACHABLE = ("Retrying (Retry(", "Temporary failure in name resolution", "Network is unreachable")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_TIMEOUT_S + 3 * LAUNCH_TIMEOUT_S)]
+pytestmark = [pytest.mark.all, pytest.mark.timeout(INSTALL_TIMEOUT_S + 3 * LAUNCH_TIMEOUT_S)]
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from kit import entrypoints
+from kit.environments import AELASTIC, DUMP, TORCHRUN, assert_same_env, both
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
-from torch.test_environment import AELASTIC, DUMP, TORCHRUN, assert_same_env, both
 
 from aelastic import InputError, Supervisor, WorkerSpec
 

@@ -1,0 +1,19 @@
+"""How thorough a run of the tests is: `TEST_EFFORT` is `quick` (the default, `make test`), `all` or `soak`."""
+
+from __future__ import annotations
+
+import os
+
+EFFORT = os.environ.get("TEST_EFFORT", "quick")
+_OF = {"quick": 0, "all": 1, "soak": 2}[EFFORT]
+
+# How often a story is told again where each time takes seconds; each kind of turn is met in six.
+REPETITIONS = (6, 20, 20)[_OF]
+SIMULATION_SEEDS = (100, 500, 5000)[_OF]
+# Nothing is warm in a soak: each interpreter is started, as a user's is (`kit.warm`).
+IS_COLD = EFFORT == "soak"
+
+
+def examples(count: int) -> int:
+    """How many examples Hypothesis makes of a test that deserves so many in a thorough run."""
+    return (max(count // 5, 20), count, count * 20)[_OF]

@@ -1,0 +1,139 @@
+"""What workers find in their environment, under torchrun and under aelastic, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kit.launching import LAUNCH_TIMEOUT_S
+
+# A worker that writes down what it finds, into a file named by its rank.
+DUMP = """\
+import json, os, signal, sys
+
+def status(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name + ":"):
+            return line.split(":", 1)[1].strip()
+
+fds = {}
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        fds[fd] = os.readlink("/proc/self/fd/" + fd)
+    except OSError:
+        pass
+with open(os.path.join(os.environ["DUMP_TO"], os.environ["RANK"] + ".json"), "w") as file:
+    json.dump({
+        "env": dict(os.environ),
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "path0": sys.path[0],
+        "main": __name__,
+        "cmdline": open("/proc/self/cmdline").read().split("\\0")[:-1],
+        "cwd": os.getcwd(),
+        "stdin": fds["0"],
+        "stdout": fds["1"].split(":")[0],
+        "fds": sorted(int(fd) for fd in fds),
+        "leads its session": os.getsid(0) == os.getpid(),
+        "leads its group": os.getpgid(0) == os.getpid(),
+        "ignored": status("SigIgn"),
+        "blocked": status("SigBlk"),
+        "umask": status("Umask"),
+        "nice": os.nice(0),
+        "unbuffered": sys.stdout.write_through,
+    }, file)
+"""
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+AELASTIC = (sys.executable, "-m", "aelastic")
+
+
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
+
+
+# What differs from run to run, and what it looks like.
+SHAPES = {
+    "MASTER_PORT": r"[1-9]\d{3,4}",
+    "TORCHELASTIC_RUN_ID": UUID,
+    "TORCHELASTIC_ERROR_FILE": r"/.+/attempt_0/\d+/error\.json",
+    "TORCHELASTIC_TIMER_FILE": r"/.+/(watchdog_timer_.+|aelastic_[0-9a-f]{8}/timers)",
+}
+
+
+# The torch agent imports torch in its own process, and that leaves these in its environment for its workers.
+OF_IMPORTING_TORCH = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
+
+
+def both(folder: Path, options: list[str], env: dict[str, str], **popen: Any) -> list[dict[str, dict[str, Any]]]:
+    """Runs torchrun and aelastic side by side; what their workers have written, by rank."""
+    base = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PET_", "AELASTIC_", "TORCH", "OMP_", "PYTEST_", "KMP_"))
+    }
+    is_static = "PORT" in options  # both serve it: one after the other
+    port = free_port()
+    command = [str(port) if option == "PORT" else option for option in options]
+    runs: list[subprocess.Popen[bytes]] = []
+    # A file, which workers of both inherit: a pipe ours would not.
+    with (folder / "said").open("ab") as said, contextlib.ExitStack() as ending:
+        for name, launcher in (("torchrun", TORCHRUN), ("aelastic", AELASTIC)):
+            (folder / name).mkdir()
+            run = subprocess.Popen(
+                [*launcher, *command],
+                cwd=folder,
+                env={**base, **env, "DUMP_TO": name, "TMPDIR": str(folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                **popen,
+            )
+            ending.callback(run.wait)
+            ending.callback(run.kill)
+            runs.append(run)
+            if is_static:
+                wait_over(run, folder / "said")
+        for run in runs:
+            wait_over(run, folder / "said")
+    found = [
+        {path.stem: json.loads(path.read_text()) for path in (folder / name).iterdir()}
+        for name in ("torchrun", "aelastic")
+    ]
+    assert found[0] and sorted(found[0]) == sorted(found[1])
+    return found
+
+
+def wait_over(run: subprocess.Popen[bytes], said: Path) -> None:
+    assert run.wait(LAUNCH_TIMEOUT_S) == 0, said.read_text()
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def assert_same_env(theirs: dict[str, str], ours: dict[str, str], env: dict[str, str]) -> None:
+    theirs, ours = dict(theirs), dict(ours)
+    for each, name in ((theirs, "torchrun"), (ours, "aelastic")):
+        assert each.pop("DUMP_TO") == name
+        for key in OF_IMPORTING_TORCH - env.keys():
+            each.pop(key, None)
+    # torchrun sets none: `worker_main` of its control plane serves nothing there.
+    assert "TORCH_WORKER_SERVER_SOCKET" not in theirs
+    assert re.fullmatch(r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+", ours.pop("TORCH_WORKER_SERVER_SOCKET"))
+    for key, shape in SHAPES.items():
+        if theirs.get(key) != ours.get(key):
+            assert re.fullmatch(shape, theirs.pop(key)), key
+            assert re.fullmatch(shape, ours.pop(key)), key
+    assert ours == theirs

@@ -1,0 +1,30 @@
+"""Values on a store that are no leader's record."""
+
+from __future__ import annotations
+
+import json
+
+from aelastic.rdzv.boards.record_text import MAX_BYTES
+
+GOOD = {"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
+
+
+GARBAGE = [
+    b"",
+    b"hello",
+    b"\xff\xfe",
+    b"null",
+    b"[" * 50_000,
+    b" " * MAX_BYTES + b"1",
+    json.dumps({**GOOD, "epoch": True}).encode(),
+    json.dumps({**GOOD, "epoch": "1"}).encode(),
+    json.dumps({**GOOD, "epoch": 0}).encode(),
+    json.dumps({**GOOD, "epoch": 1.0}).encode(),
+    json.dumps({**GOOD, "verdict": None}).encode(),
+    json.dumps({**GOOD, "candidate": [1]}).encode(),
+    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "port": 65536}}).encode(),  # type: ignore[dict-item]
+    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": [1]}}).encode(),  # type: ignore[dict-item]
+    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": "h"}}).encode(),  # type: ignore[dict-item]
+    json.dumps(GOOD).encode().replace(b'"epoch": 1', b'"epoch": ' + b"9" * 5000),
+    json.dumps(GOOD).encode().replace(b'"port": 1', b'"port": ' + b"9" * 4000),
+]

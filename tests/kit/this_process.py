@@ -1,0 +1,46 @@
+"""What this process has: children, descriptors, threads; and workers for a supervisor in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aelastic import WorkerSpec
+from aelastic.host import proc_table
+from kit.launching import DEADLINE_S, LOOK_AGAIN_S
+
+
+def python(code: str, **spec: Any) -> WorkerSpec:
+    return WorkerSpec(**{"entrypoint": sys.executable, "args": ("-c", code), "max_restarts": 0, **spec})
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (answer := condition()):  # noqa: ASYNC110  a file of another process
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return answer
+
+
+def children() -> set[int]:
+    """Processes whose parent we are, dead ones included."""
+    table = (proc_table.process(name) for name in os.listdir("/proc") if name.isdigit())
+    return {entry.pid for entry in table if entry is not None and entry.parent == os.getpid()}
+
+
+def descriptors() -> dict[int, str]:
+    """Open files by number, but for the one that lists them."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass
+    return found
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
