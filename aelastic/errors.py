@@ -168,7 +168,9 @@ class ChildFailedError(AelasticError):
         name: what they ran.
         failures: by global rank, in the order they were observed.
         victims: global ranks that the agent stopped because of the failures.
-        stacks: by global rank, of those that had to be killed for it: where they stood.
+        stacks: by global rank, of those that had to be killed for it: where they were.
+        cause: the global rank of the failure that ended the job; `None` is the smallest timestamp, and of equal ones
+            the first observed, as torch has it.
 
     Raises:
         InputError: there are no failures.
@@ -182,15 +184,20 @@ class ChildFailedError(AelasticError):
         failures: Mapping[int, ProcessFailure],
         victims: Iterable[int] = (),
         stacks: Mapping[int, str] | None = None,
+        cause: int | None = None,
     ) -> None:
         if not failures:
             raise InputError("failures is empty: raise ChildFailedError for at least one failed worker")
+        if cause is not None and cause not in failures:
+            raise InputError(f"cause is rank {cause}, of which there is no failure: use one of {sorted(failures)}")
         self.name, self.failures, self.victims = name, dict(failures), tuple(victims)
-        self.stacks = dict(stacks or {})
-        super().__init__(self.name, self.failures, self.victims, self.stacks)
+        self.stacks, self.cause = dict(stacks or {}), cause
+        super().__init__(self.name, self.failures, self.victims, self.stacks, self.cause)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The root cause and its global rank: the smallest timestamp, and of equal ones the first observed."""
+        """The root cause and its global rank."""
+        if self.cause is not None:
+            return self.cause, self.failures[self.cause]
         return min(self.failures.items(), key=lambda item: item[1].timestamp)
 
     def __str__(self) -> str:

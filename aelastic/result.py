@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aelastic.agent.postmortem import failure_of
 from aelastic.errors import (
     InternalError,
     ProcessFailure,
@@ -23,10 +22,10 @@ from aelastic.rdzv.protocol.messages import Outcome
 class RunResult:
     """How a run ended, all or nothing (torch: `torch.distributed.elastic.agent.server.api.RunResult`).
 
-    Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all
-    succeeded.  `failures` holds the workers that failed, in the order they did.  `victims` are the
-    workers that ended because the agent asked them to; they are in neither.  `stacks` says of those
-    that did not, and were killed, where they stood.
+    Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all succeeded.
+    `failures` holds the failure that ended the job, first and on every node, and then those of this node's workers, in
+    the order they were observed; `cause` is the rank of that first one.  `victims` are the workers that ended because
+    the agent asked them to; they are in neither.  `stacks` says of workers that had to be killed where they were.
     """
 
     state: WorkerState
@@ -35,6 +34,7 @@ class RunResult:
     victims: tuple[int, ...] = ()
     reason: str = ""
     stacks: Mapping[int, str] = field(default_factory=dict)
+    cause: int | None = None
 
     def is_failed(self) -> bool:
         return self.state is WorkerState.FAILED
@@ -42,7 +42,6 @@ class RunResult:
 
 def result_of(
     group: WorkerGroup,
-    failures: Mapping[int, ProcessFailure],
     return_values: Mapping[int, Any],
     stacks: Mapping[int, str],
     describe: Callable[[int], str],
@@ -51,10 +50,9 @@ def result_of(
 
     Args:
         group: the workers.
-        failures: of its last generation, by local rank.
-        return_values: likewise; empty for programs.
-        stacks: where those stood that had to be killed, by global rank.
-        describe: what can be told of a local rank that does not end.
+        return_values: of its last generation, by local rank; empty for programs.
+        stacks: where workers were that had to be killed, by global rank.
+        describe: what is known of a local rank that does not end.
 
     Raises:
         UnkillableWorkerError: a worker survives SIGKILL.
@@ -70,17 +68,29 @@ def result_of(
     if verdict is not None and verdict.outcome is Outcome.REPLACED:
         raise RendezvousError(verdict.reason)
     rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
-    failed = {rank_of[local]: failures[local] for local in group.failed}
-    if group.state is WorkerState.FAILED and not failed:
-        if verdict is None or verdict.cause is None:
-            raise InternalError("failed without a failure", story=group.story)
-        failed = {verdict.cause.rank: failure_of(verdict.cause)}
     values = return_values if group.state is WorkerState.SUCCEEDED else {}
+    cause, failures = _failures(group, {rank_of[local]: failure for local, failure in group.failed.items()})
     return RunResult(
         state=group.state,
         return_values={rank_of[local]: values[local] for local in sorted(values)},
-        failures=failed,
+        failures=failures,
         victims=tuple(sorted(rank_of[local] for local in group.stopped)),
         reason=group.reason,
         stacks=stacks,
+        cause=cause,
     )
+
+
+def _failures(
+    group: WorkerGroup, ours: Mapping[int, ProcessFailure]
+) -> tuple[int | None, Mapping[int, ProcessFailure]]:
+    """The rank whose failure ended the job, and all failures that this node knows of, that one first."""
+    if group.state is not WorkerState.FAILED:
+        return None, ours
+    cause = None if group.verdict is None else group.verdict.cause
+    if cause is None:
+        if not ours:
+            raise InternalError("failed without a failure", story=group.story)
+        return None, ours
+    # Of a worker of this node, what this node knows is more than what the verdict says.
+    return cause.rank, {cause.rank: cause, **ours}

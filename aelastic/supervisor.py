@@ -20,7 +20,7 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from aelastic.agent.postmortem import Autopsy, prepare_for_failure, report_of
+from aelastic.agent.postmortem import Autopsy, prepare_for_failure
 from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, ProcessFailure
@@ -133,8 +133,7 @@ class Supervisor:
         self._given_backend = backend
         self._has_run = False
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._failures: dict[int, ProcessFailure] = {}  # of this generation, by local rank
-        self._return_values: dict[int, Any] = {}  # likewise
+        self._return_values: dict[int, Any] = {}  # of this generation, by local rank
         self._asked: set[int] = set()  # likewise: who was asked to end
         self._looking_back = anyio.Lock()
         self._link_error: AelasticError | None = None
@@ -251,7 +250,7 @@ class Supervisor:
             raise self._link_error
         returned = self._return_values if callable(self.spec.entrypoint) else {}
         stacks = self._stack_dumps.stacks_of_killed()
-        return result_of(self._group, self._failures, returned, stacks, self._backend.describe)
+        return result_of(self._group, returned, stacks, self._backend.describe)
 
     async def _find_cpus(self) -> None:
         """Finds out which CPUs each worker may run on.  That takes seconds, which `stop` need not wait for."""
@@ -345,8 +344,8 @@ class Supervisor:
             now = anyio.current_time()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
-            if isinstance(event, FoundUnhealthy) and (failure := self._unhealthy.heard(event)) is not None:
-                self._failures[event.local_rank] = failure
+            if isinstance(event, FoundUnhealthy):
+                self._unhealthy.heard(event)
             for run_event in self._event_source.handle(event, now):
                 self._observers.tell(run_event, now)
             if self._telemetry is not None:
@@ -363,7 +362,7 @@ class Supervisor:
             case Spawn():
                 tasks.start_soon(self._spawn, action, tasks, name=f"spawn {action.generation}")
             case TellFailed(round_, failure):
-                self._link.tell(Failed(self._node_id, round_, failure))
+                self._link.tell(Failed(self._node_id, round_, failure.for_others()))
             case TellSucceeded(round_):
                 self._link.tell(Succeeded(self._node_id, round_))
             case TellLeft(reason):
@@ -439,7 +438,7 @@ class Supervisor:
         self._link.tell(Ready(node))
 
     async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
-        self._failures, self._return_values, self._asked = {}, {}, set()
+        self._return_values, self._asked = {}, set()
         self._logs.end_attempt()
         envs = {rank: self._worker_env(rank, spawn) for rank in range(self.spec.local_world_size)}
         files = await self._logs.open_attempt(spawn.generation - 1, envs)
@@ -493,15 +492,12 @@ class Supervisor:
         exit_ = await self._backend.wait(start.local_rank)
         self._unhealthy.ended(start.local_rank)
         self._watches.ended(generation, start.local_rank)
-        report, gone_at = None, anyio.current_time()
+        failure, gone_at = None, anyio.current_time()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if start.local_rank not in self._asked and start.local_rank not in self._group.failed:
             async with self._looking_back:  # one by one: who ended first is told first
                 failure = await self._look_back(start, exit_)
-            if failure is not None:
-                self._failures.setdefault(start.local_rank, failure)
-                report = report_of(self._group.workers[start.local_rank].global_rank, failure)
-        self._mailbox.post(Exited(generation, start.local_rank, report, gone_at))
+        self._mailbox.post(Exited(generation, start.local_rank, failure, gone_at))
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
         await self._backend.clear(start.local_rank)
         self._mailbox.post(Cleared(generation, start.local_rank))
@@ -516,7 +512,7 @@ class Supervisor:
                 note = f"its return value can't be read: {error!r}"
             else:
                 return None
-        return await self._autopsy.failure(start, self._group.workers[start.local_rank].id, exit_.exitcode, note)
+        return await self._autopsy.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)
 
     async def _close(self) -> None:
         self._stack_dumps.close()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import anyio
 
 from aelastic.cli.main import collect_rarely
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
@@ -26,7 +27,6 @@ from aelastic.rdzv.protocol.messages import (
     CoordinatorMessage,
     Ended,
     Failed,
-    FailureReport,
     Interrupted,
     Node,
     Ready,
@@ -75,7 +75,7 @@ class Agents:
         await anyio.sleep(PAUSE_S)
         self._told, self._all_told = 0, anyio.Event()
         victim = self._count // 2
-        failure = FailureReport(f"host-{victim}", victim, 0, 1, 1, "exit code 1", "", 0)
+        failure = ProcessFailure.from_elsewhere(f"host-{victim}", victim, 0, 1, 1, "exit code 1", "", 0)
         began = time.perf_counter()
         self._links[victim].tell(Failed(f"id-{victim}", self._round, failure))
         await self._all_told.wait()

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from aelastic.agent.postmortem import Autopsy, report_of
+from aelastic.agent.postmortem import Autopsy
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.backend import WorkerStart
 from aelastic.group.events import FoundUnhealthy
@@ -79,7 +79,7 @@ class UnhealthyWorkers:
             await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
         stack = self._stack_dumps.quote(rank)
         if self._found.get(rank) is found and rank not in self._ended:
-            failure = await self._autopsy.of_living(self._starts[rank], worker.id, found.signum, found.reason, stack)
+            failure = await self._autopsy.of_living(self._starts[rank], worker, found, stack)
             if self._found.get(rank) is found:
                 self._unhealthy[rank] = failure
         self._post_found()
@@ -91,17 +91,12 @@ class UnhealthyWorkers:
         for rank, failure in sorted(self._unhealthy.items()):
             found = self._found[rank]
             if found.signum is not None and rank not in self._ended:  # else it ended by itself meanwhile
-                global_rank = self._group.workers[rank].global_rank
-                report = report_of(global_rank, failure, is_final=found.by == "stuck")
-                self._post(FoundUnhealthy(found.generation, rank, report, found.signum))
+                self._post(FoundUnhealthy(found.generation, rank, failure, found.signum))
 
-    def heard(self, event: FoundUnhealthy) -> ProcessFailure | None:
-        """The failure, if the group, which has heard of it, takes it for one."""
-        rank = event.local_rank
-        if self._group.failed.get(rank) is not event.failure:
-            return None  # it knew better
-        self._tell_noticed(self._found[rank], is_stopped=True)
-        return self._unhealthy[rank]
+    def heard(self, event: FoundUnhealthy) -> None:
+        """The group has heard of it."""
+        if self._group.failed.get(event.local_rank) is event.failure:  # else it knew better
+            self._tell_noticed(self._found[event.local_rank], is_stopped=True)
 
     def _tell_noticed(self, found: Found, *, is_stopped: bool) -> None:
         rank = self._group.workers[found.local_rank].global_rank

@@ -8,7 +8,7 @@ position or by name, with defaults, equal by value, `match` by position.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn, dataclass_transform
+from typing import Any, ClassVar, NoReturn, Self, dataclass_transform
 
 
 @dataclass_transform(frozen_default=True)
@@ -46,6 +46,14 @@ class Record:
                     values[name] = getattr(cls, name)
         if len(values) != len(names) or not values.keys() <= cls._names:
             raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(values.keys() - cls._names))}")
+
+    def replace(self, **changes: Any) -> Self:
+        """The same value with other values in some fields."""
+        if strange := changes.keys() - self._names:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(strange))}")
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, **changes)
+        return other
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is immutable")

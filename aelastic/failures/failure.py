@@ -1,86 +1,160 @@
-"""A worker's failure as a value: what is known of it, from its error file, its stderr and its exit code."""
+"""A worker's failure: one value, from the end of the process to the report on every node."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from typing import Any
 
+from aelastic.core.record import Record
 from aelastic.failures.error_file import NO_MESSAGE, Json, epoch_s, parse_record, printable, read_error_file
 
 # torch's word, which log scrapers and callers compare with.
 NOT_AVAILABLE = "<N/A>"
-# A traceback that another host tells is cut to this.
-TRACEBACK_CHARS_MAX = 32 * 1024
+# What other nodes get of a failure, in characters; the node where it happened keeps all of it.  In JSON a character may
+# take twelve bytes, and all of them together must fit into a message (`rdzv.protocol.codec.FRAME_MAX`).
+MESSAGE_CHARS_MAX = 8 << 10
+TRACEBACK_CHARS_MAX = 32 << 10
+STACK_CHARS_MAX = 8 << 10
+SENTENCE_CHARS_MAX = 1 << 10
+HOST_CHARS_MAX = 255  # of a name in DNS (RFC 1035)
+# What other nodes get of a failure; the rest is of use on its own host only.
+SHARED_FIELDS = (
+    "host", "rank", "local_rank", "pid", "exitcode", "message", "traceback", "timestamp", "is_final", "stack", "oom",
+    "note",
+)  # fmt: skip
+_NO_DATA: Json = {"message": NO_MESSAGE}
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFailure:
-    """How a worker failed, as far as anybody can tell (torch: `ProcessFailure`).
+class ProcessFailure(Record):
+    """How a worker failed, as far as it is known (torch: `ProcessFailure`).
 
-    Complete from the moment it exists: the error file is read here, once.  A missing or damaged one is no error;
-    the tail of stderr speaks then, or else the exit code.
+    Complete from the moment it exists: the error file is read here, once.  If it is missing or damaged, the message is
+    taken from the end of stderr, or else from the exit code.
 
     Args:
         local_rank: the worker's.
         pid: its process id, or -1 where none was started.
         exitcode: what it exited with; `-n` for signal n.
         error_file: where it may have recorded its exception; becomes `<N/A>` where there is no such file.
-        stderr_tail: the end of what it printed.
+        rank: its global rank, or -1 where it is not known.
         host: where it ran; "" is here.
+        stderr_tail: the end of what it printed.
         oom: a sentence, where an out-of-memory kill was seen.
         note: what the agent knows better than the exit code, as in "could not be started: no such file".
-        unhealthy: what the agent stopped it for, as in "timer 'step' expired"; "" for who ended by itself.
-        stack: where it stood then, in lines, and who says so; or why that is not known.
+        unhealthy: why the agent stopped it, as in "timer 'step' expired"; "" if it ended by itself.
+        stack: where it was then, in lines, and what says so; or why that is not known.
+        is_final: no restart may follow: the worker cannot be killed, and holds what its successor would need.
     """
 
+    host: str
+    rank: int
     local_rank: int
     pid: int
     exitcode: int
+    message: str  # one sentence or headline, never empty
+    traceback: str  # "" where none is known
+    timestamp: int  # of the recorded exception, else of now; seconds since the epoch, on the clock of its host
+    is_final: bool
+    stack: str
+    oom: str
+    note: str
+    # Of use on its own host only.
     error_file: str
-    stderr_tail: str = field(default="", repr=False, kw_only=True)
-    host: str = field(default="", kw_only=True)
-    oom: str = field(default="", kw_only=True)
-    note: str = field(default="", kw_only=True)
-    unhealthy: str = field(default="", kw_only=True)
-    stack: str = field(default="", repr=False, kw_only=True)
-    error_file_data: Json = field(init=False, repr=False, hash=False)
-    message: str = field(init=False)  # one sentence or headline, never empty
-    traceback: str = field(init=False, repr=False)  # "" where none is known
-    timestamp: int = field(init=False)  # of the recorded exception, else of now; seconds since the epoch
+    error_file_data: Json
+    stderr_tail: str
 
-    def __post_init__(self) -> None:
-        data = read_error_file(self.error_file)
-        if data is None and not os.path.isfile(self.error_file):
-            self._set("error_file", NOT_AVAILABLE)
+    def __init__(
+        self,
+        local_rank: int,
+        pid: int,
+        exitcode: int,
+        error_file: str,
+        *,
+        rank: int = -1,
+        host: str = "",
+        stderr_tail: str = "",
+        oom: str = "",
+        note: str = "",
+        unhealthy: str = "",
+        stack: str = "",
+        is_final: bool = False,
+    ) -> None:
+        data = read_error_file(error_file)
+        if data is None and not os.path.isfile(error_file):
+            error_file = NOT_AVAILABLE
         message, traceback, timestamp = parse_record(data or {})
-        self._set("error_file_data", data or {"message": NO_MESSAGE})
-        self._set("timestamp", timestamp or int(time.time()))
-        if self.unhealthy:
-            message = f"{self.unhealthy}; its last words: {message}" if message else self.unhealthy
+        if unhealthy:
+            message = f"{unhealthy}; its last words: {message}" if message else unhealthy
         if not message:
-            message, traceback = self._explain_from_stderr()
-        self._set("message", message)
-        self._set("traceback", traceback)
+            message, traceback = _explain(exitcode, stderr_tail, oom, note)
+        super().__init__(
+            host,
+            rank,
+            local_rank,
+            pid,
+            exitcode,
+            message,
+            traceback,
+            timestamp or int(time.time()),
+            is_final,
+            stack,
+            oom,
+            note,
+            error_file,
+            data or _NO_DATA,
+            stderr_tail,
+        )
 
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+    @classmethod
+    def from_elsewhere(
+        cls,
+        host: str,
+        rank: int,
+        local_rank: int,
+        pid: int,
+        exitcode: int,
+        message: str,
+        traceback: str = "",
+        timestamp: int = 0,
+        is_final: bool = False,
+        stack: str = "",
+        oom: str = "",
+        note: str = "",
+    ) -> ProcessFailure:
+        """The failure of a worker of another host, as that host reports it: its error file is not here."""
+        failure = cls.__new__(cls)
+        Record.__init__(
+            failure,
+            printable(host)[:HOST_CHARS_MAX],
+            rank,
+            local_rank,
+            pid,
+            exitcode,
+            printable(message.strip())[:MESSAGE_CHARS_MAX] or _explain(exitcode, "", oom, note)[0],
+            printable(traceback)[-TRACEBACK_CHARS_MAX:],
+            epoch_s(timestamp),
+            is_final,
+            printable(stack)[:STACK_CHARS_MAX],  # the beginning is where it was
+            printable(oom)[:SENTENCE_CHARS_MAX],
+            printable(note)[:SENTENCE_CHARS_MAX],
+            NOT_AVAILABLE,
+            _NO_DATA,
+            "",
+        )
+        return failure
 
-    def _explain_from_stderr(self) -> tuple[str, str]:
-        from aelastic.failures.exit_reason import describe_exit, last_exception
+    def __hash__(self) -> int:
+        return hash((self.host, self.rank, self.pid, self.exitcode, self.message))
 
-        words = describe_exit(self.exitcode)
-        if self.oom and self.signal_name() == "SIGKILL":
-            words = f"{words.partition(':')[0]}: {self.oom}"
-        words = self.note or words
-        # Whoever was killed from outside did not die of an exception it had printed before.
-        is_own_doing = not self.is_signal or self.signal_name() in _SIGNALS_OF_ITS_OWN
-        cause = last_exception(self.stderr_tail) if self.stderr_tail and is_own_doing else None
-        if cause is None:
-            return words, ""
-        if self.note or self.is_signal:
-            return f"{words}; its last words: {cause.headline}", cause.traceback
-        return cause.headline, cause.traceback
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The fields that other nodes get."""
+        return {name: self.__dict__[name] for name in SHARED_FIELDS}
+
+    def for_others(self) -> ProcessFailure:
+        """The failure as other nodes get it."""
+        return self.from_elsewhere(**self.shared)
 
     @property
     def is_signal(self) -> bool:
@@ -98,34 +172,38 @@ class ProcessFailure:
 
     def signal_name(self) -> str:
         """`SIGKILL`, or `<N/A>` where no signal ended it or the number has no name."""
-        from aelastic.failures.exit_reason import signal_name
-
-        return (signal_name(-self.exitcode) if self.is_signal else "") or NOT_AVAILABLE
+        return _signal_name(self.exitcode) or NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """Local time, as in `2026-10-17_12:00:00`."""
+        """Local time, as in `2026-10-17_12:00:00`; `<N/A>` where its host named none."""
+        if not self.timestamp:
+            return NOT_AVAILABLE
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(self.timestamp))
 
-    @classmethod
-    def from_elsewhere(
-        cls,
-        local_rank: int,
-        pid: int,
-        exitcode: int,
-        *,
-        host: str,
-        message: str,
-        traceback: str = "",
-        timestamp: int = 0,
-        oom: str = "",
-        stack: str = "",
-    ) -> ProcessFailure:
-        """The failure of a worker of another host, as that one tells it; its error file is not here."""
-        failure = cls(local_rank, pid, exitcode, NOT_AVAILABLE, host=host, oom=oom, stack=printable(stack))
-        failure._set("timestamp", epoch_s(timestamp) or failure.timestamp)
-        failure._set("message", printable(message.strip()) or failure.message)
-        failure._set("traceback", printable(traceback[-TRACEBACK_CHARS_MAX:]))
-        return failure
+
+def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str, str]:
+    """The message and the traceback of a worker that recorded neither."""
+    from aelastic.failures.exit_reason import describe_exit, last_exception
+
+    words = describe_exit(exitcode)
+    name = _signal_name(exitcode)
+    if oom and name == "SIGKILL":
+        words = f"{words.partition(':')[0]}: {oom}"
+    words = note or words
+    # A worker that was killed from outside did not die of an exception that it had printed before.
+    is_own_doing = exitcode >= 0 or name in _SIGNALS_OF_ITS_OWN
+    cause = last_exception(stderr_tail) if stderr_tail and is_own_doing else None
+    if cause is None:
+        return words, ""
+    if note or exitcode < 0:
+        return f"{words}; its last words: {cause.headline}", cause.traceback
+    return cause.headline, cause.traceback
+
+
+def _signal_name(exitcode: int) -> str:
+    from aelastic.failures.exit_reason import signal_name
+
+    return signal_name(-exitcode) if exitcode < 0 else ""
 
 
 # Native code raises these in its own process; a Python interrupt ends with SIGINT.

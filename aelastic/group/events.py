@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from aelastic.core.record import Record
-from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 
 
 class WorkerState(Enum):
@@ -64,7 +65,7 @@ class Exited(Record):
 
     generation: int
     local_rank: int
-    failure: FailureReport | None  # None: it succeeded, or we had asked it to end
+    failure: ProcessFailure | None  # None: it succeeded, or we had asked it to end
     gone_at: float | None = None  # when that was seen; why it failed takes a moment to find out
 
 
@@ -80,7 +81,7 @@ class FoundUnhealthy(Record):
 
     generation: int
     local_rank: int
-    failure: FailureReport
+    failure: ProcessFailure
     signum: int  # what it is to be stopped with
 
 
@@ -126,7 +127,7 @@ class TellFailed(Record):
     """Tell the rendezvous of a failure.  Answered by `Interrupted` or `Ended`."""
 
     round: int
-    failure: FailureReport
+    failure: ProcessFailure
 
 
 class TellSucceeded(Record):

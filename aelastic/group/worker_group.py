@@ -24,6 +24,7 @@ from typing import Any, TypeAlias, assert_never
 
 from aelastic.core.machine import Machine, Story
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import (
     Action,
     Cleared,
@@ -44,7 +45,7 @@ from aelastic.group.events import (
     Worker,
     WorkerState,
 )
-from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 
@@ -99,7 +100,7 @@ class WorkerGroup(Machine[Event, Action]):
     generation: int = 0
     assigned: Assigned | None = None  # of the current generation
     workers: tuple[Worker, ...] = ()  # of the current generation
-    failed: dict[int, FailureReport] = field(default_factory=dict[int, FailureReport])  # local ranks, as they failed
+    failed: dict[int, ProcessFailure] = field(default_factory=dict[int, ProcessFailure])  # local ranks, as they failed
     stopped: set[int] = field(default_factory=set[int])  # local ranks that ended because we asked them to
     verdict: Ended | None = None
     _alive: set[int] = field(default_factory=set[int])

@@ -170,7 +170,7 @@ class ActivitySampler(Watch):
 
 def _completed(sample: Sample, **more: int | None) -> Sample:
     known = {name: value for name, value in more.items() if value is not None}
-    return Sample(**{**sample.__dict__, **known}) if known else sample
+    return sample.replace(**known) if known else sample
 
 
 # Looking.

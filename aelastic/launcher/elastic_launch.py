@@ -114,7 +114,7 @@ def _delegate(health_check_server: Any, alive: Callable[[], int]) -> None:
 
 def _conclude(name: str, result: RunResult, stopped_by: int | None, ranks: Sequence[int]) -> dict[int, Any]:
     if result.is_failed():
-        raise catchable_as_torchs(ChildFailedError(name, result.failures, result.victims, result.stacks))
+        raise catchable_as_torchs(ChildFailedError(name, result.failures, result.victims, result.stacks, result.cause))
     if result.state.name == "SUCCEEDED":
         return {rank: result.return_values.get(rank) for rank in ranks}
     if stopped_by is not None:

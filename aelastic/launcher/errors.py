@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -72,7 +71,7 @@ def _keep_cause(failed: ChildFailedError) -> None:
     os.close(fd)
     weakref.finalize(failed, _remove, path)
     _Copy(path).write_failure(cause)
-    failed.failures[rank] = dataclasses.replace(cause, error_file=path)
+    failed.failures[rank] = cause.replace(error_file=path)
 
 
 def _remove(path: str) -> None:

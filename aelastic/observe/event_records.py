@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
 from aelastic.observe.run_events import PhaseTook, RoundFormed, RunBegan, RunEnded, RunEvent, WorkersStarted
 
 Json: TypeAlias = dict[str, Any]
@@ -86,6 +87,10 @@ def _fields(value: Record) -> Json:
 def _plain(value: Any) -> Any:
     """As JSON has it."""
     match value:
+        case ProcessFailure():
+            fields = value.for_others().shared
+            fields["timestamp_s"] = fields.pop("timestamp")
+            return fields
         case Enum():
             return _plain(value.value)
         case Record():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from aelastic.failures.failure import MESSAGE_CHARS_MAX, ProcessFailure
 from aelastic.group.events import Event, Exited, FoundUnhealthy, StopRequested
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -18,10 +19,12 @@ def log_event(event: Event, group: WorkerGroup, link_error: BaseException | None
         link_error: why the rendezvous is lost, if it is.
     """
     match event:
-        case Exited(failure=FailureReport() as failure):
-            _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
+        case Exited(failure=ProcessFailure() as failure):
+            _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, _brief(failure))
         case FoundUnhealthy(local_rank=local_rank, failure=failure) if group.failed.get(local_rank) is failure:
-            _log.warning("rank %d on %s is stopped: %s", failure.rank, failure.host, failure.message)
+            _log.warning(
+                "rank %d on %s is stopped: %s", failure.rank, failure.host, failure.message[:MESSAGE_CHARS_MAX]
+            )
         case Interrupted(_, reason):
             _log.warning("all workers start again: %s", reason)
         case Assigned(round_, _, ranks):
@@ -45,3 +48,7 @@ def log_event(event: Event, group: WorkerGroup, link_error: BaseException | None
             _log.warning("asked to stop (signal %d): workers end within %g s; ask again to kill them", signum, within_s)
         case _:
             pass
+
+
+def _brief(failure: ProcessFailure) -> str:
+    return failure.message[:MESSAGE_CHARS_MAX]

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
-from aelastic.rdzv.protocol.messages import FailureReport
 
 # What a run spends its time on.
 #   rendezvous: ready for a round, until it is complete          spawn: from there until all workers are started
@@ -95,7 +95,7 @@ class WorkerEnded(Record):
     local_rank: int
     rank: int
     outcome: Literal["succeeded", "failed", "stopped"]
-    failure: FailureReport | None = None
+    failure: ProcessFailure | None = None
 
 
 class Noticed(Record):
@@ -145,7 +145,7 @@ class RunEnded(Record):
 
     state: WorkerState
     reason: str
-    cause: FailureReport | None = None
+    cause: ProcessFailure | None = None
 
 
 RunEvent: TypeAlias = (

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
@@ -27,7 +28,6 @@ from aelastic.observe.run_events import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.rdzv.protocol.messages import FailureReport
 
 SCHEMA = 1
 # The last ten restarts, of six phases each.
@@ -68,7 +68,7 @@ class _LastFailure(Record):
     """The first failure of the last generation that failed."""
 
     generation: int
-    report: FailureReport
+    report: ProcessFailure
 
 
 class _LastRestart(Record):
@@ -223,8 +223,8 @@ class Status:
         if self._failure is None:
             return None
         report = self._failure.report
-        fields = fields_of(report)
-        fields["at"] = _wall_time(fields.pop("timestamp_s"))
+        fields = report.for_others().shared
+        fields["at"] = _wall_time(fields.pop("timestamp"))
         fields["traceback"] = report.traceback[-TRACEBACK_CHARACTERS_MAX:]
         return {"generation": self._failure.generation, **fields}
 
@@ -233,9 +233,6 @@ def fields_of(record: Record) -> dict[str, Any]:
     return {name: getattr(record, name) for name in type(record).__match_args__}
 
 
-def _wall_time(timestamp_s: float) -> str | None:
-    """As people write it; `None` where a worker's error file holds no time of this era."""
-    try:
-        return datetime.fromtimestamp(timestamp_s, UTC).isoformat(timespec="milliseconds")
-    except (OverflowError, OSError, ValueError):
-        return None
+def _wall_time(timestamp: int) -> str | None:
+    """As people write it; `None` where it is not known."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds") if timestamp else None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
     Changed,
@@ -28,7 +29,6 @@ from aelastic.observe.run_events import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.rdzv.protocol.messages import FailureReport
 
 SEPARATOR = " | "
 # Seconds that have passed, and the steps in which they are said from there on.
@@ -78,7 +78,7 @@ class StatusText:
         self.restart_count = 0
         self.why_stopping = ""
         self.took: dict[PhaseName, float] = {}  # how long the last of each phase was, in seconds
-        self.last_failure: FailureReport | None = None
+        self.last_failure: ProcessFailure | None = None
         self.failed_at = 0.0
         self._waited = ""
 
@@ -130,7 +130,7 @@ class StatusText:
         if local_rank < len(self.ranks):
             self.ranks[local_rank] = RankPicture(**{**vars(self.ranks[local_rank]), **fields})
 
-    def _on_failure(self, failure: FailureReport | None, now: float) -> None:
+    def _on_failure(self, failure: ProcessFailure | None, now: float) -> None:
         if failure is not None and failure != self.last_failure:
             self.last_failure, self.failed_at = failure, now
 

@@ -6,6 +6,7 @@ import json
 import math
 import types
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -14,10 +15,13 @@ from hypothesis import strategies as st
 from kit.effort import examples
 
 from aelastic.core.record import Record
+from aelastic.errors import ProcessFailure
+from aelastic.failures.failure import SHARED_FIELDS
 from aelastic.rdzv.protocol.codec import (
     DOWNWARD,
     FRAME_MAX,
     PROTOCOL,
+    TEXT_MAX,
     UPWARD,
     Decoder,
     OtherProtocolError,
@@ -33,7 +37,6 @@ from aelastic.rdzv.protocol.messages import (
     Departed,
     Ended,
     Failed,
-    FailureReport,
     Goodbye,
     Hello,
     Interrupted,
@@ -54,7 +57,7 @@ from aelastic.rdzv.protocol.ranks import NodeRanks
 
 WORDS = UPWARD | DOWNWARD
 NODE = Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
-FAILURE = FailureReport("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
+FAILURE = ProcessFailure.from_elsewhere("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
 PAST = Past(Standing.FAILED, 7, 2, 1, 4, 0, FAILURE)
 HELLO = Hello(PROTOCOL, Terms("job", 1, 4, 3), "t0k3n", NODE, PAST, 5)
 RANKS = NodeRanks(
@@ -119,7 +122,7 @@ def assert_typed(value: Any, kind: Any) -> None:
         assert type(value) is kind
         hints = get_type_hints(kind)
         assert value.__dict__.keys() == set(kind.__match_args__)
-        for name in kind.__match_args__:
+        for name in SHARED_FIELDS if kind is ProcessFailure else kind.__match_args__:
             assert_typed(value.__dict__[name], hints[name])
     else:
         assert type(value) is kind
@@ -147,6 +150,8 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(any_of(get_args(kind)[0]), max_size=4).map(tuple)
     if issubclass(kind, Record):
         hints = get_type_hints(kind)
+        if kind is ProcessFailure:
+            return st.builds(kind.from_elsewhere, **{name: any_of(hints[name]) for name in SHARED_FIELDS})
         fields = {name: any_of(hints[name]) for name in kind.__match_args__}
         if kind is Hello:
             fields["protocol"] = st.just(PROTOCOL)
@@ -347,15 +352,29 @@ def test_a_field_too_few_or_too_many_is_refused_at_any_depth() -> None:
         decode_json(hello)
 
 
-def test_a_field_that_came_later_is_left_out_where_it_says_nothing_and_may_be_missing() -> None:
-    final = FailureReport(**{**FAILURE.__dict__, "is_final": True})
-    assert decode(encode(Failed("n1", 7, final))) == [Failed("n1", 7, final)]
-    name, fields = as_json(Failed("n1", 7, FAILURE))
-    assert "is_final" not in fields["failure"]
-    assert as_json(Failed("n1", 7, final))[1]["failure"] == {**fields["failure"], "is_final": True}
+def test_of_a_failure_some_fields_stay_on_its_host_and_can_not_come_from_another(tmp_path: Path) -> None:
+    (tmp_path / "e.json").write_text('{"message": "no GPU", "timestamp": 77}')
+    failure = ProcessFailure(0, 77, 1, str(tmp_path / "e.json"), rank=4, host="host-1", is_final=True, oom="killed")
+    name, fields = as_json(Failed("n1", 7, failure))
+    assert tuple(fields["failure"]) == SHARED_FIELDS and not {"error_file", "stderr_tail"} & {*SHARED_FIELDS}
+    (heard,) = decode(encode(Failed("n1", 7, failure)))
+    assert heard.failure == failure.for_others()
+    assert failure.error_file_data["timestamp"] == 77 and heard.failure.error_file == "<N/A>"
+    assert (heard.failure.message, heard.failure.is_final, heard.failure.oom) == ("no GPU", True, "killed")
+    with pytest.raises(WireError, match=r"Failed\.failure .* should have the fields host, rank"):
+        decode_json([name, {**fields, "failure": {**fields["failure"], "error_file": "/etc/passwd"}}])
     fields["failure"]["is_final"] = 1
     with pytest.raises(WireError, match=r"Failed\.failure\.is_final"):
         decode_json([name, fields])
+
+
+def test_the_texts_of_a_failure_are_cut_so_that_it_can_go_on_to_other_nodes() -> None:
+    name, fields = as_json(Failed("n1", 7, FAILURE))
+    texts = dict.fromkeys((key for key, value in fields["failure"].items() if isinstance(value, str)), "x" * TEXT_MAX)
+    heard = decode_json([name, {**fields, "failure": {**fields["failure"], **texts}}])
+    assert all(len(getattr(heard.failure, key)) < TEXT_MAX for key in texts)
+    worst = ProcessFailure.from_elsewhere(**{**FAILURE.shared, **dict.fromkeys(texts, "💥" * TEXT_MAX)})
+    assert len(encode(Ended(Outcome.FAILED, "💥" * 1024, worst))) < FRAME_MAX
 
 
 def test_what_may_be_missing_is_null_and_not_left_out() -> None:
@@ -420,8 +439,8 @@ def test_what_has_no_place_on_the_wire_is_a_mistake_of_ours() -> None:
 # Other versions.
 
 
-@pytest.mark.parametrize("fields", [{"protocol": 2}, {"protocol": "1"}, {"protocol": None}, {}, {"protocol": 0, "words": []},
-                                    {**as_json(HELLO)[1], "protocol": 2}])  # fmt: skip
+@pytest.mark.parametrize("fields", [{"protocol": PROTOCOL + 1}, {"protocol": "1"}, {"protocol": None}, {}, {"protocol": 0, "words": []},
+                                    {**as_json(HELLO)[1], "protocol": PROTOCOL + 1}])  # fmt: skip
 def test_an_agent_of_another_version_is_known_by_its_greeting_whatever_else_is_in_it(fields: dict[str, Any]) -> None:
     with pytest.raises(OtherProtocolError) as caught:
         decode_json(["Hello", fields])
@@ -430,7 +449,7 @@ def test_an_agent_of_another_version_is_known_by_its_greeting_whatever_else_is_i
     assert str(caught.value) == caught.value.reason
 
 
-@pytest.mark.parametrize("protocol", [True, 1.0])
+@pytest.mark.parametrize("protocol", [True, 1.0, float(PROTOCOL)])
 def test_a_protocol_that_is_no_whole_number_is_garbage(protocol: Any) -> None:
     with pytest.raises(WireError) as caught:
         decode_json(["Hello", {**as_json(HELLO)[1], "protocol": protocol}])

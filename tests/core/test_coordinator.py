@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import (
     Coordinator,
     DeadlinePassed,
@@ -21,7 +22,6 @@ from aelastic.rdzv.protocol.messages import (
     Departed,
     Ended,
     Failed,
-    FailureReport,
     Interrupted,
     Left,
     Node,
@@ -37,8 +37,8 @@ def node(name: str, *, role: str = "default", size: int = 2, preferred: int | No
     return Node(name, f"host-{name}", role, size, f"addr-{name}", 29500 + ord(name[0]), preferred)
 
 
-def failure(name: str, rank: int = 0) -> FailureReport:
-    return FailureReport(f"host-{name}", rank, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+def failure(name: str, rank: int = 0) -> ProcessFailure:
+    return ProcessFailure.from_elsewhere(f"host-{name}", rank, 0, 77, 1, "ValueError: batch is empty", "", 1000)
 
 
 class Job:
@@ -240,7 +240,7 @@ def test_with_restarts_off_the_first_failure_ends_the_job() -> None:
 
 def test_a_final_failure_ends_the_job_and_pays_no_restart() -> None:
     job = running("abc", max_restarts=3)
-    final = FailureReport(**{**failure("b").__dict__, "is_final": True})
+    final = failure("b").replace(is_final=True)
     heard = job.tell(Failed("b", 1, final))
     assert set(heard) == set("abc")
     assert heard["a"].outcome is Outcome.FAILED
@@ -252,7 +252,7 @@ def test_a_final_failure_ends_the_job_and_pays_no_restart() -> None:
 def test_a_final_failure_of_a_round_that_is_over_ends_nothing() -> None:
     job = running("ab")
     job.fail("a")
-    assert job.tell(Failed("b", 1, FailureReport(**{**failure("b").__dict__, "is_final": True}))) == {}
+    assert job.tell(Failed("b", 1, failure("b").replace(is_final=True))) == {}
     assert not job.core.is_closed
 
 

@@ -86,7 +86,7 @@ def test_any_sign_puts_it_off_for_the_whole_timeout(changed: dict[str, Any]) -> 
     watched.look(DEAD)
     for _ in range(5):
         assert watched.look(DEAD) == []
-    alive = Sample(**{**DEAD.__dict__, **changed})
+    alive = DEAD.replace(**changed)
     assert watched.look(alive) == []
     assert watched.first(alive)[0] == TIMEOUT_S
 
@@ -100,7 +100,7 @@ def test_only_the_chosen_signs_count(sign: str, words: str) -> None:
     while not verdicts:
         step += 1
         busy: dict[str, Any] = {"output": step, "cpu_s": float(10 * step), "io": step}
-        verdicts = watched.look(Sample(**{**busy, key: 1}))
+        verdicts = watched.look(Sample(**busy).replace(**{key: 1}))
     assert [verdict.reason for verdict in verdicts] == [f"no {words} for 60 s"]
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
 
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv import board
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member import member_events
@@ -44,7 +45,6 @@ from aelastic.rdzv.protocol.messages import (
     Beat,
     Ended,
     Failed,
-    FailureReport,
     Goodbye,
     Hello,
     Interrupted,
@@ -67,7 +67,7 @@ LEASE_S = 6.0
 JOIN_S = 60.0
 TERMS = Terms("job", 1, 3, 3)
 NODE = Node("me", "host-me", "default", 2, "", 29500)
-FAILURE = FailureReport("host-me", 2, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+FAILURE = ProcessFailure.from_elsewhere("host-me", 2, 0, 77, 1, "ValueError: batch is empty", "", 1000)
 RANKS = NodeRanks(
     group_rank=1,
     group_world_size=3,

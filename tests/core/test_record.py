@@ -68,3 +68,11 @@ def test_it_is_copied_pickled_and_shown_by_value() -> None:
     assert copy.deepcopy(point) == point
     assert pickle.loads(pickle.dumps(point)) == point
     assert repr(point) == "Point(x=1, y=2)"
+
+
+def test_a_record_with_other_values_is_a_new_one() -> None:
+    point = Point(1, 2)
+    assert point.replace(y=3) == Point(1, 3) and point == Point(1, 2)
+    assert point.replace() == point
+    with pytest.raises(TypeError, match="Point has no field z"):
+        point.replace(z=1)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from aelastic.core.machine import InvalidTransition
+from aelastic.errors import ProcessFailure
 from aelastic.group.events import (
     Cleared,
     DeadlinePassed,
@@ -35,7 +36,7 @@ from aelastic.observe.run_events import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 
@@ -43,8 +44,8 @@ RANKS = NodeRanks(
     group_rank=1, group_world_size=3, first_rank=4, world_size=10, first_role_rank=2, role_world_size=6,
     local_world_size=2,
 )  # fmt: skip
-FAILURE = FailureReport("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
-EXPIRED = FailureReport("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000)
+FAILURE = ProcessFailure.from_elsewhere("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+EXPIRED = ProcessFailure.from_elsewhere("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000)
 SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class Story:
         self.now = self.group.deadline
         return self.put(DeadlinePassed())
 
-    def end(self, *local_ranks: int, failure: FailureReport | None = None, after_s: float = 0.0) -> list[RunEvent]:
+    def end(self, *local_ranks: int, failure: ProcessFailure | None = None, after_s: float = 0.0) -> list[RunEvent]:
         """Workers end, and nothing of them is left."""
         generation = self.group.generation
         told: list[RunEvent] = []

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
 
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.record_text import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as chair_events
@@ -49,7 +50,6 @@ from aelastic.rdzv.protocol.messages import (
     Beat,
     Ended,
     Failed,
-    FailureReport,
     Goodbye,
     Hello,
     Interrupted,
@@ -72,7 +72,7 @@ TOKEN = "t0k3n"
 START = 100.0
 KEPT_BY = Candidate("boss", ("10.0.0.1",), 4000, TOKEN)
 KEPT = Kept(LeaderRecord(4, KEPT_BY))  # a board that does not count
-FAILURE = FailureReport("host-a", 0, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, 1, "ValueError: batch is empty", "", 1000)
 
 
 def node(name: str, rank: int | None = None, *, address: str = "") -> Node:
@@ -852,13 +852,13 @@ def test_that_a_node_is_replaced_is_no_verdict() -> None:
 
 @pytest.mark.parametrize("letter", ["x", '"', "\n", "报", "💥", "\ud800"])
 def test_a_verdict_always_fits_on_the_board(letter: str) -> None:
-    failure = FailureReport("h" * 255, 0, 0, 77, 1, letter * (8 << 10), letter * (32 << 10), 1000)
+    failure = ProcessFailure.from_elsewhere("h" * 255, 0, 0, 77, 1, f"!{letter * (8 << 10)}", letter * (32 << 10), 1000)
     hall = running(max_restarts=0)
     (publish,) = of_kind(hall.say("a", Failed("a", 1, failure)), Publish)
     claim = Candidate("n" * 64, tuple("a" * 255 for _ in range(4)), 29400, "t" * 32)
     assert record_to_bytes(LeaderRecord(1, claim, 7, publish.verdict))
     told = from_text(publish.verdict)
-    assert told.outcome is Outcome.FAILED and told.cause.message.startswith(letter * 100)
+    assert told.outcome is Outcome.FAILED and told.cause.message.startswith(failure.message[:100])
     heard = of_kind(hall.tell(Published(True)), Ended)
     assert [m.cause for m in heard] == [failure] * 2, "who is connected hears all of it"
 
@@ -1009,7 +1009,7 @@ def test_whatever_happens_a_chair_keeps_its_rules(
     )  # fmt: skip
     witness = Witness(hall)
     for event, words, name in events:
-        greeting = Hello(**{**words.__dict__, "terms": hall.terms})
+        greeting = words.replace(terms=hall.terms)
         match event:
             case "come":
                 hall.last_conn += 1

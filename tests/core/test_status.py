@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
@@ -22,7 +23,6 @@ from aelastic.observe.run_events import (
     WorkersStarted,
 )
 from aelastic.observe.status import PHASES_MAX, TRACEBACK_CHARACTERS_MAX, Status
-from aelastic.rdzv.protocol.messages import FailureReport
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BEGAN = RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")
@@ -40,8 +40,8 @@ def started(generation: int = 1) -> WorkersStarted:
     return WorkersStarted(generation, {0: 10 * generation, 1: 10 * generation + 1})
 
 
-def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp_s: int = 0) -> FailureReport:
-    return FailureReport("host-1", rank, rank - 2, 10, 7, f"rank {rank} fell", traceback, timestamp_s)
+def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp: int = 0) -> ProcessFailure:
+    return ProcessFailure.from_elsewhere("host-1", rank, rank - 2, 10, 7, f"rank {rank} fell", traceback, timestamp)
 
 
 def told(*events: Any) -> Status:
@@ -145,15 +145,15 @@ def test_the_last_failure_is_the_first_of_its_generation() -> None:
     first = [WorkerEnded(1, 1, 3, "failed", failure(3)), WorkerEnded(1, 0, 2, "failed", failure(2))]
     status = told(*story, *first)
     assert described(status, 9.0)["last_failure"]["rank"] == 3
-    status.tell(WorkerEnded(2, 0, 2, "failed", failure(2)), 20.0)
+    status.tell(WorkerEnded(2, 0, 2, "failed", failure(2, timestamp=7)), 20.0)
     said = described(status, 21.0)["last_failure"]
     assert (said["generation"], said["rank"], said["message"], said["exitcode"]) == (2, 2, "rank 2 fell", 7)
-    assert said["at"] == "1970-01-01T00:00:00.000+00:00"
+    assert said["at"] == "1970-01-01T00:00:07.000+00:00"
 
 
-@pytest.mark.parametrize("timestamp_s", [10**30, -(10**30), 10**12])
-def test_a_time_of_no_era_is_told_as_none(timestamp_s: int) -> None:
-    status = told(BEGAN, formed(), WorkerEnded(1, 0, 2, "failed", failure(2, timestamp_s=timestamp_s)))
+@pytest.mark.parametrize("timestamp", [0, 10**30, -(10**30), 10**12])
+def test_a_time_of_no_era_is_told_as_none(timestamp: int) -> None:
+    status = told(BEGAN, formed(), WorkerEnded(1, 0, 2, "failed", failure(2, timestamp=timestamp)))
     assert described(status, 9.0)["last_failure"]["at"] is None
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
@@ -22,14 +23,13 @@ from aelastic.observe.run_events import (
     WorkersStarted,
 )
 from aelastic.observe.status_text import StatusText, cut, duration
-from aelastic.rdzv.protocol.messages import FailureReport
 
 BEGAN = RunBegan(
     run_id="job", node_id="node", host="a", pid=1, role="default", entrypoint="train.py", local_world_size=2,
     min_nodes=2, max_nodes=4, max_restarts=3, rdzv_backend="c10d",
 )  # fmt: skip
-FAILURE = FailureReport(
-    host="b", rank=3, local_rank=1, pid=9, exitcode=1, message="ValueError: boom", traceback="", timestamp_s=0
+FAILURE = ProcessFailure.from_elsewhere(
+    host="b", rank=3, local_rank=1, pid=9, exitcode=1, message="ValueError: boom", traceback="", timestamp=0
 )
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
 
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import (
     SPARES_TIMEOUT_S,
     Coordinator,
@@ -23,7 +24,6 @@ from aelastic.rdzv.protocol.messages import (
     Assigned,
     Ended,
     Failed,
-    FailureReport,
     Interrupted,
     Left,
     Node,
@@ -49,8 +49,8 @@ def node(name: str, rank: int | None = None) -> Node:
     return Node(name, f"host-{name}", "default", 1, f"addr-{name}", 29500, rank)
 
 
-def failure(name: str) -> FailureReport:
-    return FailureReport(f"host-{name}", 0, 0, 77, 1, "ValueError", "", 1000)
+def failure(name: str) -> ProcessFailure:
+    return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, 1, "ValueError", "", 1000)
 
 
 def past(

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from aelastic.core.machine import InvalidTransition
+from aelastic.errors import ProcessFailure
 from aelastic.group.events import (
     Cleared,
     DeadlinePassed,
@@ -30,7 +31,7 @@ from aelastic.group.events import (
     WorkerState,
 )
 from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, Phase, WorkerGroup
-from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 
@@ -45,10 +46,10 @@ RANKS = NodeRanks(
     role_world_size=6,
     local_world_size=2,
 )
-FAILURE = FailureReport("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
-OTHER_FAILURE = FailureReport("host", 5, 1, 78, -11, "SIGSEGV", "", 1000)
-HANGS = FailureReport("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000)
-OTHER_HANGS = FailureReport("host", 5, 1, 78, -9, "timer 'step' expired", "", 1000)
+FAILURE = ProcessFailure.from_elsewhere("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+OTHER_FAILURE = ProcessFailure.from_elsewhere("host", 5, 1, 78, -11, "SIGSEGV", "", 1000)
+HANGS = ProcessFailure.from_elsewhere("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000)
+OTHER_HANGS = ProcessFailure.from_elsewhere("host", 5, 1, 78, -9, "timer 'step' expired", "", 1000)
 FAILED = Ended(Outcome.FAILED, "rank 4 failed on host; all 3 restarts are used up", FAILURE)
 SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
 TIMED_OUT = Ended(Outcome.TIMED_OUT, "1 of at least 2 nodes came")
@@ -92,7 +93,7 @@ class Story:
     def left_s(self) -> float | None:
         return None if self.group.deadline is None else self.group.deadline - self.now
 
-    def end(self, *local_ranks: int, failure: FailureReport | None = None) -> list[Any]:
+    def end(self, *local_ranks: int, failure: ProcessFailure | None = None) -> list[Any]:
         """Workers end, and nothing of them is left."""
         actions: list[Any] = []
         for local_rank in local_ranks:

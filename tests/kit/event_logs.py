@@ -9,6 +9,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.event_records import Scribe
@@ -25,7 +26,6 @@ from aelastic.observe.run_events import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.rdzv.protocol.messages import FailureReport
 
 _BEGAN = 1_770_000_000  # seconds since 1970
 _STATES = {Phase.RUNNING: WorkerState.HEALTHY, Phase.BARRIER: WorkerState.SUCCEEDED}
@@ -105,9 +105,9 @@ class NodeLog:
     def fails(self, at: float, local_rank: int, message: str, *, known_at: float) -> None:
         """A worker is gone; that ends the run of the others."""
         rank = self._first_rank + local_rank
-        report = FailureReport(
+        report = ProcessFailure.from_elsewhere(
             host=self.host, rank=rank, local_rank=local_rank, pid=1000 * self._generation + local_rank, exitcode=1,
-            message=message, traceback=f"Traceback\n{message}", timestamp_s=int(_BEGAN + at),
+            message=message, traceback=f"Traceback\n{message}", timestamp=int(_BEGAN + at),
         )  # fmt: skip
         self.tell(known_at, WorkerEnded(self._generation, local_rank, rank, "failed", report))
         self.tell(known_at, PhaseTook("detect", known_at - at, local_rank))

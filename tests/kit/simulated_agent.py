@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from aelastic.errors import ProcessFailure
 from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.board import Candidate, LeaderRecord
@@ -25,7 +26,6 @@ from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
     Failed,
-    FailureReport,
     Left,
     Node,
     NodeMessage,
@@ -223,13 +223,15 @@ class Agent(SimulatedProcess):
     def _mail_later(self, delay_s: float, event: g.Event) -> None:
         self.world.after(delay_s, lambda: self.post("workers", lambda: self.mail(self._group_desk, event)))
 
-    def _failure(self, rank: int) -> FailureReport:
-        return FailureReport(self.host, self.group.workers[rank].global_rank, rank, 1, 1, "ValueError", "", 0)
+    def _failure(self, rank: int) -> ProcessFailure:
+        return ProcessFailure.from_elsewhere(
+            self.host, self.group.workers[rank].global_rank, rank, 1, 1, "ValueError", "", 0
+        )
 
-    def _exit_later(self, delay_s: float, generation: int, rank: int, failure: FailureReport | None) -> None:
+    def _exit_later(self, delay_s: float, generation: int, rank: int, failure: ProcessFailure | None) -> None:
         self.world.after(delay_s, lambda: self.worker_exits(generation, rank, failure))
 
-    def worker_exits(self, generation: int, rank: int, failure: FailureReport | None) -> None:
+    def worker_exits(self, generation: int, rank: int, failure: ProcessFailure | None) -> None:
         if self.alive.get(rank) != generation:
             return
         leftover_s = self._work.leaves_something_s

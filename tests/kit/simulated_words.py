@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from aelastic.core.record import Record
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.protocol.messages import Assigned, FailureReport, Hello, Interrupted, Node, Past, Terms
+from aelastic.rdzv.protocol.messages import Assigned, Hello, Interrupted, Node, Past, Terms
 
 
 def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
@@ -21,7 +22,7 @@ def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
             return f"candidate {what.token}"
         case Node():
             return what.node_id
-        case FailureReport():
+        case ProcessFailure():
             return f"failure of rank {what.rank}"
         case Terms():
             return ""

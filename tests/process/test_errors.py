@@ -230,9 +230,7 @@ class TestProcessFailure:
         assert (failure.message, failure.timestamp, failure.traceback) == ("no GPU", 77, "")
 
     def test_a_failure_from_elsewhere_reads_no_file(self, tmp_path: Path) -> None:
-        failure = ProcessFailure.from_elsewhere(
-            1, 7, -9, host="node2", message="killed", traceback=TRACEBACK, timestamp=5, oom="out of memory"
-        )
+        failure = ProcessFailure.from_elsewhere("node2", 3, 1, 7, -9, "killed", TRACEBACK, 5, oom="out of memory")
         assert (failure.message, failure.traceback, failure.timestamp) == ("killed", TRACEBACK, 5)
         assert (failure.host, failure.error_file, failure.oom) == ("node2", "<N/A>", "out of memory")
 
@@ -318,10 +316,7 @@ class TestReport:
         assert "  cause     : ValueError: batch is empty" in report
 
     def test_it_has_a_limit(self) -> None:
-        failures = {
-            n: ProcessFailure.from_elsewhere(0, n, 1, host="h", message="m", traceback="x\n" * 10**5)
-            for n in range(1000)
-        }
+        failures = {n: ProcessFailure.from_elsewhere("h", n, 0, n, 1, "m", "x\n" * 10**5) for n in range(1000)}
         report = str(ChildFailedError("x", failures))
         assert len(report) < 150_000
         assert "... and 935 more: ranks 65-999" in report
@@ -426,7 +421,7 @@ class TestErrorHandler:
         assert message["extraInfo"]["py_callstack"] == TRACEBACK.rstrip("\n")
 
     def test_a_cause_from_elsewhere_is_not_looked_for_here(self, error_file: Path) -> None:
-        failure = ProcessFailure.from_elsewhere(0, 1, 5, host="node2", message="m", traceback="t", timestamp=9)
+        failure = ProcessFailure.from_elsewhere("node2", 0, 0, 1, 5, "m", "t", 9)
         ErrorHandler().write_failure(failure)
         assert written(error_file)["message"] == {
             "message": "m",

@@ -28,6 +28,7 @@ from shell.test_supervisor_on_virtual_time import FAILS, FOREVER, STUBBORN, SUCC
 
 import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState
+from aelastic.errors import ProcessFailure
 from aelastic.group.worker_group import Phase
 from aelastic.observe.event_log import EventLog, rfc3339
 from aelastic.observe.event_records import Json, Scribe
@@ -52,7 +53,6 @@ from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
     Ended,
-    FailureReport,
     Interrupted,
     NodeMessage,
     Outcome,
@@ -65,7 +65,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 SCHEMA = json.loads((DOCS / "event-log.schema.json").read_text())
 FRAME = set(SCHEMA["required"])
 
-FAILURE = FailureReport("node1", 5, 1, 77, -11, "SIGSEGV", "", 1000)
+FAILURE = ProcessFailure.from_elsewhere("node1", 5, 1, 77, -11, "SIGSEGV", "", 1000)
 BEGAN = RunBegan("job", "node1-1-ab", "node1", 1, "default", "train.py", 2, 1, 4, 3, "c10d")
 FORMED = RoundFormed(7, 3, 2, 1, 2, 4, 2, 6)
 SAMPLES: Sequence[RunEvent] = (

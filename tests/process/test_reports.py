@@ -6,11 +6,13 @@ import json
 import os
 import re
 import sys
+import textwrap
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.agents import quiet_port
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -140,3 +142,58 @@ def test_an_out_of_memory_kill_is_called_one(launch: Launcher, small_memory: Pat
     assert "out-of-memory" in job.stderr
     assert "192.0 MiB" in job.stderr
     job.assert_nothing_left()
+
+
+# The job's cause, on every node.
+
+# Rank 0 ends with its socket open; rank 1, at the other end, dies of that.
+PEERS = """
+    import socket
+
+    path = os.environ["PEERS_AT"]
+    if rank == 0:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+            server.listen()
+            peer, _ = server.accept()
+            peer.recv(1)
+            try:
+                raise ValueError("batch 7 is empty")
+            except ValueError:
+                traceback.print_exc()
+            os._exit(3)
+    wait_for(path)
+    peer = socket.socket(socket.AF_UNIX)
+    while peer.connect_ex(path):
+        time.sleep(0.01)
+    peer.send(b"!")
+    assert not peer.recv(1)
+    os.write(2, b"Traceback (most recent call last):\\n  File \\"x.py\\", line 1, in f\\nConnectionResetError: by peer\\n")
+    os._exit(4)
+"""
+
+
+def test_nodes_that_both_fail_tell_the_same_cause_first(launch: Launcher, tmp_path: Path) -> None:
+    endpoint = f"127.0.0.1:{quiet_port()}"
+    options = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=job", "--max-restarts=0")
+    files = [tmp_path / f"error-{node}.json" for node in range(2)]
+    jobs = [
+        launch(
+            f"import traceback\n{textwrap.dedent(PEERS)}",
+            *options,
+            name=f"node{node}",
+            env={"PEERS_AT": str(tmp_path / "peers"), "TORCHELASTIC_ERROR_FILE": str(file)},
+        )
+        for node, file in enumerate(files)
+    ]
+
+    codes = {job.wait(LAUNCH_TIMEOUT_S) for job in jobs}
+    causes = {job.stderr.partition("Root Cause")[2].partition("  cause     : ")[2].split("\n")[0] for job in jobs}
+    told = [json.loads(file.read_text())["message"] for file in files]
+
+    assert codes in ({3}, {4}) and len(causes) == 1
+    is_first = codes == {3}
+    (cause,) = causes
+    assert cause.startswith("ValueError: batch 7 is empty at " if is_first else "ConnectionResetError: by peer at ")
+    assert {message["errorCode"] for message in told} == codes
+    assert {message["message"] for message in told} == {cause.partition(" at ")[0]}

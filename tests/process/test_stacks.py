@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_both_loops, wait_for
 
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState, stack_hook
-from aelastic.agent.postmortem import report_of
 from aelastic.errors import ChildFailedError, ProcessFailure
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
@@ -652,8 +651,7 @@ async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_
     assert ", in spin\n" in read(listener.heard[0].path, "0", "stack.txt")
     report = str(ChildFailedError("job", result.failures, result.victims, result.stacks))
     assert report.index("  stack     : where it stood") < report.index(", in wait_for_ever")
-    told = report_of(1, failure)
-    assert told.stack == failure.stack  # other nodes are told
+    assert failure.for_others().stack == failure.stack
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit.effort import examples
 
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator, DeadlinePassed, Event, Lost, Send
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
@@ -20,7 +21,6 @@ from aelastic.rdzv.protocol.messages import (
     Departed,
     Ended,
     Failed,
-    FailureReport,
     Interrupted,
     Left,
     Node,
@@ -33,7 +33,7 @@ from aelastic.rdzv.protocol.messages import (
 NODES = 6
 # Settle time, then last call or join timeout.
 DEADLINES_TO_AGREE = 3
-FAILURE = FailureReport("host", 0, 0, 77, 1, "ValueError", "", 1000)
+FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 
 
 @dataclass

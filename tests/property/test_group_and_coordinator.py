@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from aelastic.errors import ProcessFailure
 from aelastic.group import events as g
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, WorkerGroup
@@ -27,7 +28,6 @@ from aelastic.rdzv.protocol.messages import (
     Departed,
     Ended,
     Failed,
-    FailureReport,
     Interrupted,
     Left,
     Node,
@@ -303,8 +303,8 @@ class Simulation:
         assert counts == sorted(counts)
 
 
-def failure_of(agent: Agent, rank: int, message: str = "ValueError") -> FailureReport:
-    return FailureReport(agent.host, agent.group.workers[rank].global_rank, rank, 1, 1, message, "", 0)
+def failure_of(agent: Agent, rank: int, message: str = "ValueError") -> ProcessFailure:
+    return ProcessFailure.from_elsewhere(agent.host, agent.group.workers[rank].global_rank, rank, 1, 1, message, "", 0)
 
 
 def simulate(seed: int, faults: Faults, **size: int) -> Simulation:

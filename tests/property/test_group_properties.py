@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kit.effort import examples
 
+from aelastic.errors import ProcessFailure
 from aelastic.group.events import (
     Cleared,
     DeadlinePassed,
@@ -31,7 +32,7 @@ from aelastic.group.events import (
     WorkerState,
 )
 from aelastic.group.worker_group import KILL_COUNT_MAX, Phase, WorkerGroup
-from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.spec import WorkerSpec
 
@@ -39,8 +40,8 @@ WORKERS = 3
 # Stopping is armed anew by the request itself, then by each SIGKILL; the next deadline is the end.  A leftover
 # that is waited for puts one more in front.
 DEADLINES_TO_THE_END = KILL_COUNT_MAX + 2
-FAILURE = FailureReport("host", 0, 0, 77, 1, "ValueError", "", 1000)
-HANGS = FailureReport("host", 0, 0, 77, -9, "timer 'step' expired", "", 1)
+FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
+HANGS = ProcessFailure.from_elsewhere("host", 0, 0, 77, -9, "timer 'step' expired", "", 1)
 # What nobody else is stopped with.
 HANGS_WITH = signal.SIGUSR1
 VERDICTS = [Ended(Outcome.FAILED, "no restart is left", FAILURE), Ended(Outcome.SUCCEEDED, "every worker succeeded")]
@@ -267,7 +268,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     @precondition(lambda self: self.generation > 0)
     @rule(data=st.data(), rank=st.integers(0, WORKERS - 1), failure=st.sampled_from([None, FAILURE]))
-    def stale_event_of_a_worker(self, data: Any, rank: int, failure: FailureReport | None) -> None:
+    def stale_event_of_a_worker(self, data: Any, rank: int, failure: ProcessFailure | None) -> None:
         generation = data.draw(st.integers(0, self.generation - 1))
         self.changes_nothing(Exited(generation, rank, failure))
         self.changes_nothing(Cleared(generation, rank))

@@ -27,7 +27,7 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import torch_events
 from aelastic.observe.torch_events import check_event_log_handler
 from aelastic.observe.torch_events_core import Status, Told, TorchEventSource
-from aelastic.rdzv.protocol.messages import Assigned, Ended, FailureReport, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 
 # Eight stories, of which two start functions under torch.
@@ -178,7 +178,7 @@ def test_a_node_tells_of_the_restart_that_another_ones_failure_made(two_node_run
 # Points of the story that need no processes.
 
 
-FAILURE = FailureReport("node7", 1, 1, 4711, 3, "it broke", "", 0)
+FAILURE = ProcessFailure.from_elsewhere("node7", 1, 1, 4711, 3, "it broke", "", 0)
 
 
 class Story:

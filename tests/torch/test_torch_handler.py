@@ -22,6 +22,7 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import (
     InputError,
+    ProcessFailure,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
@@ -32,7 +33,6 @@ from aelastic.rdzv.protocol.messages import (
     CoordinatorMessage,
     Ended,
     Failed,
-    FailureReport,
     Interrupted,
     Left,
     Node,
@@ -49,7 +49,7 @@ from aelastic.spec import WorkerSpec
 torch_rdzv: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
 torch_dist: Any = pytest.importorskip("torch.distributed")
 
-FAILURE = FailureReport("node7", 1, 1, 4711, 3, "it broke", "", 0)
+FAILURE = ProcessFailure.from_elsewhere("node7", 1, 1, 4711, 3, "it broke", "", 0)
 Message = TypeVar("Message", bound=CoordinatorMessage)
 
 

@@ -27,6 +27,7 @@ from enum import StrEnum, auto
 from typing import TypeAlias, assert_never
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.takeover import Recovery
 from aelastic.rdzv.coordinator.waiting_text import some_of, who_is_missing
@@ -37,7 +38,6 @@ from aelastic.rdzv.protocol.messages import (
     Departed,
     Ended,
     Failed,
-    FailureReport,
     Interrupted,
     Left,
     Node,
@@ -96,7 +96,7 @@ class Phase(StrEnum):
 class _Member:
     node: Node
     standing: Standing
-    failure: FailureReport | None = None
+    failure: ProcessFailure | None = None
     is_stray: bool = False  # stops the workers of a round that is not ours to speak of
 
 
@@ -188,7 +188,7 @@ class Coordinator:
         self._newest_round = max(self._newest_round, past.round)
         self.restart_count = max(self.restart_count, past.restart_count)
         if past.standing is Standing.FAILED and past.failure is None:
-            past = Past(**{**past.__dict__, "standing": Standing.STOPPING})  # no agent of ours says so
+            past = past.replace(standing=Standing.STOPPING)  # no agent of ours says so
         has_seat = 0 <= past.group_rank < past.group_world_size <= self.max_nodes
         if past.round > self.round and has_seat and (self.phase is Phase.RECOVERING or not self.round):
             return sends + self._begin_recovery(past, now) + self._take_seat(node, past, now)
@@ -357,7 +357,7 @@ class Coordinator:
     # Members.
 
     def _put(
-        self, node: Node, standing: Standing, *, failure: FailureReport | None = None, is_stray: bool = False
+        self, node: Node, standing: Standing, *, failure: ProcessFailure | None = None, is_stray: bool = False
     ) -> None:
         self._remove(node.node_id)
         self._members[node.node_id] = _Member(node, standing, failure, is_stray)

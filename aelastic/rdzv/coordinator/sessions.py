@@ -55,7 +55,6 @@ from aelastic.rdzv.protocol.messages import (
     Beat,
     Ended,
     Failed,
-    FailureReport,
     Goodbye,
     Hello,
     Left,
@@ -287,8 +286,8 @@ class Chair:
             if self.has_fixed_ranks:
                 actions += self._refuse(conn, f"{taken}: give each node its own --node-rank", now, is_final=True)
                 continue
-            without = Node(**{**hello.node.__dict__, "preferred_rank": None})
-            actions += self._admit(conn, Hello(**{**hello.__dict__, "node": without}), now)
+            without = hello.node.replace(preferred_rank=None)
+            actions += self._admit(conn, hello.replace(node=without), now)
             actions.append(Say(conn, Waiting(f"{taken}: this one takes part without it")))
         return actions
 
@@ -478,13 +477,8 @@ class Chair:
 
 def _located(node: Node, session: _Session) -> Node:
     """A node with the addresses that its connection shows, and the rank it was admitted with."""
-    return Node(
-        **{
-            **node.__dict__,
-            "master_addr": node.master_addr or session.peer,
-            "preferred_rank": session.preferred_rank,
-            "way_address": session.way,
-        }
+    return node.replace(
+        master_addr=node.master_addr or session.peer, preferred_rank=session.preferred_rank, way_address=session.way
     )
 
 
@@ -493,7 +487,7 @@ def _shortened(verdict: Any) -> Ended:
     cause = verdict.cause
     if cause is not None:
         shorter = {"message": cause.message[:1024], "traceback": cause.traceback[-2048:]}
-        cause = FailureReport(**{**cause.__dict__, **shorter})
+        cause = cause.replace(**shorter)
     return Ended(verdict.outcome, verdict.reason[:1024], cause)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import assert_never
 
+from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member.member_events import (
     Action,
@@ -56,7 +57,6 @@ from aelastic.rdzv.protocol.messages import (
     Downward,
     Ended,
     Failed,
-    FailureReport,
     Goodbye,
     Hello,
     Interrupted,
@@ -119,7 +119,7 @@ class Member:
     standing: Standing = Standing.READY
     assigned: Assigned | None = None  # of the last round we took part in
     restart_count: int = 0
-    failure: FailureReport | None = None
+    failure: ProcessFailure | None = None
     departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and have left
     has_spares: bool = False  # nodes wait for a place, as far as we have heard
     # Whom we know.

@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.protocol.messages import (
     Alive,
     Assigned,
@@ -23,7 +24,6 @@ from aelastic.rdzv.protocol.messages import (
     Downward,
     Ended,
     Failed,
-    FailureReport,
     Goodbye,
     Hello,
     Interrupted,
@@ -38,15 +38,12 @@ from aelastic.rdzv.protocol.messages import (
 )
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 1
+PROTOCOL = 2
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.
 TEXT_MAX = 40_000
 _HEAD = 4
-
-# Fields that came after the protocol's number: with their default they are left out, and so they may be missing.
-_LATER: dict[type[Record], tuple[str, ...]] = {FailureReport: ("is_final", "stack")}
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in (Hello, Alive, Ready, Failed, Succeeded, Left)}
 DOWNWARD: dict[str, type[Record]] = {
@@ -94,9 +91,10 @@ def from_text(text: str) -> Any:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, ProcessFailure):
+        return value.shared
     if isinstance(value, Record):
-        later = [name for name in _LATER.get(type(value), ()) if getattr(value, name) == getattr(type(value), name)]
-        return {name: each for name, each in value.__dict__.items() if name not in later} if later else value.__dict__
+        return value.__dict__
     raise TypeError(f"{value!r} has no place on the wire")
 
 
@@ -141,8 +139,9 @@ class Decoder:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WireError(f"not one of our words: {body[:80]!r}") from None
         try:
-            if cls is Hello and isinstance(fields, dict) and fields.get("protocol") != PROTOCOL:
-                raise OtherProtocolError(fields.get("protocol"))
+            theirs = fields.get("protocol") if cls is Hello and isinstance(fields, dict) else PROTOCOL
+            if theirs != PROTOCOL and not isinstance(theirs, bool | float):  # those are of no version
+                raise OtherProtocolError(theirs)
             return _reader_of(cls)(fields, name)
         except RecursionError:  # what JSON could nest, `repr` could not
             raise WireError(f"not one of our words: {body[:80]!r}") from None
@@ -233,17 +232,17 @@ def _reader_of_enum(kind: type[StrEnum]) -> _Reader:
 
 def _reader_of_record(kind: type[Record]) -> _Reader:
     hints = get_type_hints(kind)
-    readers = [(name, _reader_of(hints[name])) for name in kind.__match_args__]
-
-    later = {name: getattr(kind, name) for name in _LATER.get(kind, ())}
+    # Of a failure some fields stay on their host, and texts are cut: what one node sends goes on to all others.
+    make, names = (
+        (ProcessFailure.from_elsewhere, SHARED_FIELDS) if kind is ProcessFailure else (kind, kind.__match_args__)
+    )
+    readers = [(name, _reader_of(hints[name])) for name in names]
 
     def read(value: Any, where: str) -> Record:
-        if later and isinstance(value, dict):
-            value = {**later, **value}
         if not isinstance(value, dict) or len(value) != len(readers):
-            raise WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(kind.__match_args__)}")
+            raise WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(names)}")
         try:
-            return kind(*[reader(value[name], f"{where}.{name}") for name, reader in readers])
+            return make(*[reader(value[name], f"{where}.{name}") for name, reader in readers])
         except KeyError as missing:
             raise WireError(f"{where} lacks {missing}") from None
 

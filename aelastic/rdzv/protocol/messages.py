@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import LEASE_S
 
@@ -35,21 +36,6 @@ class Node(Record):
     way_address: str = ""
 
 
-class FailureReport(Record):
-    """A worker's failure, told to other nodes."""
-
-    host: str
-    rank: int
-    local_rank: int
-    pid: int
-    exitcode: int
-    message: str
-    traceback: str
-    timestamp_s: int  # wall time on the node where it happened; for people only
-    is_final: bool = False  # the worker can't be ended, and holds what another in its place would need
-    stack: str = ""  # where the worker stood, if it was stopped for what it did
-
-
 # Node to coordinator.
 
 
@@ -64,7 +50,7 @@ class Failed(Record):
 
     node_id: str
     round: int
-    failure: FailureReport
+    failure: ProcessFailure
 
 
 class Succeeded(Record):
@@ -113,7 +99,7 @@ class Past(Record):
     group_rank: int = -1  # in that round
     group_world_size: int = 0
     coordinator_rank: int = -1  # the group rank of the coordinator's own node in that round; -1: it had none
-    failure: FailureReport | None = None
+    failure: ProcessFailure | None = None
     departed: tuple[int, ...] = ()  # group ranks of that round that finished, and have left
     has_spares: bool = False  # nodes waited for a place in that round
 
@@ -172,7 +158,7 @@ class Ended(Record):
 
     outcome: Outcome
     reason: str
-    cause: FailureReport | None = None
+    cause: ProcessFailure | None = None
 
 
 class Waiting(Record):
