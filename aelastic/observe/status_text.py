@@ -263,7 +263,7 @@ def duration(passed_s: float) -> str:
 def _who_is_missing_first(waited: str) -> list[str]:
     """A sentence about who is waited for, with those who are missing at its beginning: its end may be cut off."""
     clauses = waited[:WORDS_MAX].split("; ") if waited else []
-    return sorted(clauses, key=lambda clause: not clause.startswith("missing: "))
+    return sorted(clauses, key=lambda clause: not clause.startswith("waiting for "))
 
 
 def _count(number: int, what: str) -> str:

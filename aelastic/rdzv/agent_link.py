@@ -15,6 +15,7 @@ from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader_lease import Tenure
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.sessions import Chair
@@ -185,17 +186,15 @@ class AgentLink:
             self._mailbox.post(LeadershipLost())
             return
         settings = self._settings
-        coordinator = Coordinator(
+        rules = RoundRules(
             settings.min_nodes,
             settings.max_nodes,
-            self._policy,
             last_call_timeout_s=settings.last_call_timeout_s,
             join_timeout_s=settings.join_timeout_s,
             settle_time_s=settings.settle_time_s,
-            recovery_timeout_s=settings.lease_s,
-            own_node_id=self._member.node_id,
-            is_heir=is_heir,
+            takeover_timeout_s=settings.lease_s,
         )
+        coordinator = Coordinator(rules, self._policy, own_node_id=self._member.node_id, is_heir=is_heir)
         chair = Chair(
             self._member.terms,
             record.candidate.token,

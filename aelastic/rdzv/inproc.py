@@ -7,7 +7,8 @@ from collections.abc import Callable
 import anyio
 
 from aelastic.aio.mailbox import Mailbox
-from aelastic.rdzv.coordinator.coordinator import Coordinator, DeadlinePassed, Event
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Departed, NodeMessage
 
 

@@ -71,9 +71,10 @@ def open_link(spec: WorkerSpec, node_id: str, around: Surroundings) -> Link:
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
         from aelastic.rdzv.coordinator.coordinator import Coordinator
+        from aelastic.rdzv.coordinator.forming import RoundRules
         from aelastic.rdzv.inproc import InProcessLink
 
-        return InProcessLink(Coordinator(1, 1, RestartPolicy(spec.max_restarts)))
+        return InProcessLink(Coordinator(RoundRules(1, 1), RestartPolicy(spec.max_restarts)))
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.rdzv.agent_link import AgentLink
 

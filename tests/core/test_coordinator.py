@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator.coordinator import (
-    Coordinator,
-    DeadlinePassed,
-    Event,
-    Lost,
-    Phase,
-    Send,
-)
+from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Send
+from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
     Assigned,
@@ -45,7 +40,7 @@ class Job:
     """A coordinator, the clock it is told, and what it has sent since somebody looked."""
 
     def __init__(self, min_nodes: int, max_nodes: int, max_restarts: int = 3) -> None:
-        self.core = Coordinator(min_nodes, max_nodes, RestartPolicy(max_restarts))
+        self.core = Coordinator(RoundRules(min_nodes, max_nodes), RestartPolicy(max_restarts))
         self.now = 100.0
 
     def tell(self, *events: Event) -> dict[str, Any]:
@@ -148,7 +143,7 @@ def test_below_min_nodes_the_join_timeout_ends_the_job_and_names_who_came() -> N
     job.ready("a")
     assert job.left_s == JOIN_TIMEOUT_S - 100
     heard = job.pass_deadline()
-    reason = "2 of at least 3 nodes came within 600 s: host-a, host-b"
+    reason = "2 of at least 3 nodes joined within 600 s: host-a, host-b"
     assert heard == dict.fromkeys("ab", Ended(Outcome.TIMED_OUT, reason))
 
 
@@ -245,7 +240,7 @@ def test_a_final_failure_ends_the_job_and_pays_no_restart() -> None:
     assert set(heard) == set("abc")
     assert heard["a"].outcome is Outcome.FAILED
     assert heard["a"].cause == final
-    assert heard["a"].reason.startswith("rank 0 failed on host-b; it can't be ended")
+    assert heard["a"].reason.startswith("rank 0 failed on host-b; the worker cannot be killed")
     assert (job.core.restart_count, job.core.is_closed) == (0, True)
 
 
@@ -311,7 +306,7 @@ def test_below_min_nodes_a_later_round_times_out_too() -> None:
     job.tell(Lost("b", "its connection closed"))
     job.ready("a")
     heard = job.pass_deadline()
-    assert heard == {"a": Ended(Outcome.TIMED_OUT, "1 of at least 2 nodes came within 600 s: host-a")}
+    assert heard == {"a": Ended(Outcome.TIMED_OUT, "1 of at least 2 nodes joined within 600 s: host-a")}
 
 
 def test_when_every_node_is_lost_the_job_waits_for_others_and_then_ends() -> None:
@@ -319,16 +314,18 @@ def test_when_every_node_is_lost_the_job_waits_for_others_and_then_ends() -> Non
     job.tell(Lost("a", "x"), Lost("b", "x"))
     assert job.left_s == JOIN_TIMEOUT_S
     job.pass_deadline()
-    assert job.ready("c")["c"].reason == "0 of at least 1 nodes came within 600 s: nobody"
+    assert job.ready("c")["c"].reason == "0 of at least 1 nodes joined within 600 s: none"
 
 
 # Who goes.
 
 
-@pytest.mark.parametrize("gone", [Lost("b", "its lease ran out"), Left("b", "its lease ran out")])
-def test_a_node_that_goes_interrupts_the_round_for_free(gone: Event) -> None:
+@pytest.mark.parametrize(
+    "gone, how", [(Lost("b", "its lease ran out"), "was lost"), (Left("b", "its lease ran out"), "left")]
+)
+def test_a_node_that_goes_interrupts_the_round_for_free(gone: Event, how: str) -> None:
     job = running("abc")
-    assert job.tell(gone) == dict.fromkeys("ac", Interrupted(1, "host-b left: its lease ran out"))
+    assert job.tell(gone) == dict.fromkeys("ac", Interrupted(1, f"node host-b {how}: its lease ran out"))
     assert order(job.ready("ac")) == "ac"
     assert (job.core.round, job.core.restart_count) == (2, 0)
 
@@ -344,7 +341,7 @@ def test_a_node_that_is_told_lost_twice_or_was_never_seen_changes_nothing() -> N
 
 def test_a_participant_that_starts_over_interrupts_the_round_for_free() -> None:
     job = running("ab")
-    assert job.ready("a") == {"b": Interrupted(1, "host-a starts over")}
+    assert job.ready("a") == {"b": Interrupted(1, "the worker group of host-a restarted on its own")}
     assert order(job.ready("b")) == "ab"
     assert job.core.restart_count == 0
 
@@ -359,7 +356,7 @@ def test_several_newcomers_within_the_settle_time_cost_one_interruption() -> Non
     job.now += SETTLE_TIME_S / 2
     assert job.ready("d") == {}
     assert job.left_s == SETTLE_TIME_S / 2
-    assert job.pass_deadline() == dict.fromkeys("ab", Interrupted(1, "host-c, host-d joins"))
+    assert job.pass_deadline() == dict.fromkeys("ab", Interrupted(1, "re-rendezvous: nodes host-c, host-d joined"))
     assert job.ready("a") == {}
     assert order(job.ready("b")) == "abcd"
     assert job.core.restart_count == 0

@@ -15,6 +15,7 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.record_text import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as chair_events
 from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader_lease import TENURE, Tenure
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.session_events import (
@@ -92,7 +93,7 @@ class Hall:
         self, nodes: tuple[int, int] = (1, 3), *, max_restarts: int = 3, beat: int = 0, epoch: int = 4,
         has_fixed_ranks: bool = False, **timeouts: float,
     ) -> None:  # fmt: skip
-        self.coordinator = Coordinator(*nodes, RestartPolicy(max_restarts), **timeouts)  # type: ignore[arg-type]
+        self.coordinator = Coordinator(RoundRules(*nodes, **timeouts), RestartPolicy(max_restarts))  # type: ignore[arg-type]
         self.terms = Terms("job", *nodes, max_restarts)
         tenure = Tenure(epoch, LEASE_S, START, beat)
         self.chair = Chair(self.terms, TOKEN, tenure, self.coordinator, has_fixed_ranks=has_fixed_ranks)
@@ -241,7 +242,7 @@ def test_garbage_is_refused_for_good_if_it_is_another_version(is_other_protocol:
 def test_garbage_of_a_member_is_the_end_of_its_part() -> None:
     hall = running()
     hall.tell(Garbled(hall.conns["a"], "none of our words", False))
-    assert hall.hears(hall.pass_deadline()) == {"b": [Interrupted(1, "host-a left: its connection closed", 0)]}
+    assert hall.hears(hall.pass_deadline()) == {"b": [Interrupted(1, "node host-a was lost: its connection closed", 0)]}
 
 
 def test_a_connection_that_says_nothing_is_dropped_after_a_lease() -> None:
@@ -295,7 +296,7 @@ def test_a_broken_connection_is_a_lost_node_after_a_grace() -> None:
     hall = running()
     assert hall.close("a") == []
     assert hall.chair.deadline == pytest.approx(hall.now + GRACE_S)
-    assert hall.hears(hall.pass_deadline()) == {"b": [Interrupted(1, "host-a left: its connection closed", 0)]}
+    assert hall.hears(hall.pass_deadline()) == {"b": [Interrupted(1, "node host-a was lost: its connection closed", 0)]}
     assert hall.tell(DeadlinePassed()) == []
 
 
@@ -328,7 +329,7 @@ def test_who_missed_a_decision_is_told_when_it_comes_back() -> None:
     hall.close("a")
     assert hall.say("b", Ready(node("b"))) == [], "that b starts over is for a to know"
     actions = hall.come("a", past=Past(Standing.BUSY, 1, 0, 0, 2))
-    assert actions == [Say(3, Welcome(4, LEASE_S)), Say(3, Interrupted(1, "it is over", 0))]
+    assert actions == [Say(3, Welcome(4, LEASE_S)), Say(3, Interrupted(1, "round 1 has ended; rejoining", 0))]
 
 
 REASON = "rank 0 failed on host-a; restart 1 of 3"
@@ -336,7 +337,7 @@ REASON = "rank 0 failed on host-a; restart 1 of 3"
 
 def test_a_node_that_leaves_is_not_lost_again_when_its_connection_closes() -> None:
     hall = running()
-    assert hall.hears(hall.say("a", Left("a", "SIGTERM"))) == {"b": [Interrupted(1, "host-a left: SIGTERM", 0)]}
+    assert hall.hears(hall.say("a", Left("a", "SIGTERM"))) == {"b": [Interrupted(1, "node host-a left: SIGTERM", 0)]}
     hall.close("a")
     hall.say("b", Ready(node("b")))
     assert of_kind(hall.live_until(hall.now + 1, "a"), Interrupted) == []
@@ -348,7 +349,7 @@ def test_a_failure_waits_until_it_is_known_who_is_lost() -> None:
     hall.close("a")
     assert hall.say("b", Failed("b", 1, FAILURE)) == []
     heard = hall.hears(hall.pass_deadline())
-    lost = Interrupted(1, "host-a left: its connection closed", 0)
+    lost = Interrupted(1, "node host-a was lost: its connection closed", 0)
     assert heard == {"b": [lost], "c": [lost]}
     assert hall.coordinator.restart_count == 0
 
@@ -371,7 +372,7 @@ def test_a_silent_node_is_lost_after_a_lease() -> None:
     hall.say("a", Alive())
     assert of_kind(hall.live_until(heard_at + LEASE_S - 0.001, "a"), Interrupted) == []
     actions = hall.live_until(heard_at + LEASE_S, "a")
-    assert hall.hears(actions)["b"] == [Interrupted(1, "host-a left: silent for 5 s", 0)]
+    assert hall.hears(actions)["b"] == [Interrupted(1, "node host-a was lost: silent for 5 s", 0)]
     assert Drop(1) in actions
     assert hall.tell(Closed(1)) == [], "that it is lost is known"
 
@@ -392,7 +393,7 @@ def test_if_we_slept_everybody_gets_another_lease() -> None:
     hall.now += LEASE_S / 2
     hall.say("a", Alive())
     actions = hall.live_until(hall.now + LEASE_S / 2 + 0.1, "a", "b")
-    assert [m.reason for m in of_kind(actions, Interrupted)] == ["host-b left: silent for 5 s"]
+    assert [m.reason for m in of_kind(actions, Interrupted)] == ["node host-b was lost: silent for 5 s"]
 
 
 def test_if_we_slept_a_grace_begins_anew() -> None:
@@ -707,13 +708,13 @@ def test_if_the_other_is_dead_its_next_self_takes_its_place_at_once(how: str) ->
     hall.come("b", 1)
     hall.come("n", 0)
     actions = hall.close("a") if how == "closed" else hall.pass_deadline()
-    reason = "host-a left: another agent came as node rank 0 (host-n)"
+    reason = "node host-a was lost: another agent joined as node rank 0 (host-n)"
     heard = hall.hears(actions)
     assert heard["n"] == [Welcome(4, LEASE_S)]
     assert heard["b"] == [Interrupted(1, reason, 0)]
     assert hall.now - START <= PROBE_TIMEOUT_S
     if how == "silent":
-        assert heard["a"] == [Ended(Outcome.REPLACED, "another agent came as node rank 0 (host-n)")]
+        assert heard["a"] == [Ended(Outcome.REPLACED, "another agent joined as node rank 0 (host-n)")]
     assert of_kind(hall.live_until(hall.now + 1, "a"), Interrupted) == [], "the other is not lost once more"
 
 
@@ -736,7 +737,7 @@ def test_a_node_whose_connection_is_broken_is_replaced_without_a_question() -> N
     hall.close("a")
     assert hall.hears(hall.come("n", 0)) == {
         "n": [Welcome(4, LEASE_S)],
-        "b": [Interrupted(1, "host-a left: another agent came as node rank 0 (host-n)", 0)],
+        "b": [Interrupted(1, "node host-a was lost: another agent joined as node rank 0 (host-n)", 0)],
     }
 
 
@@ -873,7 +874,8 @@ def test_who_waits_is_told_what_for_every_ten_seconds() -> None:
     actions = hall.live_until(START + 3 * ROLL_CALL_INTERVAL_S)
     texts = [m.text for m in of_kind(actions, Waiting)]
     assert texts == [
-        f"2 of 3 nodes are ready ({seconds} s): host-a, host-b; missing: 1 more" for seconds in (10, 10, 20, 20, 30, 30)
+        f"rendezvous: 2 of 3 nodes joined after {seconds} s (host-a, host-b); waiting for 1 more"
+        for seconds in (10, 10, 20, 20, 30, 30)
     ]
 
 
@@ -1005,7 +1007,7 @@ def test_whatever_happens_a_chair_keeps_its_rules(
 ) -> None:
     hall = Hall(
         (1, 3), has_fixed_ranks=is_fixed, max_restarts=max_restarts,
-        last_call_timeout_s=timeout_s, join_timeout_s=timeout_s, recovery_timeout_s=LEASE_S,
+        last_call_timeout_s=timeout_s, join_timeout_s=timeout_s, takeover_timeout_s=LEASE_S,
     )  # fmt: skip
     witness = Witness(hall)
     for event, words, name in events:

@@ -65,16 +65,16 @@ def test_before_anything_is_known_it_says_little() -> None:
 def test_who_is_missing_comes_first() -> None:
     text = told(changed(Phase.JOINING))
     assert line(text) == "aelastic 7 s | waiting for 2 to 4 nodes | 2 ranks here | restarts 0 of 3"
-    text.handle(Waited("1 of 2 nodes are ready (10 s): a; missing: node rank 1"), 101.0)
+    text.handle(Waited("rendezvous: 1 of 2 nodes joined after 10 s (a); waiting for node rank 1"), 101.0)
     assert line(text) == (
-        "aelastic 7 s | waiting for 2 to 4 nodes | missing: node rank 1 | 1 of 2 nodes are ready (10 s): a | "
+        "aelastic 7 s | waiting for 2 to 4 nodes | waiting for node rank 1 | rendezvous: 1 of 2 nodes joined after 10 s (a) | "
         "2 ranks here | restarts 0 of 3"
     )
-    assert "missing: node rank 1" in line(text, 80)
+    assert "waiting for node rank 1" in line(text, 80)
 
 
 def test_what_was_waited_for_is_forgotten_when_it_came() -> None:
-    text = told(changed(Phase.JOINING), Waited("missing: 1 more"), formed())
+    text = told(changed(Phase.JOINING), Waited("waiting for 1 more"), formed())
     assert line(text).startswith("aelastic 7 s | starting workers | round 1 | ")
     text.handle(changed(Phase.RUNNING), 101.0)
     assert line(text) == "aelastic 7 s | starting workers | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"

@@ -10,16 +10,11 @@ from hypothesis import strategies as st
 from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator.coordinator import (
-    SPARES_TIMEOUT_S,
-    Coordinator,
-    DeadlinePassed,
-    Event,
-    Lost,
-    Phase,
-    Registered,
-)
+from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Registered
+from aelastic.rdzv.coordinator.forming import SPARES_TIMEOUT_S, RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.waiting_text import waiting_texts
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     Ended,
@@ -39,7 +34,6 @@ from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LEASE_S, SETTLE_TIME_S
 
 BUSY, READY, STOPPING = Standing.BUSY, Standing.READY, Standing.STOPPING
 FAILED, FINISHED = Standing.FAILED, Standing.FINISHED
-WENT_ON = "it went on without this node"
 SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
 ROUND = 7
 NAMES = "abcdef"
@@ -69,7 +63,7 @@ class Job:
     def __init__(
         self, nodes: tuple[int, int] = (2, 3), *, max_restarts: int = 3, is_heir: bool = False, own: str = ""
     ) -> None:
-        self.core = Coordinator(*nodes, RestartPolicy(max_restarts), is_heir=is_heir, own_node_id=own)
+        self.core = Coordinator(RoundRules(*nodes), RestartPolicy(max_restarts), is_heir=is_heir, own_node_id=own)
         self.now = 100.0
 
     def tell(self, *events: Event) -> dict[str, Any]:
@@ -119,6 +113,10 @@ def interrupted(names: str, reason: str, count: int = 0, round_: int = ROUND) ->
     return dict.fromkeys(names, Interrupted(round_, reason, count))
 
 
+def went_on(names: str, round_: int = ROUND) -> dict[str, Any]:
+    return interrupted(names, f"round {round_} went on without this node; rejoining", round_=round_)
+
+
 def order(heard: dict[str, Any]) -> str:
     """The nodes of a round, by group rank."""
     assert all(isinstance(message, Assigned) for message in heard.values())
@@ -131,7 +129,7 @@ def order(heard: dict[str, Any]) -> str:
 def test_a_round_that_lost_nobody_goes_on_untouched() -> None:
     job = Job()
     assert job.come("ba") == {}
-    assert (job.core.phase, job.left_s) == (Phase.RECOVERING, LEASE_S)
+    assert (job.core.phase, job.left_s) == (Phase.TAKING_OVER, LEASE_S)
     assert job.come("c") == {}
     assert (job.core.phase, job.core.round, job.core.restart_count, job.core.deadline) == (
         Phase.RUNNING,
@@ -182,7 +180,7 @@ def test_who_says_during_the_recovery_that_it_is_ready_ends_the_round() -> None:
     job = Job()
     job.come("ab")
     assert job.ready("a") == {}
-    assert job.come("c") == interrupted("bc", "the round was over when the coordinator was lost")
+    assert job.come("c") == interrupted("bc", f"round {ROUND} had ended when the coordinator was lost")
     job.ready("c")
     assert order(job.ready("b")) == "abc"
 
@@ -190,7 +188,7 @@ def test_who_says_during_the_recovery_that_it_is_ready_ends_the_round() -> None:
 def test_who_reconnects_during_the_recovery_counts_once() -> None:
     job = Job()
     assert job.come("aab") == {}
-    assert job.is_in(Phase.RECOVERING)
+    assert job.is_in(Phase.TAKING_OVER)
     job.come("c")
     assert job.is_in(Phase.RUNNING)
 
@@ -204,7 +202,7 @@ def test_who_does_not_come_within_the_timeout_is_given_up() -> None:
     job.now += 1.0
     job.come("c")
     assert job.left_s == LEASE_S - 1.0
-    assert job.pass_deadline() == interrupted("ac", "group rank 1 did not come to the new coordinator")
+    assert job.pass_deadline() == interrupted("ac", "group rank 1 did not reconnect to the new coordinator")
     job.ready("c")
     assert order(job.ready("a")) == "ac"
     assert job.core.round == ROUND + 1
@@ -213,13 +211,13 @@ def test_who_does_not_come_within_the_timeout_is_given_up() -> None:
 def test_the_coordinators_own_seat_is_not_waited_for_if_it_is_known_to_be_gone() -> None:
     job = Job(is_heir=True)
     job.come("b", boss=0)
-    assert job.come("c", boss=0) == interrupted("bc", "the agent that coordinated is gone (group rank 0)")
+    assert job.come("c", boss=0) == interrupted("bc", "the previous coordinator's node is gone (group rank 0)")
 
 
 def test_the_coordinators_own_seat_is_waited_for_if_it_may_live() -> None:
     job = Job(is_heir=False)
     job.come("bc", boss=0)
-    assert job.is_in(Phase.RECOVERING)
+    assert job.is_in(Phase.TAKING_OVER)
     assert job.come("a", boss=0) == {}
     assert job.is_in(Phase.RUNNING)
 
@@ -227,7 +225,7 @@ def test_the_coordinators_own_seat_is_waited_for_if_it_may_live() -> None:
 def test_a_coordinator_without_a_seat_is_not_missed() -> None:
     job = Job(is_heir=True)
     job.come("ab", boss=-1)
-    assert job.is_in(Phase.RECOVERING)
+    assert job.is_in(Phase.TAKING_OVER)
     job.come("c", boss=-1)
     assert job.is_in(Phase.RUNNING)
 
@@ -241,7 +239,7 @@ def test_one_that_was_taken_for_gone_and_comes_first_has_its_seat() -> None:
 def test_the_deadline_names_all_who_are_missing() -> None:
     job = Job((1, 4), is_heir=True)
     job.come("b", boss=0, size=4)
-    assert job.pass_deadline() == interrupted("b", "group rank 0, 2, 3 did not come to the new coordinator")
+    assert job.pass_deadline() == interrupted("b", "group rank 0, 2, 3 did not reconnect to the new coordinator")
 
 
 @pytest.mark.parametrize("gone", [Lost("b", "silent"), Left("b", "SIGTERM")])
@@ -249,8 +247,8 @@ def test_who_comes_and_goes_is_given_up(gone: Event) -> None:
     job = Job()
     job.come("ab")
     assert job.tell(gone) == {}
-    assert job.is_in(Phase.RECOVERING)
-    assert job.come("c") == interrupted("ac", "group rank 1 did not come to the new coordinator")
+    assert job.is_in(Phase.TAKING_OVER)
+    assert job.come("c") == interrupted("ac", "group rank 1 did not reconnect to the new coordinator")
 
 
 def test_who_comes_goes_and_comes_back_has_its_seat_again() -> None:
@@ -266,22 +264,26 @@ def test_who_comes_after_it_was_given_up_is_a_stray() -> None:
     job = Job()
     job.come("ac")
     job.pass_deadline()
-    assert job.come("b") == interrupted("b", WENT_ON)
+    assert job.come("b") == went_on("b")
     job.ready("a")
     assert order(job.ready("c")) == "ac", "nobody waits for it"
     assert job.ready("b") == {}
     assert job.left_s == SETTLE_TIME_S
-    assert job.pass_deadline() == interrupted("ac", "host-b joins", round_=ROUND + 1)
+    assert job.pass_deadline() == interrupted("ac", "re-rendezvous: node host-b joined", round_=ROUND + 1)
 
 
 def test_two_that_claim_one_seat_are_not_both_believed() -> None:
     job = Job()
     job.come("a")
-    assert job.come("b", rank=0) == interrupted("b", "its place is taken")
-    assert job.come("d", rank=3) == interrupted("d", "its place is taken")
-    assert job.is_in(Phase.RECOVERING)
+    assert job.come("b", rank=0) == interrupted(
+        "b", f"another node has the place of this one in round {ROUND}; rejoining"
+    )
+    assert job.come("d", rank=3) == interrupted(
+        "d", f"another node has the place of this one in round {ROUND}; rejoining"
+    )
+    assert job.is_in(Phase.TAKING_OVER)
     job.come("c")
-    assert job.pass_deadline() == interrupted("ac", "group rank 1 did not come to the new coordinator")
+    assert job.pass_deadline() == interrupted("ac", "group rank 1 did not reconnect to the new coordinator")
 
 
 # A round that was over.
@@ -294,7 +296,7 @@ def test_a_round_that_was_over_for_one_is_over_for_all(standing: Standing) -> No
     job.come("b")
     heard = job.come("c")
     told = {"a", "b", "c"} if standing is STOPPING else {"b", "c"}
-    assert heard == interrupted("".join(sorted(told)), "the round was over when the coordinator was lost", 1)
+    assert heard == interrupted("".join(sorted(told)), f"round {ROUND} had ended when the coordinator was lost", 1)
     job.ready("b")
     job.ready("c")
     assert (order(job.ready("a")) if standing is STOPPING else job.core.phase) in {"abc", Phase.RUNNING}
@@ -328,7 +330,7 @@ def test_a_failure_that_was_paid_for_is_not_paid_again() -> None:
     job = Job()
     job.come("a", FAILED, count=1)
     job.come("b", STOPPING, count=2)
-    reason = "the round was over when the coordinator was lost"
+    reason = f"round {ROUND} had ended when the coordinator was lost"
     assert job.come("c", count=1) == interrupted("abc", reason, 2)
 
 
@@ -374,7 +376,7 @@ def test_who_finishes_during_the_recovery_has_finished() -> None:
 def test_who_had_finished_is_started_again_if_the_round_has_lost_somebody() -> None:
     job = Job()
     job.come("ab", FINISHED)
-    assert job.pass_deadline() == interrupted("ab", "group rank 2 did not come to the new coordinator")
+    assert job.pass_deadline() == interrupted("ab", "group rank 2 did not reconnect to the new coordinator")
 
 
 def test_a_spare_hears_that_the_job_is_done() -> None:
@@ -393,7 +395,7 @@ def test_who_is_new_waits_for_the_recovery() -> None:
     job.come("ab", size=2)
     assert job.is_in(Phase.RUNNING)
     assert job.left_s == SETTLE_TIME_S
-    assert job.pass_deadline() == interrupted("ab", "host-n joins")
+    assert job.pass_deadline() == interrupted("ab", "re-rendezvous: node host-n joined")
     job.ready("a")
     assert order(job.ready("b")) == "abn"
 
@@ -402,7 +404,7 @@ def test_who_comes_during_the_recovery_waits_for_it_too() -> None:
     job = Job((1, 4))
     job.come("a")
     assert job.join("n") == {}
-    assert job.is_in(Phase.RECOVERING)
+    assert job.is_in(Phase.TAKING_OVER)
     job.come("bc")
     assert job.left_s == SETTLE_TIME_S
 
@@ -453,17 +455,17 @@ def test_where_no_node_waited_for_a_place_the_next_round_waits_for_none() -> Non
 def test_a_node_that_was_in_an_older_round_and_is_ready_is_a_newcomer() -> None:
     job = Job((1, 4))
     job.come("d", READY, round_=3, size=4)
-    assert job.is_in(Phase.RECOVERING), "it is the newest that we know of"
+    assert job.is_in(Phase.TAKING_OVER), "it is the newest that we know of"
     assert job.come("abc") == {}
     assert (job.core.phase, job.core.round) == (Phase.RUNNING, ROUND)
-    assert job.pass_deadline() == interrupted("abc", "host-d joins")
+    assert job.pass_deadline() == interrupted("abc", "re-rendezvous: node host-d joined")
 
 
 def test_a_round_that_began_without_the_old_one_has_a_number_above_it() -> None:
     job = Job((1, 1))
     job.join("n")
     assert job.core.round == 1
-    assert job.come("a", size=1) == interrupted("a", WENT_ON)
+    assert job.come("a", size=1) == went_on("a")
     job.tell(Lost("n", "silent"))
     assert job.ready("a")["a"].round == ROUND + 1
 
@@ -507,34 +509,34 @@ def test_a_newer_round_that_appears_is_the_one_to_recover(older: int) -> None:
     job = Job((1, 3))
     assert job.come("c", round_=older) == {}
     job.now += 1.0
-    assert job.come("a", size=2) == interrupted("c", WENT_ON, round_=older)
+    assert job.come("a", size=2) == went_on("c", older)
     assert (job.core.round, job.left_s) == (ROUND, LEASE_S)
     job.come("b", size=2)
     assert job.is_in(Phase.RUNNING)
-    assert job.come("c", round_=older) == interrupted("c", WENT_ON, round_=older)
+    assert job.come("c", round_=older) == went_on("c", older)
 
 
 def test_a_newer_round_that_appears_makes_strays_of_all_the_others_but_who_is_ready() -> None:
     job = Job((1, 4))
     for name, standing in zip("abc", (FAILED, FINISHED, READY), strict=True):
         job.come(name, standing, round_=3, size=4)
-    assert job.come("d", size=2, rank=0) == interrupted("ab", WENT_ON, round_=3)
+    assert job.come("d", size=2, rank=0) == went_on("ab", 3)
     job.come("e", size=2, rank=1)
     assert job.is_in(Phase.RUNNING)
     assert job.core.restart_count == 0, "the failure of an older round costs nothing"
-    assert job.pass_deadline() == interrupted("de", "host-c joins")
+    assert job.pass_deadline() == interrupted("de", "re-rendezvous: node host-c joined")
 
 
 def test_an_older_round_that_appears_is_that_of_a_stray() -> None:
     job = Job()
     job.come("ab")
-    assert job.come("c", round_=ROUND - 1) == interrupted("c", WENT_ON, round_=ROUND - 1)
-    assert job.is_in(Phase.RECOVERING)
+    assert job.come("c", round_=ROUND - 1) == went_on("c", ROUND - 1)
+    assert job.is_in(Phase.TAKING_OVER)
 
 
 def test_a_round_that_is_newer_than_the_one_that_runs_is_that_of_a_stray_and_the_next_is_above_it() -> None:
     job = recovered(nodes=(1, 4))
-    assert job.come("d", round_=ROUND + 5) == interrupted("d", WENT_ON, round_=ROUND + 5)
+    assert job.come("d", round_=ROUND + 5) == went_on("d", ROUND + 5)
     job.tell(Lost("c", "silent"))
     job.ready("a")
     assert {m.round for m in job.ready("b").values()} == {ROUND + 6}
@@ -570,7 +572,7 @@ def test_who_did_not_hear_of_its_assignment_is_told_again() -> None:
 def test_who_did_not_hear_of_the_interruption_is_told_again() -> None:
     job = fresh()
     job.tell(Failed("b", 1, failure("b")))
-    assert job.come("a", round_=1) == interrupted("a", "it is over", 1, round_=1)
+    assert job.come("a", round_=1) == interrupted("a", "round 1 has ended; rejoining", 1, round_=1)
     job.ready("bc")
     assert order(job.ready("a")) == "abc"
 
@@ -579,7 +581,7 @@ def test_who_was_not_heard_of_its_failure_says_so_when_it_comes_back() -> None:
     job = fresh()
     assert set(job.come("a", FAILED, round_=1)) == {"a", "b", "c"}
     assert job.core.restart_count == 1
-    assert job.come("a", FAILED, round_=1) == interrupted("a", "it is over", 1, round_=1)
+    assert job.come("a", FAILED, round_=1) == interrupted("a", "round 1 has ended; rejoining", 1, round_=1)
     assert job.core.restart_count == 1
 
 
@@ -591,13 +593,15 @@ def test_who_was_not_heard_of_its_success_says_so_when_it_comes_back() -> None:
 
 def test_who_comes_back_ready_has_lost_its_workers() -> None:
     job = fresh()
-    assert job.come("a", READY, round_=1) == interrupted("bc", "host-a starts over", round_=1)
+    assert job.come("a", READY, round_=1) == interrupted(
+        "bc", "the worker group of host-a restarted on its own", round_=1
+    )
 
 
 def test_who_comes_back_after_it_was_missed_is_a_stray_and_then_a_newcomer() -> None:
     job = fresh("abc", max_nodes=3, max_restarts=3)
     job.tell(Lost("c", "silent"))
-    assert job.come("c", round_=1) == interrupted("c", WENT_ON, round_=1)
+    assert job.come("c", round_=1) == went_on("c", 1)
     assert job.ready("ab") == {}
     assert order(job.ready("c")) == "abc"
 
@@ -634,8 +638,8 @@ def test_a_next_self_takes_the_place_of_the_old_one_at_once() -> None:
     job.join("a", 0)
     job.join("b", 1)
     told = job.join("n", 0)
-    reason = "another agent came as node rank 0 (host-n)"
-    assert told == {"a": Ended(Outcome.REPLACED, reason), "b": Interrupted(1, f"host-a left: {reason}")}
+    reason = "another agent joined as node rank 0 (host-n)"
+    assert told == {"a": Ended(Outcome.REPLACED, reason), "b": Interrupted(1, f"node host-a was lost: {reason}")}
     assert order(job.ready("b")) == "nb"
     assert job.tell(Lost("a", "silent"), Ready(node("b"))) != {}, "the round of its next self is untouched by its loss"
 
@@ -644,8 +648,8 @@ def test_a_next_self_takes_the_place_in_a_round_that_is_recovered_too() -> None:
     job = Job()
     job.tell(Registered(node("a", 0), past("a")))
     job.come("b")
-    assert job.join("n", 0) == {"a": Ended(Outcome.REPLACED, "another agent came as node rank 0 (host-n)")}
-    assert job.come("c") == interrupted("bc", "group rank 0 did not come to the new coordinator")
+    assert job.join("n", 0) == {"a": Ended(Outcome.REPLACED, "another agent joined as node rank 0 (host-n)")}
+    assert job.come("c") == interrupted("bc", "group rank 0 did not reconnect to the new coordinator")
     job.ready("b")
     assert order(job.ready("c")) == "nbc"
 
@@ -667,7 +671,7 @@ def test_people_are_told_who_is_missing() -> None:
     job.join("a")
     job.join("b")
     job.now += 10
-    text = "2 of 3 to 4 nodes are ready (10 s): host-a, host-b; missing: 1 more"
+    text = "rendezvous: 2 of 3-4 nodes joined after 10 s (host-a, host-b); waiting for 1 more"
     assert heard_by(job) == dict.fromkeys("ab", text)
 
 
@@ -678,7 +682,9 @@ def test_people_are_told_who_was_lost_and_why() -> None:
     job.tell(Lost("b", "silent for 5 s"))
     job.ready("a")
     job.now += 20
-    assert heard_by(job) == {"a": "1 of 2 nodes are ready (20 s): host-a; missing: host-b (silent for 5 s)"}
+    assert heard_by(job) == {
+        "a": "rendezvous: 1 of 2 nodes joined after 20 s (host-a); waiting for host-b (silent for 5 s)"
+    }
 
 
 def test_people_are_told_how_far_the_recovery_is() -> None:
@@ -687,7 +693,7 @@ def test_people_are_told_how_far_the_recovery_is() -> None:
     job.come("ab")
     job.now += 3
     (text,) = heard_by(job).values()
-    assert "back from round 7: 2 of 3" in text and "(3 s)" in text
+    assert "reconnected from round 7: 2 of 3" in text and "after 3 s" in text
 
 
 def test_who_has_finished_is_told_whom_it_waits_for() -> None:
@@ -709,7 +715,7 @@ def test_a_stray_is_told_nothing_and_told_of_to_nobody() -> None:
 
 
 def heard_by(job: Job) -> dict[str, str]:
-    sends = job.core.roll_call(job.now)
+    sends = waiting_texts(job.core, job.now)
     assert all(isinstance(send.message, Waiting) for send in sends)
     return {send.node_id: send.message.text for send in sends if isinstance(send.message, Waiting)}
 
@@ -729,7 +735,7 @@ def test_a_timeout_names_a_few_who_came() -> None:
 @pytest.mark.parametrize("size", [0, -1, 4, 10**15])
 def test_a_round_of_impossible_size_is_not_recovered(size: int) -> None:
     job = Job((1, 3))
-    assert job.come("a", size=size) == interrupted("a", WENT_ON)
+    assert job.come("a", size=size) == went_on("a")
     assert job.ready("a") == {}
     assert {m.round for m in job.pass_deadline().values()} == {ROUND + 1}
     job = Job((1, 1))
@@ -739,11 +745,13 @@ def test_a_round_of_impossible_size_is_not_recovered(size: int) -> None:
 def test_a_failure_without_a_report_is_a_stop() -> None:
     job = fresh()
     broken = Past(FAILED, 1, 0, 0, 3)
-    assert job.tell(Registered(node("a"), broken)) == interrupted("abc", "host-a starts over", round_=1)
+    assert job.tell(Registered(node("a"), broken)) == interrupted(
+        "abc", "the worker group of host-a restarted on its own", round_=1
+    )
     job = Job()
     assert job.tell(Registered(node("a"), Past(FAILED, ROUND, 0, 0, 3))) == {}
     job.come("b")
-    assert job.come("c") == interrupted("abc", "the round was over when the coordinator was lost")
+    assert job.come("c") == interrupted("abc", f"round {ROUND} had ended when the coordinator was lost")
 
 
 # Whatever happens, in whatever order.
@@ -796,7 +804,7 @@ def test_whatever_is_said_a_coordinator_keeps_its_rules(events: list[Any], is_he
                     assert verdict is None, "closed stays closed"
         assert sorted(each.group_rank for each in ranks) in ([], list(range(len(ranks))))
         newest = max([newest, *(send.message.round for send in sends if isinstance(send.message, Assigned))])
-        job.core.roll_call(job.now)
+        waiting_texts(job.core, job.now)
 
 
 def test_who_is_ready_and_has_no_seat_is_a_newcomer() -> None:
@@ -804,5 +812,5 @@ def test_who_is_ready_and_has_no_seat_is_a_newcomer() -> None:
     job.come("a")
     assert job.come("b", READY, rank=0) == {}
     job.come("d", READY, rank=3)
-    assert job.pass_deadline() == interrupted("a", "group rank 1, 2 did not come to the new coordinator")
+    assert job.pass_deadline() == interrupted("a", "group rank 1, 2 did not reconnect to the new coordinator")
     assert order(job.ready("a")) == "abd"

@@ -1,4 +1,4 @@
-"""What people are told while nodes wait: who is there, and who is missing."""
+"""What a node that waits reads: which nodes have joined, and which are missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.rdzv.coordinator.waiting_text import NAMES_MAX, some_of, who_is_missing
+from aelastic.rdzv.coordinator.roster import NAMES_MAX, some_of
+from aelastic.rdzv.coordinator.waiting_text import forming_text
 from aelastic.rdzv.protocol.messages import Node
 
 
@@ -18,53 +19,55 @@ def nodes(*hosts: str, ranks: Sequence[int | None] = ()) -> list[Node]:
     return [Node(host, host, "default", 1, "", 1, rank) for host, rank in zip(hosts, wishes, strict=True)]
 
 
-def line(here: list[Node], **others: Any) -> str:
-    given = {"stopping": [], "lost": {}, "nodes": (2, 2), "waited_s": 10.4, "is_first": False, "back": None, **others}
-    return who_is_missing(here=here, **given)
+def line(joined: list[Node], **others: Any) -> str:
+    given = {
+        "stopping": [], "lost": {}, "nodes": (2, 2), "waited_s": 10.4, "is_first": False, "reconnected": None, **others,
+    }  # fmt: skip
+    return forming_text(joined=joined, **given)
 
 
-def test_who_is_there_is_named_in_order() -> None:
-    assert line(nodes("c", "a", "b")) == "3 of 2 nodes are ready (10 s): a, b, c"
+LOST = {"b": "silent for 5 s", "a": "connection closed"}
 
 
-def test_nobody_is_there() -> None:
-    assert line([], is_first=True) == "0 of 2 nodes are ready (10 s): nobody; missing: 2 more"
-
-
-def test_a_range_is_told_as_one() -> None:
-    assert line(nodes("a"), nodes=(2, 4)) == "1 of 2 to 4 nodes are ready (10 s): a; missing: 1 more"
-
-
-def test_during_the_last_call_those_who_may_come_are_missing() -> None:
-    text = line(nodes("a", "b"), nodes=(2, 4), is_first=True)
-    assert text == "2 of 2 to 4 nodes are ready (10 s): a, b; missing: 2 more"
-
-
-def test_who_stops_its_workers_is_on_its_way_and_not_missing() -> None:
-    assert line(nodes("a"), stopping=["b"]) == "1 of 2 nodes are ready (10 s): a; stopping their workers: b"
-
-
-def test_who_was_lost_is_missing_by_name_and_reason() -> None:
-    lost = {"b": "silent for 5 s", "a": "its connection closed"}
-    assert line(nodes("a"), lost=lost) == "1 of 2 nodes are ready (10 s): a; missing: b (silent for 5 s)"
-
-
-def test_ranks_that_nobody_has_are_missing() -> None:
-    here = nodes("a", "b", ranks=[3, 0])
-    assert line(here, nodes=(4, 4)) == "2 of 4 nodes are ready (10 s): a, b; missing: node rank 1, node rank 2"
-
-
-def test_without_ranks_only_the_number_is_known() -> None:
-    assert line(nodes("a", ranks=[None]), nodes=(4, 4)).endswith("missing: 3 more")
-
-
-def test_ranks_that_are_wishes_beyond_the_number_of_nodes_do_not_hide_that_somebody_is_missing() -> None:
-    here = nodes("a", "b", ranks=[0, 1])
-    assert line(here, nodes=(2, 3), is_first=True).endswith("missing: 1 more")
-
-
-def test_a_recovery_tells_how_many_are_back() -> None:
-    assert line(nodes("a", "b"), back=(7, 2, 3)) == "2 of 2 nodes are ready (10 s): a, b; back from round 7: 2 of 3"
+@pytest.mark.parametrize(
+    "joined, others, said",
+    [
+        (nodes("c", "a", "b"), {}, "3 of 2 nodes joined after 10 s (a, b, c)"),
+        ([], {"is_first": True}, "0 of 2 nodes joined after 10 s (none); waiting for 2 more"),
+        (nodes("a"), {"nodes": (2, 4)}, "1 of 2-4 nodes joined after 10 s (a); waiting for 1 more"),
+        # During the last call those that may come are missing.
+        (
+            nodes("a", "b"),
+            {"nodes": (2, 4), "is_first": True},
+            "2 of 2-4 nodes joined after 10 s (a, b); waiting for 2 more",
+        ),
+        # A node that stops its workers is on its way, and not missing.
+        (nodes("a"), {"stopping": ["b"]}, "1 of 2 nodes joined after 10 s (a); stopping their workers: b"),
+        # Lost nodes are missing by name and reason, node ranks that no node has by number.
+        (nodes("a"), {"lost": LOST}, "1 of 2 nodes joined after 10 s (a); waiting for b (silent for 5 s)"),
+        (
+            nodes("a", "b", ranks=[3, 0]),
+            {"nodes": (4, 4)},
+            "2 of 4 nodes joined after 10 s (a, b); waiting for node rank 1, node rank 2",
+        ),
+        # Without ranks only the number is known, and with ranks beyond the number of nodes too.
+        (nodes("a", ranks=[None]), {"nodes": (4, 4)}, "1 of 4 nodes joined after 10 s (a); waiting for 3 more"),
+        (
+            nodes("a", "b", ranks=[0, 1]),
+            {"nodes": (2, 3), "is_first": True},
+            "2 of 2-3 nodes joined after 10 s (a, b); waiting for 1 more",
+        ),
+        (
+            nodes("a", "b"),
+            {"reconnected": (7, 2, 3)},
+            "2 of 2 nodes joined after 10 s (a, b); reconnected from round 7: 2 of 3",
+        ),
+    ],
+)
+def test_a_line_says_which_nodes_have_joined_and_which_are_missing(
+    joined: list[Node], others: dict[str, Any], said: str
+) -> None:
+    assert line(joined, **others) == f"rendezvous: {said}"
 
 
 @pytest.mark.parametrize("count, more", [(NAMES_MAX, ""), (NAMES_MAX + 1, " and 1 more"), (4096, " and 4080 more")])
@@ -83,10 +86,10 @@ def test_of_many_a_few_are_named(count: int, more: str) -> None:
     st.booleans(),
 )
 def test_whenever_nodes_lack_something_is_missing(
-    here: list[Any], stopping: list[str], lost: dict[str, str], fewest: int, further: int, is_first: bool
+    joined: list[Any], stopping: list[str], lost: dict[str, str], fewest: int, further: int, is_first: bool
 ) -> None:
-    present = nodes(*(host for host, _ in here), ranks=[rank for _, rank in here])
+    present = nodes(*(host for host, _ in joined), ranks=[rank for _, rank in joined])
     text = line(present, stopping=stopping, lost=lost, nodes=(fewest, fewest + further), is_first=is_first)
     lacking = fewest - len(present) - len(stopping)
-    assert ("missing: " in text) == (lacking > 0 or is_first)
-    assert "missing: nobody" not in text and "missing: ;" not in text
+    assert ("waiting for " in text) == (lacking > 0 or is_first)
+    assert "waiting for none" not in text and "waiting for ;" not in text

@@ -193,7 +193,7 @@ def a_node_lost() -> tuple[NodeLog, NodeLog, NodeLog]:
     a.stopped(5.1, 0, 1)
     a.formed(5.2, 2, 0, nodes=1)
     a.started(5.3)
-    a.told(6.1, "node-c joins", "membership", 0)
+    a.told(6.1, "re-rendezvous: node node-c joined", "membership", 0)
     a.stopped(6.2, 0, 1)
     for group_rank, node in enumerate((a, c)):
         node.formed(6.3, 3, group_rank)

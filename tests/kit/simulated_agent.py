@@ -17,6 +17,7 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader_lease import Tenure
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.sessions import Chair
@@ -301,17 +302,15 @@ class Agent(SimulatedProcess):
             self.mail(self._member_desk, m.LeadershipLost())
             return
         settings = self.settings
-        coordinator = Coordinator(
+        rules = RoundRules(
             settings.min_nodes,
             settings.max_nodes,
-            self.policy,
             last_call_timeout_s=settings.last_call_timeout_s,
             join_timeout_s=settings.join_timeout_s,
             settle_time_s=settings.settle_time_s,
-            recovery_timeout_s=settings.lease_s,
-            own_node_id=self.node_id,
-            is_heir=is_heir,
+            takeover_timeout_s=settings.lease_s,
         )
+        coordinator = Coordinator(rules, self.policy, own_node_id=self.node_id, is_heir=is_heir)
         chair = Chair(
             self.member.terms,
             record.candidate.token,

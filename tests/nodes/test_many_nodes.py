@@ -196,8 +196,8 @@ def test_too_few_nodes_are_told_who_came_and_asked_to_try_again(launch: Launcher
         for agent in agents:
             assert agent.wait() == EXIT_TRY_AGAIN
             (line,) = [line for line in agent.stderr.splitlines() if "error" in line]
-            assert f"2 of at least 3 nodes came within 11 s: {host}, {host}" in line
-            assert agent.has_said(rf"2 of 3 nodes are ready \(\d+ s\): {host}, {host}; missing: 1 more")
+            assert f"2 of at least 3 nodes joined within 11 s: {host}, {host}" in line
+            assert agent.has_said(rf"2 of 3 nodes joined after \d+ s \({host}, {host}\); waiting for 1 more")
             assert not agent.starts
 
 

@@ -150,7 +150,7 @@ def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_o
         assert agents[rank].starts[-1].rank == rank
         old.signal(signal.SIGCONT)
         assert old.wait() == 1
-        assert f"another agent came as node rank {rank}" in old.stderr
+        assert f"another agent joined as node rank {rank}" in old.stderr
         old.assert_nothing_left()
         team.assert_untouched(again)
         team.finish(again)

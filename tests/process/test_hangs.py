@@ -234,7 +234,7 @@ def test_a_worker_that_is_stuck_ends_the_job_on_all_nodes_with_restarts_left(lau
             assert "in uninterruptible sleep (state D), which no signal ends, for 1 s" in agent.stderr
             assert "start again" not in agent.stderr
             assert len(agent.starts) == 1
-        assert "it can't be ended" in team.story
+        assert "the worker cannot be killed" in team.story
 
 
 def test_as_with_torchrun_the_variable_alone_asks_for_it_and_a_busy_worker_is_not_stuck(launch: Launcher) -> None:

@@ -13,7 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator.coordinator import Coordinator, DeadlinePassed, Event, Lost, Send
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Send
+from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
     Assigned,
@@ -132,7 +134,7 @@ class World:
             self.check_send(send, sends, event, replaced)
             if not isinstance(send.message, Departed):  # that is for who coordinates next, and no supervisor
                 self.nodes[send.node_id].down.append(send.message)
-        if self.round and self.members == self.known_ready and len(self.members) >= self.core.min_nodes:
+        if self.round and self.members == self.known_ready and len(self.members) >= self.core.rules.min_nodes:
             assert self.core.phase != "forming", "a later round waits for nobody else"
 
     def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
@@ -148,7 +150,7 @@ class World:
                 assert comes or any(isinstance(other.message, Assigned) for other in sends)
                 assert sum(send == other for other in sends) == 1, "told once"
                 assert send.node_id in self.known_ready and send.node_id not in self.participants
-                assert len(self.participants) == self.core.max_nodes
+                assert len(self.participants) == self.core.rules.max_nodes
             case Departed():
                 assert message.round == self.round
                 gone = self.participants[message.group_rank]
@@ -198,7 +200,7 @@ class World:
         self.round += 1
         assert {m.round for m in messages} == {self.round}
         assert {m.restart_count for m in messages} == {self.paid}
-        assert self.core.min_nodes <= len(heard) <= self.core.max_nodes
+        assert self.core.rules.min_nodes <= len(heard) <= self.core.rules.max_nodes
         assert set(heard) <= self.known_ready
         for node in self.nodes.values():
             assert not node.has_workers or node.is_replaced, "two rounds alive at once"
@@ -240,7 +242,7 @@ class World:
         taking_part = [node for node in living if node.phase in {"busy", "finished"} and node.round == self.round]
         if len(spares) + len(taking_part) < len(living):
             return False
-        if spares and len(self.participants) < self.core.max_nodes:
+        if spares and len(self.participants) < self.core.rules.max_nodes:
             return False
         return not living or any(node.phase == "busy" for node in living)
 
@@ -255,7 +257,7 @@ class Cluster(RuleBasedStateMachine):
     )
     def begin(self, low: int, more: int, max_restarts: int, early: int) -> None:
         self.max_restarts = max_restarts
-        self.world = World(Coordinator(low, low + more, RestartPolicy(max_restarts)))
+        self.world = World(Coordinator(RoundRules(low, low + more), RestartPolicy(max_restarts)))
         for _ in range(early):
             self.come(1, None)
 

@@ -20,7 +20,9 @@ from aelastic.errors import ProcessFailure
 from aelastic.group import events as g
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, WorkerGroup
-from aelastic.rdzv.coordinator import coordinator as c
+from aelastic.rdzv.coordinator import coordinator_events as c
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
     Assigned,
@@ -86,7 +88,7 @@ class Simulation:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count()
         self.wires: dict[tuple[str, str], float] = {}  # when the last message on it arrives
-        self.core = c.Coordinator(min_nodes, max_nodes, RestartPolicy(restarts))
+        self.core = Coordinator(RoundRules(min_nodes, max_nodes), RestartPolicy(restarts))
         self.agents: dict[str, Agent] = {}
         self.failures_of: set[int] = set()  # rounds in which somebody failed
         self.unhealthy = 0  # workers that count as failed, and lived

@@ -15,6 +15,7 @@ from aelastic.rdzv import coordinator_server as servers
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader_lease import Tenure
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.sessions import Chair
@@ -43,7 +44,7 @@ def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[Coordinato
     port = listener.getsockname()[1]
     record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
     terms, tenure = Terms("run", 1, 2, 0, lease_s), Tenure(1, lease_s, anyio.current_time())
-    chair = Chair(terms, "token", tenure, Coordinator(1, 2, RestartPolicy(0)))
+    chair = Chair(terms, "token", tenure, Coordinator(RoundRules(1, 2), RestartPolicy(0)))
     return CoordinatorServer(chair, record, OthersBoard(is_over), listener, lambda: None), port
 
 

@@ -1,12 +1,13 @@
 """Whether to restart after a failure, and why not.
 
-Pure.  Only failures ask; a change of membership restarts the workers without asking, and
-without paying.
+Pure.  Only failures ask; a change of membership restarts the workers without asking, and without paying.
 """
 
 from __future__ import annotations
 
 from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.protocol import messages as m
 
 
 class RestartPolicy(Record):
@@ -14,14 +15,22 @@ class RestartPolicy(Record):
 
     max_restarts: int
 
+    def answer(self, failure: ProcessFailure, restart_count: int) -> m.Ended | str:
+        """The verdict that a failure is after so many restarts, or the sentence that explains the next one."""
+        where = f"rank {failure.rank} failed on {failure.host}"
+        refusal = self.refusal(restart_count, is_final=failure.is_final)
+        if refusal is not None:
+            return m.Ended(m.Outcome.FAILED, f"{where}; {refusal}", failure)
+        return f"{where}; restart {restart_count + 1} of {self.max_restarts}"
+
     def refusal(self, restart_count: int, *, is_final: bool = False) -> str | None:
         """Why the job may not restart once more after `restart_count` restarts; `None` when it may.
 
         Args:
-            is_final: the worker that failed can't be ended.
+            is_final: the worker that failed cannot be killed.
         """
         if is_final:
-            return "it can't be ended, and what it holds would be missed by another in its place"
+            return "the worker cannot be killed and still holds its device"
         if restart_count < self.max_restarts:
             return None
         if self.max_restarts == 0:

@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any, assert_never
 
-from aelastic.rdzv.coordinator.coordinator import Coordinator, Lost, Phase, Registered, Send
-from aelastic.rdzv.coordinator.coordinator import DeadlinePassed as CoordinatorDeadlinePassed
-from aelastic.rdzv.coordinator.coordinator import Event as CoordinatorEvent
+from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed as CoordinatorDeadlinePassed
+from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
+from aelastic.rdzv.coordinator.coordinator_events import Lost, Registered, Send
 from aelastic.rdzv.coordinator.leader_lease import Tenure
 from aelastic.rdzv.coordinator.session_events import (
     Action,
@@ -48,6 +49,7 @@ from aelastic.rdzv.coordinator.session_events import (
     Say,
     Vacate,
 )
+from aelastic.rdzv.coordinator.waiting_text import waiting_texts
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.protocol.messages import (
@@ -157,7 +159,7 @@ class Chair:
     @property
     def has_told_all(self) -> bool:
         """Whether everybody whom we know of has heard how the job ended."""
-        return self._is_published and not (self._heard or self._broken or self.coordinator.has_lost_nodes)
+        return self._is_published and not (self._heard or self._broken or self.coordinator.roster.lost_hosts)
 
     @property
     def deadline(self) -> float | None:
@@ -376,7 +378,7 @@ class Chair:
             actions += [Keep()] if self.tenure.keep(now) else self._beat()
         if now >= self._roll_call_at:
             self._roll_call_at = now + ROLL_CALL_INTERVAL_S
-            actions += self._said(self.coordinator.roll_call(now), now)
+            actions += self._said(waiting_texts(self.coordinator, now), now)
         if self._publish_by is not None and now >= self._publish_by:
             actions += self._release_if_certain(now)
         return actions

@@ -1,61 +1,83 @@
-"""What people are told while nodes wait: who is there, and who is missing."""
+"""What a node that waits reads in its log: which nodes have joined, and which are missing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
-from aelastic.rdzv.protocol.messages import Node
+from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.roster import some_of
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.messages import Standing
 
-# More names than this make a line that nobody reads.
-NAMES_MAX = 16
+
+def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
+    """What is waited for, for each node that waits."""
+    roster, rules, takeover = coordinator.roster, coordinator.rules, coordinator.takeover
+    match coordinator.phase:
+        case Phase.FORMING | Phase.TAKING_OVER:
+            nodes = roster.ready
+            text = forming_text(
+                joined=list(nodes.values()),
+                stopping=roster.hosts(Standing.STOPPING),
+                lost=roster.lost_hosts,
+                nodes=(rules.min_nodes, rules.max_nodes),
+                waited_s=coordinator.forming.waited_s(now),
+                is_first=coordinator.round == 0,
+                reconnected=None if takeover is None else (takeover.round, len(takeover.seats), takeover.size),
+            )
+            return [Send(node_id, m.Waiting(text)) for node_id in nodes]
+        case Phase.RUNNING:
+            text = f"finished; waiting for the workers of {some_of(roster.hosts(Standing.BUSY))}"
+            return [Send(node_id, m.Waiting(text)) for node_id in roster.finished]
+        case Phase.CLOSED:
+            return []
+        case _:
+            assert_never(coordinator.phase)
 
 
-def who_is_missing(
+def forming_text(
     *,
-    here: Sequence[Node],
+    joined: Sequence[m.Node],
     stopping: Sequence[str],
     lost: Mapping[str, str],
     nodes: tuple[int, int],
     waited_s: float,
     is_first: bool,
-    back: tuple[int, int, int] | None,
+    reconnected: tuple[int, int, int] | None,
 ) -> str:
-    """One line about a round that is forming.
+    """One line about a round that forms.
 
     Args:
-        here: the nodes that are ready.
+        joined: the nodes that are ready.
         stopping: hosts that stop the workers of the last round.
         lost: hosts that the last round lost, and why.
         nodes: how many the job needs, and takes.
         waited_s: since the round began to form.
         is_first: no round has been completed yet.
-        back: for a new coordinator, the round that it gathers, who is back of it, and its size.
+        reconnected: for a new coordinator, the round that it takes over, how many nodes are back, and its size.
     """
     fewest, most = nodes
-    wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    parts = [f"{len(here)} of {wanted} nodes are ready ({waited_s:.0f} s): {some_of([node.host for node in here])}"]
+    wanted = f"{fewest}" if fewest == most else f"{fewest}-{most}"
+    names = some_of([node.host for node in joined])
+    parts = [f"rendezvous: {len(joined)} of {wanted} nodes joined after {waited_s:.0f} s ({names})"]
     if stopping:
         parts.append(f"stopping their workers: {some_of(stopping)}")
-    if back is not None:
-        parts.append("back from round {}: {} of {}".format(*back))
-    lacking = fewest - len(here) - len(stopping)
+    if reconnected is not None:
+        parts.append("reconnected from round {}: {} of {}".format(*reconnected))
+    lacking = fewest - len(joined) - len(stopping)
     if lacking > 0 or is_first:
-        missing = _names_of_missing(here, lost, fewest) or [f"{max(lacking, 0) or most - len(here)} more"]
-        parts.append(f"missing: {some_of(missing)}")
+        missing = _names_of_missing(joined, lost, fewest) or [f"{max(lacking, 0) or most - len(joined)} more"]
+        parts.append(f"waiting for {some_of(missing)}")
     return "; ".join(parts)
 
 
-def _names_of_missing(here: Sequence[Node], lost: Mapping[str, str], fewest: int) -> list[str]:
-    """What is known of who is missing: the hosts that were there, or the node ranks that nobody has."""
-    hosts, ranks = {node.host for node in here}, {node.preferred_rank for node in here}
+def _names_of_missing(joined: Sequence[m.Node], lost: Mapping[str, str], fewest: int) -> list[str]:
+    """What is known of missing nodes: hosts that the last round lost, or node ranks that no node has."""
+    hosts, ranks = {node.host for node in joined}, {node.preferred_rank for node in joined}
     if names := [f"{host} ({reason})" for host, reason in lost.items() if host not in hosts]:
         return names
     if ranks <= {None}:
         return []
     return [f"node rank {rank}" for rank in range(fewest) if rank not in ranks]
-
-
-def some_of(names: Sequence[str]) -> str:
-    """At most so many names that a line of a log stays one."""
-    named, rest = sorted(names)[:NAMES_MAX], len(names) - NAMES_MAX
-    return (", ".join(named) + (f" and {rest} more" if rest > 0 else "")) or "nobody"

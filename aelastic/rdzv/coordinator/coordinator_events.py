@@ -1,0 +1,39 @@
+"""Events and actions of the coordinator core: what nodes do, and what they hear.
+
+Beside what nodes say themselves (`messages.NodeMessage`).  Decisions are `messages.CoordinatorMessage`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from aelastic.core.record import Record
+from aelastic.rdzv.protocol import messages as m
+
+
+class Registered(Record):
+    """A node has connected, for the first time or again, and says what it does."""
+
+    node: m.Node
+    past: m.Past
+    knew_another: bool = False  # a coordinator before this one has welcomed it
+
+
+class Lost(Record):
+    """A node went away without a message: its connection closed for good, or its lease ran out."""
+
+    node_id: str
+    reason: str
+
+
+class DeadlinePassed(Record): ...
+
+
+Event: TypeAlias = Registered | m.NodeMessage | Lost | DeadlinePassed
+
+
+class Send(Record):
+    """Deliver a message to one node.  In order per node; a node that is gone is reported by `Lost`."""
+
+    node_id: str
+    message: m.CoordinatorMessage | m.Departed

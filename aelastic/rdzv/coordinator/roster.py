@@ -1,0 +1,167 @@
+"""Nodes that a coordinator knows of: what each does, who takes part in the round, who was lost.
+
+A book without decisions: `coordinator.py` writes and reads it.  Counts are kept as nodes change, so that an event of
+one node costs the same in a job of two and of four thousand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.addresses import master_address
+from aelastic.rdzv.protocol.messages import Standing
+from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
+
+# More names than this make a line that is not read.
+NAMES_MAX = 16
+
+
+@dataclass(slots=True)
+class Member:
+    """A node that is connected, or was a moment ago."""
+
+    node: m.Node
+    standing: Standing
+    failure: ProcessFailure | None = None
+    is_stray: bool = False  # it stops the workers of a round that went on without it; no round waits for it
+
+
+@dataclass(slots=True)
+class Roster:
+    """Nodes of a job, as its coordinator sees them."""
+
+    members: dict[str, Member] = field(default_factory=dict[str, Member])  # by node id, in the order of the last change
+    counts: Counter[Standing] = field(default_factory=Counter[Standing])  # of members that are no strays
+    # Nodes of the last round by group rank, each with its assignment if this coordinator made it.
+    participants: dict[str, m.Assigned | None] = field(default_factory=dict[str, m.Assigned | None])
+    agent_of_rank: dict[int, str] = field(
+        default_factory=dict[int, str]
+    )  # --node-rank to the node that joined with it last
+    lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
+    departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
+
+    def put(self, node: m.Node, standing: Standing, *, failure: ProcessFailure | None = None) -> None:
+        self._replace(Member(node, standing, failure))
+        self.counts[standing] += 1
+
+    def put_stray(self, node: m.Node) -> None:
+        self._replace(Member(node, Standing.STOPPING, is_stray=True))
+
+    def _replace(self, member: Member) -> None:
+        self.remove(member.node.node_id)
+        self.members[member.node.node_id] = member
+
+    def remove(self, node_id: str) -> Member | None:
+        member = self.members.pop(node_id, None)
+        if member is not None and not member.is_stray:
+            self.counts[member.standing] -= 1
+        return member
+
+    def give_rank(self, rank: int, node_id: str) -> str | None:
+        """A node joins with a --node-rank; gives the member that had it, if that is another."""
+        old, self.agent_of_rank[rank] = self.agent_of_rank.get(rank), node_id
+        return old if old != node_id and old in self.members else None
+
+    def participant(self, node_id: str) -> m.Node | None:
+        """A member that has a part in the last round."""
+        member = self.members.get(node_id)
+        return member.node if member is not None and node_id in self.participants else None
+
+    @property
+    def ready(self) -> dict[str, m.Node]:
+        """Nodes that wait for the next round."""
+        return {i: member.node for i, member in self.members.items() if member.standing is Standing.READY}
+
+    @property
+    def finished(self) -> list[str]:
+        """Nodes whose workers have succeeded."""
+        return [i for i, member in self.members.items() if member.standing is Standing.FINISHED]
+
+    @property
+    def newcomers(self) -> list[str]:
+        """Hosts of nodes that wait for the next round and had no part in the last one."""
+        return [node.host for i, node in self.ready.items() if i not in self.participants]
+
+    @property
+    def failed(self) -> list[Member]:
+        """Participants whose failure no coordinator has answered, by group rank."""
+        members = (self.members.get(node_id) for node_id in self.participants)
+        return [member for member in members if member is not None and member.standing is Standing.FAILED]
+
+    def hosts(self, standing: Standing) -> list[str]:
+        return [each.node.host for each in self.members.values() if each.standing is standing and not each.is_stray]
+
+    def assign(self, round_: int, restart_count: int, *, max_nodes: int, own_node_id: str) -> dict[str, m.Assigned]:
+        """Begins a round of the nodes that are ready: their ranks, and where their workers meet."""
+        ready = self.ready
+        candidates = {node_id: (node.preferred_rank, node.host) for node_id, node in ready.items()}
+        order = order_nodes(candidates, tuple(self.participants), max_nodes)
+        nodes = [ready[node_id] for node_id in order]
+        table = assign_ranks([(node.role, node.local_world_size) for node in nodes])
+        address, port = master_address(nodes), nodes[0].master_port
+        own_rank = order.index(own_node_id) if own_node_id in order else -1
+        assignments = {}
+        for node, ranks in zip(nodes, table, strict=True):
+            self.put(node, Standing.BUSY)
+            assignments[node.node_id] = m.Assigned(round_, restart_count, ranks, address, port, own_rank)
+        self.participants, self.departed, self.lost_hosts = dict(assignments), set(), {}
+        return assignments
+
+    def inherit(self, participants: Iterable[str], departed: set[int]) -> None:
+        """The last round is one that another coordinator has begun."""
+        self.participants, self.departed = dict.fromkeys(participants), departed
+
+    def stop_participants(self) -> list[str]:
+        """The last round is over; gives the nodes that have workers to stop."""
+        nodes = self._with_workers()
+        for node in nodes:
+            self.put(node, Standing.STOPPING)
+        return [node.node_id for node in nodes]
+
+    def disown_participants(self) -> list[str]:
+        """The last round was not the newest one; gives its nodes that have workers, which are strays now."""
+        nodes = self._with_workers()
+        for node in nodes:
+            self.put_stray(node)
+        self.participants, self.departed = {}, set()
+        return [node.node_id for node in nodes]
+
+    def _with_workers(self) -> list[m.Node]:
+        members = (self.members.get(node_id) for node_id in self.participants)
+        return [
+            member.node
+            for member in members
+            if member is not None and member.standing is not Standing.READY and not member.is_stray
+        ]
+
+    def depart(self, node_id: str) -> int:
+        """A node that had finished has left; gives its group rank."""
+        rank = list(self.participants).index(node_id)
+        self.departed.add(rank)
+        return rank
+
+    def connected_participants(self) -> list[str]:
+        return [node_id for node_id in self.participants if node_id in self.members]
+
+    def validate(self) -> None:
+        tracked = [member for member in self.members.values() if not member.is_stray]
+        assert +self.counts == Counter(member.standing for member in tracked), (
+            "counts are those of members, strays apart"
+        )
+        for node_id, member in self.members.items():
+            assert member.node.node_id == node_id
+            assert member.failure is None or member.standing is Standing.FAILED, "a failure belongs to a failed node"
+            if member.is_stray:
+                assert member.standing is Standing.STOPPING, "a stray stops its workers"
+            elif member.standing is not Standing.READY:
+                assert node_id in self.participants, "workers of a node that is no stray belong to the last round"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """At most so many names that a line of a log stays one."""
+    named, rest = sorted(names)[:NAMES_MAX], len(names) - NAMES_MAX
+    return (", ".join(named) + (f" and {rest} more" if rest > 0 else "")) or "none"
