@@ -35,12 +35,12 @@ class LogsDest:
 
     Args:
         stdouts: where workers write; `""` is the agent's own stream.
-        stderrs: likewise.
-        tee_stdouts: which files the console shows as well.
-        tee_stderrs: likewise.
-        error_files: where workers say why they fail.
-        filtered_stdout: where the lines go that `duplicate_stdout_filters` choose.
-        filtered_stderr: likewise.
+        stderrs: the same for stderr.
+        tee_stdouts: the files that the console shows, too.
+        tee_stderrs: the same for stderr.
+        error_files: where workers record why they failed.
+        filtered_stdout: the file for lines that `duplicate_stdout_filters` choose.
+        filtered_stderr: the same for stderr.
     """
 
     stdouts: dict[int, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class LogsSpecs(ABC):
         log_dir: the folder that holds it.
         redirects: streams that go to files only.
         tee: streams that go to files and to the console.
-        local_ranks_filter: whose output the console shows; `None` or empty is everybody's.
+        local_ranks_filter: local ranks whose output the console shows; `None` or empty means all.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: Envs) -> LogsDest:
-        """Names the files of the next attempt, and makes what they need.
+        """Names the files of the next attempt, and makes their folders.
 
         Args:
-            envs: the complete environments of the workers, by local rank; each is told its `TORCHELASTIC_ERROR_FILE`.
+            envs: the complete environments of the workers, by local rank; each gets its `TORCHELASTIC_ERROR_FILE`.
         """
 
     @property
@@ -91,7 +91,7 @@ class DefaultLogsSpecs(LogsSpecs):
     """A folder for each run in `log_dir`, in that for each attempt, in that for each rank (torch: `DefaultLogsSpecs`).
 
     Args:
-        log_dir: is made if it is not there; `None` makes a temporary one, which stays; `/dev/null` keeps nothing.
+        log_dir: made if it does not exist; `None` makes a temporary one, which stays; `/dev/null` keeps nothing.
 
     Raises:
         NotADirectoryError: `log_dir` is a file.
@@ -107,7 +107,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if not log_dir:
             log_dir = tempfile.mkdtemp(prefix="torchelastic_")
         elif os.path.isfile(log_dir):
-            raise NotADirectoryError(f"log_dir: {log_dir} is a file, and should be a folder")
+            raise NotADirectoryError(f"log_dir: {log_dir} is a file: use a folder")
         elif log_dir != os.devnull:
             os.makedirs(log_dir, exist_ok=True)
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
@@ -131,7 +131,7 @@ class DefaultLogsSpecs(LogsSpecs):
         assert self._root_log_dir is not None
         os.makedirs(self._root_log_dir, exist_ok=True)
         folder = tempfile.mkdtemp(prefix=f"{name_of_run(run_id)}_", dir=self._root_log_dir)
-        _log.info("the workers' output is kept in %s", folder)
+        _log.info("worker output is kept in %s", folder)
         return folder
 
     def _choices(self) -> tuple[object, ...]:
@@ -156,9 +156,9 @@ def name_of_run(run_id: str) -> str:
 def lay_out(
     folder: str, envs: Envs, redirects: Streams, tee: Streams, local_ranks_filter: Collection[int] | None
 ) -> LogsDest:
-    """Makes the folders of one attempt, names their files, and tells each worker of its error file.
+    """Makes the folders of one attempt, names their files, and sets each worker's error file in its environment.
 
-    What the console does not show of a rank outside the filter is dropped, unless it is kept in a file.
+    Output of a rank outside the filter is dropped, unless it is kept in a file.
     """
     os.makedirs(folder)
     dest = LogsDest(
@@ -185,7 +185,7 @@ def lay_out(
 
 
 def _nowhere(envs: Envs) -> LogsDest:
-    """As torch has it for `/dev/null`: workers write to the console themselves, and keep no error files."""
+    """torch's answer for `/dev/null`: workers write to the console themselves, and keep no error files."""
     for env in envs.values():
         env[ERROR_FILE_VARIABLE] = ""
     return LogsDest(
@@ -199,11 +199,11 @@ def _nowhere(envs: Envs) -> LogsDest:
     )
 
 
-# Objects of others.
+# Objects of the user's.
 
 
 def check_logs_specs(specs: Any) -> None:
-    """Refuses what is no `LogsSpecs`.
+    """Refuses an object that is not a `LogsSpecs`.
 
     Raises:
         InputError: it has no `reify`.
@@ -215,11 +215,11 @@ def check_logs_specs(specs: Any) -> None:
 
 
 def ask(specs: Any, envs: Envs) -> LogsDest:
-    """What somebody's `reify` answers, checked.  May block.
+    """Calls the user's `reify`, and checks what it returns.  May block.
 
     Raises:
-        InputError: it fails, or its answer is no `LogsDest` for these workers.
-        OSError: it fails with that.
+        InputError: it raised, or what it returned is no `LogsDest` for these workers.
+        OSError: it raised that.
     """
     name = type(specs).__qualname__
     try:
@@ -231,12 +231,12 @@ def ask(specs: Any, envs: Envs) -> LogsDest:
     try:
         return _read_dest(answer, set(envs))
     except ValueError as reason:
-        raise InputError(f"logs_specs: {name}.reify answers with {reason}") from None
+        raise InputError(f"logs_specs: {name}.reify returned {reason}") from None
 
 
 def _read_dest(answer: Any, ranks: set[int]) -> LogsDest:
     if not hasattr(answer, "stdouts") or not hasattr(answer, "stderrs"):
-        raise ValueError(f"{answer!r}, which is no LogsDest")
+        raise ValueError(f"{answer!r}, which is not a LogsDest")
     values = {each.name: getattr(answer, each.name, None) for each in fields(LogsDest)}
     filtered_stdout, filtered_stderr = (
         _path(name, values.pop(name)) for name in ("filtered_stdout", "filtered_stderr")
@@ -249,7 +249,7 @@ def _paths(name: str, value: Any, ranks: set[int]) -> dict[int, str]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name}={value!r}, which is no dict of paths by local rank")  # noqa: TRY004  one sort here
+        raise ValueError(f"{name}={value!r}, which is not a dict of paths by local rank")  # noqa: TRY004  one sort here
     if strange := set(value) - ranks:
         raise ValueError(f"{name} for local rank {', '.join(map(str, strange))}: ranks here are 0 to {len(ranks) - 1}")
     return {rank: _path(f"{name}[{rank}]", path) for rank, path in value.items()}
@@ -259,5 +259,5 @@ def _path(name: str, value: Any) -> str:
     if value is None:
         return INHERITED
     if not isinstance(value, str | os.PathLike) or "\0" in str(value):
-        raise ValueError(f"{name}={value!r}, which is no path")
+        raise ValueError(f"{name}={value!r}, which is not a path")
     return os.fspath(value) if isinstance(value, str) else str(value)

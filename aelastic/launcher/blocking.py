@@ -1,8 +1,8 @@
-"""A supervisor for programs that wait: its loop, the program's signals, and a sign of life.
+"""Runs a `Supervisor` synchronously for `elastic_launch`: its loop, the program's signals, and a health check.
 
-The run has a loop of its own, in a thread of its own where the calling one can't be taken: beside a loop that runs
-already, and in the main thread, where the program's signal handlers run.  When `run` returns, nothing of it is left and
-signal handlers are what they were.
+The run has a loop of its own, in a thread of its own where the calling thread cannot be used: beside a loop that runs
+already, and in the main thread, where the program's signal handlers run.  When `run` returns, nothing of the run is
+left and signal handlers are what they were.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from aelastic.supervisor import Supervisor
 
 # Written when a job has ended; Python writes the numbers of signals, from 1.
 _ENDED = b"\0"
-# A loop that turns answers at once; a health check is not kept waiting for one that does not.
+# A running loop answers at once; a health check does not wait longer for one that hangs.
 _ANSWER_TIMEOUT_S = 1.0
 
 
 class BlockingRun:
-    """One run of a supervisor, called from a program that waits for it.
+    """One run of a supervisor, for a program that blocks until it has ended.
 
     Args:
-        signals: what stops the job, where it is called from the main thread.
-        make_loop: what the job runs on.
+        signals: the signals that stop the job, handled if the caller is the main thread.
+        make_loop: makes the event loop that the job runs on.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class BlockingRun:
         self._make_loop = make_loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._asked: list[int] = []  # signals that the supervisor has not been told of
+        self._received: list[int] = []  # signals not yet passed on to the supervisor
         self.stopped_by: int | None = None  # the first of them
         self._is_interrupted = False
         self._seen_alive = _now()
 
     def run(self) -> RunResult:
-        """Returns when the job is over; a `KeyboardInterrupt` waits for that, too."""
+        """Returns when the job has ended; a `KeyboardInterrupt` is raised then, too."""
         if threading.current_thread() is threading.main_thread():
             with self._handling_signals():
                 return self._run_in_thread()
@@ -69,10 +69,10 @@ class BlockingRun:
             self._loop = None
 
     def _run_in_thread(self) -> RunResult:
-        """Gives our loop a thread of its own.
+        """Runs the job's loop in a thread of its own.
 
-        Beside a loop that runs in this one; and in the main thread, where signal handlers of the program around us run:
-        what they raise would come out in the middle of our loop (asyncio), or be swallowed by it (uvloop).
+        Needed if a loop runs in the calling thread, and in the main thread, where the program's signal handlers run: an
+        exception that they raise would surface in the middle of the job's loop (asyncio), or be lost in it (uvloop).
         """
         results: list[RunResult] = []
         errors: list[BaseException] = []
@@ -89,7 +89,7 @@ class BlockingRun:
                     errors.append(error)
                 finally:
                     has_ended.set()
-                    with suppress(BlockingIOError):  # it is full: then it wakes all the same
+                    with suppress(BlockingIOError):  # full, so the reader wakes all the same
                         writer.send(_ENDED)
 
             thread = threading.Thread(target=body, name="aelastic launch")
@@ -104,16 +104,18 @@ class BlockingRun:
         return results[0]
 
     def _wait_for(self, has_ended: threading.Event, reader: socket.socket, outer: int) -> BaseException | None:
-        """Waits for the job's end; what a signal handler raises meanwhile stops the job first, and is given then."""
+        """Waits for the job's end.  An exception of a signal handler stops the job; it is returned after the end."""
         interruption = None
+        poll = select.poll()  # select(2) takes no descriptor from 1024 up, and a program may have many files open
+        poll.register(reader, select.POLLIN)
         while not has_ended.is_set():
             try:
-                select.select([reader], [], [])
+                poll.poll()
                 theirs = bytes(number for number in reader.recv(4096) if number and number not in self._signals)
-                if theirs and outer >= 0:  # a loop that waits for us has handlers, too
+                if theirs and outer >= 0:  # the loop that called us may have handlers for them
                     with suppress(OSError):
                         os.write(outer, theirs)
-            except BaseException as error:  # noqa: BLE001  a user's signal handler may raise anything
+            except BaseException as error:  # noqa: BLE001  a signal handler of the program may raise anything
                 interruption, self._is_interrupted = error, True
                 self._call(self._pass_on)
         return interruption
@@ -122,7 +124,7 @@ class BlockingRun:
 
     @contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        # Who ignores a signal for us (nohup, a shell's background job) wants it ignored; `None` is a handler of C code.
+        # A signal ignored at the start (nohup, a shell's background job) stays ignored; `None` is a handler of C code.
         before = {signum: signal.getsignal(signum) for signum in self._signals}
         handled = [signum for signum in before if before[signum] not in (signal.SIG_IGN, None)]
         try:
@@ -135,44 +137,44 @@ class BlockingRun:
 
     def _on_signal(self, signum: int, _: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or signum
-        self._asked.append(signum)
+        self._received.append(signum)
         self._call(self._pass_on)
 
     def _pass_on(self) -> None:
         if self._is_interrupted and self._task is not None:
             self._task.cancel()
-        while self._asked:
-            self._supervisor.stop(self._asked.pop(0))
+        while self._received:
+            self._supervisor.stop(self._received.pop(0))
 
     def _call(self, function: Callable[[], Any]) -> None:
-        """Has the loop call it, from any thread.  Before there is one `_main` looks itself; later nobody has to."""
+        """Calls a function in the loop, from any thread; before and after the loop's life there is nothing to call."""
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # it was closed this moment
+            with suppress(RuntimeError):  # closed at this moment
                 loop.call_soon_threadsafe(function)
 
     # Signs of life.
 
     def last_seen_alive(self) -> int:
-        """When the loop was last seen turning, in seconds of the wall clock; before and after the job that is now."""
-        loop, has_turned = self._loop, threading.Event()
+        """When the loop last answered, in seconds of the wall clock; before and after the job, that is now."""
+        loop, has_answered = self._loop, threading.Event()
         if loop is None:
             return _now()
 
-        def turn() -> None:
+        def answer() -> None:
             self._seen_alive = _now()
-            has_turned.set()
+            has_answered.set()
 
-        self._call(turn)
-        has_turned.wait(_ANSWER_TIMEOUT_S)
+        self._call(answer)
+        has_answered.wait(_ANSWER_TIMEOUT_S)
         return self._seen_alive
 
 
 @contextmanager
 def _woken_by_signals(writer: socket.socket) -> Iterator[int]:
-    """The main thread, which runs Python's signal handlers, is woken also where another thread caught the signal.
+    """Wakes the main thread, which runs Python's signal handlers, even if another thread received the signal.
 
-    Gives the descriptor that was told of signals before, -1 for none.
+    Gives the wake-up descriptor that was set before, -1 for none.
     """
     if threading.current_thread() is not threading.main_thread():
         yield -1

@@ -1,21 +1,20 @@
-"""Whether a worker writes what is expected of it: lines, or frames of a progress bar, that match a pattern.
+"""Matches worker output against `--expect-output`: lines, or frames of a progress bar, that match a pattern.
 
-An `ExpectedOutputMatcher` is fed what the worker writes, as the console is (`lines.Cut`), and shows nothing of it.  It
-is asked now and then; between two questions one match is enough, and what follows it is passed over.  So a worker
-that does what is expected costs next to nothing, however much it writes.
+An `ExpectedOutputMatcher` is fed what the worker writes, as the console is (`lines.Splitter`), and shows nothing of it.
+The watch asks at intervals; between two questions one match is enough, and what follows it is passed over.  So a worker
+that writes what is expected costs next to nothing, however much it writes.
 """
 
 from __future__ import annotations
 
 import re
 
-# What is longer is searched in pieces, none of them much longer than that: nobody's pattern should have to go through
-# megabytes of one line.
+# A longer line is searched in pieces of about this size: a pattern should not have to go through megabytes of one line.
 LINE_BYTES_MAX = 1 << 14
 
 
 class ExpectedOutputMatcher:
-    """Of one stream.
+    """The search for a pattern in one stream of one worker.
 
     Args:
         pattern: a regular expression, searched for in each line as text.
@@ -27,7 +26,7 @@ class ExpectedOutputMatcher:
         self._find = re.compile(pattern).search
         # One thread feeds, another asks: each of these is written by one of the two.
         self._found = 0  # by `feed`: once between two questions
-        self._asked: int | None = 0  # by `ask`: what had been found; `None`: nobody will ask any more
+        self._asked: int | None = 0  # by `ask`: what had been found; `None`: `stop` was called
         self._found_tails = 0  # by `ask`
         self._found_tail = b""  # by `ask`: the one that was counted last
         self._tail = b""  # by `feed`: of a line that is not complete yet
@@ -36,9 +35,9 @@ class ExpectedOutputMatcher:
         self._is_amid = False  # by `feed`: the line's beginning was passed over
 
     def ask(self) -> int:
-        """How often a match was found when somebody asked, this time included."""
+        """How many questions, this one included, found a new match."""
         tail, line = self._tail, self._lines
-        is_new = (tail, line) != (self._found_tail, self._found_tail_at)  # a bar that stands still is no match for ever
+        is_new = (tail, line) != (self._found_tail, self._found_tail_at)  # a bar that stands still matches once
         if self._asked == self._found and tail and is_new and self._find(tail.decode(errors="replace")):
             self._found_tail, self._found_tail_at = tail, line
             self._found_tails += 1
@@ -48,7 +47,7 @@ class ExpectedOutputMatcher:
         return found + self._found_tails
 
     def stop(self) -> None:
-        """Nobody will ask any more."""
+        """Ends the search: no more questions follow."""
         self._asked = None
 
     def takes(self, chunk: bytes, held: int, *, more: bool) -> int:  # noqa: ARG002  all of it, as it comes
@@ -81,4 +80,4 @@ class ExpectedOutputMatcher:
         return b""
 
     def interrupt(self) -> None:
-        """Nothing is shown: there is nothing to end."""
+        """Nothing to end: nothing is shown."""

@@ -1,6 +1,6 @@
-"""A file that a worker writes, read while it grows, and given to the console in pieces.
+"""A follower: reads a worker's log file while it grows, as `tail -f` does, and splits it for the console.
 
-The file is the buffer: a line that is not complete yet is left there, and memory holds one chunk.
+The file is the buffer: a line that is not complete yet stays there, and memory holds one chunk.
 """
 
 from __future__ import annotations
@@ -10,92 +10,96 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from aelastic.logs.lines import Cut
+from aelastic.logs.lines import Splitter
 
 # Read and shown at once.  More is slower: larger buffers miss the cache, and are mapped anew each time (`mallopt(3)`).
 CHUNK_BYTES = 1 << 15
-# The beginning of a line up to this length is read again with the rest of it: simpler than to remember it.
+# The beginning of a line up to this length is read again with the rest of it, which is simpler than to keep it.
 SHORT_BYTES = 1 << 12
 # Of a worker's stderr, what is searched for the cause of its death.
 TAIL_BYTES = 1 << 16
-# Scratch that has been shown is given back in steps of this size.
+# Blocks of a scratch file that have been shown are freed in steps of this size.
 PUNCH_BYTES = 1 << 20
 
 
 class Follower:
-    """Reads a file from where it was left.
+    """One file that is followed from where it ends now.
 
     Args:
-        path: is there; what it holds already is passed over.
-        cut: how it is shown.
-        is_scratch: what has been shown is given back to the file system, and in the end the file is removed.
-        sharer: who reads the same scratch, and has to have read what is given back.
+        path: an existing file; what it holds already is passed over.
+        splitter: how it is shown.
+        is_scratch: blocks that have been shown are freed, and `close` removes the file.
+        sharer: another follower of the same scratch file; only blocks that it has read, too, are freed.
     """
 
-    def __init__(self, path: Path, cut: Cut, *, is_scratch: bool = False, sharer: Follower | None = None) -> None:
-        self.watch: int | None = None  # what tells of its growth; `None` if nothing does
-        self.cut = cut
+    def __init__(
+        self, path: Path, splitter: Splitter, *, is_scratch: bool = False, sharer: Follower | None = None
+    ) -> None:
+        self.watch: int | None = None  # the inotify watch that reports its growth; `None` if there is none
+        self.splitter = splitter
         self.is_ended = False
         self._path = path
         self._is_scratch = is_scratch
         self._sharer = sharer
         self._fd = os.open(path, os.O_RDWR if is_scratch else os.O_RDONLY)
         end = os.fstat(self._fd).st_size
-        # Offsets: what has been shown, what may be shown, what has been looked at (the beginning of a line, say).
-        self._shown = self._taken = self._seen = end
-        self._end: int | None = None  # what comes later is somebody else's
-        self._has_more = False
-        self._punched = 0
+        # Offsets in the file: shown <= showable <= read.
+        self._shown_to = end
+        self._showable_to = end  # the splitter has taken everything before it
+        self._read_to = end  # beyond `_showable_to`: the beginning of a line that is held back
+        self._ends_at: int | None = None  # set by `end`: what comes later is the next attempt's
+        self._freed_to = 0
+        self._has_more = False  # the last chunk was not the last of the file
 
     def fileno(self) -> int:
         return self._fd
 
     def end(self) -> None:
-        """Nobody writes any more: the file ends where it ends now."""
-        self._end = os.fstat(self._fd).st_size
+        """The worker has ended: the file ends where it ends now."""
+        self._ends_at = os.fstat(self._fd).st_size
         self.is_ended = True
 
     @property
     def offset(self) -> int:
         """The offset up to which the file has been shown."""
-        return self._shown
+        return self._shown_to
 
     def size(self) -> int:
-        """The offset at which the file ends, by now or for good."""
-        return os.fstat(self._fd).st_size if self._end is None else self._end
+        """The offset at which the file ends now, or has ended."""
+        return os.fstat(self._fd).st_size if self._ends_at is None else self._ends_at
 
     @property
-    def is_amid(self) -> bool:
-        """Whether the next piece goes on with a line that should stay in one piece."""
-        return self._shown < self._taken
+    def is_within_line(self) -> bool:
+        """True if the next piece continues a line, which should not be torn."""
+        return self._shown_to < self._showable_to
 
     @property
     def is_at_end(self) -> bool:
-        """Whether everything has been looked at; what is written from now on is told as growth."""
-        return not self._has_more and not self.is_amid
+        """True if everything has been read; what is written from now on is reported as growth."""
+        return not self._has_more and not self.is_within_line
 
     def next_piece(self, *, is_ended: bool) -> bytes | None:
-        """The next of what may be shown; `None` when there is no more for now.
+        """The next piece that may be shown; `None` if there is none for now.
 
         Args:
             is_ended: `end` has been called, so the last line is shown without its newline.
         """
         while True:
-            if self._shown < self._taken:
-                return self._show(self._read(self._shown, self._taken))
-            chunk = self._read(self._seen, self._end)
-            held = self._seen - self._shown
-            has_more = self._has_more = len(chunk) == CHUNK_BYTES and self._seen + CHUNK_BYTES < self.size()
+            if self._shown_to < self._showable_to:
+                return self._show(self._read(self._shown_to, self._showable_to))
+            chunk = self._read(self._read_to, self._ends_at)
+            held = self._read_to - self._shown_to
+            has_more = self._has_more = len(chunk) == CHUNK_BYTES and self._read_to + CHUNK_BYTES < self.size()
             if is_ended and not has_more and held + len(chunk):
                 count = len(chunk)
             elif not chunk:
                 return None
-            elif not (count := self.cut.takes(chunk, held, more=has_more)):
+            elif not (count := self.splitter.takes(chunk, held, more=has_more)):
                 if not has_more and len(chunk) <= SHORT_BYTES:
                     return None
-                self._seen += len(chunk)
+                self._read_to += len(chunk)
                 continue
-            self._taken = self._seen = self._seen + count
+            self._showable_to = self._read_to = self._read_to + count
             if not held:
                 return self._show(chunk[:count])
 
@@ -104,19 +108,19 @@ class Follower:
         try:
             return os.pread(self._fd, count, begin)
         except OSError:
-            return b""  # the disk fails, or a server is gone: the worker hears of it, too
+            return b""  # the disk fails, or a file server is gone: the worker gets that error, too
 
     def _show(self, data: bytes) -> bytes:
-        self._shown += len(data) or self._taken - self._shown  # what can't be read any more is passed over
-        self._punch()
-        return self.cut.feed(data)
+        self._shown_to += len(data) or self._showable_to - self._shown_to  # what cannot be read any more is passed over
+        self._free()
+        return self.splitter.feed(data)
 
-    def _punch(self) -> None:
-        """Gives back what has been shown, but for the end, which may tell the cause of a failure."""
-        end = (self._shown if self._sharer is None else min(self._shown, self._sharer.offset)) - TAIL_BYTES
-        if self._is_scratch and end - self._punched >= PUNCH_BYTES and _fallocate is not None:
-            _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._punched, end - self._punched)
-            self._punched = end
+    def _free(self) -> None:
+        """Frees the blocks that have been shown, except the end, which may tell why the worker failed."""
+        end = (self._shown_to if self._sharer is None else min(self._shown_to, self._sharer.offset)) - TAIL_BYTES
+        if self._is_scratch and end - self._freed_to >= PUNCH_BYTES and _fallocate is not None:
+            _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._freed_to, end - self._freed_to)
+            self._freed_to = end
 
     def close(self) -> None:
         os.close(self._fd)

@@ -1,30 +1,31 @@
-"""How one worker's output is cut for the console: lines with prefixes, progress bars, filtered lines.
+"""How one worker's output is split for the console: lines with prefixes, progress bars, filtered lines.
 
-`Lines` and `Filtered` are told what a worker has written, in chunks as they come.  `takes` answers how much of it may
-be shown already: whole lines, and what follows the last of them where the worker draws a progress bar (a carriage
-return in it) or has written more than anybody waits for.  What is not taken is asked about again; the file is the
-buffer.  `feed` gives what has been taken as the console is to show it: every byte, and the prefix where text begins
-after a newline or a carriage return.  However the output is chunked, what `feed` gives is the same.
+`PrefixedLines` and `FilteredLines` get what a worker has written, in chunks as they come.  `takes` answers how much of
+it may be shown already: whole lines, and what follows the last of them where the worker draws a progress bar (a
+carriage return in it) or has written a very long line.  What is not taken is asked about again; the file is the buffer.
+`feed` gives what has been taken as the console is to show it: every byte, and the prefix where text begins after a
+newline or a carriage return.  The result does not depend on how the output is chunked.
 
-Where somebody else has to write while a line is open, that line is ended first (`interrupt`).  The newline that the
-worker writes for it later has been shown by then; if more text comes instead, it goes on below, with its prefix.
+Where another worker's text has to be shown while a line is open, that line is ended first (`interrupt`).  The newline
+that the worker writes for it later is then left out; if more text comes instead, it goes on below, with its prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from enum import Enum, auto
+from typing import Protocol, assert_never
 
-# An unfinished line is waited for up to this length; what is longer is shown as it comes.
+# An unfinished line is held back up to this length; a longer one is shown as it comes.
 LINE_BYTES_MAX = 1 << 24
 
 
-class Cut(Protocol):
-    """What the follower of a file and the console ask of `Lines` and `Filtered`."""
+class Splitter(Protocol):
+    """What the follower of a file, and a sink, ask of `PrefixedLines`, `FilteredLines` and `ExpectedOutputMatcher`."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a line has been shown in part."""
+        """True if a line has been shown in part."""
 
     def takes(self, chunk: bytes, held: int, *, more: bool) -> int:
         """How many bytes of a chunk may be shown now, together with those held back before; 0: none of either.
@@ -40,11 +41,69 @@ class Cut(Protocol):
         """What is shown when nothing follows any more."""
 
     def interrupt(self) -> None:
-        """The open line has been ended, for somebody else writes now."""
+        """The open line has been ended, because another worker's text comes next."""
 
 
-class Lines:
-    """The output as it is; each line begins with the prefix, if there is one.
+class Line(Enum):
+    """How much of the current line has been shown.  A bar is a line with a carriage return in it."""
+
+    NEW = auto()  # nothing
+    TEXT = auto()  # text, without a carriage return
+    BLANK_BAR = auto()  # carriage returns only: even the newline still needs the prefix
+    RETURNED = auto()  # text, then a carriage return: the next text overwrites it, and needs the prefix
+    FRAME = auto()  # text after a carriage return
+    INTERRUPTED = auto()  # ended by `interrupt`: a newline that follows has been shown already
+    INTERRUPTED_BAR = auto()  # the same, of a bar
+
+    @property
+    def is_open(self) -> bool:
+        match self:
+            case Line.TEXT | Line.BLANK_BAR | Line.RETURNED | Line.FRAME:
+                return True
+            case Line.NEW | Line.INTERRUPTED | Line.INTERRUPTED_BAR:
+                return False
+            case _:
+                assert_never(self)
+
+    @property
+    def is_bar(self) -> bool:
+        match self:
+            case Line.BLANK_BAR | Line.RETURNED | Line.FRAME | Line.INTERRUPTED_BAR:
+                return True
+            case Line.NEW | Line.TEXT | Line.INTERRUPTED:
+                return False
+            case _:
+                assert_never(self)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self is Line.INTERRUPTED or self is Line.INTERRUPTED_BAR
+
+    @property
+    def needs_prefix(self) -> bool:
+        """True if text has to begin with the prefix."""
+        return self is not Line.TEXT and self is not Line.FRAME
+
+    @property
+    def has_text(self) -> bool:
+        """False if even an empty line has to begin with the prefix."""
+        match self:
+            case Line.TEXT | Line.RETURNED | Line.FRAME:
+                return True
+            case Line.NEW | Line.BLANK_BAR | Line.INTERRUPTED | Line.INTERRUPTED_BAR:
+                return False
+            case _:
+                assert_never(self)
+
+    def after_text(self) -> Line:
+        return Line.FRAME if self.is_bar else Line.TEXT
+
+    def after_return(self) -> Line:
+        return Line.RETURNED if self.has_text else Line.BLANK_BAR
+
+
+class PrefixedLines:
+    """The output as it is, with a prefix at the beginning of each line.
 
     Args:
         prefix: `None` for a stream that is shown as if the worker had written it itself: nothing is held back.
@@ -54,12 +113,16 @@ class Lines:
         self._passes = prefix is None
         self._prefix = prefix or b""
         self._after_newline = b"\n" + self._prefix
-        self.is_open = False
-        self._is_bar = False  # there is a carriage return in the open line
-        self._is_due = True  # the prefix, before text
-        self._is_new = True  # nothing of this line has been shown: the prefix is due even where no text comes
-        self._holds_return = False  # a carriage return: does a newline follow?
-        self._is_ended = False  # by `interrupt`: a newline that follows has been shown already
+        self._line = Line.NEW
+        self._holds_return = False  # the last byte was a carriage return, which may belong to a newline
+
+    @property
+    def is_open(self) -> bool:
+        return self._line.is_open
+
+    @property
+    def _is_bar(self) -> bool:
+        return self._line.is_bar or (self._holds_return and not self._line.is_interrupted)
 
     def takes(self, chunk: bytes, held: int, *, more: bool) -> int:
         newline = chunk.rfind(b"\n") + 1
@@ -75,33 +138,32 @@ class Lines:
             return b""
         if self._passes:
             return self._pass(data)
-        if self._is_ended or self._holds_return or _has_frames(data):
+        if self._line.is_interrupted or self._holds_return or _has_frames(data):
             return self._feed_slowly(data)
-        shown = (self._prefix if self._is_due else b"") + data.replace(b"\n", self._after_newline)  # gigabytes a second
+        prefix = self._prefix if self._line.needs_prefix else b""
+        shown = prefix + data.replace(b"\n", self._after_newline)  # gigabytes a second
         if data.endswith(b"\n"):
-            self._begin_line()
+            self._line = Line.NEW
             return shown[: len(shown) - len(self._prefix)]
-        self.is_open, self._is_due, self._is_new = True, False, False
-        self._is_bar &= b"\n" not in data
+        self._line = Line.TEXT if b"\n" in data else self._line.after_text()
         return shown
 
     def _pass(self, data: bytes) -> bytes:
-        self.is_open = not data.endswith(b"\n")
-        if self._is_ended:
-            self._is_ended = False
-            return _without_newline(data)
-        return data
+        was_interrupted = self._line.is_interrupted
+        self._line = Line.NEW if data.endswith(b"\n") else Line.TEXT
+        return _without_newline(data) if was_interrupted else data
 
     def _feed_slowly(self, data: bytes) -> bytes:
-        """`feed` where there is a bar, or there was one."""
+        """`feed` for a bar, for a held carriage return, and for an interrupted line."""
         if self._holds_return:
             data, self._holds_return = b"\r" + data, False
-        if self._is_ended:
-            self._is_ended = False
+        if self._line.is_interrupted:
             if data == b"\r":
-                self._is_ended = self._holds_return = True
+                self._holds_return = True
                 return b""
-            data = _without_newline(data)
+            rest = _without_newline(data)
+            if len(rest) < len(data):
+                data, self._line = rest, Line.NEW
         if data.endswith(b"\r"):
             data, self._holds_return = data[:-1], True
         *lines, last = data.split(b"\n")
@@ -109,41 +171,35 @@ class Lines:
         for line in lines:
             ending = b"\r\n" if line.endswith(b"\r") else b"\n"
             self._show(line[: len(line) + 1 - len(ending)], shown)
-            shown += [self._prefix if self._is_new else b"", ending]
-            self._begin_line()
+            shown += [b"" if self._line.has_text else self._prefix, ending]
+            self._line = Line.NEW
         self._show(last, shown)
-        self._is_bar |= self._holds_return
         return b"".join(shown)
 
     def _show(self, text: bytes, shown: list[bytes]) -> None:
-        """A part of a line, without its ending."""
+        """Adds a part of a line, without its ending."""
         for number, frame in enumerate(text.split(b"\r")):
             if number:
                 shown.append(b"\r")
-                self.is_open = self._is_bar = self._is_due = True
+                self._line = self._line.after_return()
             if frame:
-                shown += [self._prefix if self._is_due else b"", frame]
-                self.is_open, self._is_due, self._is_new = True, False, False
-
-    def _begin_line(self) -> None:
-        self.is_open, self._is_bar, self._is_due, self._is_new = False, False, True, True
+                shown += [self._prefix if self._line.needs_prefix else b"", frame]
+                self._line = self._line.after_text()
 
     def end(self) -> bytes:
         held = b"\r" if self._holds_return else b""
-        if self._passes or not (self.is_open or (held and not self._is_ended)):
+        if self._passes or not (self.is_open or (held and not self._line.is_interrupted)):
             return b""
-        ending = (self._prefix if self._is_new else b"") + held + b"\n"
-        self._begin_line()
+        ending = (b"" if self._line.has_text else self._prefix) + held + b"\n"
+        self._line, self._holds_return = Line.NEW, False
         return ending
 
     def interrupt(self) -> None:
-        is_bar = self._is_bar
-        self._begin_line()
-        self._is_bar, self._is_ended = is_bar, True
+        self._line = Line.INTERRUPTED_BAR if self._is_bar else Line.INTERRUPTED
 
 
 def _has_frames(data: bytes) -> bool:
-    """Whether some carriage return is not, or may not be, the end of a line."""
+    """True if some carriage return is not, or may not be, part of a line's ending."""
     return b"\r" in data and (data.endswith(b"\r") or data.count(b"\r") > data.count(b"\r\n"))
 
 
@@ -152,17 +208,17 @@ def _without_newline(data: bytes) -> bytes:
     return data[1:] if data.startswith(b"\n") else data.removeprefix(b"\r\n")
 
 
-class Filtered:
-    """Of the output, the lines with one of some texts in them (torch: `--duplicate-stdout-filters`), whole only."""
+class FilteredLines:
+    """The whole lines of the output that contain one of some texts (torch: `--duplicate-stdout-filters`)."""
 
     is_open = False
 
     def __init__(self, prefix: bytes, texts: Sequence[str]) -> None:
         self._prefix = prefix
         self._texts = [text.encode() for text in texts]
-        self._partial = b""  # of a line too long for one chunk
+        self._partial = b""  # the beginning of a line too long for one chunk
 
-    def takes(self, chunk: bytes, held: int, *, more: bool) -> int:  # noqa: ARG002  nobody waits for the rest here
+    def takes(self, chunk: bytes, held: int, *, more: bool) -> int:  # noqa: ARG002  whole lines only
         newline = chunk.rfind(b"\n") + 1
         return newline or (len(chunk) if held + len(chunk) > LINE_BYTES_MAX else 0)
 
@@ -185,4 +241,4 @@ class Filtered:
         return self._chosen(rest + b"\n") if rest else b""
 
     def interrupt(self) -> None:
-        """Lines are whole: there is nothing to end."""
+        """Nothing to end: lines are whole."""

@@ -1,4 +1,4 @@
-"""How output is cut for the console: prefixes, progress bars, filters; and a file read while it grows."""
+"""How output is split for the console: prefixes, progress bars, filters; and a file read while it grows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aelastic.logs import follower as following
 from aelastic.logs import lines
-from aelastic.logs.console import Sink
 from aelastic.logs.follower import Follower
-from aelastic.logs.lines import Cut, Filtered, Lines
+from aelastic.logs.lines import FilteredLines, PrefixedLines, Splitter
+from aelastic.logs.sinks import Sink
 
 P = b"[default0]:"
 
@@ -32,8 +32,8 @@ class Page(Sink):
         return True
 
 
-def shown(cut: Cut, chunks: Iterable[bytes]) -> bytes:
-    return b"".join(map(cut.feed, chunks)) + cut.end()
+def shown(splitter: Splitter, chunks: Iterable[bytes]) -> bytes:
+    return b"".join(map(splitter.feed, chunks)) + splitter.end()
 
 
 # Prefixes.
@@ -56,7 +56,7 @@ def shown(cut: Cut, chunks: Iterable[bytes]) -> bytes:
     ],
 )
 def test_the_prefix_stands_where_text_begins(written: bytes, expected: bytes) -> None:
-    assert shown(Lines(b"P:"), [written]) == expected
+    assert shown(PrefixedLines(b"P:"), [written]) == expected
 
 
 PIECES = st.lists(
@@ -73,49 +73,49 @@ def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
 @given(CHUNKINGS, st.sampled_from([b"P:", b"", None]))
 def test_any_chunking_is_shown_alike(chunking: tuple[bytes, list[int]], prefix: bytes | None) -> None:
     data, cuts = chunking
-    assert shown(Lines(prefix), chunked(data, cuts)) == shown(Lines(prefix), [data])
+    assert shown(PrefixedLines(prefix), chunked(data, cuts)) == shown(PrefixedLines(prefix), [data])
 
 
 @given(CHUNKINGS)
 def test_without_the_prefixes_it_is_what_was_written(chunking: tuple[bytes, list[int]]) -> None:
     data, cuts = chunking
     last = b"" if not data or data.endswith(b"\n") else b"\n"
-    assert shown(Lines(b"P:"), chunked(data, cuts)).replace(b"P:", b"") == data + last
+    assert shown(PrefixedLines(b"P:"), chunked(data, cuts)).replace(b"P:", b"") == data + last
 
 
 @given(CHUNKINGS)
 def test_every_line_and_every_frame_has_its_prefix(chunking: tuple[bytes, list[int]]) -> None:
     data, cuts = chunking
-    texts = re.split(rb"\r\n|\n|\r", shown(Lines(b"P:"), chunked(data, cuts)))
+    texts = re.split(rb"\r\n|\n|\r", shown(PrefixedLines(b"P:"), chunked(data, cuts)))
     assert all(text.startswith(b"P:") for text in texts if text)
 
 
 @given(CHUNKINGS)
 def test_what_is_passed_on_is_passed_on_unchanged(chunking: tuple[bytes, list[int]]) -> None:
     data, cuts = chunking
-    assert shown(Lines(None), chunked(data, cuts)) == data
+    assert shown(PrefixedLines(None), chunked(data, cuts)) == data
 
 
 # Interruptions.
 
 
-def page_of(*turns: tuple[Cut, bytes]) -> bytes:
+def page_of(*turns: tuple[Splitter, bytes]) -> bytes:
     page = Page()
-    for cut, data in turns:
-        if piece := cut.feed(data):
-            page.show(cut, piece)
+    for splitter, data in turns:
+        if piece := splitter.feed(data):
+            page.show(splitter, piece)
     return page.text
 
 
 def test_a_bar_is_ended_before_another_rank_writes_and_goes_on_below() -> None:
-    bar, other = Lines(b"0:"), Lines(b"1:")
+    bar, other = PrefixedLines(b"0:"), PrefixedLines(b"1:")
     assert page_of((bar, b"\r 0%"), (bar, b"\r 1%"), (other, b"here\n"), (bar, b"\r 2%"), (bar, b"\n")) == (
         b"\r0: 0%\r0: 1%\n1:here\n\r0: 2%\n"
     )
 
 
 def test_two_bars_never_share_a_line() -> None:
-    one, two = Lines(b"0:"), Lines(b"1:")
+    one, two = PrefixedLines(b"0:"), PrefixedLines(b"1:")
     assert page_of((one, b"\r 0%"), (two, b"\r 5%"), (one, b"\r 1%"), (two, b"\r 6%")) == (
         b"\r0: 0%\n\r1: 5%\n\r0: 1%\n\r1: 6%"
     )
@@ -123,76 +123,84 @@ def test_two_bars_never_share_a_line() -> None:
 
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
 def test_a_line_that_was_ended_for_another_is_not_ended_twice(ending: bytes) -> None:
-    bar, other = Lines(b"0:"), Lines(b"1:")
+    bar, other = PrefixedLines(b"0:"), PrefixedLines(b"1:")
     assert page_of((bar, b"\r99%"), (other, b"here\n"), (bar, ending + b"done\n")) == b"\r0:99%\n1:here\n0:done\n"
 
 
 def test_a_last_line_without_its_newline_is_ended_once() -> None:
-    page, one, two = Page(), Lines(b"0:"), Lines(b"1:")
-    for cut, piece in ((one, one.feed(b"last")), (one, one.end()), (two, two.feed(b"here\n"))):
-        page.show(cut, piece)
+    page, one, two = Page(), PrefixedLines(b"0:"), PrefixedLines(b"1:")
+    for splitter, piece in ((one, one.feed(b"last")), (one, one.end()), (two, two.feed(b"here\n"))):
+        page.show(splitter, piece)
     assert page.text == b"0:last\n1:here\n"
 
 
 def test_text_that_is_passed_on_shares_no_line_with_another_rank() -> None:
-    one, two = Lines(None), Lines(None)
+    one, two = PrefixedLines(None), PrefixedLines(None)
     assert page_of((one, b"text"), (two, b"other\n"), (one, b"\n"), (two, b"more\n")) == b"text\nother\nmore\n"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), PIECES), max_size=12))
 def test_nothing_of_two_ranks_shares_a_line(turns: list[tuple[int, bytes]]) -> None:
-    cuts = [Lines(b"%d:" % rank) for rank in range(3)]
+    cuts = [PrefixedLines(b"%d:" % rank) for rank in range(3)]
     for line in re.split(rb"\n", page_of(*[(cuts[rank], data) for rank, data in turns])):
         assert len(set(re.findall(rb"[012]:", line))) <= 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), PIECES), max_size=12))
 def test_interruptions_lose_no_text(turns: list[tuple[int, bytes]]) -> None:
-    cuts = [Lines(b"%d:" % rank) for rank in range(3)]
+    cuts = [PrefixedLines(b"%d:" % rank) for rank in range(3)]
     text = page_of(*[(cuts[rank], data) for rank, data in turns])
-    for rank, cut in enumerate(cuts):
+    for rank, splitter in enumerate(cuts):
         mine = b"".join(part for part in re.findall(rb"%d:([^\r\n]*)" % rank, text))
         assert mine == re.sub(rb"[\r\n]", b"", b"".join(data for who, data in turns if who == rank))
-        assert cut.end().strip(b"\r\n%d:" % rank) == b""
+        assert splitter.end().strip(b"\r\n%d:" % rank) == b""
 
 
 # How much may be shown.
 
 
-def takes(cut: Cut, chunk: bytes, held: int = 0, *, more: bool = False) -> int:
-    return cut.takes(chunk, held, more=more)
+def takes(splitter: Splitter, chunk: bytes, held: int = 0, *, more: bool = False) -> int:
+    return splitter.takes(chunk, held, more=more)
 
 
 def test_whole_lines_are_taken_and_a_partial_one_waits() -> None:
-    assert takes(Lines(P), b"one\ntwo") == 4
-    assert takes(Lines(P), b"two") == 0
+    assert takes(PrefixedLines(P), b"one\ntwo") == 4
+    assert takes(PrefixedLines(P), b"two") == 0
 
 
 def test_a_bar_is_taken_at_once() -> None:
-    cut = Lines(P)
-    assert takes(cut, b"one\n\r 5%") == 8
-    cut.feed(b"one\n\r 5%")
-    assert takes(cut, b" of 7") == 5
-    assert takes(cut, b" of 7\npartial") == 6
+    splitter = PrefixedLines(P)
+    assert takes(splitter, b"one\n\r 5%") == 8
+    splitter.feed(b"one\n\r 5%")
+    assert takes(splitter, b" of 7") == 5
+    assert takes(splitter, b" of 7\npartial") == 6
 
 
 def test_a_bar_that_ends_with_its_return_is_taken_at_once() -> None:
-    cut = Lines(P)
-    assert takes(cut, b" 5%\r") == 4
-    assert cut.feed(b" 5%\r") == P + b" 5%"
+    splitter = PrefixedLines(P)
+    assert takes(splitter, b" 5%\r") == 4
+    assert splitter.feed(b" 5%\r") == P + b" 5%"
+
+
+def test_after_the_newline_of_an_interrupted_bar_a_partial_line_waits() -> None:
+    splitter = PrefixedLines(P)
+    splitter.feed(b"\r99%")
+    splitter.interrupt()
+    splitter.feed(b"\n")
+    assert takes(splitter, b"the beginning of a line") == 0
 
 
 def test_what_is_passed_on_waits_for_nothing_unless_the_rest_of_the_line_is_there() -> None:
-    assert takes(Lines(None), b"one\nprompt: ") == 12
-    assert takes(Lines(None), b"one\ntw", more=True) == 4
-    assert takes(Lines(None), b"tw", more=True) == 0
+    assert takes(PrefixedLines(None), b"one\nprompt: ") == 12
+    assert takes(PrefixedLines(None), b"one\ntw", more=True) == 4
+    assert takes(PrefixedLines(None), b"tw", more=True) == 0
 
 
 def test_a_line_beyond_the_limit_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LINE_BYTES_MAX", 8)
-    assert takes(Lines(P), b"12345678") == 0
-    assert takes(Lines(P), b"9", held=8) == 1
-    assert takes(Lines(P), b"9\n1", held=8) == 2
+    assert takes(PrefixedLines(P), b"12345678") == 0
+    assert takes(PrefixedLines(P), b"9", held=8) == 1
+    assert takes(PrefixedLines(P), b"9\n1", held=8) == 2
 
 
 # Filters.
@@ -204,22 +212,22 @@ def test_filtered_lines_are_those_with_the_text_whatever_the_chunks(chunking: tu
     *whole, last = data.split(b"\n")
     chosen = [line for line in [*whole, *([last] if last else [])] if b"text" in line or b"a" in line]
     expected = b"".join(b"P:" + line + b"\n" for line in chosen)
-    assert shown(Filtered(b"P:", ["text", "a"]), chunked(data, cuts)) == expected
+    assert shown(FilteredLines(b"P:", ["text", "a"]), chunked(data, cuts)) == expected
 
 
 def test_a_filter_matches_within_one_line_only() -> None:
-    assert shown(Filtered(b"P:", ["a\nb", "c\n"]), [b"a\nb\nc\ncd\n"]) == b"P:c\n"
+    assert shown(FilteredLines(b"P:", ["a\nb", "c\n"]), [b"a\nb\nc\ncd\n"]) == b"P:c\n"
 
 
 def test_the_empty_filter_matches_every_line() -> None:
-    assert shown(Filtered(b"P:", [""]), [b"a\n\nb\n"]) == b"P:a\nP:\nP:b\n"
+    assert shown(FilteredLines(b"P:", [""]), [b"a\n\nb\n"]) == b"P:a\nP:\nP:b\n"
 
 
 def test_a_filter_keeps_no_line_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LINE_BYTES_MAX", 8)
-    cut = Filtered(b"P:", ["x"])
-    assert cut.takes(b"x2345678", 0, more=False) == 0
-    assert cut.feed(b"x23456789") == b"P:x23456789\n"
+    splitter = FilteredLines(b"P:", ["x"])
+    assert splitter.takes(b"x2345678", 0, more=False) == 0
+    assert splitter.feed(b"x23456789") == b"P:x23456789\n"
 
 
 # A file that grows.
@@ -229,7 +237,7 @@ def pieces(follower: Follower, *, is_ended: bool = False) -> list[bytes]:
     found = []
     while (piece := follower.next_piece(is_ended=is_ended)) is not None:
         found.append(piece)
-    return [*found, follower.cut.end()] if is_ended else found
+    return [*found, follower.splitter.end()] if is_ended else found
 
 
 @pytest.fixture(params=[8, following.CHUNK_BYTES])
@@ -245,7 +253,7 @@ def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_a_file_is_shown_whole_however_it_grows(tmp_path: Path, prefix: bytes | None, writes: list[bytes]) -> None:
     path = tmp_path / "stdout.log"
     with path.open("wb", buffering=0) as file:
-        follower = Follower(path, Lines(prefix))
+        follower = Follower(path, PrefixedLines(prefix))
         seen: list[bytes] = []
         for number, data in enumerate(writes, 1):
             file.write(data)
@@ -256,13 +264,13 @@ def test_a_file_is_shown_whole_however_it_grows(tmp_path: Path, prefix: bytes | 
             assert b"".join(seen).count(b"\n") == written.count(b"\n")
     seen += pieces(follower, is_ended=True)
     follower.close()
-    assert b"".join(seen) == shown(Lines(prefix), writes)
+    assert b"".join(seen) == shown(PrefixedLines(prefix), writes)
 
 
 def test_a_line_is_shown_when_it_is_complete_and_memory_holds_a_chunk_of_it(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.touch()
-    follower = Follower(path, Lines(P))
+    follower = Follower(path, PrefixedLines(P))
     long = b"x" * 10_000_000
     with path.open("ab", buffering=0) as file:
         for begin in range(0, len(long), 700_000):
@@ -278,7 +286,7 @@ def test_a_line_is_shown_when_it_is_complete_and_memory_holds_a_chunk_of_it(tmp_
 def test_a_file_that_somebody_truncates_stops_nobody(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.touch()
-    follower = Follower(path, Lines(P))
+    follower = Follower(path, PrefixedLines(P))
     path.write_bytes(b"x" * 3 * following.CHUNK_BYTES)
     assert pieces(follower) == []
     path.write_bytes(b"")
@@ -289,7 +297,7 @@ def test_a_file_that_somebody_truncates_stops_nobody(tmp_path: Path) -> None:
 def test_a_file_ends_where_it_does_when_it_is_said_to(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_bytes(b"")
-    follower = Follower(path, Lines(P))
+    follower = Follower(path, PrefixedLines(P))
     path.write_bytes(b"of this attempt\nand")
     follower.end()
     with path.open("ab") as file:
@@ -301,7 +309,7 @@ def test_a_file_ends_where_it_does_when_it_is_said_to(tmp_path: Path) -> None:
 def test_what_a_file_held_before_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_bytes(b"of an earlier attempt\n")
-    follower = Follower(path, Lines(P))
+    follower = Follower(path, PrefixedLines(P))
     with path.open("ab") as file:
         file.write(b"new\n")
     assert pieces(follower) == [P + b"new\n"]

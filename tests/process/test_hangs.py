@@ -24,7 +24,7 @@ from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, rules_of,
 from aelastic.hangs.hang_rules import Rules, Sample
 from aelastic.hangs.watch import Found
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
-from aelastic.logs.lines import Lines
+from aelastic.logs.lines import PrefixedLines
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
 from aelastic.spec import HANG_SIGNALS
@@ -461,8 +461,8 @@ async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture
 def test_scratch_is_given_back_when_it_is_shown_and_searched(tmp_path: Path) -> None:
     path = tmp_path / "scratch"
     path.touch()
-    search = Follower(path, Lines(None))
-    shown = Follower(path, Lines(None), is_scratch=True, sharer=search)
+    search = Follower(path, PrefixedLines(None))
+    shown = Follower(path, PrefixedLines(None), is_scratch=True, sharer=search)
     size = 3 * PUNCH_BYTES
     path.write_bytes(b"x" * (size - 1) + b"\n")
     while shown.next_piece(is_ended=False):

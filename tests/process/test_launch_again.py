@@ -7,6 +7,7 @@ import gc
 import io
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -67,6 +68,20 @@ def test_dozens_of_launches_hold_no_more_descriptors_and_threads_than_one(
     wait_for(f"no more threads than {before[1]}", lambda: held()[1] <= before[1])
     assert held()[0] == before[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_program_with_more_than_a_thousand_open_files_may_launch() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held_open: list[int] = []
+    try:
+        while not held_open or held_open[-1] < 1100:  # select(2) takes none from 1024 up
+            held_open.append(os.open(os.devnull, os.O_RDONLY))
+        assert launch("true") == {0: None, 1: None}
+    finally:
+        for fd in held_open:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # Not by fork: a child of a program with busy threads inherits the locks they hold, whoever launches.

@@ -281,10 +281,10 @@ def test_a_console_that_never_takes_more_is_given_up_and_the_files_are_named(lau
         "--log-dir=logs",
         loop=loop,
         stdout=subprocess.PIPE,
-        wrapper="import aelastic.logs.console\naelastic.logs.console.STALL_TIMEOUT_S = 0.3\n",
+        wrapper="import aelastic.logs.pump\naelastic.logs.pump.STALL_TIMEOUT_S = 0.3\n",
     )
     assert job.wait() == 0, job.stderr
-    assert "console takes no more" in job.stderr and str(job.folder / "logs") in job.stderr
+    assert "console stopped taking output" in job.stderr and str(job.folder / "logs") in job.stderr
     assert files(job.folder / "logs")["attempt_0/0/stdout.log"] == b"x" * MIB
     assert not job.left()
     assert job.process.stdout is not None
@@ -466,5 +466,5 @@ def test_a_log_folder_lost_while_the_job_runs_is_the_hosts_fault_and_no_usage_er
 
     assert job.wait() == 1
     assert "rank 0 failed on" in job.stderr
-    assert "the workers' log files can't be made in" in job.stderr.splitlines()[-1]
+    assert "cannot create the workers' log files in" in job.stderr.splitlines()[-1]
     assert "Traceback" not in job.stderr

@@ -15,11 +15,16 @@ import tty
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import uvloop
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_both_loops, wait_for
 
 from aelastic import RunResult, Std, Supervisor, WorkerSpec, WorkerState
+from aelastic.logs.follower import Follower
+from aelastic.logs.lines import PrefixedLines
+from aelastic.logs.pump import Pump
+from aelastic.logs.sinks import Sink
 
 MIB = 1 << 20
 
@@ -413,3 +418,40 @@ def test_whoever_stops_reading_stdout_holds_up_no_worker(kind: str, tmp_path: Pa
             seen += len(chunk)
         assert agent.wait(DEADLINE_S) == 0
     os.close(reader)
+
+
+class StalledSink(Sink):
+    """A sink that takes nothing until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_entered = threading.Event()
+        self.may_go_on = threading.Event()
+        self.is_closed = threading.Event()
+
+    def _write(self, piece: bytes) -> bool:
+        self.is_entered.set()
+        return self.may_go_on.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+async def test_a_file_stays_open_while_an_abandoned_thread_may_use_it(tmp_path: Path) -> None:
+    path, sink, pump = tmp_path / "stdout.log", StalledSink(), Pump()
+    path.touch()
+    follower = Follower(path, PrefixedLines(None))
+    pump.add(follower, sink)
+    path.write_text("a line\n")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run, lambda _: None)
+        pump.wake(set())
+        await anyio.to_thread.run_sync(sink.is_entered.wait, DEADLINE_S)
+        tasks.cancel_scope.cancel()
+    pump.close()
+    os.fstat(follower.fileno())  # its number is not another file's yet
+    assert not sink.is_closed.is_set()
+    sink.may_go_on.set()
+    assert await anyio.to_thread.run_sync(sink.is_closed.wait, DEADLINE_S)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(follower.fileno())

@@ -27,8 +27,8 @@ from aelastic.errors import InputError
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.logs import terminal as terminal_module
-from aelastic.logs.console import sinks_of
-from aelastic.logs.lines import Lines
+from aelastic.logs.lines import PrefixedLines
+from aelastic.logs.sinks import sinks_of
 from aelastic.logs.terminal import Terminal, TerminalStream
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import Changed, RunBegan, RunEnded
@@ -378,7 +378,7 @@ def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]
         stream = TerminalStream(plain, terminal)
         out, err = sinks_of(stream, plain)
         assert out is err
-        cut = Lines(None)
+        cut = PrefixedLines(None)
         terminal.draw(lambda: [b"the line"])
         read(ours)
         out.show(cut, cut.feed(b"from a worker\n"))
