@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from dataclasses import replace
 
 from machines import Core, invariants_of, is_core, read_core
+from markdown import code, lines, table
 from sources import Source, fields_of, package
 from ways import Way
 
@@ -17,7 +17,7 @@ FOLDER = "docs/development/cores"
 def pages() -> dict[str, str]:
     """All pages, by their paths below the root of the repository."""
     cores = [read_core(module, cls.name) for module, cls in all_cores()]
-    made = {f"{FOLDER}/{_slug(core.name)}.md": page(core) for core in cores}
+    made = {f"{FOLDER}/{core_slug(core.name)}.md": page(core) for core in cores}
     return {f"{FOLDER}/README.md": _index(cores), **made}
 
 
@@ -32,25 +32,25 @@ def all_cores() -> list[tuple[Source, ast.ClassDef]]:
 
 
 def page(core: Core) -> str:
-    phases = [(_code(name), comment) for name, comment in core.phases.items()]
-    actions = [(_code(name), caption) for name, caption in core.actions]
-    fields = [(_code(each.name), _code(each.type), each.comment) for each in fields_of(core.module, core.cls)]
-    return _lines(
+    phases = [(code(name), comment) for name, comment in core.phases.items()]
+    actions = [(code(name), caption) for name, caption in core.actions]
+    fields = [(code(each.name), code(each.type), each.comment) for each in fields_of(core.module, core.cls)]
+    return lines(
         NOTE.format(path=core.module.file),
         f"# {core.name}",
         f"The page of a core: [`{core.module.file}`](../../../{core.module.file}).",
         core.module.docstring.strip(),
         "## Phases",
-        _table(("phase", ""), phases),
+        table(("phase", ""), phases),
         _diagram(core),
         "## What happens",
         LEGEND,
         _grid(core),
         *[_event(core, name, caption) for name, caption in core.events],
         "## Actions",
-        _table(("action", ""), actions),
+        table(("action", ""), actions),
         "## Fields",
-        _table(("field", "type", ""), fields),
+        table(("field", "type", ""), fields),
         *_invariants(core),
     )
 
@@ -74,21 +74,21 @@ def transitions(core: Core) -> dict[tuple[str, str], list[str]]:
 
 def _diagram(core: Core) -> str:
     edges = transitions(core)
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {core.first_phase}"]
-    lines += [f"    {before} --> {after}: {', '.join(events)}" for (before, after), events in edges.items()]
-    lines += [f"    {phase} --> [*]" for phase in core.phases if not any(before == phase for before, _ in edges)]
-    return "\n".join([*lines, "```"])
+    drawn = ["```mermaid", "stateDiagram-v2", f"    [*] --> {core.first_phase}"]
+    drawn += [f"    {before} --> {after}: {', '.join(events)}" for (before, after), events in edges.items()]
+    drawn += [f"    {phase} --> [*]" for phase in core.phases if not any(before == phase for before, _ in edges)]
+    return "\n".join([*drawn, "```"])
 
 
 def _grid(core: Core) -> str:
     rows = [
         (
-            f"[{_code(event)}](#{event.lower()})",
+            f"[{code(event)}](#{event.lower()})",
             *[_in_a_word(phase, _beyond_fences(core, event, core.ways[phase, event])) for phase in core.phases],
         )
         for event, _ in core.events
     ]
-    return _table(("event", *map(_code, core.phases)), rows)
+    return table(("event", *map(code, core.phases)), rows)
 
 
 def _in_a_word(phase: str, ways: list[Way]) -> str:
@@ -125,22 +125,26 @@ def _event(core: Core, event: str, caption: str) -> str:
     rows = dict[str, list[str]]()
     for phase in core.phases:
         sentences = _sentences(phase, _beyond_fences(core, event, core.ways[phase, event]))
-        rows.setdefault(_cell(sentences), []).append(_code(phase))
-    table = _table(("phase", ""), [(", ".join(phases), text) for text, phases in rows.items()])
-    return _lines(f"### {event}", caption, *fences, table).rstrip()
+        rows.setdefault(_cell(sentences), []).append(code(phase))
+    what = table(("phase", ""), [(", ".join(phases), text) for text, phases in rows.items()])
+    return lines(f"### {event}", caption, *fences, what).rstrip()
 
 
 def _sentences(phase: str, ways: list[Way]) -> list[tuple[str, str]]:
     """What happens in a pair: a condition, and what follows; ways that differ inside only are one."""
     found = list[tuple[str, str]]()
+    elsewhere = list(dict.fromkeys(way.moved_to for way in ways if way.moved_to))
+    ways = [way for way in ways if not way.moved_to]
     keys = list(dict.fromkeys((way.conditions, way.note, way.is_impossible) for way in ways))
     for conditions, note, is_impossible in keys:
         same = [
             way for way in ways if (way.conditions, way.note, way.is_impossible) == (conditions, note, is_impossible)
         ]
-        condition = f"if `{' and '.join(conditions)}`: " if conditions else ""
+        condition = f"if {' and '.join(conditions)}: " if conditions else ""
         found.append((condition, _what(phase, same, note)))
-    return found
+    if elsewhere:
+        found.append((f"if a first step leads to {_either(elsewhere)}: ", "as there"))
+    return sorted(found, key=lambda sentence: not sentence[0])  # what is left comes last
 
 
 def _what(phase: str, ways: list[Way], note: str) -> str:
@@ -156,7 +160,7 @@ def _what(phase: str, ways: list[Way], note: str) -> str:
         where += f", or stays {phase}"
     named = list(dict.fromkeys(action for way in ways for action in way.actions))
     sure = [each for each in named if all(each in way.actions for way in ways)]
-    gives = ", ".join(_code(each) + ("" if each in sure else " (not always)") for each in named)
+    gives = ", ".join(code(each) + ("" if each in sure else " (not always)") for each in named)
     parts = [part for part in (where, gives) if part]
     return ("; ".join(parts) or "notes it") + because
 
@@ -180,7 +184,7 @@ def _invariants(core: Core) -> list[str]:
 def _index(cores: list[Core]) -> str:
     rows = [
         (
-            f"[{core.name}]({_slug(core.name)}.md)",
+            f"[{core.name}]({core_slug(core.name)}.md)",
             core.module.docstring.partition("\n\n")[0],
             str(len(core.phases)),
             str(len(core.events)),
@@ -188,28 +192,15 @@ def _index(cores: list[Core]) -> str:
         )
         for core in cores
     ]
-    return _lines(
+    return lines(
         NOTE.format(path="the cores in aelastic/"),
         "# The cores",
         "What decides, and waits for nothing. Each page shows a core's phases, and what each event does in each of "
         "them, as the code says it. [How cores are made](../design.md) says why.",
-        _table(("core", "", "phases", "events", "fields"), rows),
+        table(("core", "", "phases", "events", "fields"), rows),
     )
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _lines(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
-
-
-def _slug(name: str) -> str:
+def core_slug(name: str) -> str:
     """`worker-group`, of `WorkerGroup`."""
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")

@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import api_pages
 import core_pages
 from sources import ROOT
 
-MAKERS: tuple[Callable[[], dict[str, str]], ...] = (core_pages.pages,)
+MAKERS: tuple[Callable[[], dict[str, str]], ...] = (core_pages.pages, api_pages.pages)
 
 
 def stale_pages(makers: tuple[Callable[[], dict[str, str]], ...] = MAKERS) -> dict[str, str]:

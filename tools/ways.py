@@ -12,7 +12,8 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sources import Source, fields_of, find, methods_of, own_method
+from effects import Parts, children
+from sources import Source, methods_of, own_method
 
 CALLS_MAX = 12  # one in another: beyond, a method calls itself
 
@@ -32,6 +33,7 @@ class Way:
     is_over: bool = False  # it has returned, or raised
     conditions: tuple[str, ...] = ()
     note: str = ""
+    moved_to: str = ""  # the phase that a first step led to, before the phase was looked at
     held: tuple[tuple[str, tuple[str, ...]], ...] = ()  # local names that hold actions, not yet returned
     kinds: tuple[tuple[str, str], ...] = ()  # names and fields whose class is known: `self._wish` is an `_End`
 
@@ -46,10 +48,12 @@ class Walker:
     def __init__(self, module: Source, cls: ast.ClassDef, phases: str, event: str, actions: frozenset[str]) -> None:
         self._module, self._phases, self._event, self._actions = module, phases, event, actions
         self._methods = methods_of(cls)
-        self._parts = {each.name: each.type.partition(" |")[0] for each in fields_of(module, cls)}
+        self._parts = Parts(module, cls, actions)
         self._calls = list[str]()
+        self._began_in = ""
 
     def through(self, phase: str) -> list[Way]:
+        self._began_in = phase
         ways = self._block(self._methods["_dispatch"].body, [Way(phase)], is_shown=True)
         if any(not way.is_over for way in ways):
             raise UndecidedError("_dispatch ends without a return")
@@ -91,13 +95,23 @@ class Walker:
 
     def _return(self, stmt: ast.Return, way: Way, *, is_shown: bool) -> list[Way]:
         comment = self._module.comment_of(stmt) if is_shown else ""
-        handler = own_method(stmt.value) if is_shown else None
-        if handler is not None and handler.startswith("_on_") and handler in self._methods:
-            way = replace(way, note=way.note or comment)
-            assert isinstance(stmt.value, ast.Call)
-            return self._call(self._methods[handler], way, stmt.value, is_tail=True)
+        value, ways = stmt.value, [way]
+        if is_shown and isinstance(value, ast.BinOp) and self._is_handler(value.right):
+            ways, value = self._expression(value.left, way), value.right
+        if is_shown and isinstance(value, ast.Call) and self._is_handler(value):
+            method = self._methods[str(own_method(value))]
+            noted = [replace(each, note=each.note or comment) for each in ways]
+            return _distinct(after for each in noted for after in self._call(method, each, value, is_tail=True))
         ways = self._expression(stmt.value, way) if stmt.value else [way]
         return [replace(each, is_over=True, note=each.note or comment) for each in ways]
+
+    def _is_handler(self, expr: ast.expr) -> bool:
+        """Whether it calls a method whose ways are worth showing: one for an event, or one that looks at the phase."""
+        method = self._methods.get(own_method(expr) or "")
+        if method is None:
+            return False
+        looks = any(isinstance(each, ast.Match) and ast.unparse(each.subject) == "self.phase" for each in method.body)
+        return looks or method.name.startswith("_on_")
 
     def _if(self, stmt: ast.If, way: Way, *, is_shown: bool) -> list[Way]:
         ways = list[Way]()
@@ -134,6 +148,7 @@ class Walker:
                     known = known and guard
                 taken = self._when(before, self._case_text(case, subject, known=known), known=known, is_shown=is_shown)
                 if is_shown:
+                    taken = self._moved(taken) if subject == "self.phase" else taken
                     taken = replace(taken, note=taken.note or self._case_comment(case))
                 ways += self._block(case.body, [taken], is_shown=is_shown)
                 if known is True:
@@ -251,7 +266,7 @@ class Walker:
                 return self._call_expression(expr, way)
             case _:
                 ways = [way]
-                for child in _children(expr):
+                for child in children(expr):
                     ways = _distinct(each for one in ways for each in self._expression(child, one))
                 return ways
 
@@ -266,33 +281,11 @@ class Walker:
         if name in self._actions:
             return [replace(one, actions=_with(one.actions, (name,))) for one in ways]
         if called.startswith("self."):
-            made = self._actions_of_part(called)
-            is_changed = bool(made) or not name.startswith(("is_", "get", "keys", "values", "items"))
+            made, is_changed = self._parts.effects(called)
             return [
                 replace(one, actions=_with(one.actions, made), is_changed=one.is_changed or is_changed) for one in ways
             ]
         return ways
-
-    def _actions_of_part(self, called: str) -> tuple[str, ...]:
-        """The actions that a method of a part of the core (`self._sessions.close`) names."""
-        _, _, rest = called.partition(".")
-        part, _, method = rest.partition(".")
-        kind = self._parts.get(part)
-        found = find(self._module, kind) if kind and kind.replace("_", "").isalnum() else None
-        if found is None or not isinstance(found[1], ast.ClassDef):
-            return ()
-        names = list[str]()
-        methods, seen, todo = methods_of(found[1]), set[str](), [method]
-        while todo:
-            one = todo.pop(0)
-            if one in seen or one not in methods:
-                continue
-            seen.add(one)
-            for node in ast.walk(methods[one]):
-                if isinstance(node, ast.Call):
-                    names.append(ast.unparse(node.func).rpartition(".")[2])
-                    todo.append(own_method(node) or "")
-        return tuple(name for name in dict.fromkeys(names) if name in self._actions)
 
     def _call(self, method: ast.FunctionDef, way: Way, call: ast.Call, *, is_tail: bool = False) -> list[Way]:
         """What a method of the core does; the handler that a case returns is shown, way by way."""
@@ -317,7 +310,13 @@ class Walker:
 
     @staticmethod
     def _when(way: Way, text: str, *, known: bool | None, is_shown: bool) -> Way:
-        return way if known is True or not is_shown or not text else replace(way, conditions=(*way.conditions, text))
+        if known is True or not is_shown or not text:
+            return way
+        return replace(way, conditions=(*way.conditions, f"`{text}`"))
+
+    def _moved(self, way: Way) -> Way:
+        """Notes of a way that has left the phase it began in, before it comes to a case, which one it is in."""
+        return way if way.phase == self._began_in or way.moved_to else replace(way, moved_to=way.phase)
 
     @staticmethod
     def _case_text(case: ast.match_case, subject: str, *, known: bool | None) -> str:
@@ -342,17 +341,6 @@ def _distinct(ways: Iterable[Way]) -> list[Way]:
 
 def _with(actions: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
     return actions + tuple(each for each in more if each not in actions)
-
-
-def _children(node: ast.AST) -> list[ast.expr]:
-    """The expressions right below, those in comprehensions among them, in the order in which they stand."""
-    found = list[ast.expr]()
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
-            found.append(child)
-        elif isinstance(child, ast.comprehension):
-            found += [child.iter, *child.ifs]
-    return found
 
 
 def _is_assert_never(case: ast.match_case) -> bool:

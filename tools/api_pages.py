@@ -1,0 +1,186 @@
+"""The reference of what programs may use: `docs/api.md`, from the docstrings of the public names."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from core_pages import core_slug
+from machines import is_core
+from markdown import code, lines, table
+from sources import Source, fields_of, find, methods_of, source
+
+PAGE = "docs/api.md"
+# Modules whose names programs import from there, with the names; none named: all that are public.
+MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("aelastic.observe.observer", "Observers of a run", ("Observer",)),
+    ("aelastic.observe.run_events", "Run events, as observers get them", ()),
+    ("aelastic.rdzv.board", "A board of your own: where agents find their coordinator", ()),
+    ("aelastic.rdzv.registry", "Names of rendezvous back ends", ("register", "names")),
+    ("aelastic.logs_specs", "Where the output of workers goes", ("LogsDest", "LogsSpecs", "DefaultLogsSpecs")),
+    ("aelastic.health_check_server", "A health check server of your own", ()),
+)
+# In this order; other homes of names follow.
+FIRST = ("supervisor", "spec", "settings", "result", "errors", "failure", "events", "backend", "launch")
+SECTION = re.compile(r"^(Args|Raises|Returns|Yields):$", re.MULTILINE)
+ITEM = re.compile(r"^ {4}(\w[\w.*]*): ", re.MULTILINE)
+ENUMS = {"Enum", "StrEnum", "IntFlag", "IntEnum"}
+
+
+def pages() -> dict[str, str]:
+    """The page, by its path below the root of the repository."""
+    package = source("aelastic")
+    homes = dict[Source, list[ast.stmt]]()
+    for name in public_names():
+        found = find(package, name)
+        assert found is not None, f"aelastic.__all__ has {name}, and it is not found"
+        homes.setdefault(found[0], []).append(found[1])
+    parts = ["## `aelastic`", "`from aelastic import Supervisor`, and so on. Imported when first used."]
+    for module in sorted(homes, key=_place):
+        parts += [_entry(module, made) for made in sorted(homes[module], key=lambda stmt: stmt.lineno)]
+    for name, title, wanted in MODULES:
+        module = source(name)
+        parts += [f"## `{name}`", f"{title}."]
+        parts += [_entry(module, made) for made in _definitions(module, wanted)]
+    return {PAGE: lines(HEAD, *parts)}
+
+
+HEAD = """\
+<!-- Generated from the docstrings by `make docs`: change these, not this page. -->
+
+# API reference
+
+What programs may import. Everything else may change without a word. *torch:* names the counterpart in torchelastic.
+Lengths of time are in seconds."""
+
+
+def public_names() -> list[str]:
+    """`aelastic.__all__`."""
+    made = source("aelastic").definition("__all__")
+    assert isinstance(made, ast.Assign)
+    names: list[str] = ast.literal_eval(made.value)
+    return names
+
+
+def _place(module: Source) -> tuple[int, str]:
+    last = module.name.rpartition(".")[2]
+    return (FIRST.index(last) if last in FIRST else len(FIRST), module.name)
+
+
+def _definitions(module: Source, wanted: tuple[str, ...]) -> list[ast.stmt]:
+    found = [each for each in module.tree.body if isinstance(each, ast.ClassDef | ast.FunctionDef)]
+    names = wanted or tuple(each.name for each in found if not each.name.startswith("_") and ast.get_docstring(each))
+    missing = set(names) - {each.name for each in found}
+    assert not missing, f"{module.name} has no {', '.join(sorted(missing))}"
+    return [each for each in found if each.name in names]
+
+
+def _entry(module: Source, made: ast.stmt) -> str:
+    match made:
+        case ast.ClassDef():
+            return _class(module, made)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return lines(f"### {made.name}", f"```python\n{_signature(made)}\n```", *_described(made)).rstrip()
+        case _:
+            return lines(f"### {ast.unparse(made).partition(' ')[0]}", f"```python\n{ast.unparse(made)}\n```").rstrip()
+
+
+def _class(module: Source, cls: ast.ClassDef) -> str:
+    bases = [ast.unparse(base) for base in cls.bases]
+    base = f" ({', '.join(each for each in bases if each not in {'ABC', 'Record'})})".replace(" ()", "")
+    text, arguments, others = _sections(cls)
+    parts = [f"### {cls.name}", f"`{module.name}.{cls.name}`{base}", text]
+    if is_core(cls):
+        return lines(*parts, f"A core: [its phases and events](development/cores/{core_slug(cls.name)}.md).").rstrip()
+    if ENUMS & {each.rpartition(".")[2] for each in bases}:
+        members = [stmt for stmt in cls.body if isinstance(stmt, ast.Assign)]
+        parts.append(table(("", ""), [(code(ast.unparse(each)), module.comment_of(each)) for each in members]))
+    elif "__init__" in (own := methods_of(cls)):
+        parts += [f"```python\n{_signature(own['__init__'], cls.name)}\n```", *_items(arguments)]
+    else:
+        parts += _fields(module, cls, arguments)
+    parts += others
+    methods = [_method(each) for each in cls.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return lines(*parts, "\n".join(each for each in methods if each)).rstrip()
+
+
+def _fields(module: Source, cls: ast.ClassDef, arguments: dict[str, str]) -> list[str]:
+    defaults = {
+        ast.unparse(stmt.target): ast.unparse(stmt.value)
+        for stmt in cls.body
+        if isinstance(stmt, ast.AnnAssign) and stmt.value is not None
+    }
+    rows = [
+        (
+            code(each.name),
+            code(each.type),
+            _default(module, defaults.get(each.name)),
+            arguments.get(each.name) or each.comment,
+        )
+        for each in fields_of(module, cls)
+        if not each.name.startswith("_")
+    ]
+    return [table(("field", "type", "default", ""), rows)] if rows else []
+
+
+def _default(module: Source, text: str | None) -> str:
+    """A default, and of a constant its value."""
+    if text is None:
+        return ""
+    made = find(module, text) if text.isupper() else None
+    if made is not None and isinstance(value := getattr(made[1], "value", None), ast.Constant):
+        return code(ast.unparse(value))
+    return code("{}" if text.startswith("field(default_factory=dict") else text)
+
+
+def _method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    if method.name.startswith("_"):
+        return ""
+    decorators = {ast.unparse(each) for each in method.decorator_list}
+    kind = "".join(f"{each} " for each in ("classmethod", "staticmethod", "abstractmethod") if each in decorators)
+    if "property" in decorators:
+        returns = f": {ast.unparse(method.returns)}" if method.returns else ""
+        head = f"{method.name}{returns}"
+    else:
+        head = _signature(method)
+    text, arguments, others = _sections(method)
+    told = [text.replace("\n\n", " "), *(f"`{name}`: {its}" for name, its in arguments.items()), *others]
+    caption = " ".join(" ".join(each.split()) for each in told if each)
+    return f"- {f'*{kind.strip()}* ' if kind else ''}`{head}`" + (f"<br>{caption}" if caption else "")
+
+
+def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str = "") -> str:
+    arguments = ast.unparse(function.args)
+    arguments = re.sub(r"^(self|cls)(, |$)", "", arguments)
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns and not name else ""
+    prefix = "async " if isinstance(function, ast.AsyncFunctionDef) else ""
+    return f"{prefix}{name or function.name}({arguments}){returns}"
+
+
+def _described(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    text, arguments, others = _sections(node)
+    return [text, *_items(arguments), *others]
+
+
+def _items(arguments: dict[str, str]) -> list[str]:
+    return ["\n".join(f"- `{name}`: {text}" for name, text in arguments.items())] if arguments else []
+
+
+def _sections(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, dict[str, str], list[str]]:
+    """A docstring: its text, its arguments, and what else it has, a paragraph each."""
+    text, *rest = SECTION.split(ast.get_docstring(node) or "")
+    arguments, others = dict[str, str](), list[str]()
+    for title, body in zip(rest[::2], rest[1::2], strict=True):
+        _, *pairs = ITEM.split(body)
+        items = dict(zip(pairs[::2], (" ".join(each.split()) for each in pairs[1::2]), strict=True))
+        if title == "Args":
+            arguments = items
+        elif items and title == "Raises":
+            others.append("Raises " + "; ".join(f"`{name}`: {its.rstrip('.')}" for name, its in items.items()) + ".")
+        else:
+            others.append(f"{title}: {' '.join(body.split())}")
+    return _indented_as_code(text.strip()), arguments, others
+
+
+def _indented_as_code(text: str) -> str:
+    return text.replace("\n    ", "\n      ") if "\n    " in text else text
