@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any, assert_never
@@ -32,7 +33,6 @@ from aelastic.group.events import (
     Event,
     Exited,
     Finish,
-    FoundUnhealthy,
     Join,
     Spawn,
     Spawned,
@@ -56,7 +56,7 @@ from aelastic.group.worker_env import (
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
 from aelastic.logs.run_logs import RunLogs, WorkerFiles
-from aelastic.observe.log_lines import log_event
+from aelastic.observe.log_lines import LogLines
 from aelastic.observe.observer import Observer, Observers
 from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, Waited
@@ -139,11 +139,12 @@ class Supervisor:
         self._link_error: AelasticError | None = None
         self._cpus: Mapping[int, frozenset[int]] = {}  # by local rank, of workers that are bound to some
         self._finding_cpus: anyio.CancelScope | None = None
-        self._telemetry: TorchEvents | None = None  # only where somebody may listen
+        self._torch_events: TorchEvents | None = None  # only where somebody may listen
         self._has_begun = False
         self._error: BaseException | None = None  # that the run ends with
+        self._result: RunResult | None = None  # likewise
         self._event_source = RunEventSource(self._group)
-        self._observers = Observers(observers)
+        self._observers = Observers([LogLines(spec.shutdown_timeout_s), *observers])
 
     @property
     def state(self) -> WorkerState:
@@ -164,8 +165,7 @@ class Supervisor:
             self._finding_cpus.cancel()
         if self._group.is_done:
             self._logs.give_up()  # nothing is left to wait for but the console
-            if self._telemetry is not None:
-                self._telemetry.give_up()
+            self._observers.give_up()
 
     async def collect_stacks(self, why: str = "asked") -> StacksTaken:
         """Finds out where the workers of this node stand in their Python code; they are not disturbed.
@@ -197,38 +197,37 @@ class Supervisor:
             raise RuntimeError("a Supervisor runs once: make another for another run")
         self._has_run = True
         check_devices(self.spec, self._base_env)
-        await self._open_telemetry()
-        if self._telemetry is None:
-            return await self._run()
-        try:
-            result = await self._run()
-        except BaseException as error:
-            await self._telemetry.fail(error)
-            raise
-        await self._telemetry.finish(result.state, result.failures, result.reason)
-        return result
+        await self._open_torch_events()
+        await self._open()
+        return await self._run()
 
-    async def _open_telemetry(self) -> None:
+    async def _open_torch_events(self) -> None:
         """Imports what tells torchelastic's listeners of the run, if there may be any."""
         if self.spec.event_log_handler == "null" and not any(name in sys.modules for name in _LISTENED_TO):
             return
         from aelastic.observe.torch_events import TorchEvents
 
-        telemetry = TorchEvents(self.spec, self._run_id, self._group)
-        await telemetry.open()
-        self._telemetry = telemetry
+        torch_events = TorchEvents(self.spec, self._run_id)
+        await torch_events.open()
+        self._torch_events = torch_events
+        self._observers.add(torch_events)
 
-    async def _run(self) -> RunResult:
-        if self._health_port or self._given_health is not None:
-            await self._open_health()
+    async def _open(self) -> None:
+        """Makes what the run needs, before anything is started."""
         try:
+            if self._health_port or self._given_health is not None:
+                await self._open_health()
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
             self._prepare()
-        except BaseException:
+        except BaseException as error:
             if self._health is not None:
                 self._health.close()
+            if self._torch_events is not None:
+                await self._torch_events.fail(error)
             raise
+
+    async def _run(self) -> RunResult:
         cancelled: BaseException | None = None
         done = anyio.Event()
         try:
@@ -246,11 +245,10 @@ class Supervisor:
             raise _first_of(group) from None
         if cancelled is not None:
             raise cancelled
-        if self._link_error is not None:
-            raise self._link_error
-        returned = self._return_values if callable(self.spec.entrypoint) else {}
-        stacks = self._stack_dumps.stacks_of_killed()
-        return result_of(self._group, returned, stacks, self._backend.describe)
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
 
     async def _find_cpus(self) -> None:
         """Finds out which CPUs each worker may run on.  That takes seconds, which `stop` need not wait for."""
@@ -323,8 +321,6 @@ class Supervisor:
                     tasks.start_soon(self._run_link, name="rendezvous")
                     tasks.start_soon(self._observers.run, name="observers")
                     tasks.start_soon(self._watches.run, name="watches")
-                    if self._telemetry is not None:
-                        tasks.start_soon(self._telemetry.run, name="telemetry")
                     await self._run_group(tasks)
                     tasks.cancel_scope.cancel()
             except BaseException as error:
@@ -344,13 +340,8 @@ class Supervisor:
             now = anyio.current_time()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
-            if isinstance(event, FoundUnhealthy):
-                self._unhealthy.heard(event)
             for run_event in self._event_source.handle(event, now):
                 self._observers.tell(run_event, now)
-            if self._telemetry is not None:
-                self._telemetry.tell(event)
-            log_event(event, self._group, self._link_error)
         async with anyio.create_task_group() as last:
             last.start_soon(self._link.finish, name="leave")
             last.start_soon(self._logs.finish, name="the rest of the logs")
@@ -410,7 +401,6 @@ class Supervisor:
 
     def _deliver(self, message: CoordinatorMessage) -> None:
         if isinstance(message, Waiting):
-            _log.warning("%s", message.text)
             self._tell(Waited(message.text))
         else:
             self._mailbox.post(message)
@@ -530,9 +520,23 @@ class Supervisor:
         group, error = self._group, self._error
         if error is not None:
             error = _first_of(error) if isinstance(error, BaseExceptionGroup) else error
-            return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}")
+            return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}", traceback=_traceback_of(error))
+        try:
+            self._result = self._make_result()
+        except AelasticError as error:
+            self._error = error
+        cause = None if group.verdict is None else group.verdict.cause
+        failures = {} if self._result is None else self._result.failures
+        told = "" if self._error is None else _traceback_of(self._error)
         reason = group.reason if self._link_error is None else str(self._link_error)
-        return RunEnded(group.state, reason, None if group.verdict is None else group.verdict.cause)
+        return RunEnded(group.state, reason, cause, failures, told)
+
+    def _make_result(self) -> RunResult:
+        if self._link_error is not None:
+            raise self._link_error
+        returned = self._return_values if callable(self.spec.entrypoint) else {}
+        stacks = self._stack_dumps.stacks_of_killed()
+        return result_of(self._group, returned, stacks, self._backend.describe)
 
     def _tell(self, run_event: RunEvent) -> None:
         self._observers.tell(run_event, anyio.current_time())
@@ -542,6 +546,10 @@ def _random_run_id() -> str:
     """A random UUID, as torchrun's, without the 6 ms that `import uuid` takes from every start."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

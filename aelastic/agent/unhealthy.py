@@ -8,7 +8,6 @@ meanwhile is no failure.
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.agent.postmortem import Autopsy
@@ -31,7 +30,7 @@ class UnhealthyWorkers:
         force: finds out where they stand.
         autopsy: makes failures of what they left.
         post: takes what the group is to hear.
-        tell: told of what was noticed.
+        tell: gets what was found of workers that are not stopped for it.
     """
 
     def __init__(
@@ -69,9 +68,8 @@ class UnhealthyWorkers:
             return
         worker = group.workers[rank]
         if found.signum is None:
-            _log.warning("rank %d on %s: %s", worker.global_rank, socket.gethostname(), found.reason)
-            self._tell_noticed(found, is_stopped=False)
-            if found.by != "timer":  # who waits for the user's own timer need not be stuck
+            self._tell(Noticed(found.generation, rank, worker.global_rank, found.by, found.reason, is_stopped=False))
+            if found.by != "timer":  # a worker that waits for the user's own timer need not hang
                 await self._stack_dumps.look_at(rank, f"rank {worker.global_rank}: {found.reason}")
             return
         self._found[rank] = found
@@ -91,13 +89,4 @@ class UnhealthyWorkers:
         for rank, failure in sorted(self._unhealthy.items()):
             found = self._found[rank]
             if found.signum is not None and rank not in self._ended:  # else it ended by itself meanwhile
-                self._post(FoundUnhealthy(found.generation, rank, failure, found.signum))
-
-    def heard(self, event: FoundUnhealthy) -> None:
-        """The group has heard of it."""
-        if self._group.failed.get(event.local_rank) is event.failure:  # else it knew better
-            self._tell_noticed(self._found[event.local_rank], is_stopped=True)
-
-    def _tell_noticed(self, found: Found, *, is_stopped: bool) -> None:
-        rank = self._group.workers[found.local_rank].global_rank
-        self._tell(Noticed(found.generation, found.local_rank, rank, found.by, found.reason, is_stopped))
+                self._post(FoundUnhealthy(found.generation, rank, failure, found.signum, found.by, found.reason))

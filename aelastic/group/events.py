@@ -9,11 +9,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
+
+# Which watch found a worker unhealthy: a timer that it set and did not clear, no sign of life, output that did not
+# come, a sleep that no signal ends.
+WatchName: TypeAlias = Literal["timer", "hang", "output", "stuck"]
 
 
 class WorkerState(Enum):
@@ -83,6 +87,8 @@ class FoundUnhealthy(Record):
     local_rank: int
     failure: ProcessFailure
     signum: int  # what it is to be stopped with
+    by: WatchName = "hang"
+    reason: str = ""  # the watch's words; the failure's message may add the worker's last ones
 
 
 class StopRequested(Record):

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from aelastic.core.record import Record
-from aelastic.observe import run_events
+from aelastic.group.events import WatchName
 from aelastic.spec import ExpectedOutput, HangAction, HangSignal
 
 # Of one core, between two looks.  A thread that only beats uses less; who computes, or waits in a busy loop, far more.
@@ -64,10 +64,10 @@ class Rules(Record):
     expect_output: ExpectedOutput | None = None
     stuck_timeout_s: float | None = None
 
-    def timeouts(self) -> dict[run_events.WatchName, float]:
+    def timeouts(self) -> dict[WatchName, float]:
         """Of the rules that are on."""
         expected = self.expect_output
-        given: dict[run_events.WatchName, float | None] = {
+        given: dict[WatchName, float | None] = {
             "stuck": self.stuck_timeout_s,
             "hang": self.hang_timeout_s,
             "output": None if expected is None else expected.within_s,
@@ -101,7 +101,7 @@ class Verdict(Record):
     """A worker that lives breaks a rule."""
 
     local_rank: int
-    by: run_events.WatchName
+    by: WatchName
     reason: str  # without a subject
     is_stopped: bool  # else it is only told
 
@@ -110,9 +110,9 @@ class Verdict(Record):
 class _Life:
     """What is known of one worker."""
 
-    since: dict[run_events.WatchName, float]  # when it last kept a rule
+    since: dict[WatchName, float]  # when it last kept a rule
     sample: Sample = field(default_factory=Sample)
-    told: set[run_events.WatchName] = field(default_factory=set[run_events.WatchName])
+    told: set[WatchName] = field(default_factory=set[WatchName])
     has_matched: bool = False
 
 
@@ -178,7 +178,7 @@ class HangRules:
             life.sample = sample or life.sample
         return verdicts
 
-    def _keeps(self, by: run_events.WatchName, life: _Life, sample: Sample, elapsed_s: float) -> bool:
+    def _keeps(self, by: WatchName, life: _Life, sample: Sample, elapsed_s: float) -> bool:
         """Whether a worker has kept a rule since the last look, or nobody can tell."""
         before = life.sample
         match by:
@@ -205,7 +205,7 @@ class HangRules:
         }
         return [signal for signal in self._rules.hang_signals if None not in values[signal]]
 
-    def _reason(self, by: run_events.WatchName, life: _Life, sample: Sample) -> str:
+    def _reason(self, by: WatchName, life: _Life, sample: Sample) -> str:
         timeout = f"{self._timeouts[by]:g} s"
         if by == "stuck":
             return f"in uninterruptible sleep (state D), which no signal ends, for {timeout}"

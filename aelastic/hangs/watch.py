@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.group.backend import WorkerStart
-from aelastic.observe import run_events
+from aelastic.group.events import WatchName
 
 
 class Found(Record):
@@ -19,7 +19,7 @@ class Found(Record):
 
     generation: int
     local_rank: int
-    by: run_events.WatchName
+    by: WatchName
     reason: str  # a sentence without a subject, as in "timer 'step' expired 0.01 s ago"
     signum: int | None  # what it is to be stopped with, and then it has failed; None: it is only told
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
-from aelastic.observe.run_events import PhaseTook, RoundFormed, RunBegan, RunEnded, RunEvent, WorkersStarted
+from aelastic.observe import run_events as ev
 
 Json: TypeAlias = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Scribe:
         self._place: Json = {"round": None, "generation": None}
         self._first_rank = 0
 
-    def record(self, event: RunEvent, time: str, now: float) -> Json:
+    def record(self, event: ev.RunEvent, time: str, now: float) -> Json:
         """The record of a run event.
 
         Args:
@@ -40,20 +40,23 @@ class Scribe:
         """
         fields = _fields(event)
         match event:
-            case RunBegan():
+            case ev.RunBegan():
                 self._run = {"run_id": fields.pop("run_id"), "node": fields.pop("node_id"), "host": fields.pop("host")}
-            case RoundFormed():
+            case ev.RoundFormed():
+                del fields["workers"]  # they follow from the ranks
                 self._place = {"round": event.round, "generation": event.generation}
                 self._first_rank = event.first_rank
-            case WorkersStarted(_, ids):
+            case ev.WorkersStarted(_, ids):
                 del fields["ids"]
                 fields["workers"] = [self._worker(local_rank, ids[local_rank]) for local_rank in sorted(ids)]
-            case PhaseTook(local_rank=None):
+            case ev.PhaseTook(local_rank=None):
                 del fields["local_rank"]  # it concerns them all
-            case PhaseTook(local_rank=int(local_rank)):
+            case ev.PhaseTook(local_rank=int(local_rank)):
                 fields["rank"] = self._first_rank + local_rank
-            case RunEnded():
+            case ev.JobEnded() | ev.RunEnded():
                 fields["failure"] = fields.pop("cause")  # as it is called where a worker ends
+                fields.pop("failures", None)
+                fields.pop("traceback", None)
             case _:
                 pass
         return {**self._frame(event_of(type(event).__name__), time, now), **fields}

@@ -1,54 +1,86 @@
-"""What a person who watches a run wants to know, when it happens: the agent's own log lines."""
+"""The agent's own log lines: what a person who watches a run wants to know, when it happens."""
 
 from __future__ import annotations
 
 import logging
 
-from aelastic.failures.failure import MESSAGE_CHARS_MAX, ProcessFailure
-from aelastic.group.events import Event, Exited, FoundUnhealthy, StopRequested
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
+from aelastic.failures.exit_reason import signal_name
+from aelastic.group.worker_group import Phase
+from aelastic.observe import run_events as ev
+from aelastic.observe.observer import Observer
+from aelastic.rdzv.protocol.messages import Outcome
 
 _log = logging.getLogger(__name__)
 
 
-def log_event(event: Event, group: WorkerGroup, link_error: BaseException | None) -> None:
-    """Says what an event means, which the group has handled.
+class LogLines(Observer):
+    """Log lines of one run.
 
     Args:
-        link_error: why the rendezvous is lost, if it is.
+        shutdown_timeout_s: how long workers have to end when they are asked to.
     """
-    match event:
-        case Exited(failure=ProcessFailure() as failure):
-            _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, _brief(failure))
-        case FoundUnhealthy(local_rank=local_rank, failure=failure) if group.failed.get(local_rank) is failure:
+
+    def __init__(self, shutdown_timeout_s: float) -> None:
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._host = ""
+        self._phase = Phase.INIT
+        self._is_stop_asked = self._is_killing = False
+        # Of this generation.
+        self._unhealthy: set[int] = set()  # local ranks that were said to be stopped
+        self._has_failed = False
+
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002, C901, PLR0912  one case for each
+        match event:
+            case ev.RunBegan():
+                self._host = event.host
+            case ev.Changed():
+                self._phase = event.phase
+            case ev.Waited(text):
+                _log.warning("%s", text)
+            case ev.RoundFormed(round_):
+                self._unhealthy, self._has_failed, self._is_killing = set(), False, False
+                place = event.group_rank, event.group_world_size, event.world_size
+                _log.info("round %d: group rank %d of %d, world size %d", round_, *place)
+            case ev.Noticed():
+                self._on_noticed(event)
+            case ev.WorkerEnded(_, local_rank, _, _, failure) if failure is not None:
+                self._has_failed = True
+                if local_rank not in self._unhealthy:
+                    _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
+            case ev.Restarting(_, reason):
+                _log.warning("restarting worker group: %s", reason)
+            case ev.Killed():
+                self._is_killing = True
+            case ev.StopAsked(signum):
+                self._on_stop_asked(signum)
+            case ev.RendezvousLost(reason):
+                _log.warning("the agent leaves: %s", reason)
+            case ev.JobEnded(outcome, reason):
+                self._on_job_ended(outcome, reason)
+            case _:
+                pass  # said by others: durations in the event log, the end in the report
+
+    def _on_noticed(self, event: ev.Noticed) -> None:
+        is_stopped = " is stopped" if event.is_stopped else ""
+        _log.warning("rank %d on %s%s: %s", event.rank, self._host, is_stopped, event.reason)
+        if event.is_stopped:
+            self._has_failed = True
+            self._unhealthy.add(event.local_rank)
+
+    def _on_stop_asked(self, signum: int) -> None:
+        if self._phase not in {Phase.RUNNING, Phase.STOPPING}:
+            return  # nothing runs: the agent leaves at once
+        name = signal_name(signum) or f"signal {signum}"
+        if self._is_stop_asked or self._is_killing:
+            _log.warning("second %s: killing workers", name)
+        else:
             _log.warning(
-                "rank %d on %s is stopped: %s", failure.rank, failure.host, failure.message[:MESSAGE_CHARS_MAX]
+                "%s: stopping workers (up to %g s); send it again to kill them", name, self._shutdown_timeout_s
             )
-        case Interrupted(_, reason):
-            _log.warning("all workers start again: %s", reason)
-        case Assigned(round_, _, ranks):
-            _log.info(
-                "round %d: group rank %d of %d, world size %d",
-                round_,
-                ranks.group_rank,
-                ranks.group_world_size,
-                ranks.world_size,
-            )
-        case Ended(Outcome.FAILED, reason, cause) if cause is not None and group.alive and not group.failed:
+        self._is_stop_asked = True
+
+    def _on_job_ended(self, outcome: Outcome, reason: str) -> None:
+        if outcome is Outcome.FAILED and self._phase in {Phase.RUNNING, Phase.STOPPING} and not self._has_failed:
             _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers have ended
-        case Ended(outcome, reason):
+        else:
             _log.info("the job has %s: %s", outcome, reason)
-        case StopRequested() if link_error is not None:
-            _log.warning("the agent leaves: %s", link_error)
-        case StopRequested(signum) if group.is_killing:
-            _log.warning("asked again (signal %d): workers are killed", signum)
-        case StopRequested(signum) if not group.is_done:
-            within_s = group.spec.shutdown_timeout_s
-            _log.warning("asked to stop (signal %d): workers end within %g s; ask again to kill them", signum, within_s)
-        case _:
-            pass
-
-
-def _brief(failure: ProcessFailure) -> str:
-    return failure.message[:MESSAGE_CHARS_MAX]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from aelastic.group.events import WorkerState
+from aelastic.group.events import WatchName, WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.prometheus import Counter, Gauge, Histogram, Registry
 from aelastic.observe.run_events import (
@@ -23,7 +23,6 @@ from aelastic.observe.run_events import (
     RunBegan,
     RunEvent,
     StacksTaken,
-    WatchName,
     WorkerEnded,
     WorkersStarted,
 )

@@ -1,8 +1,8 @@
-"""Who is told of a run, and how: observers, and the audience they make up.
+"""Observers of a run, and their dispatcher.
 
-An observer is told everything, in order, at the moment it happens, on the agent's loop: first `RunBegan`, last
-`RunEnded`, whatever the run ends with.  It is never the reason why a job ends: one that raises is told no more, which
-is said once, and the run goes on.
+An observer gets every run event, in order, at the moment it happens, on the agent's loop: first `RunBegan`, last
+`RunEnded`, whatever the run ends with.  It is never the reason why a job ends: one that raises gets no further events,
+which is logged once, and the run goes on.
 """
 
 from __future__ import annotations
@@ -22,37 +22,42 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Observer(ABC):
-    """Is told of one run."""
+    """Observer of one run."""
+
+    close_timeout_s: float = CLOSE_TIMEOUT_S
 
     @abstractmethod
     def tell(self, event: RunEvent, now: float) -> None:
-        """Something happened just now.  Must not block.
+        """Takes a run event, just now.  Must not block.
 
         Args:
-            event: what.
+            event: what happened.
             now: the loop's monotonic time, in seconds.
         """
 
-    async def run(self) -> None:  # noqa: B027  nothing to do meanwhile is a fair answer
-        """Does what has to be done during the whole run.  Cancelled at its end, before `RunEnded` is told."""
+    async def run(self) -> None:  # noqa: B027  most observers have nothing to do between events
+        """Does what has to be done during the whole run.  Cancelled at its end, before `RunEnded`."""
 
-    async def aclose(self) -> None:  # noqa: B027  nothing to give back is a fair answer
-        """Called once, when all is told, also after a failure; cancelled if it takes more than 5 s."""
+    async def aclose(self) -> None:  # noqa: B027  most observers hold nothing
+        """Called once, after the last event, also after a failure; cancelled after `close_timeout_s`."""
+
+    def give_up(self) -> None:  # noqa: B027  most observers don't wait
+        """Called when the agent is asked to stop again while only observers are left: `aclose` must not wait."""
 
 
 class Observers:
-    """The observers of one run."""
+    """The observers of one run, and their dispatcher."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)
         self._dropped: set[int] = set()  # by `id`: an observer need not be hashable
 
     def add(self, observer: Observer) -> None:
-        """One more.  To be called before `run`."""
+        """Adds one, before `run`."""
         self._observers.append(observer)
 
     def tell(self, event: RunEvent, now: float) -> None:
-        """Tells all of them.  Never blocks, never raises."""
+        """Passes an event to all of them.  Never blocks, never raises."""
         for observer in self._observers:
             if id(observer) not in self._dropped:
                 try:
@@ -66,6 +71,11 @@ class Observers:
             for observer in self._observers:
                 tasks.start_soon(self._guard, observer, observer.run, name=type(observer).__name__)
 
+    def give_up(self) -> None:
+        """Tells all of them not to wait any longer."""
+        for observer in self._observers:
+            observer.give_up()
+
     async def aclose(self) -> None:
         """Closes all of them, those that failed too, each within its time."""
         async with anyio.create_task_group() as tasks:
@@ -73,10 +83,10 @@ class Observers:
                 tasks.start_soon(self._close, observer)
 
     async def _close(self, observer: Observer) -> None:
-        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True) as waited:
+        with anyio.move_on_after(observer.close_timeout_s, shield=True) as waited:
             await self._guard(observer, observer.aclose)
         if waited.cancelled_caught:
-            _log.warning("%s did not finish within %g s", type(observer).__name__, CLOSE_TIMEOUT_S)
+            _log.warning("%s did not finish within %g s", type(observer).__name__, observer.close_timeout_s)
 
     async def _guard(self, observer: Observer, call: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -88,6 +98,6 @@ class Observers:
         if id(observer) not in self._dropped:
             self._dropped.add(id(observer))
             _log.warning(
-                "%s failed, and is told no more: %s: %s", type(observer).__name__, type(error).__name__, error,
+                "observer %s raised and was disabled: %s: %s", type(observer).__name__, type(error).__name__, error,
                 exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a run's events are worth telling: transitions, rounds, workers, and how long each phase took.
+"""Turns the worker group's events and transitions into run events.
 
 `RunEventSource` sees each event after the worker group has handled it, and gives run events; it decides nothing.
 What happened comes first, then how long what was before it took, then where the agent stands now.
@@ -19,9 +19,12 @@ from aelastic.group.events import Event, Exited, FoundUnhealthy, Spawned, StopRe
 from aelastic.group.worker_group import Phase, WorkerGroup
 from aelastic.observe.run_events import (
     Changed,
+    JobEnded,
     Killed,
+    Noticed,
     PhaseName,
     PhaseTook,
+    RendezvousLost,
     Restarting,
     RoundFormed,
     RunBegan,
@@ -30,7 +33,7 @@ from aelastic.observe.run_events import (
     WorkerEnded,
     WorkersStarted,
 )
-from aelastic.rdzv.protocol.messages import Assigned, Interrupted
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
 
 # `run` begins when the workers are started; before that, the phase is called `spawn`.
@@ -43,7 +46,7 @@ _NAMES: dict[Phase, PhaseName] = {
 
 
 def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid: int) -> RunBegan:
-    """The first that is told of a run.
+    """The first event of a run.
 
     Args:
         spec: the workers.
@@ -78,10 +81,10 @@ def _program(spec: WorkerSpec) -> str:
 
 
 class RunEventSource:
-    """Of one run.
+    """The run events of one worker group.
 
     Args:
-        group: the workers; read, never changed.
+        group: read, never changed.
     """
 
     def __init__(self, group: WorkerGroup) -> None:
@@ -100,7 +103,7 @@ class RunEventSource:
         self._ended: set[int] = set()  # local ranks
 
     def handle(self, event: Event, now: float) -> list[RunEvent]:
-        """What the event is worth telling.  The group has handled it."""
+        """The run events that follow from an event, which the group has handled."""
         group = self._group
         told = [*self._what_happened(event, now), *self._killed(event)]
         if group.generation != self._generation:
@@ -119,18 +122,27 @@ class RunEventSource:
             case Spawned(generation, ids) if generation == group.generation and not self._is_spawned:
                 self._is_spawned = True
                 return [WorkersStarted(generation, ids)]
-            case FoundUnhealthy(generation, local_rank) if generation == group.generation:
-                self._unhealthy.add(local_rank)
-                return []
+            case FoundUnhealthy() if group.failed.get(event.local_rank) is event.failure:  # else the group knew better
+                return self._found_unhealthy(event)
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)
                 return self._worker_ended(event, now)
             case Interrupted():
                 return self._restarting(event)
-            case StopRequested(signum, reason="") if self._phase is not Phase.DONE:
-                return [StopAsked(signum)]
+            case Ended(outcome, reason, cause) if self._phase is not Phase.DONE:
+                return [JobEnded(outcome, reason, cause)]
+            case StopRequested(signum, reason) if self._phase is not Phase.DONE:
+                return [RendezvousLost(reason) if reason else StopAsked(signum)]
             case _:
                 return []
+
+    def _found_unhealthy(self, event: FoundUnhealthy) -> list[RunEvent]:
+        local_rank = event.local_rank
+        if local_rank in self._unhealthy:
+            return []
+        self._unhealthy.add(local_rank)
+        rank, reason = self._group.workers[local_rank].global_rank, event.reason or event.failure.message
+        return [Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
 
     def _worker_ended(self, event: Exited, now: float) -> list[RunEvent]:
         group, local_rank = self._group, event.local_rank
@@ -179,6 +191,7 @@ class RunEventSource:
             first_rank=ranks.first_rank,
             local_world_size=ranks.local_world_size,
             world_size=ranks.world_size,
+            workers=self._group.workers,
         )
 
     def _what_took_time(self, now: float) -> list[RunEvent]:

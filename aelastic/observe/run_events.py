@@ -1,19 +1,22 @@
-"""What an agent has to tell of a run: the words that its observers are told.
+"""Run events, as observers get them.
 
-The event log writes them down, metrics count them, the live line shows them.  They say what happened, not what is to
-be done about it, and nobody answers.  `run_event_source.py` makes those that follow from the worker group's events; the
-supervisor adds what only it knows.  The time comes with each, from whoever tells (`observer.py`).
+The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
+made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_event_source.py`
+makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
+`StacksTaken`, `RunEnded`.  The time of each is given beside it (`observer.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
-from aelastic.group.events import WorkerState
+from aelastic.group.events import WatchName, Worker, WorkerState
 from aelastic.group.worker_group import Phase
+from aelastic.rdzv.protocol.messages import Outcome
 
 # What a run spends its time on.
 #   rendezvous: ready for a round, until it is complete          spawn: from there until all workers are started
@@ -24,9 +27,6 @@ PhaseName: TypeAlias = Literal["rendezvous", "spawn", "run", "detect", "stop", "
 PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
 # Why workers start again: a worker failed, or nodes came or went.
 RestartCause: TypeAlias = Literal["failure", "membership"]
-# Who found that a worker does not do what is expected of it: a timer that it set and did not clear, no sign of life,
-# output that did not come, a sleep that no signal ends.
-WatchName: TypeAlias = Literal["timer", "hang", "output", "stuck"]
 
 
 class RunBegan(Record):
@@ -79,6 +79,7 @@ class RoundFormed(Record):
     first_rank: int  # of this node's workers; the others follow
     local_world_size: int
     world_size: int
+    workers: tuple[Worker, ...] = ()  # of this node; not started yet, so without ids
 
 
 class WorkersStarted(Record):
@@ -140,12 +141,28 @@ class StopAsked(Record):
     signum: int
 
 
+class RendezvousLost(Record):
+    """The agent leaves, because it can't go on without the rendezvous."""
+
+    reason: str
+
+
+class JobEnded(Record):
+    """The job has a verdict; what still runs here is stopped."""
+
+    outcome: Outcome
+    reason: str
+    cause: ProcessFailure | None = None
+
+
 class RunEnded(Record):
     """The last of all."""
 
     state: WorkerState
     reason: str
     cause: ProcessFailure | None = None
+    failures: Mapping[int, ProcessFailure] = MappingProxyType({})  # as `RunResult` has them, by global rank
+    traceback: str = ""  # of the error that the run ends with
 
 
 RunEvent: TypeAlias = (
@@ -161,5 +178,7 @@ RunEvent: TypeAlias = (
     | Killed
     | Restarting
     | StopAsked
+    | RendezvousLost
+    | JobEnded
     | RunEnded
 )

@@ -7,11 +7,11 @@ nobody looks at costs next to nothing.  A view of nodes and ranks (`live_view.py
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
 from aelastic.core.record import Record
+from aelastic.failures.exit_reason import signal_name
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
@@ -109,7 +109,7 @@ class StatusText:
             case Restarting(_, reason, restart_count):
                 self.restart_count, self.why_stopping = restart_count, reason
             case StopAsked(signum):
-                self.why_stopping = f"asked to by {_name_of(signum)}"
+                self.why_stopping = f"asked to by {signal_name(signum) or f'signal {signum}'}"
             case RunEnded(_, _, cause):
                 self._on_failure(cause, now)
             case _:
@@ -268,7 +268,3 @@ def _who_is_missing_first(waited: str) -> list[str]:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _name_of(signum: int) -> str:
-    return signal.Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"

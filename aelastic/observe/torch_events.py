@@ -5,7 +5,7 @@ around us uses those modules.  Handlers are called in a thread of its own, in or
 nobody but the end of the run, and that not for ever.  What happens meanwhile is kept, with its time, up to a limit; so
 is what happens while that thread imports torch, for which no worker waits.  A handler that raises is reported once.
 
-Told are the events that torch's agent records, under its names, with their real times; `telemetry` has the list.  The
+The events are those that torch's agent records, under its names, with their real times (`torch_events_core.py`).  The
 handler `dynamic_rendezvous` is for another kind, the `RdzvEvent`s of torch's dynamic rendezvous.  torch records them
 itself, under us as well, where its rendezvous is used (`torch:c10d`).  Ours makes none: of what it does, the events
 `RENDEZVOUS` and `ASSIGN_WORKER_RANKS` tell, and they go to the handler that was chosen.
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
@@ -28,10 +28,10 @@ import anyio
 import anyio.to_thread
 
 from aelastic.errors import InputError
-from aelastic.failures.failure import ProcessFailure
-from aelastic.group.events import Event, Spawned, WorkerState
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.observe.torch_events_core import Job, Metric, Status, Told, TorchEventSource, metadata_of
+from aelastic.group.events import WorkerState
+from aelastic.observe import run_events as ev
+from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
+from aelastic.observe.torch_events_core import Job, Metric, Status, Told, TorchTranslator, metadata_of
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -70,18 +70,19 @@ def check_event_log_handler(name: str) -> None:
         )
 
 
-class TorchEvents:
-    """Tells of one run.
+class TorchEvents(Observer):
+    """torchelastic's events and metrics of one run.
 
     Args:
         spec: the workers.
         run_id: the job's name.
-        group: what the supervisor runs them by; read, never changed.
     """
 
-    def __init__(self, spec: WorkerSpec, run_id: str, group: WorkerGroup) -> None:
+    close_timeout_s = FINISH_TIMEOUT_S + CLOSE_TIMEOUT_S  # `aclose` has its own
+
+    def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
-        self._telemetry = TorchEventSource(group, anyio.current_time())
+        self._translator = TorchTranslator(spec.role, spec.max_restarts, anyio.current_time())
         self._recorder = _Recorder(spec, run_id)
         self._told: SimpleQueue[tuple[int, Told] | None] = SimpleQueue()
         self._is_over = threading.Event()  # all is recorded, or nobody waits for it any more
@@ -103,10 +104,9 @@ class TorchEvents:
         if self._recorder.is_quick_to_open:
             self._start()
 
-    def tell(self, event: Event) -> None:
-        """What has happened; the group has handled it.  Never blocks."""
-        self._post(self._telemetry.handle(event, anyio.current_time()))
-        if isinstance(event, Spawned):
+    def tell(self, event: ev.RunEvent, now: float) -> None:
+        self._post(self._translator.handle(event, now))
+        if isinstance(event, ev.WorkersStarted):
             self._start()  # not earlier: the import of torch would slow down the start of the workers
 
     async def run(self) -> None:
@@ -116,31 +116,16 @@ class TorchEvents:
         while True:
             await anyio.sleep(self._spec.monitor_interval)
             if self._told.empty():  # else it is not the time for more
-                self._post(self._telemetry.look())
-
-    async def finish(self, state: WorkerState, failures: Mapping[int, ProcessFailure], reason: str) -> None:
-        """Tells how the run ended; returns as `fail` does.
-
-        Args:
-            state: of the workers.
-            failures: by global rank.
-            reason: why, if they were stopped.
-        """
-        now = anyio.current_time()
-        has_verdict = state in {WorkerState.SUCCEEDED, WorkerState.FAILED}
-        self._post(self._telemetry.finish(state, failures, now) if has_verdict else self._telemetry.fail(reason, now))
-        await self._close()
+                self._post(self._translator.look())
 
     async def fail(self, error: BaseException) -> None:
-        """Tells that the agent failed; returns when all is recorded, or a handler has not taken it for too long.
+        """Records that the agent failed before the run began."""
+        traceback_ = "".join(traceback.format_exception(error))
+        self.tell(ev.RunEnded(WorkerState.UNKNOWN, str(error), traceback=traceback_), anyio.current_time())
+        await self.aclose()
 
-        Cancelled by asyncio's own `cancel`, it waits no longer.
-        """
-        raw_error = "".join(traceback.format_exception(error))
-        self._post(self._telemetry.fail(raw_error, anyio.current_time()))
-        await self._close()
-
-    async def _close(self) -> None:
+    async def aclose(self) -> None:
+        """Returns when all is recorded, or a handler has not taken it for too long."""
         self._told.put(None)
         self._start()
         try:
@@ -149,10 +134,10 @@ class TorchEvents:
         finally:
             self._is_over.set()  # the thread that waits for it ends
         if lost := self._happened - self._recorded:
-            _log.warning("%d events and metrics are lost: their handlers did not take them in time", lost)
+            _log.warning("%d torch events and metrics are lost: their handlers did not take them in time", lost)
 
     def give_up(self) -> None:
-        """Nobody waits any more."""
+        """`aclose` waits no longer."""
         self._is_over.set()
 
     def _post(self, told: Sequence[Told]) -> None:

@@ -1,7 +1,6 @@
-"""What torchelastic's agent would tell of a run: its events and metrics, at the same points.
+"""Turns run events into torchelastic's events and metrics, as its agent would make them at the same points.
 
-`TorchEventSource` sees each event after the worker group has handled it, and gives what is to be told; it decides
-nothing else.  Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_elastic_agent.py`,
+Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_elastic_agent.py`,
 `launcher/api.py`).  What differs does so because the agents do:
 
 - `agent_restarts` and `remaining_restarts` count the restarts of the job, which torch's agents count each on its own.
@@ -19,9 +18,9 @@ from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
-from aelastic.group.events import Event, Exited, FoundUnhealthy, Spawned, StopRequested, Worker, WorkerState
-from aelastic.group.worker_group import Phase, WorkerGroup
-from aelastic.rdzv.protocol.messages import Interrupted
+from aelastic.group.events import Worker, WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe import run_events as ev
 
 Json: TypeAlias = dict[str, Any]
 
@@ -103,81 +102,90 @@ def _raw_error(failure: ProcessFailure) -> str:
     return json.dumps(failure.error_file_data | ({"errorTraits": _UNEXPLAINED} if is_unexplained else {}))
 
 
-class TorchEventSource:
-    """What is to be told of one run.
+class TorchTranslator:
+    """What torchelastic's agent would tell of one run.
 
     Args:
-        group: the workers; read, never changed.
+        role: of the workers.
+        max_restarts: the job's budget.
         now: when the run began.
     """
 
-    def __init__(self, group: WorkerGroup, now: float) -> None:
-        self._group = group
-        self._phase = group.phase
-        self._generation = 0
-        self._takes_part = False  # in the round of that generation
-        self._is_spawned = False
+    def __init__(self, role: str, max_restarts: int, now: float) -> None:
+        self._role, self._max_restarts = role, max_restarts
+        self._phase = Phase.INIT
+        self._workers: tuple[Worker, ...] = ()  # of the last round
+        self._takes_part = False  # in that round
+        self._is_spawned = self._has_failed = self._is_leaving = False
         self._restart_count = 0
         self._place: tuple[int | None, int | None] = (None, None)  # group rank and group world size
         self._began_at = self._joins_at = self._assigned_at = now
         self._restarts_at: float | None = None  # since when this node is on its way to its next round
         self._stops_at: float | None = None  # since when workers are stopped, unless we were asked to leave
 
-    def handle(self, event: Event, now: float) -> list[Told]:
-        """What the event is worth telling.  The group has handled it."""
-        before, self._phase = self._phase, self._group.phase
-        told: list[Told] = []
-        if before is Phase.RUNNING and self._phase is not before:
-            told += self._running_is_over(event, now)
-        if self._stops_at is not None and self._phase is not Phase.STOPPING:
-            told += self._stopped(self._stops_at, now)
-        if isinstance(event, Interrupted):
-            self._restart_count = max(self._restart_count, event.restart_count)
-        if before is Phase.JOINING and self._phase is Phase.DONE:
-            told += self._not_assigned(now)
-        if self._phase is Phase.JOINING and before is not Phase.JOINING:
-            self._joins_at, self._takes_part = now, False
-            if self._generation and self._restarts_at is None:
-                self._restarts_at = now
-        if self._group.generation != self._generation:
-            told += self._assigned(now)
-        if isinstance(event, Spawned) and event.generation == self._generation and not self._is_spawned:
-            told += self._spawned(now)
-        return told
+    def handle(self, event: ev.RunEvent, now: float) -> list[Told]:
+        match event:
+            case ev.RoundFormed():
+                return self._assigned(event, now)
+            case ev.WorkersStarted():
+                return self._spawned(event, now)
+            case ev.WorkerEnded(outcome="failed") | ev.Noticed(is_stopped=True):
+                self._has_failed = True
+            case ev.Restarting():
+                self._restart_count = event.restart_count
+            case ev.StopAsked() | ev.RendezvousLost():
+                self._is_leaving = True
+            case ev.Changed():
+                return self._changed(event, now)
+            case ev.RunEnded(traceback="") if event.state in {WorkerState.SUCCEEDED, WorkerState.FAILED}:
+                return self._finished(event.state, event.failures, now)
+            case ev.RunEnded():
+                return self._failed(event.traceback or event.reason, now)
+            case _:
+                pass  # torch's agent has no word for it
+        return []
 
     def look(self) -> list[Told]:
         """What torch's agent tells each time it looks at workers that are healthy."""
         return self._look(WorkerState.HEALTHY) if self._phase is Phase.RUNNING and self._is_spawned else []
 
-    def finish(self, state: WorkerState, failures: Mapping[int, ProcessFailure], now: float) -> list[Told]:
-        """The run is over, with a verdict.
-
-        Args:
-            state: `SUCCEEDED` or `FAILED`.
-            failures: by global rank.
-        """
+    def _finished(self, state: WorkerState, failures: Mapping[int, ProcessFailure], now: float) -> list[Told]:
+        """The run is over, with a verdict."""
         is_failed = state is WorkerState.FAILED
         told: list[Told] = []
         if self._takes_part or is_failed:
             told += self._balance(is_failed=is_failed)
-        for worker in self._group.workers if self._takes_part else ():
+        for worker in self._workers if self._takes_part else ():
             failure = failures.get(worker.global_rank)
             is_victim = is_failed and failure is None
             told.append(self._final("TERMINATED" if is_victim else state.value, now, worker=worker, failure=failure))
         told += self._call(_AGENT, "run", self._began_at, now)
         return [*told, self._final("SUCCEEDED", now)]
 
-    def fail(self, raw_error: str, now: float) -> list[Told]:
+    def _failed(self, raw_error: str, now: float) -> list[Told]:
         """The run is over without a verdict: the agent was stopped, or failed."""
         told = self._call(_AGENT, "run", self._began_at, now, is_success=False)
         return [*told, self._final("FAILED", now, raw_error=raw_error)]
 
     # A round.
 
-    def _assigned(self, now: float) -> list[Told]:
-        assigned = self._group.assigned
-        assert assigned is not None  # or there would be no generation
-        self._restart_count = assigned.restart_count
+    def _changed(self, event: ev.Changed, now: float) -> list[Told]:
+        before, self._phase = self._phase, event.phase
+        told: list[Told] = []
+        if before is Phase.RUNNING and self._phase is not before:
+            told += self._running_is_over(now)
+        if self._stops_at is not None and self._phase is not Phase.STOPPING:
+            told += self._stopped(self._stops_at, now, are_gone=event.state is not WorkerState.UNKNOWN)
+        if before is Phase.JOINING and self._phase is Phase.DONE:
+            told += self._not_assigned(now)
+        if self._phase is Phase.JOINING and before is not Phase.JOINING:
+            self._joins_at, self._takes_part = now, False
+            if self._workers and self._restarts_at is None:
+                self._restarts_at = now
+        return told
+
+    def _assigned(self, formed: ev.RoundFormed, now: float) -> list[Told]:
+        self._restart_count = formed.restart_count
         # As torch's, these two still have the place of the round before.
         told: list[Told] = [
             self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000),
@@ -185,9 +193,9 @@ class TorchEventSource:
             self._status("ASSIGN_WORKER_RANKS", duration_ms=0.0),
             *self._call(_AGENT, "_rendezvous", self._joins_at, now),
         ]
-        self._place = assigned.ranks.group_rank, assigned.ranks.group_world_size
-        self._generation, self._assigned_at = self._group.generation, now
-        self._takes_part, self._is_spawned = True, False
+        self._place = formed.group_rank, formed.group_world_size
+        self._workers, self._assigned_at = formed.workers, now
+        self._takes_part, self._is_spawned, self._has_failed = True, False, False
         return told
 
     def _not_assigned(self, now: float) -> list[Told]:
@@ -198,27 +206,27 @@ class TorchEventSource:
             told += self._call(_AGENT, "_restart_workers", self._restarts_at, now, is_success=False)
         return told
 
-    def _spawned(self, now: float) -> list[Told]:
+    def _spawned(self, started: ev.WorkersStarted, now: float) -> list[Told]:
         self._is_spawned = True
+        self._workers = tuple(worker.replace(id=started.ids.get(worker.local_rank)) for worker in self._workers)
         told = self._call(_LOCAL_AGENT, "_start_workers", self._assigned_at, now)
-        told += [self._status("START", worker=worker) for worker in self._group.workers]
+        told += [self._status("START", worker=worker) for worker in self._workers]
         told += self._call(_AGENT, "_initialize_workers", self._joins_at, now)
         if self._restarts_at is not None:
             told += self._call(_AGENT, "_restart_workers", self._restarts_at, now)
             self._restarts_at = None
         return told
 
-    def _running_is_over(self, event: Event, now: float) -> list[Told]:
+    def _running_is_over(self, now: float) -> list[Told]:
         if self._phase is Phase.BARRIER:
             return self._look(WorkerState.SUCCEEDED)
-        if not isinstance(event, StopRequested):
+        if not self._is_leaving:
             self._stops_at = now
-        # What we find unhealthy, torch's watchdog kills, and its agent finds the next time it looks.
-        return self._look(WorkerState.FAILED) if isinstance(event, Exited | FoundUnhealthy) else []
+        # A worker that we find unhealthy, torch's watchdog kills, and its agent finds the next time it looks.
+        return self._look(WorkerState.FAILED) if self._has_failed else []
 
-    def _stopped(self, since: float, now: float) -> list[Told]:
+    def _stopped(self, since: float, now: float, *, are_gone: bool) -> list[Told]:
         self._restarts_at, self._stops_at = (since if self._phase is not Phase.DONE else None), None
-        are_gone = self._group.state is not WorkerState.UNKNOWN
         return self._call(_LOCAL_AGENT, "_stop_workers", since, now, is_success=are_gone)
 
     # Words.
@@ -226,13 +234,13 @@ class TorchEventSource:
     def _look(self, state: WorkerState) -> list[Told]:
         return [
             *self._call(_LOCAL_AGENT, "_monitor_workers", 0, 0),
-            self._of_role("remaining_restarts", max(0, self._group.spec.max_restarts - self._restart_count)),
+            self._of_role("remaining_restarts", max(0, self._max_restarts - self._restart_count)),
             self._of_role(state.name.lower(), 1),
         ]
 
     def _balance(self, *, is_failed: bool) -> list[Told]:
         """How much of the restart budget the job took, and which of four ends it came to."""
-        limit, spent = self._group.spec.max_restarts, self._restart_count
+        limit, spent = self._max_restarts, self._restart_count
         left = max(0, limit - spent)
         told: list[Told] = [
             self._of_role("flakiness", 100 if is_failed else int(100.0 - 100.0 * (left + 1) / (limit + 1))),
@@ -245,7 +253,7 @@ class TorchEventSource:
         return told
 
     def _of_role(self, name: str, value: int) -> Metric:
-        return Metric(f"workers.{self._group.spec.role}.{name}", value)
+        return Metric(f"workers.{self._role}.{name}", value)
 
     @staticmethod
     def _call(owner: str, method: str, since: float, now: float, *, is_success: bool = True) -> list[Told]:

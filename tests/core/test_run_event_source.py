@@ -27,8 +27,10 @@ from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.observe.run_events import (
     PHASES,
     Changed,
+    JobEnded,
     Killed,
     PhaseTook,
+    RendezvousLost,
     Restarting,
     RoundFormed,
     RunEvent,
@@ -123,7 +125,7 @@ def test_a_round_is_told_with_what_it_took_to_form_it_and_where_the_agent_stands
     story = Story()
     story.put(Start())
     assert story.put(assigned(7, restart_count=2), after_s=3) == [
-        RoundFormed(7, 1, 2, 1, 3, 4, 2, 10),
+        RoundFormed(7, 1, 2, 1, 3, 4, 2, 10, story.group.workers),
         PhaseTook("rendezvous", 3.0),
         Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 7 is complete"),
     ]
@@ -214,7 +216,7 @@ def test_every_name_of_a_phase_is_used() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_worker_that_is_found_unhealthy_has_failed_and_was_detected_before_it_ended(order: tuple[int, int]) -> None:
     story = running()
-    assert names(story.put(FoundUnhealthy(1, 0, EXPIRED, signal.SIGKILL))) == ["PhaseTook", "Changed"]
+    assert names(story.put(FoundUnhealthy(1, 0, EXPIRED, signal.SIGKILL))) == ["Noticed", "PhaseTook", "Changed"]
     for local_rank in order:
         story.put(Exited(1, local_rank, None, story.now), Cleared(1, local_rank), after_s=1)
     ended = {each.local_rank: (each.outcome, each.failure) for each in story.of(WorkerEnded)}
@@ -319,13 +321,15 @@ def test_a_node_that_leaves_has_no_restart() -> None:
     story.put(StopRequested())
     assert story.put(Interrupted(1, "node c has come")) == []
     story = running()
-    story.put(Ended(Outcome.FAILED, "no restart is left", FAILURE))
+    told = story.put(Ended(Outcome.FAILED, "no restart is left", FAILURE))
+    assert told[0] == JobEnded(Outcome.FAILED, "no restart is left", FAILURE)
     assert story.put(Interrupted(1, "node c has come")) == []
 
 
 def test_an_agent_that_cannot_go_on_was_not_asked_to_stop() -> None:
     story = running()
     told = story.put(StopRequested(reason="the coordinator can't be reached"))
+    assert told[0] == RendezvousLost("the coordinator can't be reached")
     assert told[-1] == Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "the coordinator can't be reached")
     assert story.of(StopAsked) == []
 

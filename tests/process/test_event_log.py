@@ -35,9 +35,11 @@ from aelastic.observe.event_records import Json, Scribe
 from aelastic.observe.run_events import (
     PHASES,
     Changed,
+    JobEnded,
     Killed,
     Noticed,
     PhaseTook,
+    RendezvousLost,
     Restarting,
     RoundFormed,
     RunBegan,
@@ -83,7 +85,9 @@ SAMPLES: Sequence[RunEvent] = (
     Killed(3, (0,), "not ended after 30 s"),
     Restarting("failure", "rank 5 failed", 3),
     StopAsked(15),
-    RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE),
+    RendezvousLost("the store is gone"),
+    JobEnded(Outcome.FAILED, "rank 5 failed", FAILURE),
+    RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback"),
 )
 
 
@@ -263,7 +267,7 @@ async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path)
     assert_whole(records)
     assert Counter(record["event"] for record in records) == {
         "run_began": 1, "changed": 7, "phase_took": 9, "round_formed": 2, "workers_started": 2, "worker_ended": 4,
-        "killed": 1, "restarting": 1, "run_ended": 1,
+        "killed": 1, "restarting": 1, "job_ended": 1, "run_ended": 1,
     }  # fmt: skip
     (failed,) = [record for record in records if record.get("failure")]
     assert (failed["rank"], failed["outcome"], failed["failure"]["exitcode"]) == (0, "failed", 3)

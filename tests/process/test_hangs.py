@@ -121,8 +121,8 @@ def test_a_hang_pays_one_restart_and_the_next_attempt_may_succeed(launch: Launch
         "--max-restarts=3",
     )
     assert job.wait() == 0, job.story
-    assert job.stderr.count("all workers start again") == 1
-    assert "all workers start again: rank 0 failed on" in job.stderr
+    assert job.stderr.count("restarting worker group") == 1
+    assert "restarting worker group: rank 0 failed on" in job.stderr
     assert job.stderr.count("is stopped") == 3
 
 
@@ -193,7 +193,7 @@ def test_a_worker_that_hangs_on_one_node_restarts_all_nodes_once(launch: Launche
         team.start_many(2)
         round_ = team.wait_round(team.agents)
         assert round_.restart == 1
-        assert all(agent.stderr.count("all workers start again: rank 1 failed on") == 1 for agent in team.agents)
+        assert all(agent.stderr.count("restarting worker group: rank 1 failed on") == 1 for agent in team.agents)
         assert sum(f"is stopped: no output, CPU use or IO for {TIMEOUT_S} s" in a.stderr for a in team.agents) == 1
         team.finish(round_)
 
@@ -232,7 +232,7 @@ def test_a_worker_that_is_stuck_ends_the_job_on_all_nodes_with_restarts_left(lau
         for agent in team.agents:
             assert agent.wait() == TERM_CODE, team.story
             assert "in uninterruptible sleep (state D), which no signal ends, for 1 s" in agent.stderr
-            assert "start again" not in agent.stderr
+            assert "restarting worker group" not in agent.stderr
             assert len(agent.starts) == 1
         assert "the worker cannot be killed" in team.story
 
@@ -242,7 +242,7 @@ def test_as_with_torchrun_the_variable_alone_asks_for_it_and_a_busy_worker_is_no
     stuck = launch("time.sleep(600)", "--max-restarts=5", wrapper=STUCK, name="stuck")
     assert going.wait() == 0, going.story
     assert stuck.wait() == TERM_CODE, stuck.story
-    assert "start again" not in stuck.stderr
+    assert "restarting worker group" not in stuck.stderr
 
 
 # Looking: a `/proc` of our own.

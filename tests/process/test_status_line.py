@@ -108,7 +108,7 @@ def test_ctrl_c_and_the_report_find_the_line_gone(start: Screens) -> None:
     screen.end()
     # What the terminal echoes comes first, and does so without the line, too.
     assert screen.rows[0].startswith("^C")
-    assert [row for row in screen.rows if "aelastic: W asked to stop (signal 2)" in row]
+    assert [row for row in screen.rows if "aelastic: W SIGINT: stopping workers" in row]
     assert screen.rows[-1] == "aelastic: stopped by SIGINT; all workers have ended"
     assert not [row for row in screen.rows if "running" in row]
 
@@ -550,4 +550,4 @@ async def test_a_line_that_cannot_be_made_costs_the_line_alone(caplog: pytest.Lo
 
     observers = Observers([line_on(Torn())])
     await observers.run()
-    assert "StatusLine failed, and is told no more: ValueError: torn" in caplog.text
+    assert "observer StatusLine raised and was disabled: ValueError: torn" in caplog.text

@@ -184,7 +184,8 @@ async def test_a_run_that_raises_ends_in_an_unknown_state_with_the_words_of_the_
         witness = Witness()
         with pytest.raises(ConnectionError):
             await run(Broken(where), witness, workers=1)
-        assert witness.ending == RunEnded(WorkerState.UNKNOWN, f"ConnectionError: {where}")
+        assert (witness.ending.state, witness.ending.reason) == (WorkerState.UNKNOWN, f"ConnectionError: {where}")
+        assert f"ConnectionError: {where}" in witness.ending.traceback
         assert len(witness.closed_at) == 1
 
 
@@ -193,7 +194,8 @@ async def test_a_worker_that_cannot_be_killed_leaves_the_state_unknown() -> None
     witness = Witness()
     with pytest.raises(UnkillableWorkerError):
         await run(FakeBackend([FAILS, UNKILLABLE]), witness)
-    assert witness.ending == RunEnded(WorkerState.UNKNOWN, "workers survive SIGKILL")
+    assert (witness.ending.state, witness.ending.reason) == (WorkerState.UNKNOWN, "workers survive SIGKILL")
+    assert "UnkillableWorkerError" in witness.ending.traceback
 
 
 @on_virtual_time
@@ -239,7 +241,7 @@ def test_an_observer_that_raises_is_told_no_more_and_harms_nobody(where: str, ca
         assert result.state is WorkerState.SUCCEEDED
 
     both()
-    assert said(caplog) == [f"Fragile failed, and is told no more: ValueError: no {where}"]
+    assert said(caplog) == [f"observer Fragile raised and was disabled: ValueError: no {where}"]
     assert witness.ending.state is WorkerState.SUCCEEDED
     assert (len(fragile.closed_at), len(witness.closed_at)) == (1, 1)
     assert len(fragile.told) == len(witness.told) if where == "aclose" else len(fragile.told) < len(witness.told)

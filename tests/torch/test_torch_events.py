@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from aelastic import InputError, ProcessFailure, Supervisor, WorkerSpec, WorkerS
 from aelastic.group.events import Cleared, DeadlinePassed, Event, Exited, FoundUnhealthy, Spawned, Start, StopRequested
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import torch_events
+from aelastic.observe.run_event_source import RunEventSource
+from aelastic.observe.run_events import RunEnded
 from aelastic.observe.torch_events import check_event_log_handler
-from aelastic.observe.torch_events_core import Status, Told, TorchEventSource
+from aelastic.observe.torch_events_core import Status, Told, TorchTranslator
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 
@@ -186,7 +188,8 @@ class Story:
 
     def __init__(self, workers: int = 2) -> None:
         self.group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=workers))
-        self.telemetry = TorchEventSource(self.group, 0.0)
+        self.source = RunEventSource(self.group)
+        self.translator = TorchTranslator("default", self.group.spec.max_restarts, 0.0)
         self.now = 0.0
 
     def put(self, *events: Event) -> list[str]:
@@ -194,8 +197,12 @@ class Story:
         for event in events:
             self.now += 1
             self.group.handle(event, self.now)
-            told += self.telemetry.handle(event, self.now)
+            for run_event in self.source.handle(event, self.now):
+                told += self.translator.handle(run_event, self.now)
         return words_of(told)
+
+    def end(self, state: WorkerState, failures: Mapping[int, ProcessFailure] = {}, reason: str = "") -> list[Told]:
+        return self.translator.handle(RunEnded(state, reason, None, failures), self.now)
 
     def begin(self, round_: int = 1, restart_count: int = 0) -> list[str]:
         ranks = assign_ranks([("default", len(self.group.workers) or 2)])[0]
@@ -218,7 +225,7 @@ def test_where_no_round_comes_the_rendezvous_has_failed() -> None:
     assert story.put(Start()) == []
     lost = ["RENDEZVOUS", "_rendezvous.failure", "_initialize_workers.failure"]
     assert story.put(Ended(Outcome.TIMED_OUT, "nobody came")) == lost
-    assert words_of(story.telemetry.fail("nobody came", story.now)) == ["run.failure", "FAILED"]
+    assert words_of(story.end(WorkerState.UNKNOWN, reason="nobody came")) == ["run.failure", "FAILED"]
 
 
 def test_where_no_further_round_comes_the_restart_has_failed() -> None:
@@ -239,7 +246,7 @@ def gone(generation: int) -> list[Event]:
 def test_a_spare_that_was_never_needed_has_succeeded_without_workers() -> None:
     story = Story()
     story.put(Start(), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
-    assert words_of(story.telemetry.finish(WorkerState.SUCCEEDED, {}, story.now)) == ["run.success", "SUCCEEDED"]
+    assert words_of(story.end(WorkerState.SUCCEEDED)) == ["run.success", "SUCCEEDED"]
 
 
 def test_workers_of_an_earlier_round_have_not_succeeded_with_a_job_that_went_on_without_them() -> None:
@@ -247,7 +254,7 @@ def test_workers_of_an_earlier_round_have_not_succeeded_with_a_job_that_went_on_
     story.put(Start())
     story.begin()
     story.put(Interrupted(1, "a node was lost"), *gone(1), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
-    assert words_of(story.telemetry.finish(WorkerState.SUCCEEDED, {}, story.now)) == ["run.success", "SUCCEEDED"]
+    assert words_of(story.end(WorkerState.SUCCEEDED)) == ["run.success", "SUCCEEDED"]
 
 
 def test_of_a_job_that_another_node_failed_our_workers_are_victims() -> None:
@@ -255,7 +262,7 @@ def test_of_a_job_that_another_node_failed_our_workers_are_victims() -> None:
     story.put(Start())
     story.begin()
     assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE), *gone(1)) == ["_stop_workers.success"]
-    words = words_of(story.telemetry.finish(WorkerState.FAILED, {}, story.now))
+    words = words_of(story.end(WorkerState.FAILED))
     assert words[-4:] == ["TERMINATED", "TERMINATED", "run.success", "SUCCEEDED"]
     assert "workers.default.run_total" in words
 
@@ -269,7 +276,7 @@ def test_a_failure_that_ends_the_job_after_all_workers_are_gone_is_told() -> Non
     assert story.put(*failed) == [*look, "_stop_workers.success"]
     assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE)) == []
     failure = ProcessFailure(1, 4711, 3, "nowhere")
-    words = words_of(story.telemetry.finish(WorkerState.FAILED, {1: failure}, story.now))
+    words = words_of(story.end(WorkerState.FAILED, {1: failure}))
     assert words[-4:] == ["TERMINATED", "FAILED", "run.success", "SUCCEEDED"]
 
 
@@ -279,11 +286,11 @@ def test_a_worker_that_is_stopped_for_a_hang_has_failed_as_if_a_look_at_it_had_f
     story.begin()
     look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.failed"]
     assert story.put(FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL)) == look
-    assert story.telemetry.look() == []
+    assert story.translator.look() == []
     assert story.put(*gone(1)) == ["_stop_workers.success"]
     story.put(Ended(Outcome.FAILED, "it hung", FAILURE))
     failure = ProcessFailure(1, 4711, -9, "nowhere", unhealthy="timer 'step' expired")
-    words = words_of(story.telemetry.finish(WorkerState.FAILED, {1: failure}, story.now))
+    words = words_of(story.end(WorkerState.FAILED, {1: failure}))
     assert words[-4:] == ["TERMINATED", "FAILED", "run.success", "SUCCEEDED"]
 
 
@@ -302,12 +309,12 @@ def test_workers_that_survive_sigkill_were_not_stopped() -> None:
 def test_nobody_is_healthy_before_there_are_workers_or_after() -> None:
     story = Story()
     look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.healthy"]
-    assert story.telemetry.look() == []
+    assert story.translator.look() == []
     story.put(Start())
     story.begin()
-    assert words_of(story.telemetry.look()) == look
+    assert words_of(story.translator.look()) == look
     story.put(Interrupted(1, "a node was lost"))
-    assert story.telemetry.look() == []
+    assert story.translator.look() == []
 
 
 def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round() -> None:
@@ -315,7 +322,7 @@ def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round(
     story.put(Start())
     story.begin()
     story.put(Interrupted(1, "it broke elsewhere", 1), *gone(1))
-    told = story.telemetry.fail("asked to stop", story.now)
+    told = story.end(WorkerState.STOPPED, reason="asked to stop")
     assert [each.restart_count for each in told if isinstance(each, Status)] == [1]
 
 

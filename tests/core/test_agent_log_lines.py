@@ -1,0 +1,92 @@
+"""The agent's own log lines: run events in, what a person reads out."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+import pytest
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import Phase
+from aelastic.observe import run_events as ev
+from aelastic.observe.log_lines import LogLines
+from aelastic.rdzv.protocol.messages import Outcome
+
+FAILURE = ProcessFailure.from_elsewhere("node7", 5, 1, 4711, 3, "it broke")
+BEGAN = ev.RunBegan("job", "node1-1-ab", "node1", 1, "trainer", "train.py", 2, 2, 4, 3, "c10d")
+FORMED = ev.RoundFormed(7, 3, 2, 1, 3, 4, 2, 10)
+HANGS = ev.Noticed(3, 1, 5, "hang", "no output for 9 s", is_stopped=True)
+STOPPING = "SIGTERM: stopping workers (up to 30 s); send it again to kill them"
+
+
+def changed(before: Phase, phase: Phase) -> ev.Changed:
+    return ev.Changed(before, phase, WorkerState.HEALTHY, "")
+
+
+RUNNING: list[ev.RunEvent] = [BEGAN, FORMED, changed(Phase.JOINING, Phase.RUNNING)]
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tuple[str, str]]:
+    """What the last of the events makes of the log."""
+    caplog.set_level(logging.INFO, "aelastic")
+    observer = LogLines(30.0)
+    for event in events:
+        caplog.clear()
+        observer.tell(event, 0.0)
+    return [(record.levelname[0], record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "events, line",
+    [
+        ([BEGAN, ev.Waited("1 of 2 nodes")], "W 1 of 2 nodes"),
+        ([BEGAN, FORMED], "I round 7: group rank 1 of 3, world size 10"),
+        ([*RUNNING, ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], "W rank 5 failed on node7: it broke"),
+        ([*RUNNING, ev.WorkerEnded(3, 1, 5, "succeeded")], ""),
+        ([*RUNNING, HANGS], "W rank 5 on node1 is stopped: no output for 9 s"),
+        ([*RUNNING, HANGS, ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], ""),  # it has been said
+        ([*RUNNING, HANGS.replace(is_stopped=False)], "W rank 5 on node1: no output for 9 s"),
+        ([*RUNNING, ev.Restarting("failure", "rank 5 failed", 3)], "W restarting worker group: rank 5 failed"),
+        ([BEGAN, ev.RendezvousLost("the store is gone")], "W the agent leaves: the store is gone"),
+        ([*RUNNING, ev.PhaseTook("spawn", 0.1)], ""),
+    ],
+)  # fmt: skip
+def test_what_happens_is_said_in_one_line(
+    caplog: pytest.LogCaptureFixture, events: list[ev.RunEvent], line: str
+) -> None:
+    assert [" ".join(each) for each in lines_of(caplog, *events)] == [line] * bool(line)
+
+
+@pytest.mark.parametrize(
+    "before, signum, line",
+    [
+        ([], signal.SIGTERM, STOPPING),
+        ([], signal.SIGRTMIN + 2, f"signal {signal.SIGRTMIN + 2}: " + STOPPING.partition(": ")[2]),
+        ([ev.StopAsked(signal.SIGTERM)], signal.SIGINT, "second SIGINT: killing workers"),
+        ([ev.Killed(3, (0,), "not ended after 30 s")], signal.SIGTERM, "second SIGTERM: killing workers"),
+        ([changed(Phase.RUNNING, Phase.AWAITING)], signal.SIGTERM, ""),  # nothing is left to stop
+    ],
+)
+def test_a_stop_says_what_becomes_of_the_workers(
+    caplog: pytest.LogCaptureFixture, before: list[ev.RunEvent], signum: int, line: str
+) -> None:
+    lines = lines_of(caplog, *RUNNING, *before, ev.StopAsked(signum))
+    assert lines == ([("W", line)] if line else [])
+
+
+@pytest.mark.parametrize(
+    "before, outcome, level",
+    [
+        ([], Outcome.FAILED, "W"),  # on another node: ours are stopped for it
+        ([ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], Outcome.FAILED, "I"),  # the report is about to come
+        ([changed(Phase.RUNNING, Phase.AWAITING)], Outcome.FAILED, "I"),
+        ([], Outcome.SUCCEEDED, "I"),
+    ],
+)
+def test_the_verdict_is_a_warning_where_workers_are_stopped_for_it(
+    caplog: pytest.LogCaptureFixture, before: list[ev.RunEvent], outcome: Outcome, level: str
+) -> None:
+    lines = lines_of(caplog, *RUNNING, *before, ev.JobEnded(outcome, "rank 5 failed", FAILURE))
+    assert lines == [(level, f"the job has {outcome}: rank 5 failed")]
