@@ -1,8 +1,8 @@
-"""What the timeline looks like, and how it moves: its style sheet and its script.
+"""Style sheet and script of the timeline.
 
-The script only moves and hides what `timeline_chart.py` drew; without it the whole run is seen.  Colours are told
-apart by eyes of any kind (Paul Tol's muted scheme for phases; blue, orange and grey for how workers ended), and none of
-them says anything that is not said in words too.
+The script only moves and hides what `svg` drew; without it the whole run is seen.  The colours can be told apart by
+colour-blind readers (Paul Tol's muted scheme for phases; blue, orange and grey for how workers ended), and none of them
+says anything that is not said in words, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command `python -m aelastic.timeline`: event logs in, a picture and a trace out.
 
-It reads what agents have written, also while they write, and changes nothing of it.
+It reads the logs, also while agents write them, and changes nothing in them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from typing import BinaryIO, NoReturn
 
 from aelastic.errors import EXIT_INPUT, InputError
 from aelastic.failures.error_file import replace_file
+from aelastic.host.proc_table import stat_fields
 from aelastic.timeline.html import page, summary
-from aelastic.timeline.model import Story, tell_story
+from aelastic.timeline.merge import tell_story
+from aelastic.timeline.model import Story
 from aelastic.timeline.perfetto import trace
 from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs, runs_of
-from aelastic.timeline.svg import printable
+from aelastic.timeline.text import printable
 
 LOG_NAME = "events.jsonl"
-# Folders below the one that is named: of a node, of a run, and one to spare.
+# Levels of folders below the one given: of a node, of a run, and one more.
 DEPTH_MAX = 3
-# A process that began so much later than a log is another one: the boot time is known to the second.
+# A process that began this much later than a log is another one: the boot time is known to the second.
 _SAME_PROCESS_S = 2.0
 
 DESCRIPTION = """\
-Draws what a run spent its time on, from the event logs that its agents keep in --log-dir.
+Draws what a run spent its time on, from the event logs that its agents write into --log-dir.
 
 LOGDIR is that folder, or one that holds those of several nodes; several may be given.  All events.jsonl found
-there, up to three folders deep, that are of one run become one picture: an HTML file that needs nothing else, and a
-trace for https://ui.perfetto.dev.  Where there are several runs, the one that began last is drawn.
+there, up to three folders deep, that belong to one run become one picture: an HTML file that needs nothing else,
+and a trace for https://ui.perfetto.dev.  If there are several runs, the one that began last is drawn.
 """
 
 
@@ -99,7 +101,7 @@ def _tell(line: str) -> None:
     try:
         print(" ".join(printable(line).splitlines()), flush=True)  # noqa: T201
     except OSError:
-        pass  # nobody reads it
+        pass  # stdout is closed
 
 
 def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> None:
@@ -110,17 +112,17 @@ def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) ->
         _tell(f"note     {note}")
     if others:
         ids = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
-        _tell(f"note     {len(others)} other runs are here, too (choose one with --run-id): {ids}")
+        _tell(f"note     {len(others)} other runs found; use --run-id to choose one: {ids}")
 
 
 def _choose(logs: Sequence[Log], run_id: str | None) -> tuple[list[Log], list[str]]:
-    """The logs of the run to draw, and the ids of those that are not."""
+    """The logs of the run to draw, and the ids of the other runs."""
     told = [log for log in logs if log.entries]
     if run_id is not None:
         chosen = [log for log in told if log.run_id == run_id]
         if not chosen:
             known = ", ".join(dict.fromkeys(log.run_id for log in told[:20]))
-            raise InputError(f"--run-id {run_id}: no such run here; there is {known}")
+            raise InputError(f"--run-id {run_id}: no such run here; found: {known}")
         others = {log.run_id for log in told} - {run_id}
         return chosen, sorted(others)
     runs = runs_of(told)
@@ -146,7 +148,7 @@ def _sources(folder: Path) -> Iterator[Path]:
     try:
         os.listdir(folder)
     except OSError as error:
-        raise InputError(f"{folder} can't be read: {error.strerror}") from None
+        raise InputError(f"{folder} cannot be read: {error.strerror}") from None
     found = False
     root = folder.resolve()
     for here, below, files in os.walk(root):  # does not follow `latest`, which is a link to one of the others
@@ -158,8 +160,7 @@ def _sources(folder: Path) -> Iterator[Path]:
             yield Path(here, LOG_NAME)
     if not found:
         raise InputError(
-            f"{folder}: no event log here ({LOG_NAME}, up to {DEPTH_MAX} folders deep); "
-            "agents keep one where --log-dir says"
+            f"{folder}: no event log here ({LOG_NAME}, up to {DEPTH_MAX} folders deep); agents write one into --log-dir"
         )
 
 
@@ -168,7 +169,7 @@ def _read(source: Path) -> list[Log]:
         with open(source, "rb") as file:
             logs = read_logs(str(source), _lines(file))
     except OSError as error:
-        raise InputError(f"{source} can't be read: {error.strerror}") from None
+        raise InputError(f"{source} cannot be read: {error.strerror}") from None
     except UnknownVersionError as error:
         raise InputError(str(error)) from None
     for log in logs:
@@ -181,7 +182,7 @@ def _read(source: Path) -> list[Log]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines; of one that is too long, as much as shows that it is."""
+    """The lines; one that is too long is cut just above the limit."""
     while line := file.readline(LINE_BYTES_MAX + 1):
         rest = line
         while not rest.endswith(b"\n") and len(rest) > LINE_BYTES_MAX:
@@ -190,14 +191,12 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _is_alive(pid: int, since: float) -> bool:
-    """Whether a process lives that has begun by then: pids are used again."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-        # Field 22 of proc(5), in clock ticks; the second field may hold blanks and ends with the last bracket.
-        began = int(boot.split()[1]) + int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration):
+    """True if the process of that pid lives and began by then: pids are used again."""
+    fields = stat_fields(pid)
+    if fields is None:
         return False
+    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    began = int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5)
     return began < since + _SAME_PROCESS_S
 
 
@@ -205,4 +204,4 @@ def _write(path: Path, text: str) -> None:
     try:
         replace_file(str(path), text.encode(errors="replace"))
     except OSError as error:
-        raise InputError(f"{path} can't be written: {error.strerror}") from None
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None

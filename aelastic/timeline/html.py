@@ -1,7 +1,7 @@
-"""The page around the picture: what a run spent its time on, and what each restart cost.
+"""The page: the picture, what the run spent its time on, and what each restart cost.
 
-Pure.  One file that needs nothing else: no network, no fonts, no library.  Its policy lets only its own script run, so
-nothing that a log brings along can.
+Pure.  One file that needs nothing else: no network, no fonts, no library.  Its content security policy lets only its
+own script run, so nothing in a log can.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from aelastic.timeline.assets import SCRIPT, SCRIPT_HASH, STYLE
 from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
-from aelastic.timeline.svg import draw, duration, safe
+from aelastic.timeline.svg import draw
+from aelastic.timeline.text import counted, duration, safe
 
 # Restarts that get a table of their own, the most expensive ones: some screens full.
 CARDS_MAX = 20
@@ -58,7 +59,7 @@ def summary(story: Story) -> str:
         parts = [_unknown(story)]
     if story.restarts:
         share = f", {_percent(story.spent['restarting'], length)}" if is_known else ""
-        parts.append(f"{_count(len(story.restarts), 'restart')} ({duration(story.spent['restarting'])}{share})")
+        parts.append(f"{counted(len(story.restarts), 'restart')} ({duration(story.spent['restarting'])}{share})")
     return ", ".join(parts)
 
 
@@ -72,7 +73,7 @@ def _percent(part: float, whole: float) -> str:
         return f"{share:.0f} %"
     if 1 <= share < 99:
         return f"{share:.1f} %"
-    # 100 % is said of nothing less, nor 0 % of anything more.
+    # "100 %" only of the whole, "0 %" only of nothing.
     return f"{min(share, 99.99):.2f} %" if share >= 0.01 else "< 0.01 %"
 
 
@@ -83,11 +84,11 @@ def _head(story: Story) -> str:
         (sum(node.workers for node in story.nodes if number in node.formed) for number in _rounds(story)), default=0
     )
     facts = [
-        _count(len(story.nodes), "agent"),
-        f"up to {_count(workers, 'worker')} at a time" if workers else "no round was ever complete",
+        counted(len(story.nodes), "agent"),
+        f"up to {counted(workers, 'worker')} at a time" if workers else "no round was ever complete",
         f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
         f"<b>{duration(story.length_s)}</b>" if story.is_training_known else f"at least {duration(story.length_s)}",
-        _count(len(story.restarts), "restart"),
+        counted(len(story.restarts), "restart"),
         *([_cut(story.entrypoint.rpartition("/")[2])] if story.entrypoint else []),
     ]
     reason = f'<p class="facts">{_cut(story.reason)}</p>' if story.reason else ""
@@ -98,7 +99,7 @@ def _head(story: Story) -> str:
 
 
 def _closing(story: Story) -> str:
-    """What has become of a run that no log tells the end of."""
+    """What is known of a run whose end is in no log."""
     closings = {node.closing for node in story.nodes} - {"ended"}
     if "running" in closings:
         return CLOSING_WORDS["running"]  # with one agent the run lives
@@ -236,7 +237,3 @@ def _notes(notes: Sequence[str]) -> str:
 
 def _cut(text: str) -> str:
     return safe(text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The story as a trace that Perfetto and Chrome open: nodes are processes, the agent and each worker a thread.
+"""The trace for Perfetto and Chrome: nodes are processes, the agent and each worker a thread.
 
 Pure.  The form is the Trace Event Format, as JSON: complete events (`X`) with microseconds, instants (`i`) for what
 took no time, metadata (`M`) for names.  The first process is the job, with its restarts.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from aelastic.timeline.model import RESTART_PHASES, NodeStory, Story
-from aelastic.timeline.svg import printable
+from aelastic.timeline.text import printable
 
 Json: TypeAlias = dict[str, Any]
 

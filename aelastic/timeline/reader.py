@@ -1,7 +1,7 @@
-"""Event logs as they lie on disk, made into entries: what is damaged is left out and counted.
+"""Reads event logs from their lines: damaged lines are left out and counted.
 
 Pure: lines go in, a `Log` comes out.  A log may be read while it is written, or may have been cut off: its last line
-is then unfinished, which is no damage.  The clocks of several nodes are brought together here, too.
+is then unfinished, which is no damage.  The offsets between the clocks of several nodes are found here, too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 SCHEMA_VERSION = 1
 # A failure and its stack are cut to 8 KiB each, its traceback to 32 KiB; escaped as JSON, six times that at most.
 LINE_BYTES_MAX = 1 << 20
-# News of a round takes about that to reach all nodes on a busy machine, so a smaller difference says nothing of clocks.
+# News of a round takes about this long to reach all nodes on a busy machine: a smaller difference proves nothing.
 AGREEING_CLOCKS_S = 0.05
-# Agents of one host have one clock; those further apart only call their hosts alike.
+# Agents of one host have one clock; if they differ by more, two hosts have the same name.
 SAME_CLOCK_S = 1.0
 # Nanoseconds are kept in 64 bits.
 _WHOLE_MAX = 1 << 63
@@ -29,7 +29,7 @@ _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
 class UnknownVersionError(ValueError):
-    """A log is written in a form that we do not know."""
+    """A log of a schema version that this aelastic does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,11 @@ class Entry:
         return _whole(self.fields.get(name), name)
 
     def seconds(self, name: str) -> float:
-        """A length of time; likewise."""
+        """A length of time.
+
+        Raises:
+            ValueError: it is missing, or none.
+        """
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"{name} is {value!r}")
@@ -62,7 +66,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Log:
-    """What one agent told."""
+    """The records of one agent."""
 
     source: str
     run_id: str = ""
@@ -72,7 +76,7 @@ class Log:
     entries: list[Entry] = field(default_factory=list[Entry])
     damaged: int = 0  # lines that were left out
     is_torn: bool = False  # its last line is not finished
-    alive_at: float | None = None  # its agent was found alive, at this time of day
+    alive_at: float | None = None  # when its agent was seen alive, as wall time
     is_dead: bool = False  # its agent was not found
 
     @property
@@ -85,7 +89,7 @@ class Log:
 
     @property
     def is_ended(self) -> bool:
-        """Whether its agent said good-bye."""
+        """True if its last record is the end of the run."""
         return self.entries[-1].kind == "run_ended"
 
     @property
@@ -103,7 +107,7 @@ def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
         lines: with their line ends.
 
     Raises:
-        UnknownVersionError: they are written in another form.
+        UnknownVersionError: they are of another schema version.
     """
     logs: dict[str, Log] = {}
     damaged = 0
@@ -125,7 +129,7 @@ def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
         except (ValueError, TypeError, RecursionError, OverflowError):
             damaged += not is_torn
             continue
-        # An interval on a clock that nobody sets; in whole nanoseconds, of which a float can't hold as many.
+        # An interval on the monotonic clock; in whole nanoseconds, since a float cannot hold as many.
         wall = log.began.timestamp() + max(monotonic_ns - log.first_ns, 0) / 1e9
         log.entries.append(Entry(wall, str(record.get("event", "")), record))
     found = list(logs.values()) or [Log(source)]
@@ -148,7 +152,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 def _check_version(record: dict[str, Any], source: str) -> None:
     version = record.get("schema")
     if isinstance(version, int) and version != SCHEMA_VERSION:
-        raise UnknownVersionError(f"{source}: schema version {version}, where this aelastic knows {SCHEMA_VERSION}")
+        raise UnknownVersionError(f"{source}: schema version {version}; this aelastic reads version {SCHEMA_VERSION}")
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}")
 
@@ -193,10 +197,10 @@ def runs_of(logs: Sequence[Log]) -> list[list[Log]]:
 
 
 def offsets_of(logs: Sequence[Log]) -> tuple[list[float], list[str]]:
-    """How far each log's clock is ahead of the one that most rounds are known of, and sentences about it.
+    """How far each log's clock is ahead of that of the log with most rounds, and notes about it.
 
-    All nodes of a round are told at the same moment that it is complete.  So a node's clock is ahead by what lies
-    between its time of that and another's, in the middle of all rounds that they share.  Agents of one host share
+    All nodes of a round learn at the same moment that it is complete.  So a node's clock is ahead by the difference
+    between its time of that and another node's: the median over all rounds that they share.  Agents of one host share
     its clock.
     """
     rounds = [_rounds(log) for log in logs]

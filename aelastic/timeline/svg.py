@@ -1,20 +1,18 @@
-"""The picture itself: a story as SVG, with a row for each agent and each worker.
+"""The picture: a story as SVG, with a row for each agent and each worker.
 
-Pure.  Every element that stands for a time says so in `data-s` and `data-e`, in seconds; `timeline_look.py` has the
-script that moves them when somebody zooms, and what they look like.  Without the script the whole run is shown.
+Pure.  Every element that stands for a time has it in `data-s` and `data-e`, in seconds; the script in `assets` moves
+them when the reader zooms.  Without the script the whole run is shown.
 """
 
 from __future__ import annotations
 
-import html
-import itertools
 import math
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aelastic.timeline.model import Block, Life, Mark, MarkKind, NodeStory, Restart, Story
+from aelastic.timeline.boxes import Box, agent_boxes, fold_all, worker_boxes
+from aelastic.timeline.model import Mark, MarkKind, NodeStory, Restart, Story
+from aelastic.timeline.text import duration, safe
 
 WIDTH, LEFT, RIGHT = 1200, 172, 14
 PLOT_WIDTH = WIDTH - LEFT - RIGHT
@@ -25,8 +23,7 @@ SIZES = ((32, 20.0, 20.0, 12.0), (96, 10.0, 13.0, 7.0), (256, 5.0, 9.0, 4.0))
 WORKER_ROWS_MAX = SIZES[-1][0]  # with more, the workers of a node share a row: 256 of 5 pixels fill a large screen
 COLLAPSED = (14.0, 10.0, 5.0)
 NODES_MAX = 500  # rows of nodes that are drawn; a browser shows a picture of 15,000 pixels yet
-BLOCKS_MAX = 20_000  # that are drawn; a browser draws as many within half a second
-BLOCK_WIDTH_MIN = 1.5  # pixels; what is shorter is still seen
+BLOCK_WIDTH_MIN = 1.5  # pixels, so that a short block is still seen
 BLOCK_GAP = 0.8  # pixels between two blocks, so that they are seen to be two
 NAME_CHARS_MAX = 21
 # Of a sans-serif letter of 11 pixels, on average, rounded up.
@@ -42,64 +39,19 @@ _GLYPHS: dict[MarkKind, tuple[str, str]] = {
     "stacks": ("≡", "stacks taken"), "waited": ("…", "nodes missing"), "stop asked": ("■", "asked to stop"),
     "lost": ("?", "records lost"),
 }  # fmt: skip
-_WORST_FIRST = ("failed", "open", "stopped", "succeeded")
-# Control characters, and those that turn the direction of what follows.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-
-
-def printable(text: str) -> str:
-    """Text from a log for people: nothing in it is invisible, or tells a terminal what to do."""
-    return _UNPRINTABLE.sub("\ufffd", text)
-
-
-def safe(text: object) -> str:
-    """Text from a log as HTML: nothing in it is markup, either."""
-    return html.escape(printable(str(text)))
-
-
-def duration(seconds: float) -> str:
-    """For people, as in `48 ms` or `1 h 12 min`."""
-    if seconds < 0.00095:
-        return f"{seconds * 1e3:.2g} ms" if seconds > 0 else "0"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The picture, and what has to be said about it."""
+    """The picture, and notes about it."""
 
     svg: str
     notes: tuple[str, ...]
     marks: tuple[tuple[str, str], ...]  # the signs that occur, and what they stand for
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """What one row shows in one stretch of time."""
-
-    start: float
-    end: float
-    classes: str
-    title: str
-    label: str = ""
-    data: str = ""  # further attributes
-    known_until: float | None = None  # from there on it is a guess
-
-
 class _Rows:
-    """Where everything stands from top to bottom."""
+    """The vertical places of all rows."""
 
     def __init__(self, nodes: Sequence[NodeStory]) -> None:
         workers = sum(node.workers for node in nodes)
@@ -125,8 +77,8 @@ def draw(story: Story) -> Chart:
     if len(nodes) < len(story.nodes):
         notes.append(f"{len(story.nodes) - len(nodes)} more nodes are not drawn.")
     length = max(story.length_s, 1e-6)
-    boxes = [(_agent_boxes(node), _worker_boxes(node, is_collapsed=rows.is_collapsed)) for node in nodes]
-    folded, shortest = _fold_all(boxes, length)
+    boxes = [(agent_boxes(node), worker_boxes(node, is_collapsed=rows.is_collapsed)) for node in nodes]
+    folded, shortest = fold_all(boxes, length)
     if shortest:
         notes.append(f"Neighbouring blocks shorter than {duration(shortest)} are drawn as one: there are too many.")
     scale = PLOT_WIDTH / length
@@ -165,112 +117,7 @@ def draw(story: Story) -> Chart:
     return Chart("\n".join(parts), tuple(notes), tuple(_GLYPHS[kind] for kind in _GLYPHS if kind in kinds))
 
 
-# Blocks.
-
-
-def _agent_boxes(node: NodeStory) -> list[_Box]:
-    return [_phase_box(node, block) for block in node.blocks]
-
-
-def _phase_box(node: NodeStory, block: Block) -> _Box:
-    end = max(block.end, node.gone_by) if block.is_open else block.end
-    text = f"{node.name} · {block.name}\n{duration(block.start)} + {duration(block.end - block.start)}"
-    if block.is_open:
-        text += f"\n{_open_words(node)}"
-    data = f'data-name="{block.name}"'
-    known = block.end if block.is_open else None
-    return _Box(block.start, end, f"phase {block.name}", text, block.name, data, known)
-
-
-def _open_words(node: NodeStory) -> str:
-    if node.closing == "running":
-        return "still running"
-    words = "cut off" if node.closing == "cut off" or node.gone_by > node.ends else "still running or cut off"
-    return f"{words}: last heard of at {duration(node.ends)}" + (
-        f", gone by {duration(node.gone_by)}" if node.gone_by > node.ends else ""
-    )
-
-
-def _worker_boxes(node: NodeStory, *, is_collapsed: bool) -> list[list[_Box]]:
-    lives = sorted(node.lives, key=lambda life: life.start)
-    if is_collapsed:
-        generations: dict[int, list[Life]] = {}
-        for life in lives:
-            generations.setdefault(life.generation, []).append(life)
-        return [[_generation_box(node, same) for same in generations.values()]]
-    lines: list[list[_Box]] = [[] for _ in range(node.workers)]
-    for life in lives:
-        if life.local_rank < node.workers:
-            lines[life.local_rank].append(_life_box(node, life))
-    return lines
-
-
-def _life_box(node: NodeStory, life: Life) -> _Box:
-    words = "running" if life.outcome == "open" else life.outcome
-    text = (
-        f"rank {life.rank} · generation {life.generation} · {words}\n{node.name}, local rank {life.local_rank}, "
-        f"pid {life.pid}, round {life.round}\n{duration(life.start)} + {duration(life.end - life.start)}"
-    )
-    if life.headline:
-        code = "" if life.exitcode is None else f" (exit code {life.exitcode})"
-        text += f"\n{life.headline}{code}"
-        if life.known_at > life.end:
-            text += f"\nknown {duration(life.known_at - life.end)} later"
-    end, known = life.end, None
-    if life.outcome == "open":
-        text += f"\n{_open_words(node)}"
-        end, known = max(life.end, node.gone_by), life.end
-    rank = f"rank {life.rank} · " if len(node.ranks_of(life.local_rank)) > 1 else ""
-    data = f'data-generation="{life.generation}" data-rank="{life.rank}"'
-    return _Box(life.start, end, f"life {life.outcome}", text, f"{rank}generation {life.generation}", data, known)
-
-
-def _generation_box(node: NodeStory, lives: Sequence[Life]) -> _Box:
-    """All workers of a node, of one generation."""
-    worst = min((life.outcome for life in lives), key=_WORST_FIRST.index)
-    start, end = min(life.start for life in lives), max(life.end for life in lives)
-    ranks = f"ranks {min(life.rank for life in lives)} to {max(life.rank for life in lives)}"
-    text = f"{node.name} · {ranks} · generation {lives[0].generation}\n{duration(start)} + {duration(end - start)}"
-    for outcome in _WORST_FIRST:
-        if count := sum(life.outcome == outcome for life in lives):
-            text += f"\n{count} {'running' if outcome == 'open' else outcome}"
-    text += "".join(f"\nrank {life.rank}: {life.headline}" for life in lives[:8] if life.headline)
-    known = end if worst == "open" else None
-    end = max(end, node.gone_by) if worst == "open" else end
-    data = f'data-generation="{lives[0].generation}"'
-    return _Box(start, end, f"life {worst}", text, f"generation {lives[0].generation}", data, known)
-
-
-_Lines = tuple[list[_Box], list[list[_Box]]]
-
-
-def _fold_all(boxes: Sequence[_Lines], length: float) -> tuple[Sequence[_Lines], float]:
-    """Makes fewer boxes where there are too many; and what length is too short for a box of its own."""
-    shortest, folded = 0.0, boxes
-    while sum(len(agent) + sum(map(len, workers)) for agent, workers in folded) > BLOCKS_MAX and shortest < length:
-        shortest = shortest * 2 or length / PLOT_WIDTH / 2
-        folded = [(_fold(agent, shortest), [_fold(line, shortest) for line in workers]) for agent, workers in boxes]
-    return folded, shortest
-
-
-def _fold(line: Iterable[_Box], shortest: float) -> list[_Box]:
-    """Makes one box of neighbours that are short; it looks like what of them took most of the time."""
-    folded: list[_Box] = []
-    for is_short, group in itertools.groupby(line, lambda box: box.end - box.start < shortest):
-        boxes = list(group)
-        if not is_short or len(boxes) == 1:
-            folded += boxes
-            continue
-        took: dict[str, float] = defaultdict(float)
-        for box in boxes:
-            took[box.classes] += box.end - box.start
-        most = max(took, key=lambda classes: took[classes])
-        title = f"{len(boxes)} short ones\n{duration(boxes[0].start)} + {duration(boxes[-1].end - boxes[0].start)}"
-        folded.append(_Box(boxes[0].start, boxes[-1].end, f"{most} folded", title))
-    return folded
-
-
-def _rect(box: _Box, scale: float, y: float, height: float) -> str:
+def _rect(box: Box, scale: float, y: float, height: float) -> str:
     known = box.end if box.known_until is None else box.known_until
     title = f"<title>{safe(box.title)}</title>"
     parts = []
@@ -324,7 +171,7 @@ def _mark(mark: Mark, scale: float, rows: _Rows, top: float) -> str:
     if mark.kind == "failure":
         r = 6 if rows.worker > 12 else 4 if rows.worker > 6 else 3
         cross = r * 0.45
-        # Within the block that ended so: what follows begins at once.
+        # Within the block that ended with the failure: the next one begins at once.
         inside = (
             f'<g transform="translate({-r} 0)"><circle r="{r}"/><path d="M{-cross:.2f} {-cross:.2f}L{cross:.2f} '
             f'{cross:.2f}M{-cross:.2f} {cross:.2f}L{cross:.2f} {-cross:.2f}"/></g>'

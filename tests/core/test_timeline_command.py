@@ -74,10 +74,10 @@ def test_of_several_runs_the_last_is_drawn_unless_another_is_chosen(
 
     assert main([str(folder)]) == 0
     said = capsys.readouterr().out
-    assert "run      later: " in said and "1 other runs are here, too (choose one with --run-id): job" in said
+    assert "run      later: " in said and "1 other runs found; use --run-id to choose one: job" in said
     assert main([str(folder), "--run-id", "job"]) == 0
     assert "run      job: training 92.1 %" in capsys.readouterr().out
-    assert "no such run here; there is" in refused(capsys, folder, "--run-id", "jab")
+    assert "no such run here; found: " in refused(capsys, folder, "--run-id", "jab")
 
 
 def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +141,7 @@ def test_an_unknown_version_is_refused(folder: Path, capsys: pytest.CaptureFixtu
     log = folder / "node-a" / "job_1a2b" / "events.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
 
-    assert refused(capsys, folder).startswith(f"{log}: schema version 2, where this aelastic knows 1")
+    assert refused(capsys, folder).startswith(f"{log}: schema version 2; this aelastic reads version 1")
     assert not list(folder.glob("timeline*"))
 
 
@@ -151,8 +151,8 @@ def test_an_output_that_cannot_be_written_is_refused(
 ) -> None:
     (folder / "a-folder").mkdir()
 
-    assert "a-folder can't be written: Is a directory" in refused(capsys, folder, option, folder / "a-folder")
-    assert "can't be written: No such file or directory" in refused(capsys, folder, option, folder / "no" / "x")
+    assert "a-folder cannot be written: Is a directory" in refused(capsys, folder, option, folder / "a-folder")
+    assert "cannot be written: No such file or directory" in refused(capsys, folder, option, folder / "no" / "x")
 
 
 def test_outputs_that_would_overwrite_something_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
 from aelastic.observe.run_events import Noticed, RunEnded, StopAsked, Waited
-from aelastic.timeline.model import UNKNOWN_END_S, NodeStory, tell_story
+from aelastic.timeline.merge import tell_story
+from aelastic.timeline.model import UNKNOWN_END_S, NodeStory
 from aelastic.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
 
 
@@ -316,7 +317,7 @@ def test_records_that_lack_what_they_should_have_change_nothing_but_themselves()
 def test_a_form_that_we_do_not_know_is_refused() -> None:
     a, _ = a_crash()
 
-    with pytest.raises(UnknownVersionError, match="there: schema version 2, where this aelastic knows 1"):
+    with pytest.raises(UnknownVersionError, match="there: schema version 2; this aelastic reads version 1"):
         read_logs("there", [changed(a.lines[0], schema=2)])
 
 

@@ -14,9 +14,10 @@ from kit.timelines import HOSTILE, Elements, changed, logs_of, many_restarts, st
 
 from aelastic.observe.run_events import Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.timeline.html import CARDS_MAX, page, summary
-from aelastic.timeline.model import tell_story
+from aelastic.timeline.merge import tell_story
 from aelastic.timeline.perfetto import trace
-from aelastic.timeline.svg import NODES_MAX, draw, duration
+from aelastic.timeline.svg import NODES_MAX, draw
+from aelastic.timeline.text import duration
 
 # The page.
 
@@ -204,7 +205,7 @@ def test_nodes_beyond_a_screenful_of_screens_are_left_out() -> None:
 def test_too_many_blocks_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     story = story_of(many_restarts(60, workers=8))
     whole = draw(story)
-    monkeypatch.setattr("aelastic.timeline.svg.BLOCKS_MAX", 300)
+    monkeypatch.setattr("aelastic.timeline.boxes.BLOCKS_MAX", 300)
     folded = draw(story)
 
     assert len(Elements(whole.svg).of("block")) == 60 * (8 + 5) + 8 + 4

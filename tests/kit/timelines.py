@@ -6,7 +6,8 @@ import json
 from html.parser import HTMLParser
 from typing import Any
 
-from aelastic.timeline.model import Story, tell_story
+from aelastic.timeline.merge import tell_story
+from aelastic.timeline.model import Story
 from aelastic.timeline.reader import Log, read_logs
 from kit.event_logs import NodeLog
 

@@ -1,0 +1,175 @@
+"""Merges what the logs of all nodes say: one line of time, and what each restart cost.
+
+A restart begins when the first worker was gone or, where nodes came or went, when the first agent knew of it.  It is
+over when the last node of the next round has started all its workers.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Sequence
+
+from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Block, NodeStory, Restart, Share, Story
+from aelastic.timeline.node_reader import NodeReader
+from aelastic.timeline.reader import Log, offsets_of
+from aelastic.timeline.text import counted
+
+
+def tell_story(logs: Sequence[Log]) -> Story:
+    """Merges the logs of one run.
+
+    Args:
+        logs: at least one, each with at least one entry.
+    """
+    offsets, notes = offsets_of(logs)
+    begins = [log.first_wall - offset for log, offset in zip(logs, offsets, strict=True)]
+    zero = min(begins)
+    nodes = [NodeReader(log, offset + zero).read() for log, offset in zip(logs, offsets, strict=True)]
+    nodes.sort(key=lambda node: (node.group_rank, node.begins))
+    length = max(node.ends for node in nodes)
+    _bound_open_ends(nodes, length)
+    _name_apart(nodes)
+    restarts = _restarts(nodes, length)
+    ended = [node for node in nodes if node.closing == "ended"]
+    last = max(ended, key=lambda node: node.ends, default=None)
+    is_over = last is not None and all(node.closing in {"ended", "cut off"} or node.gone_by < length for node in nodes)
+    return Story(
+        run_id=logs[0].run_id,
+        entrypoint=next((node.entrypoint for node in nodes if node.entrypoint), ""),
+        began=logs[begins.index(zero)].began,
+        length_s=length,
+        nodes=tuple(nodes),
+        restarts=tuple(restarts),
+        spent=_spent(nodes, restarts, length),
+        state=last.state if last is not None and is_over else "",
+        reason=last.reason if last is not None and is_over else "",
+        notes=(*notes, *_notes_on(logs, nodes)),
+    )
+
+
+def _bound_open_ends(nodes: Sequence[NodeStory], length: float) -> None:
+    """Sets until when an agent whose log does not end may have lived: until a round was complete without it."""
+    for node in nodes:
+        node.gone_by = node.ends
+        if node.closing in {"cut off", "unknown"}:
+            last = max(node.formed, default=0)
+            later = [at for other in nodes for number, at in other.formed.items() if number > last and at > node.ends]
+            still = length if node.closing == "unknown" else node.ends
+            node.gone_by = min(later, default=still)
+
+
+def _name_apart(nodes: Sequence[NodeStory]) -> None:
+    """Agents of one host get their pid, too."""
+    count = Counter(node.name for node in nodes)
+    for node in nodes:
+        if count[node.name] > 1:
+            node.name = f"{node.name} · {node.pid}"
+
+
+def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
+    over = sorted({number for node in nodes for number in node.told})
+    rounds = sorted({number for node in nodes for number in node.formed})
+    failures = _failures(nodes)
+    told = [
+        min((node.told[number] for node in nodes if number in node.told), key=lambda each: each.at) for number in over
+    ]
+    # When each began, and the failed worker.
+    begins = [
+        min([*failures.get(number, []), (first.at, "")]) if first.cause == "failure" else (first.at, "")
+        for number, first in zip(over, told, strict=True)
+    ]
+    restarts = []
+    for place, number in enumerate(over):
+        start, culprit = begins[place]
+        limit = max(begins[place + 1][0] if place + 1 < len(over) else length, start)
+        later = bisect.bisect_right(rounds, number)
+        next_round = rounds[later] if later < len(rounds) else None
+        again = [node for node in nodes if next_round in node.formed]
+        is_over = bool(again) and all(next_round in node.started for node in again)
+        end = max(node.started[next_round or 0] for node in again) if is_over else limit
+        is_over, end = is_over and end <= limit, min(max(start, end), limit)
+        shares = [
+            Share(index, _cut(node, start, end, was_there=number in node.told))
+            for index, node in enumerate(nodes)
+            if number in node.told or next_round in node.formed
+        ]
+        first = told[place]
+        restarts.append(
+            Restart(
+                place + 1, number, next_round, first.cause, first.reason, culprit, first.restart_count,
+                start, end, is_over, tuple(shares),
+            )
+        )  # fmt: skip
+    return restarts
+
+
+def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
+    """By round, when workers failed, which and why."""
+    failures: dict[int, list[tuple[float, str]]] = {}
+    for node in nodes:
+        for life in node.lives:
+            if life.outcome == "failed":
+                words = f"rank {life.rank} on {node.name}: {life.headline}"
+                failures.setdefault(life.round, []).append((life.end, words))
+        for mark in node.marks:
+            if mark.kind == "failure":
+                failures.setdefault(mark.round, []).append((mark.at, f"{mark.text} (on {node.name})"))
+    return failures
+
+
+def _cut(node: NodeStory, start: float, end: float, *, was_there: bool) -> tuple[Block, ...]:
+    """The phases of a node in a restart; while its workers still ran, or had finished, it had not heard of it yet."""
+    blocks: list[Block] = []
+    is_news = was_there
+    first = bisect.bisect_right(node.blocks, start, key=lambda block: block.end)
+    last = bisect.bisect_left(node.blocks, end, key=lambda block: block.start)
+    for block in node.blocks[first:last]:
+        if block.name in RESTART_PHASES and block.name != "detect":
+            is_news = False
+        name = "detect" if is_news else block.name
+        begins, ends = max(block.start, start), min(block.end, end)
+        if begins < ends and name in RESTART_PHASES:
+            if blocks and blocks[-1].name == name:
+                begins = blocks.pop().start
+            blocks.append(Block(name, begins, ends))
+    return tuple(blocks)
+
+
+def _spent(nodes: Sequence[NodeStory], restarts: Sequence[Restart], length: float) -> dict[str, float]:
+    """Divides the whole run: starting, training, restarting, ending."""
+    first = min((number for node in nodes for number in node.formed), default=None)
+    there = [node for node in nodes if first in node.formed]
+    starting = length
+    if first is not None and all(first in node.started for node in there):
+        starting = max(node.started[first] for node in there)
+    if restarts:
+        starting = min(starting, restarts[0].start)
+    restarting, until = 0.0, starting
+    for restart in restarts:
+        restarting += max(0.0, restart.end - max(restart.start, until))
+        until = max(until, restart.end)
+    for node in nodes:
+        for block in node.blocks:
+            if block.name == "run":
+                until = max(until, node.gone_by if block.is_open else block.end)
+    ending = max(0.0, length - until)
+    training = max(0.0, length - starting - restarting - ending)
+    return {"starting": starting, "training": training, "restarting": restarting, "ending": ending}
+
+
+def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeStory]) -> list[str]:
+    notes = []
+    damaged = sum(log.damaged for log in logs)
+    if damaged:
+        where = ", ".join(log.source for log in logs if log.damaged)
+        notes.append(f"{counted(damaged, 'damaged line')} left out ({where}).")
+    if odd := sum(node.odd for node in nodes):
+        notes.append(f"{counted(odd, 'record')} that lack what they should have left out.")
+    if lost := sum(node.lost for node in nodes):
+        notes.append(f"{counted(lost, 'record')} could not be written when they happened.")
+    for node in nodes:
+        if node.closing in CLOSING_WORDS:
+            words = CLOSING_WORDS[node.closing]
+            notes.append(f"{node.name}: {words}; the log goes as far as {node.ends:.3f} s.")
+    return notes

@@ -1,0 +1,167 @@
+"""Reads one agent's log, in order, into the story of its node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast, get_args
+
+from aelastic.timeline.model import NO_RANK, Block, Life, Mark, MarkKind, NodeStory, Outcome, Told
+from aelastic.timeline.reader import Entry, Log
+from aelastic.timeline.text import counted
+
+# The block for each phase of the worker group; `running` begins with starting the workers.
+_PHASE_IN = {"joining": "rendezvous", "running": "spawn", "stopping": "stop", "awaiting": "await", "barrier": "barrier"}
+# A block begins where the one before ended, unless records are missing between them.  An agent that has to wait for a
+# CPU records an event some milliseconds after it (9 ms were seen, with 12 processes on 2 cores).
+_SAME_MOMENT_S = 0.05
+
+
+class NodeReader:
+    """One log, on its way to a `NodeStory`.
+
+    Args:
+        log: of one agent.
+        zero: the time on its clock when the picture begins.
+    """
+
+    def __init__(self, log: Log, zero: float) -> None:
+        self._log = log
+        self._zero = zero
+        begins = log.first_wall - zero
+        self._node = NodeStory(log.host or "?", log.pid, begins, ends=begins)
+        self._phase: str | None = None  # what goes on now
+        self._detect_since: float | None = None  # when a worker was gone; the others ran on until the agent knew
+        self._alive: dict[int, Life] = {}
+
+    def read(self) -> NodeStory:
+        node, log = self._node, self._log
+        for entry in log.entries:
+            at = max(entry.wall - self._zero, node.ends)
+            node.ends = at
+            node.ends_at_start = entry.kind == "workers_started" or (
+                entry.kind == "phase_took" and entry.text("name") == "spawn"
+            )
+            try:
+                self._take(entry, at)
+            except (ValueError, TypeError, KeyError):
+                node.odd += 1  # left out; the rest is shown
+        if not log.is_ended:
+            node.closing = "cut off" if log.is_dead else "unknown"
+            if log.alive_at is not None:
+                node.closing, node.ends = "running", max(node.ends, log.alive_at - self._zero)
+            self._leave_open()
+        return node
+
+    def _take(self, entry: Entry, at: float) -> None:  # noqa: C901  one case for each event
+        node = self._node
+        match entry.kind:
+            case "run_began":
+                node.entrypoint, node.workers = entry.text("entrypoint"), entry.number("local_world_size")
+            case "changed":
+                phase = _PHASE_IN.get(entry.text("phase"))
+                if phase != "spawn" or entry.text("before") != "running":
+                    self._phase = phase
+            case "phase_took":
+                self._on_phase(entry.text("name"), entry.seconds("duration_s"), entry, at)
+            case "round_formed":
+                node.formed[entry.number("round")] = at
+                node.workers = max(node.workers, entry.number("local_world_size"))
+                if node.group_rank == NO_RANK:
+                    node.group_rank = entry.number("group_rank")
+            case "workers_started":
+                node.started[entry.number("round")] = at
+                self._phase = "run"
+                self._on_started(entry, at)
+            case "worker_ended":
+                self._on_ended(entry, at)
+            case "restarting":
+                told = Told(at, entry.text("cause"), entry.text("reason"), entry.number("restart_count"))
+                node.told.setdefault(entry.number("round"), told)
+            case "run_ended":
+                node.closing, node.state, node.reason = "ended", entry.text("state"), entry.text("reason")
+            case _:
+                self._take_moment(entry, at)
+
+    def _take_moment(self, entry: Entry, at: float) -> None:
+        """Events without a duration; events of a newer aelastic are left out."""
+        match entry.kind:
+            case "noticed":
+                kind: MarkKind = "failure" if entry.fields.get("is_stopped") is True else "noticed"
+                self._mark(entry, at, kind, f"rank {entry.number('rank')}: {entry.text('reason')}")
+            case "killed":
+                self._mark(entry, at, "killed", f"SIGKILL: {entry.text('reason')}")
+            case "stacks_taken":
+                self._mark(entry, at, "stacks", f"stacks taken: {entry.text('why')} ({entry.text('path')})")
+            case "waited":
+                self._mark(entry, at, "waited", entry.text("text"))
+            case "stop_asked":
+                self._mark(entry, at, "stop asked", f"asked to stop (signal {entry.number('signum')})")
+            case "records_lost":
+                count = entry.number("count")
+                self._node.lost += count
+                self._mark(entry, at, "lost", f"{counted(count, 'record')} missing here: {entry.text('reason')}")
+            case _:
+                pass
+
+    def _mark(self, entry: Entry, at: float, kind: MarkKind, text: str) -> None:
+        local_rank = entry.number("local_rank") if "local_rank" in entry.fields else None
+        self._node.marks.append(Mark(at, kind, text, local_rank, entry.fields.get("round") or 0))
+
+    def _on_phase(self, name: str, duration_s: float, entry: Entry, at: float) -> None:
+        blocks, lives = self._node.blocks, self._node.lives
+        if name == "detect":
+            gone_at = max(at - duration_s, 0.0)
+            self._detect_since = min(gone_at, self._detect_since or gone_at)
+            for place in reversed(range(len(lives))):
+                if lives[place].local_rank == entry.number("local_rank"):
+                    lives[place] = replace(lives[place], end=max(gone_at, lives[place].start))
+                    break
+            return
+        start = at - duration_s
+        if blocks:
+            start = max(start, blocks[-1].end) if start > blocks[-1].end + _SAME_MOMENT_S else blocks[-1].end
+        since, self._detect_since = self._detect_since, None
+        if name == "run" and since is not None and start < since < at:
+            blocks += [Block("run", start, since), Block("detect", since, at)]
+        else:
+            blocks.append(Block(name, start, at))
+
+    def _on_started(self, entry: Entry, at: float) -> None:
+        for worker in cast("list[dict[str, object]]", entry.fields["workers"]):
+            local_rank, rank = worker["local_rank"], worker["rank"]
+            if not isinstance(local_rank, int) or not isinstance(rank, int):
+                raise TypeError("rank")
+            self._alive[local_rank] = Life(
+                entry.number("generation"), entry.number("round"), local_rank, rank, str(worker.get("id")), at, at
+            )
+
+    def _on_ended(self, entry: Entry, at: float) -> None:
+        local_rank, outcome = entry.number("local_rank"), entry.text("outcome")
+        if outcome not in get_args(Outcome):
+            raise ValueError(outcome)
+        # A worker may be gone before all of its node are started.
+        generation, number = entry.number("generation"), entry.number("round")
+        unseen = Life(generation, number, local_rank, entry.number("rank"), "", self._node.formed.get(number, at), at)
+        life = self._alive.pop(local_rank, unseen)
+        failure = entry.fields.get("failure")
+        headline, exitcode = "", None
+        if isinstance(failure, dict):
+            headline, exitcode = _headline(failure), failure.get("exitcode")
+        self._node.lives.append(
+            replace(
+                life, end=at, known_at=at, outcome=cast("Outcome", outcome), headline=headline,
+                exitcode=exitcode if isinstance(exitcode, int) else None,
+            )
+        )  # fmt: skip
+
+    def _leave_open(self) -> None:
+        node = self._node
+        node.lives += [replace(life, end=node.ends) for _, life in sorted(self._alive.items())]
+        if self._phase is not None:
+            start = node.blocks[-1].end if node.blocks else node.begins
+            node.blocks.append(Block(self._phase, start, max(start, node.ends), is_open=True))
+
+
+def _headline(failure: dict[str, object]) -> str:
+    message = str(failure.get("message") or "").strip()
+    return message.partition("\n")[0].strip() or "failed"

@@ -1,0 +1,42 @@
+"""Texts of the timeline for people: lengths of time, counts, and text from a log made harmless."""
+
+from __future__ import annotations
+
+import html
+import re
+
+# Control characters, and those that turn the direction of what follows.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+
+def printable(text: str) -> str:
+    """Text from a log for people: nothing in it is invisible, or tells a terminal what to do."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def safe(text: object) -> str:
+    """Text from a log as HTML: nothing in it is markup, either."""
+    return html.escape(printable(str(text)))
+
+
+def duration(seconds: float) -> str:
+    """For people, as in `48 ms` or `1 h 12 min`."""
+    if seconds < 0.00095:
+        return f"{seconds * 1e3:.2g} ms" if seconds > 0 else "0"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
