@@ -11,10 +11,15 @@ import pytest
 
 from aelastic.cli.arguments import Invocation, parse
 from aelastic.errors import InputError
+from aelastic.spec import WorkerSpec
 
 
 def invoke(*argv: str, **environ: str) -> Invocation:
     return parse(argv, {"PATH": os.defpath, **environ})
+
+
+def spec_of(script: str, options: str = "", **environ: str) -> WorkerSpec:
+    return invoke(*options.split(), script, **environ).spec
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str, code: str) -> None:

@@ -18,14 +18,6 @@ from aelastic.errors import InputError
 from aelastic.workers.functions import run_script_path
 
 
-@pytest.fixture
-def torch_run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in list(os.environ):
-        if name.startswith("PET_"):
-            monkeypatch.delenv(name)
-    return pytest.importorskip("torch.distributed.run")
-
-
 def test_auto_counts_as_torch_does(script: str, torch_run: Any) -> None:
     count = torch_run.determine_local_world_size("auto")
     assert invoke("--nproc-per-node=auto", script, **os.environ).spec.local_world_size == count

@@ -1,0 +1,16 @@
+"""Fixtures of the tests beside torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def torch_run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in list(os.environ):
+        if name.startswith("PET_"):
+            monkeypatch.delenv(name)
+    return pytest.importorskip("torch.distributed.run")
