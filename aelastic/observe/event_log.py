@@ -1,16 +1,17 @@
-"""The event log: what happens in a run, as JSON Lines in its log folder.
+"""The event log: run events as JSON Lines in the log folder.
 
-A thread of its own writes, so that a disk that hangs holds up nobody; the loop only puts down what happened, and when.
-Each record is in the file within milliseconds, for whoever reads along.  The file is opened for each batch and closed
-again: a file system shared by machines shows a file's end to others when it is closed, and what was removed or has come
-back is seen.
+`docs/event-log.md` says what each record means to a reader, `docs/event-log.schema.json` what each looks like.
 
-It is never the reason why a job ends.  What cannot be written is said once and tried again; records are kept meanwhile,
-up to a limit, and what goes beyond it is counted, in the log itself where there is room again.  A line is whole, or it
-is the last one of an agent that was killed.
+A thread writes, so a disk that hangs does not stop the loop, which only notes what happened, and when.  Each record is
+in the file within milliseconds.  The file is opened for each batch and closed again: a shared file system shows a file's
+end to other machines when it is closed, and a file that was removed or has come back is noticed.
 
-Where nothing happens, the thread writes a sign of life now and then: it shows until when an agent lived that was killed
-in the middle of a training of hours.
+It is never the reason why a job ends.  Records that can't be written are kept, up to a limit, and tried again; what is
+beyond the limit is counted, in the log itself once there is room.  Every line is whole, but for the last one of an agent
+that was killed.
+
+Where nothing happens, the thread writes a record now and then that the agent lives: it shows until when an agent lived
+that was killed in the middle of hours of training.
 """
 
 from __future__ import annotations
@@ -19,25 +20,34 @@ import errno
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import anyio.to_thread
 
-from aelastic.observe.event_records import Json, Scribe
+from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
+from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.observe.run_events import RunEnded, RunEvent
 
 _log = logging.getLogger(__name__)
 
+Json: TypeAlias = dict[str, Any]
+
 FILE_NAME = "events.jsonl"
+# Goes up when a field changes its meaning or goes; not when one is added.
+SCHEMA = 1
 # A generation of 512 workers is a thousand records: what a disk that hangs for some restarts has to take later.
 BACKLOG_MAX = 4096
-# A disk that was full is asked again so often, until it has room.
+# How often a disk that was full is tried again.
 RETRY_INTERVAL_S = 5.0
 # How much of the end of a killed agent's log is unknown, against a wake-up of a thread and 200 bytes: 280 KiB a day.
 ALIVE_INTERVAL_S = 60.0
@@ -46,19 +56,19 @@ FINISH_TIMEOUT_S = CLOSE_TIMEOUT_S - 1
 
 
 class _Entry(NamedTuple):
-    what: RunEvent | int  # a number: so many records are lost here
+    what: ev.RunEvent | int  # a number: so many records are lost here
     wall_ns: int
     now: float
 
 
 class EventLog(Observer):
-    """Writes down one run.
+    """Event log of one run.
 
     Args:
         path: of the file; made when there is something to write, and appended to if it is there.
         backlog_max: how many records are kept while they can't be written.
-        retry_interval_s: how often it is tried again then.
-        alive_interval_s: after how long without anything to write there is a sign of life.
+        retry_interval_s: how often they are tried again.
+        alive_interval_s: after how long without an event a record says that the agent lives.
     """
 
     def __init__(
@@ -75,7 +85,7 @@ class EventLog(Observer):
         self._lost = self._lost_since = 0  # in all, and since that was put down
         self._thread: threading.Thread | None = None
 
-    def tell(self, event: RunEvent, now: float) -> None:
+    def tell(self, event: ev.RunEvent, now: float) -> None:
         wall_ns = time.time_ns()
         if self._put - self._writer.settled >= self._backlog_max:
             self._lost += 1
@@ -110,18 +120,18 @@ class EventLog(Observer):
 
 
 class _Writer:
-    """What the thread does."""
+    """The thread's side of the log."""
 
     def __init__(self, path: Path, retry_interval_s: float, alive_interval_s: float) -> None:
         self.path = path
         self.entries: SimpleQueue[_Entry | None] = SimpleQueue()  # ends with None
-        self.settled = 0  # how many run events are written
+        self.settled = 0  # how many events are written
         self.has_warned = False
         self.is_over = threading.Event()
         self._retry_interval_s = retry_interval_s
         self._alive_interval_s = alive_interval_s
-        self._scribe = Scribe()
-        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many run events each tells of
+        self._records = Records()
+        self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many events each tells of
         self._trouble = "the disk did not take them in time"
         self._has_ended = False  # the run: its last record is told
         self._told_at = self._taken_at = 0.0  # the last run event: on the loop's clock, which may be any, and on ours
@@ -152,14 +162,14 @@ class _Writer:
     def _line(self, entry: _Entry) -> bytes:
         what, at = entry.what, rfc3339(entry.wall_ns)
         self._told_at, self._taken_at = entry.now, time.monotonic()
-        self._has_ended = self._has_ended or isinstance(what, RunEnded)
+        self._has_ended = self._has_ended or isinstance(what, ev.RunEnded)
         if isinstance(what, int):
-            return _encoded(self._scribe.lost(what, self._trouble, at, entry.now))
-        return _encoded(self._scribe.record(what, at, entry.now))
+            return _encoded(self._records.lost(what, self._trouble, at, entry.now))
+        return _encoded(self._records.record(what, at, entry.now))
 
     def _sign_of_life(self) -> bytes:
         now = self._told_at + (time.monotonic() - self._taken_at)
-        return _encoded(self._scribe.alive(rfc3339(time.time_ns()), now))
+        return _encoded(self._records.alive(rfc3339(time.time_ns()), now))
 
     def _write(self) -> None:
         try:
@@ -172,7 +182,7 @@ class _Writer:
         except OSError as error:
             self._trouble = error.strerror or str(error)
             if not self.has_warned:
-                _log.warning("the event log %s can't be written (%s): the job goes on", self.path, self._trouble)
+                _log.warning("cannot write the event log %s (%s); the job goes on", self.path, self._trouble)
             self.has_warned = True
 
 
@@ -204,3 +214,97 @@ def rfc3339(wall_ns: int) -> str:
     """The time of day in UTC, to the microsecond; always of the same length, so that it sorts as text."""
     seconds, ns = divmod(wall_ns, 1_000_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns // 1000:06d}Z"
+
+
+# Records.
+
+
+class Records:
+    """Makes the records of one run.
+
+    Run, node, round, generation and ranks come from earlier events: it needs all of them, in order.
+    """
+
+    def __init__(self) -> None:
+        self._run: Json = {"run_id": "", "node": "", "host": ""}
+        self._place: Json = {"round": None, "generation": None}
+        self._first_rank = 0
+
+    def record(self, event: ev.RunEvent, time: str, now: float) -> Json:
+        """The record of a run event.
+
+        Args:
+            event: what happened.
+            time: of day, as RFC 3339 has it.
+            now: the monotonic clock, in seconds.
+        """
+        fields = _fields(event)
+        match event:
+            case ev.RunBegan():
+                self._run = {"run_id": fields.pop("run_id"), "node": fields.pop("node_id"), "host": fields.pop("host")}
+            case ev.RoundFormed():
+                del fields["workers"]  # they follow from the ranks
+                self._place = {"round": event.round, "generation": event.generation}
+                self._first_rank = event.first_rank
+            case ev.WorkersStarted(_, ids):
+                del fields["ids"]
+                fields["workers"] = [self._worker(local_rank, ids[local_rank]) for local_rank in sorted(ids)]
+            case ev.PhaseTook(local_rank=None):
+                del fields["local_rank"]  # it concerns them all
+            case ev.PhaseTook(local_rank=int(local_rank)):
+                fields["rank"] = self._first_rank + local_rank
+            case ev.JobEnded() | ev.RunEnded():
+                fields["failure"] = fields.pop("cause")  # as it is called where a worker ends
+                fields.pop("failures", None)
+                fields.pop("traceback", None)
+            case _:
+                pass
+        return {**self._frame(event_of(type(event).__name__), time, now), **fields}
+
+    def lost(self, count: int, reason: str, time: str, now: float) -> Json:
+        """The record that stands where others are missing."""
+        return {**self._frame("records_lost", time, now), "count": count, "reason": reason}
+
+    def alive(self, time: str, now: float) -> Json:
+        """The record of an agent that lives while nothing happens."""
+        return self._frame("alive", time, now)
+
+    def _frame(self, event: str, time: str, now: float) -> Json:
+        said: Json = {"time": time, "monotonic_ns": round(now * 1e9), "schema": SCHEMA, "event": event}
+        return {**said, **self._run, **self._place}
+
+    def _worker(self, local_rank: int, worker_id: Any) -> Json:
+        return {"local_rank": local_rank, "rank": self._first_rank + local_rank, "id": _plain(worker_id)}
+
+
+@cache
+def event_of(kind: str) -> str:
+    """What a kind of run event is called in the log: `WorkerEnded` is `worker_ended`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+
+
+def _fields(value: Record) -> Json:
+    return {name: _plain(getattr(value, name)) for name in value.__match_args__}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    match value:
+        case ProcessFailure():
+            fields = value.for_others().shared
+            fields["timestamp_s"] = fields.pop("timestamp")
+            return fields
+        case Enum():
+            return _plain(value.value)
+        case Record():
+            return _fields(value)
+        case float():
+            return round(value, 6)
+        case None | bool() | int() | str():
+            return value
+        case Mapping():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case tuple() | list():
+            return [_plain(each) for each in value]
+        case _:
+            return str(value)  # what a back end calls its workers

@@ -53,7 +53,6 @@ CORES = (
     "logs.lines",
     "logs.expected_output",
     "stacks.format",
-    "observe.event_records",
     "observe.metrics",
     "observe.prometheus",
     "observe.run_event_source",

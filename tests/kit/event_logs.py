@@ -12,7 +12,7 @@ from pathlib import Path
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
-from aelastic.observe.event_records import Scribe
+from aelastic.observe.event_log import Records
 from aelastic.observe.run_events import (
     Changed,
     PhaseName,
@@ -54,7 +54,7 @@ class NodeLog:
     ) -> None:
         self.host, self.workers, self.lines = host, workers, list[bytes]()
         self._ahead, self._boot = ahead, 1000.0 + 10 * len(host) + ahead  # monotonic clocks have nothing in common
-        self._scribe = Scribe()
+        self._records = Records()
         self._phase, self._since, self._generation, self._first_rank = Phase.INIT, begins, 0, 0
         self.tell(
             begins,
@@ -67,12 +67,12 @@ class NodeLog:
 
     def tell(self, at: float, event: RunEvent) -> None:
         wall = datetime.fromtimestamp(_BEGAN + at + self._ahead, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        self.lines.append(json.dumps(self._scribe.record(event, wall, self._boot + at)).encode() + b"\n")
+        self.lines.append(json.dumps(self._records.record(event, wall, self._boot + at)).encode() + b"\n")
 
     def alive(self, at: float) -> None:
         """Nothing happened for a while."""
         wall = datetime.fromtimestamp(_BEGAN + at + self._ahead, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        self.lines.append(json.dumps(self._scribe.alive(wall, self._boot + at)).encode() + b"\n")
+        self.lines.append(json.dumps(self._records.alive(wall, self._boot + at)).encode() + b"\n")
 
     def change(self, at: float, phase: Phase, reason: str = "") -> None:
         self.tell(at, Changed(self._phase, phase, _STATES.get(phase, WorkerState.STOPPED), reason))

@@ -30,8 +30,7 @@ import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.errors import ProcessFailure
 from aelastic.group.worker_group import Phase
-from aelastic.observe.event_log import EventLog, rfc3339
-from aelastic.observe.event_records import Json, Scribe
+from aelastic.observe.event_log import EventLog, Json, Records, rfc3339
 from aelastic.observe.run_events import (
     PHASES,
     Changed,
@@ -197,17 +196,17 @@ def assert_whole(records: Sequence[Json]) -> None:
 
 def test_every_run_event_is_a_record_of_the_schema() -> None:
     assert {type(event) for event in SAMPLES} == set(get_args(RunEvent))
-    scribe = Scribe()
-    records = [scribe.record(event, rfc3339(0), 1.5) for event in SAMPLES]
-    records.append(scribe.lost(3, "no space left", rfc3339(0), 1.5))
-    records.append(scribe.alive(rfc3339(0), 1.5))
+    made = Records()
+    records = [made.record(event, rfc3339(0), 1.5) for event in SAMPLES]
+    records.append(made.lost(3, "no space left", rfc3339(0), 1.5))
+    records.append(made.alive(rfc3339(0), 1.5))
     assert not [problem for record in records for problem in problems(json.loads(json.dumps(record)))]
     assert {record["event"] for record in records} == {choice["$ref"][8:] for choice in SCHEMA["oneOf"]}
 
 
 @pytest.mark.parametrize("event", SAMPLES, ids=lambda event: type(event).__name__)
 def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: RunEvent) -> None:
-    record = Scribe().record(event, rfc3339(0), 1.5)
+    record = Records().record(event, rfc3339(0), 1.5)
     assert list(problems({**record, "more": 1}))
     optional = {"rank", "local_rank"} if isinstance(event, PhaseTook) else set()
     for name in record.keys() - optional:
@@ -215,9 +214,9 @@ def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: Run
 
 
 def test_a_record_says_when_who_and_where() -> None:
-    scribe = Scribe()
+    made = Records()
     first, formed, started, detected = (
-        scribe.record(event, "t", 1.25) for event in (BEGAN, FORMED, SAMPLES[5], SAMPLES[10])
+        made.record(event, "t", 1.25) for event in (BEGAN, FORMED, SAMPLES[5], SAMPLES[10])
     )
     assert {name: first[name] for name in FRAME} == {
         "time": "t", "monotonic_ns": 1_250_000_000, "schema": 1, "event": "run_began", "run_id": "job",
@@ -452,7 +451,7 @@ async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
             (disk / "big").unlink()
             await until("all lines", lambda: len(numbers_so_far(path)) == 100)
         assert numbers(path) == [str(number) for number in range(100)]
-        assert said(caplog) == [f"the event log {path} can't be written (No space left on device): the job goes on"]
+        assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job goes on"]
 
 
 async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
@@ -484,7 +483,7 @@ async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pyt
     async with logging_to(path) as log:
         for _ in range(4):
             log.tell(Waited(""), 0.0)
-    assert said(caplog) == [f"the event log {path} can't be written (No space left on device): the job goes on"]
+    assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job goes on"]
     assert said(caplog, logging.INFO) == [f"the event log {path} lacks 5 records"]
 
 
