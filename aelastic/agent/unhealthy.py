@@ -15,7 +15,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.group.backend import WorkerStart
 from aelastic.group.events import FoundUnhealthy
 from aelastic.group.worker_group import Phase, WorkerGroup
-from aelastic.hangs.watch import Found
+from aelastic.hangs.watches import Found
 from aelastic.observe.run_events import Noticed
 from aelastic.stacks.before_kill import StackDumps
 

@@ -1,11 +1,11 @@
-"""Looks at living workers for signs of life, in `/proc` and at the files they write to, and reports who shows none.
+"""Samples CPU, I/O and output of workers for hang detection.
 
-`hang_rules.py` judges and says when to look; threads here do the looking.  A file system that hangs, which is a cause
-of hangs, keeps nobody from looking at the rest: the sizes of files have a thread of their own, and a limit.  A worker
-stands for all that belongs to it: its session, and whoever descends from one of that, so that a worker that waits for
-its data loaders shows theirs.  Workers whose back end has no pid for them show what they write only.
+`hang_rules.py` judges and says when to look; threads here look, in `/proc` and at the files that workers write to.  A
+file system that hangs, which is a cause of hangs, does not stop the rest: the sizes of files have a thread of their
+own, and a limit.  A worker stands for all that belongs to it, its session and the descendants of that, so a worker
+that waits for its data loaders shows their activity.  Of workers whose back end has no pid, only their output is seen.
 
-The system has to be Linux; elsewhere, and where it is forbidden, there is nothing to be seen, which is said once.
+The system has to be Linux; where `/proc` is missing or forbidden nothing is seen, which is logged once.
 """
 
 from __future__ import annotations
@@ -27,25 +27,22 @@ from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.hang_rules import Began, Ended, HangRules, Looked, Rules, Sample
-from aelastic.hangs.watch import Found, Report, Watch
+from aelastic.hangs.watches import Found, Report, Watch
+from aelastic.host import proc_table
 from aelastic.spec import HangSignal, WorkerSpec
 
 _log = logging.getLogger(__name__)
 
-# What a worker has written is searched within milliseconds; a machine may be slow.
-SEARCH_TIMEOUT_S = 1.0
-# Likewise, to be told the sizes of a few files.
-MEASURE_TIMEOUT_S = 1.0
-# Of a line in the process table we need the beginning; the name in it has 64 bytes at most.
-STAT_BYTES = 512
+# What a worker has written is searched within milliseconds, and sizes of files are read as fast; a machine may be slow.
+SEARCH_TIMEOUT_S = MEASURE_TIMEOUT_S = 1.0
 # `/proc/PID/io` has seven lines.
 IO_BYTES = 512
 
 _UNSEEN: Mapping[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
 
 
-# A number, by local rank, that has grown when a worker's output was as expected since it was asked for last; given once
-# all that was written until now is searched.
+# Of a local rank: a number that has grown if its output was as expected since the last call; returned once all that was
+# written until then is searched.
 CountMatches: TypeAlias = Callable[[int], Awaitable[int]]
 
 
@@ -70,13 +67,13 @@ def _stuck_timeout_s(env: Mapping[str, str]) -> float | None:
 
 
 class ActivitySampler(Watch):
-    """Watches for signs of life.
+    """Watch for signs of life of one run's workers.
 
     Args:
         rules: what is asked of the workers.
-        count_matches: who searches what they write.
-        report: told of each verdict.
-        look: what looks, in a thread.
+        count_matches: counts a worker's output that is as expected.
+        report: gets each verdict as a finding.
+        look: reads `/proc`, in a thread.
     """
 
     def __init__(self, rules: Rules, count_matches: CountMatches, report: Report, look: Look | None = None) -> None:
@@ -87,8 +84,8 @@ class ActivitySampler(Watch):
         self._look: Look = ProcTable() if look is None else look
         self._generation = 0
         self._places: dict[int, Place] = {}
-        self._expecting: set[int] = set()  # local ranks of whom output is expected
-        self._unseen: set[HangSignal] = set()  # what has been said to be unseen
+        self._expecting: set[int] = set()  # local ranks whose output is matched
+        self._unseen: set[HangSignal] = set()  # what has been logged as unseen
         self._changed = anyio.Event()
         self._measuring = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
 
@@ -108,7 +105,7 @@ class ActivitySampler(Watch):
             self._changed.set()
 
     async def run(self) -> None:
-        limiter = anyio.CapacityLimiter(1)  # our own: whoever else uses threads does not keep us waiting
+        limiter = anyio.CapacityLimiter(1)  # our own: other users of threads do not keep us waiting
         while True:
             self._changed = anyio.Event()
             if not await self._wait_due():
@@ -125,7 +122,7 @@ class ActivitySampler(Watch):
                     rank: _completed(sample, output=sizes.get(rank), matches=matches.get(rank))
                     for rank, sample in samples.items()
                 }
-                self._tell_unseen(full.values())
+                self._warn_of_unseen(full.values())
                 self._judge(Looked(full, began_at))
 
     async def _wait_due(self) -> bool:
@@ -136,7 +133,7 @@ class ActivitySampler(Watch):
         return waiting.cancelled_caught
 
     async def _sizes(self, places: Mapping[int, Place]) -> dict[int, int | None]:
-        """Bytes that workers have written; nothing of a file system that does not answer."""
+        """Bytes that workers have written; none of a file system that does not answer."""
         is_wanted = self._rules.hang_timeout_s is not None and "output" in self._rules.hang_signals
         if is_wanted and not self._measuring.borrowed_tokens:
             with anyio.move_on_after(MEASURE_TIMEOUT_S):
@@ -144,7 +141,7 @@ class ActivitySampler(Watch):
         return {}
 
     async def _matches(self, local_ranks: Collection[int]) -> dict[int, int]:
-        """Of the workers' output until now; of what is not searched in time, nothing can be said."""
+        """Matches in the workers' output until now; output that is not searched in time is left out."""
         counts = {}
         with anyio.move_on_after(SEARCH_TIMEOUT_S):
             for rank in sorted(local_ranks):
@@ -153,19 +150,19 @@ class ActivitySampler(Watch):
 
     def _judge(self, looked: Looked) -> None:
         for verdict in self._core.handle(looked, anyio.current_time()):
-            # SIGTERM, as for all others: whoever waits for something that Python waits for may save what it has, and
-            # who can't is killed after the shutdown timeout.
+            # SIGTERM, as for all others: a worker that waits in Python may save what it has; another is killed after
+            # the shutdown timeout.
             signum = signal.SIGTERM if verdict.is_stopped else None
             self._report(Found(self._generation, verdict.local_rank, verdict.by, verdict.reason, signum))
 
-    def _tell_unseen(self, samples: Collection[Sample]) -> None:
+    def _warn_of_unseen(self, samples: Collection[Sample]) -> None:
         if self._rules.hang_timeout_s is None:
             return
         for sign in self._rules.hang_signals:
             values = [{"output": each.output, "cpu": each.cpu_s, "io": each.io}[sign] for each in samples]
             if None in values and sign not in self._unseen:
                 self._unseen.add(sign)
-                _log.warning("the %s of workers can't be seen here: it is no sign of life", _UNSEEN[sign])
+                _log.warning("cannot read %s of workers; ignored for hang detection", _UNSEEN[sign])
 
 
 def _completed(sample: Sample, **more: int | None) -> Sample:
@@ -202,7 +199,7 @@ class _Table:
             self._session.setdefault(entry.session, []).append(entry)
 
     def belongings(self, leader: int) -> list[_Process]:
-        """Who lives in the session of a worker, and whoever descends from one of these."""
+        """The processes in the session of a worker, and their descendants."""
         grown = [self.by_pid[leader], *self._session.get(leader, ())]
         ours = {entry.pid: entry for entry in grown}
         while grown:
@@ -247,7 +244,7 @@ class ProcTable:
         self._sums: dict[int, list[int]] = {}  # ticks and IO of each worker, by its pid
 
     def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
-        """What there is to be seen of workers but for their output, by local rank; who has ended is not in it."""
+        """Samples of the workers that live, without their output, by local rank."""
         wants = set(rules.hang_signals) if rules.hang_timeout_s is not None else set()
         table = _Table(self._processes() if wants & {"cpu", "io"} else ())
         samples = {}
@@ -281,7 +278,7 @@ class ProcTable:
         before: Mapping[tuple[int, int], int],
         now: dict[tuple[int, int], int],
     ) -> int:
-        """By how much a count of all of them has grown; whoever is new began with nothing."""
+        """By how much a count of all of them has grown; a new process began with 0."""
         grown = 0
         for entry in members:
             key = entry.pid, entry.began
@@ -298,36 +295,21 @@ class ProcTable:
                     yield entry
 
     def _process(self, pid: int) -> _Process | None:
-        line = self._read(f"{pid}/stat", STAT_BYTES)
-        # The name is in parentheses and may hold spaces and parentheses itself: count from the last one.
-        end = line.rfind(b")")
-        try:
-            return _Process(pid, line[end + 1 :].split()) if end >= 0 else None
-        except (IndexError, ValueError):
-            return None
+        with suppress(IndexError, ValueError):
+            fields = proc_table.stat_fields(pid, self._root)
+            return None if fields is None else _Process(pid, fields)
+        return None
 
     def _io_of(self, path: str) -> int | None:
         """Bytes and calls of a process, or a thread, with those of the children it has waited for."""
-        lines = self._read(path, IO_BYTES).splitlines()
-        with suppress(ValueError):
+        with suppress(OSError, ValueError), open(f"{self._root}/{path}", "rb", buffering=0) as file:
+            lines = (file.read(IO_BYTES) or b"").splitlines()
             return sum(int(line.partition(b":")[2]) for line in lines) if lines else None
         return None
 
     def _sleep_of(self, own: _Process) -> int | None:
         """In uninterruptible sleep: what its thread has read and written, which does not change during that sleep."""
         return (self._io_of(f"{own.pid}/task/{own.pid}/io") or 0) if own.state == "D" else None
-
-    def _read(self, path: str, size: int) -> bytes:
-        try:  # `os` instead of `open`: half the time, for what is done once per process of the machine
-            fd = os.open(f"{self._root}/{path}", os.O_RDONLY)
-        except OSError:
-            return b""
-        try:
-            return os.read(fd, size)
-        except OSError:
-            return b""
-        finally:
-            os.close(fd)
 
 
 def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:

@@ -1,29 +1,81 @@
-"""Who watches living workers: the watches that are on, for one run.
+"""Watches look at living workers, and report those that do not do what is expected of them.
 
-A watch is made, and its module imported, where the spec or the environment asks for it; a run without any pays
-nothing.  What a watch finds goes to the supervisor.  One that raises has a bug of ours, which is said; the job goes on
-without it.
+A watch is made, and its module imported, only where the spec or the environment asks for it.  What it finds goes to the
+supervisor, which decides.  A watch that raises has a bug of ours, which is logged; the job goes on without it.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.core.record import Record
 from aelastic.group.backend import WorkerStart
+from aelastic.group.events import WatchName
 from aelastic.group.worker_env import STUCK_VARIABLE
-from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
 # As torch's agent: any other value is off.
 FILE_TIMER_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+
+
+class Found(Record):
+    """A finding: a living worker does not do what is expected of it."""
+
+    generation: int
+    local_rank: int
+    by: WatchName
+    reason: str  # a sentence without a subject, as in "timer 'step' expired 0.01 s ago"
+    signum: int | None  # the signal that stops it, and then it has failed; None: it is only reported
+
+
+# Never blocks; may be called at any time between `open` and `close`.  A finding that comes too late is dropped.
+Report: TypeAlias = Callable[[Found], None]
+
+
+class Watch(ABC):
+    """A watch over the workers of one run, generation by generation."""
+
+    def open(self) -> None:  # noqa: B027  some watches open nothing
+        """Called once, before any worker is started; the run's scratch folder is there.
+
+        Raises:
+            InputError: it cannot get what it needs.
+        """
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables for the workers' environment; read once, after `open`."""
+        return {}
+
+    @abstractmethod
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
+        """A generation has started; nothing of the one before is alive.
+
+        Args:
+            generation: its number.
+            starts: how its workers were started, and the files they write to.
+            ids: local rank to pid, or to what the back end calls it; `None` for a worker that could not be started.
+        """
+
+    @abstractmethod
+    def ended(self, generation: int, local_rank: int) -> None:
+        """A worker's own process has ended."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Watches, during the whole run.  Cancelled at its end."""
+
+    def close(self) -> None:  # noqa: B027  some watches hold nothing
+        """Called once, at the end, opened or not."""
 
 
 class Watches:
@@ -33,8 +85,8 @@ class Watches:
         spec: what the user asked for.
         env: the agent's environment.
         scratch: the run's own folder, which need not exist before `open`.
-        count_matches: tells of a worker's output that is as expected (`logs.RunLogs`).
-        on_found: told of what a watch finds, in a task of its own.
+        count_matches: counts a worker's output that is as expected (`logs.RunLogs`).
+        on_found: gets each finding, in a task of its own.
     """
 
     def __init__(
@@ -51,14 +103,14 @@ class Watches:
 
     @property
     def env(self) -> dict[str, str]:
-        """What workers are told besides, in their environment."""
+        """Variables for the workers' environment."""
         return {name: value for watch in self._watches for name, value in watch.env.items()}
 
     def open(self) -> None:
         """Makes what the watches need.
 
         Raises:
-            InputError: that can't be had.
+            InputError: a watch cannot get what it needs.
         """
         for watch in self._watches:
             watch.open()
@@ -92,7 +144,7 @@ async def _run(watch: Watch) -> None:
     try:
         await watch.run()
     except Exception:  # noqa: BLE001  the job is worth more than any watch
-        _log.exception("%s failed, and watches no more (a bug in aelastic: please report it)", type(watch).__name__)
+        _log.exception("watch %s raised and was disabled (a bug in aelastic: please report it)", type(watch).__name__)
 
 
 def _watches(
@@ -102,7 +154,7 @@ def _watches(
     count_matches: Callable[[int], Awaitable[int]],
     report: Report,
 ) -> list[Watch]:
-    """Those that are on."""
+    """The watches that are on."""
     watches: list[Watch] = []
     if env.get(FILE_TIMER_VARIABLE) == "1":
         from aelastic.hangs.file_timer import FileTimerServer

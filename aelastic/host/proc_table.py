@@ -28,10 +28,10 @@ def process(pid: int | str) -> Process | None:
     return None if fields is None else Process(int(pid), fields[0].decode(), int(fields[1]), int(fields[3]))
 
 
-def stat_fields(pid: int | str) -> list[bytes] | None:
+def stat_fields(pid: int | str, root: str = "/proc") -> list[bytes] | None:
     """What proc(5) has of a process in `stat`, from its state (field 3) on; `None` when there is none (any more)."""
     try:  # `os` instead of `open`: half the time, for what is done once per process of the machine
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        fd = os.open(f"{root}/{pid}/stat", os.O_RDONLY)
     except OSError:
         return None
     try:

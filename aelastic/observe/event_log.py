@@ -3,12 +3,13 @@
 `docs/event-log.md` says what each record means to a reader, `docs/event-log.schema.json` what each looks like.
 
 A thread writes, so a disk that hangs does not stop the loop, which only notes what happened, and when.  Each record is
-in the file within milliseconds.  The file is opened for each batch and closed again: a shared file system shows a file's
-end to other machines when it is closed, and a file that was removed or has come back is noticed.
+in the file within milliseconds.  The file is opened for each batch and closed again: a shared file system shows the end
+of a file to other machines when it is closed, and a file that was removed or has come back is noticed.
 
 It is never the reason why a job ends.  Records that can't be written are kept, up to a limit, and tried again; what is
-beyond the limit is counted, in the log itself once there is room.  Every line is whole, but for the last one of an agent
+beyond that is counted, in the log itself once there is room.  Every line is whole, but for the last one of an agent
 that was killed.
+
 
 Where nothing happens, the thread writes a record now and then that the agent lives: it shows until when an agent lived
 that was killed in the middle of hours of training.

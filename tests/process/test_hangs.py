@@ -22,7 +22,7 @@ from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, rules_of, sizes_of
 from aelastic.hangs.hang_rules import Rules, Sample
-from aelastic.hangs.watch import Found
+from aelastic.hangs.watches import Found
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.logs.lines import PrefixedLines
 from aelastic.observe.observer import Observer
@@ -210,7 +210,7 @@ activity._size_of = RunLogs.tail = lambda *_: time.sleep(600)
 def test_a_file_system_that_hangs_keeps_nobody_from_stopping_who_hangs_with_it(launch: Launcher) -> None:
     job = launch("time.sleep(600)", "--max-restarts=0", "--hang-timeout=1", wrapper=DEAD_DISK)
     assert job.wait() == 128 + signal.SIGTERM
-    assert "the output of workers can't be seen here" in job.stderr
+    assert "cannot read output of workers; ignored for hang detection" in job.stderr
     assert "rank 0 on" in job.stderr and "is stopped: no " in job.stderr
 
 
@@ -451,7 +451,7 @@ async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture
         await anyio.sleep(10)
         tasks.cancel_scope.cancel()
     assert [record.getMessage() for record in caplog.records] == [
-        "the IO of workers can't be seen here: it is no sign of life"
+        "cannot read IO of workers; ignored for hang detection"
     ]
 
 

@@ -33,7 +33,7 @@ from aelastic import (
 )
 from aelastic.agent.postmortem import Autopsy
 from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S
-from aelastic.hangs.watch import Found, Watch
+from aelastic.hangs.watches import Found, Watch
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
 from aelastic.tcpstore.store_host import _listen
@@ -600,7 +600,7 @@ async def test_a_watch_that_fails_is_told_and_the_job_goes_on(
     spec = WorkerSpec(local_world_size=1, entrypoint="train.py")
     result = await Supervisor(spec, backend=FakeBackend([Plan(after_s=9, exit=WorkerExit(0))])).run()
     assert result.state is WorkerState.SUCCEEDED
-    assert "BrokenWatch failed, and watches no more" in caplog.text and "a bug of ours" in caplog.text
+    assert "watch BrokenWatch raised and was disabled" in caplog.text and "a bug of ours" in caplog.text
 
 
 @on_virtual_time
