@@ -16,9 +16,10 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousErr
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader_lease import Tenure
+from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import (
@@ -195,19 +196,16 @@ class AgentLink:
             takeover_timeout_s=settings.lease_s,
         )
         coordinator = Coordinator(rules, self._policy, own_node_id=self._member.node_id, is_heir=is_heir)
-        chair = Chair(
-            self._member.terms,
-            record.candidate.token,
-            Tenure(record.epoch, settings.lease_s, self._campaigned_at, record.renewals or 0),
-            coordinator,
-            has_fixed_ranks=settings.backend == "static",
-        )
+        terms, is_fixed = self._member.terms, settings.backend == "static"
+        sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=is_fixed)
+        lease = LeaderLease(record.epoch, settings.lease_s, self._campaigned_at, record.renewals or 0)
+        leader = Leader(coordinator, sessions, lease)
         listener, self._listener = self._listener, None
-        self._server = CoordinatorServer(chair, record, self._board, listener, self._on_vacated)
+        self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down)
         _log.info("this agent coordinates (%s, epoch %d)", self._board.name, record.epoch)
         tasks.start_soon(self._server.run, name="coordinator")
 
-    def _on_vacated(self) -> None:
+    def _on_stepped_down(self) -> None:
         self._server = None
         self._mailbox.post(LeadershipLost())
 

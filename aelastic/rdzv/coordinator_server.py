@@ -1,7 +1,7 @@
-"""The coordinator on the wire: carries out what the chair asks for.
+"""The coordinator on the wire: carries out what the leader core asks for.
 
-It runs in the agent that the board names, as long as the reign is that agent's.  Its own node is a member like
-the others, over the loopback interface.
+It runs in the agent that the board names, as long as that agent leads.  Its own node is a member like the others, over
+the loopback interface.
 """
 
 from __future__ import annotations
@@ -19,27 +19,8 @@ from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.board import Board, LeaderRecord
-from aelastic.rdzv.coordinator.session_events import (
-    Action,
-    Closed,
-    DeadlinePassed,
-    Drop,
-    Event,
-    Garbled,
-    Keep,
-    KeepFailed,
-    Kept,
-    Opened,
-    Publish,
-    Published,
-    Received,
-    Reclaim,
-    Reclaimed,
-    Resigned,
-    Say,
-    Vacate,
-)
-from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
 from aelastic.rdzv.stream import Stream, is_other_protocol
 
@@ -47,43 +28,48 @@ _log = logging.getLogger(__name__)
 
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
-# So many connections are taken before what those say that are here is heard.
+# So many connections are taken before the messages of those that are open are read.
 ACCEPTS_AT_ONCE = 128
 
 
 class CoordinatorServer:
-    """Coordinates from one listening socket for one reign.
+    """Coordinates from one listening socket, for one term.
 
     Args:
-        chair: decides.
-        reign: what the board says of us.
+        leader: decides.
+        record: of our leadership, as the board has it.
         board: where that is.
-        listener: the socket that the reign names.
-        on_vacated: called once, when the reign is another's.
+        listener: the socket that the record names.
+        on_stepped_down: called once, when this agent leads no longer.
     """
 
     def __init__(
-        self, chair: Chair, record: LeaderRecord, board: Board, listener: socket.socket, on_vacated: Callable[[], None]
+        self,
+        leader: Leader,
+        record: LeaderRecord,
+        board: Board,
+        listener: socket.socket,
+        on_stepped_down: Callable[[], None],
     ) -> None:
-        self._chair = chair
+        self._leader = leader
         self._record = record
         self._board = board
         self._listener = listener
-        self._on_vacated = on_vacated
-        self._mailbox: Mailbox[Event] = Mailbox()
+        self._on_stepped_down = on_stepped_down
+        self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
-        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a beat goes to thousands
+        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a heartbeat goes to thousands
         self._changed = anyio.Event()
 
     async def run(self) -> None:
-        """Coordinates until the reign is over, or it is cancelled."""
+        """Coordinates until another agent leads, this one leaves, or it is cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._accept, name="accept")
-                while not self._chair.is_vacated:
-                    event = await self._mailbox.next(self._chair.deadline) or DeadlinePassed()
-                    for action in self._chair.handle(event, anyio.current_time()):
+                while not self._leader.has_stepped_down:
+                    event = await self._mailbox.next(self._leader.deadline) or ev.DeadlinePassed()
+                    for action in self._leader.handle(event, anyio.current_time()):
                         self._carry_out(action, tasks)
                     self._changed.set()
                 tasks.cancel_scope.cancel()
@@ -93,46 +79,48 @@ class CoordinatorServer:
                 stream.close()
 
     async def finish(self) -> None:
-        """Hands the reign over: all members hear that they need another coordinator, or have heard the verdict."""
+        """Steps down: all members hear that they need another coordinator, or have heard the verdict."""
         with anyio.move_on_after(FAREWELL_S):
             # Until our own node has been heard out, and all have heard the verdict, if there is one.
-            while self._chair.has_own_node or (self._chair.coordinator.is_closed and not self._chair.is_empty):
+            while self._leader.has_own_node or (
+                self._leader.coordinator.is_closed and not self._leader.sessions.is_empty
+            ):
                 self._changed = anyio.Event()
                 await self._changed.wait()
-        if self._chair.is_vacated:
+        if self._leader.has_stepped_down:
             return
-        if self._chair.coordinator.is_closed and not self._chair.has_told_all:
-            return  # who comes back reads on the board how the job ended, as long as that keeps it
-        # First: as soon as the board has been told another may reign, and its answer may take a while to come.
-        self._mailbox.post(Resigned())
+        if self._leader.coordinator.is_closed and not self._leader.has_told_all:
+            return  # a node that reconnects reads on the board how the job ended, as long as that keeps it
+        # First: as soon as the board has been told another agent may lead, and its answer may take a while to come.
+        self._mailbox.post(ev.Resigned())
         with anyio.move_on_after(FAREWELL_S):
             try:
                 await self._board.resign(self._record)
             except (RendezvousError, InputError) as error:
-                _log.info("the board could not be told that this agent leaves: %s", error)
+                _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
         with anyio.move_on_after(FAREWELL_S):
             for stream in list(self._streams.values()):
                 await stream.closed.wait()
 
-    def _carry_out(self, action: Action, tasks: TaskGroup) -> None:
+    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:
         match action:
-            case Say(conn, message):
+            case ev.Say(conn, message):
                 if message is not self._encoded[0]:
                     self._encoded = message, encode(message)
                 if conn in self._streams:
                     self._streams[conn].send(self._encoded[1])
-            case Drop(conn):
+            case ev.Drop(conn):
                 if conn in self._streams:
                     self._streams[conn].close()
-            case Keep():
-                tasks.start_soon(self._renew, name="keep")
-            case Reclaim(above):
+            case ev.Renew():
+                tasks.start_soon(self._renew, name="renew")
+            case ev.Reclaim(above):
                 tasks.start_soon(self._reclaim, above, name="reclaim")
-            case Publish(verdict):
+            case ev.Publish(verdict):
                 tasks.start_soon(self._publish, verdict, name="publish")
-            case Vacate(reason):
-                _log.info("this agent coordinates no longer: %s", reason)
-                self._on_vacated()
+            case ev.StepDown(reason):
+                _log.info("this agent is no longer coordinator: %s", reason)
+                self._on_stepped_down()
             case _:
                 assert_never(action)
 
@@ -140,33 +128,34 @@ class CoordinatorServer:
 
     async def _renew(self) -> None:
         try:
-            with anyio.fail_after(self._chair.lease_s):
+            with anyio.fail_after(self._leader.lease.lease_s):
                 renewed = await self._board.renew(self._record)
             if renewed is not None:
                 self._record = renewed
-            self._mailbox.post(Kept(renewed))
+            self._mailbox.post(ev.Renewed(renewed))
         except (RendezvousError, InputError, TimeoutError) as error:
-            _log.info("the board can't be asked: %s", str(error) or "no answer")
-            self._mailbox.post(KeepFailed(str(error)))
+            reason = str(error) or "no answer"
+            _log.info("%s: lease could not be renewed (%s); retrying", self._board.name, reason)
+            self._mailbox.post(ev.RenewFailed(str(error)))
 
     async def _reclaim(self, above: int) -> None:
         try:
-            with anyio.fail_after(self._chair.lease_s):
+            with anyio.fail_after(self._leader.lease.lease_s):
                 record = await self._board.campaign(self._record.candidate, self._record, above)
         except (RendezvousError, InputError, TimeoutError) as error:
-            _log.info("the board can't be asked: %s", str(error) or "no answer")
+            _log.info("%s: leadership could not be reclaimed (%s)", self._board.name, str(error) or "no answer")
             record = None
-        if record is None or record.candidate != self._record.candidate:
-            self._mailbox.post(Reclaimed(None))
-        else:
+        if record is not None and record.candidate == self._record.candidate:
             self._record = record
-            self._mailbox.post(Reclaimed(record.epoch))
+            self._mailbox.post(ev.Reclaimed(record))
+        else:
+            self._mailbox.post(ev.Reclaimed(None))
 
     async def _publish(self, verdict: str) -> None:
         try:
-            self._mailbox.post(Published(await self._board.publish(self._record, verdict)))
+            self._mailbox.post(ev.Published(await self._board.publish(self._record, verdict)))
         except (RendezvousError, InputError) as error:
-            _log.info("the board could not be told how the job ended: %s", error)
+            _log.info("%s: the verdict could not be written (%s)", self._board.name, error)
 
     # Connections.
 
@@ -187,7 +176,7 @@ class CoordinatorServer:
                 continue
             if not is_told:
                 is_told = True
-                _log.warning("no more agents can connect for now: %s", failure.strerror)
+                _log.warning("cannot accept connections: %s", failure.strerror)
             await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     # Called by the loop.
@@ -195,15 +184,15 @@ class CoordinatorServer:
     def _on_open(self, stream: Stream) -> None:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
-        self._mailbox.post(Opened(stream.conn, stream.peer, stream.own_address))
+        self._mailbox.post(ev.Opened(stream.conn, stream.peer, stream.own_address))
 
     def on_message(self, stream: Stream, message: Any) -> None:
-        self._mailbox.post(Received(stream.conn, message))
+        self._mailbox.post(ev.Received(stream.conn, message))
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
-        _log.warning("what connected from %s is no agent of this job: %s", stream.peer, error)
-        self._mailbox.post(Garbled(stream.conn, str(error), is_other_protocol(error)))
+        _log.warning("rejected connection from %s: not an aelastic agent (%s)", stream.peer, error)
+        self._mailbox.post(ev.Garbled(stream.conn, str(error), is_other_protocol(error)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
         del self._streams[stream.conn]
-        self._mailbox.post(Closed(stream.conn))
+        self._mailbox.post(ev.Closed(stream.conn))

@@ -33,11 +33,11 @@ from aelastic.rdzv.protocol.codec import (
 from aelastic.rdzv.protocol.messages import (
     Alive,
     Assigned,
-    Beat,
     Departed,
     Ended,
     Failed,
     Goodbye,
+    Heartbeat,
     Hello,
     Interrupted,
     Left,
@@ -79,7 +79,7 @@ MESSAGES: list[Any] = [
     Left("n1", "SIGTERM"),
     Welcome(5, 5.0),
     Refused("why", True),
-    Beat(12),
+    Heartbeat(12),
     Probe(),
     Goodbye("resigned", False),
     Departed(3, 1),
@@ -184,7 +184,7 @@ def test_every_word_has_an_example_here() -> None:
 def test_no_word_goes_both_ways() -> None:
     assert not UPWARD.keys() & DOWNWARD.keys()
     with pytest.raises(WireError, match="not one of our words"):
-        decode(encode(Beat(1)), UPWARD)
+        decode(encode(Heartbeat(1)), UPWARD)
     with pytest.raises(WireError, match="not one of our words"):
         decode(encode(Alive()), DOWNWARD)
 
@@ -308,8 +308,8 @@ def test_a_frame_that_is_cut_short_is_awaited(message: Any, data: st.DataObject)
     "value", [True, False, "1", 1.0, None, [], {}, 2**63, -(2**63) - 1, pytest.param(10**1000, id="huge")]
 )
 def test_what_should_be_a_whole_number_is_one_of_64_bits(value: Any) -> None:
-    with pytest.raises(WireError, match=r"Beat\.beat"):
-        decode_json(["Beat", {"beat": value, "has_spares": False}])
+    with pytest.raises(WireError, match=r"Heartbeat\.renewals"):
+        decode_json(["Heartbeat", {"renewals": value, "has_spares": False}])
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "true", '"1"', "null", "1" + "0" * 400])
@@ -404,7 +404,7 @@ def test_nesting_however_deep_is_refused(pattern: str) -> None:
 
 def test_what_is_said_of_garbage_is_short() -> None:
     long = "x" * 100_000
-    for value in (long, [long], ["Left", {"node_id": [long], "reason": long}], ["Left", long], ["Beat", {long: 1}],
+    for value in (long, [long], ["Left", {"node_id": [long], "reason": long}], ["Left", long], ["Heartbeat", {long: 1}],
                   ["Hello", {"protocol": long}], ["Ended", {"outcome": long, "reason": "", "cause": None}]):  # fmt: skip
         with pytest.raises(WireError) as caught:
             decode_json(value)
@@ -474,7 +474,7 @@ def test_a_verdict_comes_back_from_the_board(verdict: Ended) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "null", "x", '["Alive",{}]', '"\ud800"', "[" * 100_000, '["Beat",{"beat":NaN}]']
+    "text", ["", "{}", "null", "x", '["Alive",{}]', '"\ud800"', "[" * 100_000, '["Heartbeat",{"renewals":NaN}]']
 )
 def test_a_text_that_no_agent_wrote_is_refused(text: str) -> None:
     with pytest.raises(WireError):

@@ -42,10 +42,10 @@ from aelastic.rdzv.protocol.codec import DOWNWARD, PROTOCOL, to_text
 from aelastic.rdzv.protocol.messages import (
     Alive,
     Assigned,
-    Beat,
     Ended,
     Failed,
     Goodbye,
+    Heartbeat,
     Hello,
     Interrupted,
     Left,
@@ -216,7 +216,7 @@ EVENTS: list[Event] = [
     BoardFailed("no answer"),
     Connected(1),
     ConnectFailed(1, True, "refused"),
-    Received(1, Beat(1)),
+    Received(1, Heartbeat(1)),
     ConnectionLost(1, "its connection closed"),
     LeadershipLost(),
     DeadlinePassed(),
@@ -507,14 +507,14 @@ def test_a_member_says_that_it_lives_three_times_a_lease() -> None:
     for _ in range(30):
         assert story.left_s == pytest.approx(LEASE_S / 3)
         said += story.pass_deadline() == [Send(Alive())]
-        story.hear(Beat(said))
+        story.hear(Heartbeat(said))
     assert said == 30
 
 
 def test_whether_nodes_wait_for_a_place_is_told_to_the_next_coordinator_and_forgotten_then() -> None:
     story = busy()
     for has_spares in (False, True):
-        story.hear(Beat(1, has_spares))
+        story.hear(Heartbeat(1, has_spares))
         assert story.core.past.has_spares is has_spares
     story.tell(ConnectionLost(1, "reset"), ConnectFailed(2, True, "refused"))
     story.tell(BoardRead(record(5, node_id="boss2")))
@@ -537,7 +537,7 @@ def test_a_silent_coordinator_is_lost_after_a_lease() -> None:
 
 
 def test_whatever_a_coordinator_says_renews_its_lease() -> None:
-    for message in (Beat(1), Waiting("x"), Probe(), Welcome(4, LEASE_S), assigned()):
+    for message in (Heartbeat(1), Waiting("x"), Probe(), Welcome(4, LEASE_S), assigned()):
         story = member()
         story.be_silent_until(100.0 + LEASE_S - 0.01)
         story.hear(message)
@@ -550,7 +550,7 @@ def test_if_we_slept_the_coordinator_gets_time_to_be_heard() -> None:
     assert story.tell(DeadlinePassed()) == [Send(Alive()), ReadBoard()], "another may reign by now"
     assert story.core.deadline == pytest.approx(story.now + LEASE_S / 3)
     copied = copy.deepcopy(story)
-    story.hear(Beat(700))
+    story.hear(Heartbeat(700))
     assert story.pass_deadline() == [Send(Alive())]
     assert copied.pass_deadline() == [Disconnect(), ReadBoard()]
 
@@ -558,9 +558,9 @@ def test_if_we_slept_the_coordinator_gets_time_to_be_heard() -> None:
 def glancing() -> Story:
     """Its coordinator lives, and its beat stands still."""
     story = busy()
-    story.hear(Beat(0))
+    story.hear(Heartbeat(0))
     while ReadBoard() not in story.pass_deadline():
-        story.hear(Beat(0))
+        story.hear(Heartbeat(0))
     assert story.now == 100.0 + GLANCE_LEASES * LEASE_S
     return story
 
@@ -580,21 +580,21 @@ def test_as_long_as_nobody_else_reigns_a_member_stays(answer: Event) -> None:
     assert story.core.phase is Phase.MEMBER
     since = story.now
     while ReadBoard() not in story.pass_deadline():
-        story.hear(Beat(0))
+        story.hear(Heartbeat(0))
     assert story.now == since + GLANCE_LEASES * LEASE_S
 
 
 def test_a_member_glances_at_the_board_one_look_at_a_time() -> None:
     story = glancing()
     for _ in range(20):
-        story.hear(Beat(0))
+        story.hear(Heartbeat(0))
         assert ReadBoard() not in story.pass_deadline()
 
 
 def test_a_beat_that_rises_needs_no_glance() -> None:
     story = busy()
     for renewals in range(100):
-        story.hear(Beat(renewals))
+        story.hear(Heartbeat(renewals))
         assert story.pass_deadline() == [Send(Alive())]
 
 
@@ -795,7 +795,7 @@ def test_another_reign_with_the_same_beat_is_another() -> None:
 def test_a_beat_that_we_have_heard_stands_still_since_we_heard_it() -> None:
     story = member(renewals=0)
     story.now += 1.0
-    story.hear(Beat(3))
+    story.hear(Heartbeat(3))
     assert story.be_silent_until(101.0 + LEASE_S)[-2:] == [Disconnect(), ReadBoard()]
     assert story.tell(BoardRead(record(renewals=3))) == [Campaign(record(renewals=3), 4)]
 
@@ -803,7 +803,7 @@ def test_a_beat_that_we_have_heard_stands_still_since_we_heard_it() -> None:
 def test_a_beat_that_we_have_not_heard_stands_still_since_we_saw_it() -> None:
     """A `keep` that nobody told us of may have been made just now."""
     story = member(renewals=0)
-    story.hear(Beat(3))
+    story.hear(Heartbeat(3))
     story.be_silent_until(100.0 + LEASE_S)
     assert story.tell(BoardRead(record(renewals=4))) == [Connect(2, record(renewals=4))]
     story.tell(ConnectFailed(2, False, "timed out"))
@@ -934,7 +934,7 @@ def test_a_verdict_from_before_our_time_is_not_ours() -> None:
     assert reading().tell(BoardRead(old)) == [Connect(1, old)]
 
 
-@pytest.mark.parametrize("text", ["x", "null", '["Beat",{"beat":1}]', to_text(Waiting("x")), "\ud800"])
+@pytest.mark.parametrize("text", ["x", "null", '["Heartbeat",{"renewals":1}]', to_text(Waiting("x")), "\ud800"])
 def test_a_verdict_that_no_agent_wrote_is_the_end_without_one(text: str) -> None:
     story = busy()
     story.hear(Goodbye("x", True))
@@ -948,7 +948,7 @@ def test_a_verdict_that_no_agent_wrote_is_the_end_without_one(text: str) -> None
 
 REIGNS = [record(4), record(5, node_id="boss2"), record(4, renewals=1), record(4, renewals=2), record(6, node_id="me")]
 MESSAGES = [
-    Welcome(4, LEASE_S), Welcome(4, LEASE_S), Welcome(6, LEASE_S), Refused("x", False), Refused("x", True), Beat(1), Probe(),
+    Welcome(4, LEASE_S), Welcome(4, LEASE_S), Welcome(6, LEASE_S), Refused("x", False), Refused("x", True), Heartbeat(1), Probe(),
     Goodbye("x", False), Goodbye("x", True), assigned(1), assigned(2, 1), assigned(3, 1), interrupted(1), interrupted(2),
     SUCCEEDED, Waiting("x"),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """An agent of the simulation: the real cores, and shells that do just what the real ones do.
 
-The shells are those of `supervisor.py`, `rdzv/agent_link.py` and `rdzv/server.py`, method by method, without a loop: a
+The shells are those of `supervisor.py`, `rdzv/agent_link.py` and `rdzv/coordinator_server.py`, method by method, without a loop: a
 mailbox for each core, read in any order; whoever changes these changes this.  The workers are made up.
 """
 
@@ -18,9 +18,10 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader_lease import Tenure
+from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.protocol.messages import (
@@ -58,7 +59,7 @@ class Work:
 class Watcher(Protocol):
     """Who looks on, and objects (`simulated_checks.py`)."""
 
-    def said(self, agent: Agent, chair: Chair, node_id: str, message: Any) -> None: ...
+    def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None: ...
     def spawns(self, agent: Agent, assigned: Assigned) -> None: ...
     def failed(self, agent: Agent, round_: int) -> None: ...
     def heard(self, agent: Agent, message: CoordinatorMessage) -> None: ...
@@ -311,17 +312,14 @@ class Agent(SimulatedProcess):
             takeover_timeout_s=settings.lease_s,
         )
         coordinator = Coordinator(rules, self.policy, own_node_id=self.node_id, is_heir=is_heir)
-        chair = Chair(
-            self.member.terms,
-            record.candidate.token,
-            Tenure(record.epoch, settings.lease_s, self.campaigned_at, record.renewals or 0),
-            coordinator,
-        )
+        sessions = Sessions(self.member.terms, record.candidate.token, record.epoch)
+        lease = LeaderLease(record.epoch, settings.lease_s, self.campaigned_at, record.renewals or 0)
+        leader = Leader(coordinator, sessions, lease)
         listener, self.listener = self.listener, None
-        assert self.server is None, "two chairs"
-        self.server = Server(self, chair, record, listener)
+        assert self.server is None, "two leaders"
+        self.server = Server(self, leader, record, listener)
 
-    def vacated(self) -> None:
+    def stepped_down(self) -> None:
         self.server = None
         self.mail(self._member_desk, m.LeadershipLost())
 
@@ -357,14 +355,14 @@ class Agent(SimulatedProcess):
 
 
 class Server:
-    """The coordinator on the wire (`rdzv/server.py`)."""
+    """The coordinator on the wire (`rdzv/coordinator_server.py`)."""
 
-    def __init__(self, agent: Agent, chair: Chair, record: LeaderRecord, listener: Listener) -> None:
-        self.agent, self.chair, self.record, self.listener = agent, chair, record, listener
+    def __init__(self, agent: Agent, leader: Leader, record: LeaderRecord, listener: Listener) -> None:
+        self.agent, self.leader, self.record, self.listener = agent, leader, record, listener
         self.streams: dict[int, End] = {}
         self._count = 0
         self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
-        self.desk = agent.open_desk("chair", chair, self.carry_out, c.DeadlinePassed())
+        self.desk = agent.open_desk("leader", leader, self.carry_out, c.DeadlinePassed())
         self._nodes: dict[int, str] = {}  # connection to who speaks there
         listener.serve(self._accept)
         agent.arm(self.desk)
@@ -393,21 +391,26 @@ class Server:
             case c.Say(conn, message):
                 if conn in self.streams:
                     node_id = getattr(self.streams[conn].peer.process, "node_id", "")
-                    agent.watcher.said(agent, self.chair, node_id, message)
+                    agent.watcher.said(agent, self.leader, node_id, message)
                     self.streams[conn].send(message)
             case c.Drop(conn):
                 if conn in self.streams:
                     self.streams[conn].close()
-            case c.Keep():
-                agent.asking.ask("keep", lambda: agent.board.renew(self.record), self.chair.lease_s, self._kept)
+            case c.Renew():
+                agent.asking.ask(
+                    "renew", lambda: agent.board.renew(self.record), self.leader.lease.lease_s, self._renewed
+                )
             case c.Reclaim(above):
                 self._reclaim(above)
             case c.Publish(verdict):
                 agent.asking.ask(
-                    "publish", lambda: agent.board.publish(self.record, verdict), self.chair.lease_s, self._published
+                    "publish",
+                    lambda: agent.board.publish(self.record, verdict),
+                    self.leader.lease.lease_s,
+                    self._published,
                 )
-            case c.Vacate():
-                agent.vacated()
+            case c.StepDown():
+                agent.stepped_down()
                 self._stop()
 
     def _stop(self) -> None:
@@ -416,8 +419,8 @@ class Server:
         for stream in list(self.streams.values()):
             stream.close()
 
-    def _kept(self, is_known: bool, value: Any) -> None:
-        self.agent.mail(self.desk, c.Kept(value) if is_known else c.KeepFailed(value))
+    def _renewed(self, is_known: bool, value: Any) -> None:
+        self.agent.mail(self.desk, c.Renewed(value) if is_known else c.RenewFailed(value))
 
     def _published(self, is_known: bool, value: Any) -> None:
         if is_known:
@@ -431,14 +434,17 @@ class Server:
                 self.agent.mail(self.desk, c.Reclaimed(None))
             else:
                 self.record = value
-                self.agent.mail(self.desk, c.Reclaimed(value.epoch))
+                self.agent.mail(self.desk, c.Reclaimed(value))
 
         self.agent.asking.ask(
-            "reclaim", lambda: self.agent.board.campaign(record.candidate, record, above), self.chair.lease_s, done
+            "reclaim",
+            lambda: self.agent.board.campaign(record.candidate, record, above),
+            self.leader.lease.lease_s,
+            done,
         )
 
     def changed(self) -> None:
-        if self._finishing is not None and (self.chair.is_empty or not self.chair.coordinator.is_closed):
+        if self._finishing is not None and (self.leader.sessions.is_empty or not self.leader.coordinator.is_closed):
             then, self._finishing = self._finishing, None
             then()
 
@@ -451,8 +457,8 @@ class Server:
                 resign()
 
         def resign() -> None:
-            chair = self.chair
-            if chair.is_vacated or (chair.coordinator.is_closed and not chair.has_told_all):
+            leader = self.leader
+            if leader.has_stepped_down or (leader.coordinator.is_closed and not leader.has_told_all):
                 then()
             else:
                 record = self.record

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.member import Phase as MemberPhase
 from aelastic.rdzv.protocol.messages import (
     Assigned,
@@ -66,32 +66,34 @@ class Checks:
 
     # The coordinators.
 
-    def said(self, agent: Agent, chair: Chair, node_id: str, message: Any) -> None:
+    def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
         match message:
             case Assigned():
-                self._check_tenure(chair, message)
-                self._on_assigned(agent, chair, node_id, message)
+                self._check_leadership(leader, message)
+                self._on_assigned(agent, leader, node_id, message)
             case Interrupted():
-                self._check_tenure(chair, message)
+                self._check_leadership(leader, message)
             case Ended():
                 if message.outcome is not Outcome.REPLACED:
                     self._on_verdict(message)
             case _:
                 return
-        self._last_said[chair.token, node_id] = message
+        self._last_said[leader.sessions.token, node_id] = message
 
-    def _check_tenure(self, chair: Chair, message: Any) -> None:
-        made = next(at for at, record in self._board.elections if record.candidate.token == chair.token)
+    def _check_leadership(self, leader: Leader, message: Any) -> None:
+        made = next(at for at, record in self._board.elections if record.candidate.token == leader.sessions.token)
         displaced_at, newest = self._board.elections[-1]
-        if newest.candidate.token == chair.token or self._board.wiped_at >= made:
+        if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
             return
         claimant = next(agent for agent in self.agents if agent.node_id == newest.candidate.node_id)
         # Whose clock jumps may think too soon that a beat stands still; then two decide until the first is told by the
         # board, each for those that are connected to it.
-        if displaced_at - claimant.jumped_at > 2 * chair.lease_s:
-            self.fail(f"{chair.token} decides ({message}), and the board says that {newest.candidate.token} leads")
+        if displaced_at - claimant.jumped_at > 2 * leader.lease.lease_s:
+            self.fail(
+                f"{leader.sessions.token} decides ({message}), and the board says that {newest.candidate.token} leads"
+            )
 
-    def _on_assigned(self, agent: Agent, chair: Chair, node_id: str, message: Assigned) -> None:
+    def _on_assigned(self, agent: Agent, leader: Leader, node_id: str, message: Assigned) -> None:
         ranks = message.ranks
         common = (
             message.restart_count,
@@ -101,11 +103,11 @@ class Checks:
             ranks.world_size,
             ranks.group_world_size,
         )
-        round_ = self.rounds.get((chair.token, message.round))
+        round_ = self.rounds.get((leader.sessions.token, message.round))
         if round_ is None:
-            round_ = Round(message.round, chair.token, self._world.now, common)
-            self.rounds[chair.token, message.round] = round_
-            self._on_begun(agent, chair, round_, message)
+            round_ = Round(message.round, leader.sessions.token, self._world.now, common)
+            self.rounds[leader.sessions.token, message.round] = round_
+            self._on_begun(agent, leader, round_, message)
         if round_.common != common or round_.heard.setdefault(node_id, message) != message:
             self.fail(f"{round_} looks different to different nodes")
         spans = sorted(
@@ -121,7 +123,7 @@ class Checks:
         if len(spans) == ranks.group_world_size and sum(size for _, _, size in spans) != ranks.world_size:
             self.fail(f"ranks of {round_} are not 0 to n-1: {spans}")
 
-    def _on_begun(self, agent: Agent, chair: Chair, round_: Round, message: Assigned) -> None:
+    def _on_begun(self, agent: Agent, leader: Leader, round_: Round, message: Assigned) -> None:
         if self.verdict_at is not None:
             self._on_begun_again(round_)
         if not self._min_nodes <= message.ranks.group_world_size <= self._max_nodes:
@@ -129,9 +131,9 @@ class Checks:
         if message.restart_count > min(self._max_restarts, len(self.failed_in)):
             self.fail(f"{round_} has restart count {message.restart_count}, {len(self.failed_in)} rounds have failed")
         # What is said with it is said in the same breath.
-        self._world.after(0.0, lambda: self._check_others(agent, chair, round_))
+        self._world.after(0.0, lambda: self._check_others(agent, leader, round_))
 
-    def _check_others(self, agent: Agent, chair: Chair, round_: Round) -> None:
+    def _check_others(self, agent: Agent, leader: Leader, round_: Round) -> None:
         """Whoever the coordinator is connected to has no workers of another round, or was told to stop them."""
         for other in self.agents:
             workers_of = other.round_of_workers
@@ -139,7 +141,7 @@ class Checks:
                 continue
             if not self._is_connected(other, agent):
                 continue  # it is lost, and will be told when it comes back
-            last = self._last_said.get((chair.token, other.node_id))
+            last = self._last_said.get((leader.sessions.token, other.node_id))
             is_told = isinstance(last, Interrupted | Ended) or (
                 isinstance(last, Assigned) and last.round >= round_.number
             )

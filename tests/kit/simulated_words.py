@@ -66,5 +66,5 @@ def without_repetition(lines: Iterable[tuple[float, str]]) -> list[tuple[float, 
 
 
 _IDLE = re.compile(
-    r"DeadlinePassed( \| (ReadBoard|Send Alive|Keep))*$|BoardFailed|BoardRead|Received \d+ Beat|Kept|Received \d+ Alive|^board .*(read|keep)"
+    r"DeadlinePassed( \| (ReadBoard|Send Alive|Renew))*$|BoardFailed|BoardRead|Received \d+ Heartbeat|Renewed|Received \d+ Alive|^board .*(read|renew)"
 )

@@ -228,7 +228,7 @@ def test_a_coordinator_that_wakes_up_changes_nothing_and_comes_back_as_a_newcome
         full = team.wait_round(members, after=two)
         sleeper.signal(signal.SIGCONT)
         sleeper.wait_said(IS_SPARE)
-        assert sleeper.has_said("coordinates no longer")
+        assert sleeper.has_said("is no longer coordinator")
         team.assert_untouched(full)
         assert team.coordinator is not sleeper
         members[0].crash()

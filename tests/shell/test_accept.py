@@ -16,9 +16,10 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader_lease import Tenure
+from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.sessions import Chair
+from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol.messages import Terms
 from aelastic.tcpstore.store_host import listen
@@ -43,9 +44,10 @@ def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[Coordinato
     listener = listen(0)
     port = listener.getsockname()[1]
     record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
-    terms, tenure = Terms("run", 1, 2, 0, lease_s), Tenure(1, lease_s, anyio.current_time())
-    chair = Chair(terms, "token", tenure, Coordinator(RoundRules(1, 2), RestartPolicy(0)))
-    return CoordinatorServer(chair, record, OthersBoard(is_over), listener, lambda: None), port
+    sessions = Sessions(Terms("run", 1, 2, 0, lease_s), "token", 1)
+    lease = LeaderLease(1, lease_s, anyio.current_time())
+    leader = Leader(Coordinator(RoundRules(1, 2), RestartPolicy(0)), sessions, lease)
+    return CoordinatorServer(leader, record, OthersBoard(is_over), listener, lambda: None), port
 
 
 class Crowd:
@@ -126,4 +128,4 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
             tasks.cancel_scope.cancel()
 
     run(loop, asyncio.wait_for(main(), DEADLINE_S))
-    assert caplog.text.count("no more agents can connect for now: Too many open files") == 1
+    assert caplog.text.count("cannot accept connections: Too many open files") == 1

@@ -321,13 +321,13 @@ def test_a_newcomer_that_claims_a_wiped_board_takes_over_a_round_that_goes_on() 
 
 
 @both_boards
-def test_a_failure_is_answered_at_once_while_the_board_is_away_for_less_than_the_tenure(is_leased: bool) -> None:
+def test_a_failure_is_answered_at_once_while_the_board_is_away_for_less_than_the_lease(is_leased: bool) -> None:
     story = Story(is_leased=is_leased)
     story.until_run_by("012")
-    kept = story.coordinator.server.chair.tenure.certain_until if story.coordinator.server else 0.0
+    kept = story.coordinator.server.leader.lease.certain_until if story.coordinator.server else 0.0
     server = story.coordinator.server
     assert server is not None
-    story.until(lambda: server.chair.tenure.certain_until > kept, LEASE_S)
+    story.until(lambda: server.leader.lease.certain_until > kept, LEASE_S)
     story.board.is_silent = True
     story.agent("1").fail_now()
     assert restart_count(story.until_run_by("012")) == 1

@@ -1,6 +1,4 @@
-"""The coordinator: which nodes take part in the next round, when it begins, and when the job is over.
-
-One per job.  It alone decides rounds, ranks, restarts and the verdict.
+"""The coordinator, one per job: which nodes take part in the next round, when it begins, and when the job is over.
 
 - **Forming**: nodes gather; `forming.py` says when the round begins.
 - **Running**: a failure interrupts the round and pays one restart, or is final and ends the job; a lost
@@ -69,6 +67,9 @@ class Coordinator(Machine[Event, Send]):
     @property
     def is_closed(self) -> bool:
         return self.phase is Phase.CLOSED
+
+    def is_due(self, now: float) -> bool:
+        return self.deadline is not None and now >= self.deadline
 
     @property
     def has_spares(self) -> bool:
@@ -246,7 +247,7 @@ class Coordinator(Machine[Event, Send]):
                 assert_never(self.phase)
 
     def _on_deadline_passed(self, event: DeadlinePassed, now: float) -> list[Send]:
-        if self.deadline is None or now < self.deadline:
+        if not self.is_due(now):
             return []  # disarmed or moved while the event was on its way
         match self.phase:
             case Phase.FORMING:  # the round begins, or the job times out

@@ -1,6 +1,7 @@
-"""The words between the chair and its server: what happened to connections and the board, what is to be done.
+"""Events and actions of the leader core: what happened to connections and on the board, and what is to be done.
 
-Every action says who answers.  Connections have numbers, never used twice; decisions are `messages.py`.
+Every action says what answers it.  Connections have numbers, never used twice.  Operations on the board take effect in
+the order of their actions, those of this agent's member included, and are answered in that order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aelastic.rdzv.protocol.messages import Downward, Upward
 
 
 class Opened(Record):
-    """A connection came in, from `peer`, which reached us at `way`."""
+    """A connection came in, from `peer`, which reached this agent at `way`."""
 
     conn: int
     peer: str
@@ -28,7 +29,7 @@ class Received(Record):
 
 
 class Garbled(Record):
-    """A connection brought what is none of our words.  Nothing more comes from it."""
+    """A connection brought what is no message of the protocol.  Nothing more comes from it."""
 
     conn: int
     reason: str
@@ -39,22 +40,22 @@ class Closed(Record):
     conn: int
 
 
-class Kept(Record):
-    """Answers `Keep`: our record as the board has it now; `None`: another agent leads."""
+class Renewed(Record):
+    """Answers `Renew`: our record as the board has it now; `None`: another agent leads."""
 
     record: LeaderRecord | None
 
 
-class KeepFailed(Record):
-    """Answers `Keep`: the board can't be asked now."""
+class RenewFailed(Record):
+    """Answers `Renew`: the board cannot be asked now."""
 
     reason: str
 
 
 class Reclaimed(Record):
-    """Answers `Reclaim`; `None`: the reign is another's, or the board can't be asked."""
+    """Answers `Reclaim`, as `Renewed` does; `None`: another agent leads, or the board cannot be asked."""
 
-    epoch: int | None
+    record: LeaderRecord | None
 
 
 class Published(Record):
@@ -64,14 +65,14 @@ class Published(Record):
 
 
 class Resigned(Record):
-    """Our agent leaves, and the board has been told."""
+    """This agent leaves, and has told the board."""
 
 
 class DeadlinePassed(Record): ...
 
 
 Event: TypeAlias = (
-    Opened | Received | Garbled | Closed | Kept | KeepFailed | Reclaimed | Published | Resigned | DeadlinePassed
+    Opened | Received | Garbled | Closed | Renewed | RenewFailed | Reclaimed | Published | Resigned | DeadlinePassed
 )
 
 # Actions.
@@ -90,26 +91,26 @@ class Drop(Record):
     conn: int
 
 
-class Keep(Record):
-    """Renew the reign on the board.  Answered by `Kept` or `KeepFailed`."""
+class Renew(Record):
+    """Renew our record on the board.  Answered by `Renewed` or `RenewFailed`."""
 
 
 class Reclaim(Record):
-    """Claim our own reign anew, with an epoch above this one.  Answered by `Reclaimed`."""
+    """Campaign with our own record, for an epoch above this one.  Answered by `Reclaimed`."""
 
     above: int
 
 
 class Publish(Record):
-    """Write the verdict on the board.  Answered by `Published`, unless the board can't be asked."""
+    """Write the verdict on the board.  Answered by `Published`, unless the board cannot be asked."""
 
     verdict: str
 
 
-class Vacate(Record):
-    """The reign is another's: this chair is no more.  Not answered."""
+class StepDown(Record):
+    """This agent is coordinator no longer; nothing follows.  Not answered."""
 
     reason: str
 
 
-Action: TypeAlias = Say | Drop | Keep | Reclaim | Publish | Vacate
+Action: TypeAlias = Say | Drop | Renew | Reclaim | Publish | StepDown

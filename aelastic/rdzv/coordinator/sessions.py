@@ -1,526 +1,363 @@
-"""The coordinator's chair: connections, leases and tenure around the coordinator.
+"""Sessions: the coordinator speaks of nodes; here they are connections that open, greet, fall silent and break.
 
-The coordinator speaks of nodes; here they are connections that open, say who they are, fall silent and break.
-Everything a node says goes through three gates: its connection has been greeted (token, run id, terms), it speaks for
-itself, and our reign is certain.  Pure: `server.py` carries out what is asked for.
+- A **session** outlives its connection for a short grace: a node that reconnects within it was never away.  A node
+  that has said `Left` has no grace: its end is no loss.
+- An agent that joins with the **node rank** of one that is connected replaces it if that one does not answer a probe;
+  if it does, the same rank was given to two nodes.
+- A **lease** ends by silence.  If we were the ones that slept (SIGSTOP, a frozen container), what the others said
+  meanwhile is still in our sockets, so each gets another lease first.
+- An agent that knows a **newer epoch** than ours, and each that greets after it, is welcomed once we have a newer one:
+  a board that has lost what it knew has elected this agent with an epoch that the others take for an old one.
 
-- A **session** outlives its connection for a short grace: who comes back within it was never away.
-- A new agent with the **node rank** of one that is here is its next self if the old one does not answer a probe; if it
-  does, somebody gave two nodes the same rank.
-- A **lease** ends by silence.  If we were the ones who slept (SIGSTOP, a frozen container), what the
-  others said meanwhile is still in our sockets, so everybody gets another lease first.
-- **Tenure** (`tenure.py`): while our reign is not certain, decisions wait until the board has answered.
-- A **failure** waits while a connection is in its grace: workers whose peers are on a node that dies fail within
-  milliseconds, and the loss of a node costs no restart.
-- A **verdict** is on the board before anybody hears it, so that a coordinator that dies while telling
-  it leaves no node without.
+Nothing but `Refused` is said on a connection before its `Welcome`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from hmac import compare_digest
-from typing import Any, assert_never
+from itertools import takewhile
+from typing import assert_never
 
-from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed as CoordinatorDeadlinePassed
-from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
-from aelastic.rdzv.coordinator.coordinator_events import Lost, Registered, Send
-from aelastic.rdzv.coordinator.leader_lease import Tenure
-from aelastic.rdzv.coordinator.session_events import (
-    Action,
-    Closed,
-    DeadlinePassed,
-    Drop,
-    Event,
-    Garbled,
-    Keep,
-    KeepFailed,
-    Kept,
-    Opened,
-    Publish,
-    Published,
-    Received,
-    Reclaim,
-    Reclaimed,
-    Resigned,
-    Say,
-    Vacate,
-)
-from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.coordinator.coordinator_events import Lost, Registered
+from aelastic.rdzv.coordinator.inbox import Inbox
+from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import plain_address
-from aelastic.rdzv.protocol.codec import to_text
-from aelastic.rdzv.protocol.messages import (
-    Alive,
-    Beat,
-    Ended,
-    Failed,
-    Goodbye,
-    Hello,
-    Left,
-    Node,
-    Outcome,
-    Probe,
-    Ready,
-    Refused,
-    Succeeded,
-    Terms,
-    Upward,
-    Waiting,
-    Welcome,
-)
 
-# A connection that breaks is mostly the end of its agent; one that a switch has cut comes back at once.
+# A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
 GRACE_S = 0.3
 # An agent that lives answers within this, on a machine however busy.
 PROBE_TIMEOUT_S = 0.5
-# So often whoever waits is told what for.
-ROLL_CALL_INTERVAL_S = 10.0
-# A board that does not take the verdict must not keep everybody from it.
-PUBLISH_TIMEOUT_S = 1.0
+
+
+class Stage(StrEnum):
+    OPEN = auto()  # it has not said Hello
+    RIVAL = auto()  # the agent that has its node rank is asked whether it lives
+    GREETED = auto()  # it waits until our epoch is above every one that it knows
+    WELCOMED = auto()  # it speaks for its node
+    LEFT = auto()  # its node has left: that the connection closes is no loss
 
 
 @dataclass(slots=True)
-class _Session:
-    node_id: str
+class Connection:
     peer: str
-    way: str
-    preferred_rank: int | None
+    way: str  # our address, as the peer reached it
+    heard_at: float
+    stage: Stage = Stage.OPEN
+    node_id: str = ""
+    preferred_rank: int | None = None
+
+    @property
+    def is_session(self) -> bool:
+        return self.stage is Stage.WELCOMED or self.stage is Stage.LEFT
 
 
 @dataclass(slots=True)
-class _Doubt:
-    """Whether who has a node rank is alive; until that is known, who comes with the same one waits."""
+class _Probed:
+    """An agent that is asked whether it lives; those that came with its node rank wait for the answer."""
 
     until: float
-    hellos: list[tuple[int, Hello]] = field(default_factory=list[tuple[int, Hello]])
+    hellos: list[tuple[int, m.Hello]] = field(default_factory=list[tuple[int, m.Hello]])
 
 
 @dataclass(slots=True)
-class Chair:
-    """The coordinator of one reign.
+class Sessions:
+    """Connections of one coordinator, and the nodes behind them.
 
     Args:
         terms: what each agent must have been told.
         token: what each agent must have read on the board.
-        tenure: of our reign; its lease is also the silence after which an agent is lost.
-        coordinator: who decides.
-        has_fixed_ranks: a node rank is a command, so a second node can't do without the one it came with.
+        epoch: of our leadership.
+        has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
     """
 
-    terms: Terms
+    terms: m.Terms
     token: str
-    tenure: Tenure
-    coordinator: Coordinator
+    epoch: int
     has_fixed_ranks: bool = False
-    is_vacated: bool = False
-
-    _ways: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])  # of who has not said hello
-    _waiting: set[int] = field(default_factory=set[int])  # who has said it, and has no session yet
-    _sessions: dict[int, _Session] = field(default_factory=dict[int, _Session])
-    _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its connection
-    _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # preferred rank to who came with it last
-    _doubts: dict[int, _Doubt] = field(default_factory=dict[int, _Doubt])  # by connection; the oldest first
-    _heard: dict[int, float] = field(default_factory=dict[int, float])  # connection to when; the oldest first
-    _broken: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; likewise
-    # Until we know who is lost, and no longer than a grace.
-    _suspended: deque[tuple[float, Failed]] = field(default_factory=deque[tuple[float, Failed]])
-    _pending: deque[CoordinatorEvent] = field(default_factory=deque[CoordinatorEvent])  # until the reign is certain
-    # Of those, by node, the last word about where it stands, which it said with its present connection.
-    _arriving: dict[str, Registered] = field(default_factory=dict[str, Registered])
-    _may_decide: bool = True  # our reign was certain when we last looked
-    _greeting: list[tuple[int, Hello]] = field(default_factory=list[tuple[int, Hello]])  # until it has a newer epoch
-    _roll_call_at: float = 0.0
-    _publish_by: float | None = None
-    _publish_last: float = 0.0
-    _has_spares: bool = False  # as everybody has been told
-    _held: list[Send] = field(default_factory=list[Send])  # until the verdict is on the board
-    _is_published: bool = False
-
-    def __post_init__(self) -> None:
-        self._roll_call_at = self.tenure.started + ROLL_CALL_INTERVAL_S
-
-    @property
-    def lease_s(self) -> float:
-        return self.tenure.lease_s
+    is_over: bool = False  # every node has heard the verdict: a connection that closes is no loss
+    inbox: Inbox = field(default_factory=Inbox)
+    _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
+    _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its session
+    _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last session that had it
+    _probed: dict[int, _Probed] = field(default_factory=dict[int, _Probed])  # by connection; the oldest first
+    _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
+    # Hellos that wait for a newer epoch, each with what their node reads after its welcome.
+    _greeting: list[tuple[int, m.Hello, str]] = field(default_factory=list[tuple[int, m.Hello, str]])
 
     @property
     def is_empty(self) -> bool:
         """Whether no connection is left."""
-        return not self._heard
+        return not self._connections
 
     @property
-    def has_own_node(self) -> bool:
-        """Whether the node of this very agent is connected."""
-        return self.coordinator.own_node_id in self._conn_of
+    def is_loss_awaited(self) -> bool:
+        """Whether a connection is in its grace."""
+        return bool(self._graces)
 
     @property
-    def has_told_all(self) -> bool:
-        """Whether everybody whom we know of has heard how the job ended."""
-        return self._is_published and not (self._heard or self._broken or self.coordinator.roster.lost_hosts)
+    def newest_epoch(self) -> int:
+        """The newest that an agent knows which waits for a newer one."""
+        return max((hello.seen_epoch for _, hello, _ in self._greeting), default=0)
+
+    def has_session(self, node_id: str) -> bool:
+        return node_id in self._conn_of
 
     @property
     def deadline(self) -> float | None:
-        if self.is_vacated:
-            return None
-        times = [self.tenure.keep_at, self._roll_call_at]
-        if self._heard:
-            times.append(next(iter(self._heard.values())) + self.lease_s)
-        if self._broken:
-            times.append(next(iter(self._broken.values())))
-        if self._doubts:
-            times.append(next(iter(self._doubts.values())).until)
-        if self._publish_by is not None:
-            times.append(self._publish_by)
-        due = self.coordinator.deadline
-        if due is not None and due <= self.tenure.certain_until and self._may_decide:  # else it waits for the board
-            times.append(due)
-        return min(times)
+        oldest = next(iter(self._connections.values()), None)
+        grace = next(iter(self._graces.values()), None)
+        probed = next(iter(self._probed.values()), None)
+        times = [
+            None if oldest is None else oldest.heard_at + self.terms.lease_s,
+            grace,
+            None if probed is None else probed.until,
+        ]
+        return min((time for time in times if time is not None), default=None)
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        if self.is_vacated:
-            return []
-        return self._dispatch(event, now) + self._decide(now)
+    # What happens to connections.
 
-    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  flat: a line for each event
-        match event:
-            case Opened(conn, peer, way):
-                self._heard[conn] = now
-                self._ways[conn] = plain_address(peer), plain_address(way)
-                return []
-            case Received(conn, message):
-                return self._on_received(conn, message, now)
-            case Garbled():
-                return self._on_garbled(event, now)
-            case Closed(conn):
-                self._forget(conn, now + GRACE_S)
-                return self._resolve(conn, now, is_alive=False)
-            case Kept(record):
-                if record is not None:
-                    return self._beat() if self.tenure.on_kept(now, record.renewals) else []
-                return self._vacate("another agent coordinates by now")
-            case KeepFailed():
-                return self._beat() if self.tenure.on_keep_failed() else []  # the board is away, but we live
-            case Reclaimed(epoch):
-                return self._on_reclaimed(epoch, now)
-            case Published(is_ours):
-                return self._release(now) if is_ours else self._vacate("another agent coordinates by now")
-            case Resigned():
-                return self._vacate("its agent leaves", is_gone=True)
-            case DeadlinePassed():
-                return self._on_deadline_passed(now)
-            case _:
-                assert_never(event)
+    def on_opened(self, conn: int, peer: str, way: str, now: float) -> None:
+        self._connections[conn] = Connection(plain_address(peer), plain_address(way), now)
 
-    # Sessions.
-
-    def _on_received(self, conn: int, message: Upward, now: float) -> list[Action]:
-        if conn not in self._heard:
+    def on_received(self, conn: int, message: m.Upward, now: float) -> list[Action]:
+        connection = self._connections.pop(conn, None)
+        if connection is None:
             return []  # dropped while this was on its way
-        del self._heard[conn]
-        self._heard[conn] = now  # the last of all
-        session = self._sessions.get(conn)
-        if session is None:
-            if conn in self._waiting:
-                return self._refuse(conn, "Hello is to be answered first", now, is_final=True)
-            if isinstance(message, Hello):
-                return self._on_hello(conn, message, now)
-            return self._refuse(conn, "the first word must be Hello", now, is_final=True)
-        return self._resolve(conn, now, is_alive=True) + self._on_said(conn, session, message, now)
-
-    def _on_said(self, conn: int, session: _Session, message: Upward, now: float) -> list[Action]:
-        match message:
-            case Alive():
-                return []
-            case Hello():
-                return self._refuse(conn, "Hello was said already", now, is_final=True)
-            case Ready(node) if node.node_id == session.node_id:
-                self._pending.append(Ready(_located(node, session)))
-                return []
-            case Failed() if message.node_id == session.node_id and self._broken:
-                self._suspended.append((now + GRACE_S, message))
-                return []
-            case Failed() | Succeeded() | Left() if message.node_id == session.node_id:
-                self._pending.append(message)
-                return []
+        self._connections[conn], connection.heard_at = connection, now  # the last of all
+        match connection.stage:
+            case Stage.OPEN if isinstance(message, m.Hello):
+                return self._on_hello(conn, connection, message, now)
+            case Stage.OPEN:
+                return self._refuse(conn, "protocol error: the first message must be Hello", is_final=True)
+            case Stage.RIVAL | Stage.GREETED:
+                return self._refuse(conn, "protocol error: message before Welcome", is_final=True)
+            case Stage.WELCOMED | Stage.LEFT:
+                alive = self._answer_rivals(conn, now, is_alive=True)
+                return alive + self._on_said(conn, connection, message, now)
             case _:
-                return self._refuse(conn, "a node speaks for itself only", now, is_final=True)
+                assert_never(connection.stage)
 
-    def _on_hello(self, conn: int, hello: Hello, now: float) -> list[Action]:
-        # JSON can spell half a surrogate pair, and anybody can send it.
+    def on_garbled(self, conn: int, reason: str, *, is_other_protocol: bool) -> list[Action]:
+        if conn not in self._connections:
+            return []  # dropped while this was on its way
+        return self._refuse(conn, reason, is_final=is_other_protocol)
+
+    def on_closed(self, conn: int, now: float) -> list[Action]:
+        connection = self._forget(conn)
+        if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
+            self._graces[connection.node_id] = now + GRACE_S
+        return self._answer_rivals(conn, now, is_alive=False)
+
+    def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
+        lease_s = self.terms.lease_s
+        if have_slept:
+            for connection in self._connections.values():
+                connection.heard_at = now
+            self._graces = dict.fromkeys(self._graces, now + GRACE_S)
+            for probed in self._probed.values():
+                probed.until = now + PROBE_TIMEOUT_S
+        actions: list[Action] = []
+        # As `deadline` reckons it, to the last bit.
+        for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
+            self._forget(conn)
+            if silent.stage is Stage.WELCOMED:
+                self.inbox.add(silent.node_id, Lost(silent.node_id, f"silent for {lease_s:g} s"))
+            actions.append(Drop(conn))
+        for node_id, _ in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
+            del self._graces[node_id]
+            self.inbox.add(node_id, Lost(node_id, "connection closed"))
+        for conn, _ in list(takewhile(lambda each: each[1].until <= now, self._probed.items())):
+            actions += self._answer_rivals(conn, now, is_alive=False)
+        return actions
+
+    # What nodes say.
+
+    def _on_said(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
+        node_id = connection.node_id
+        match message:
+            case m.Alive():
+                return []
+            case m.Hello():
+                return self._refuse(conn, "protocol error: second Hello", is_final=True)
+            case m.Ready(node) if node.node_id == node_id:
+                connection.stage = Stage.WELCOMED
+                self.inbox.add(node_id, m.Ready(_located(node, connection)))
+                return []
+            case m.Failed() if message.node_id == node_id:
+                self.inbox.add(node_id, message, suspend_until=now + GRACE_S if self._graces else None)
+                return []
+            case m.Left() if message.node_id == node_id:
+                connection.stage = Stage.LEFT
+                self.inbox.add(node_id, message)
+                return []
+            case m.Succeeded() if message.node_id == node_id:
+                self.inbox.add(node_id, message)
+                return []
+            case m.Ready() | m.Failed() | m.Left() | m.Succeeded():
+                return self._refuse(conn, "protocol error: message for another node_id", is_final=True)
+            case _:
+                assert_never(message)
+
+    def _on_hello(self, conn: int, connection: Connection, hello: m.Hello, now: float) -> list[Action]:
+        # JSON can spell half a surrogate pair, and any peer can send it.
         if not compare_digest(hello.token.encode(errors="surrogatepass"), self.token.encode()):
-            return self._refuse(conn, "this is the token of another reign", now, is_final=False)
+            reason = "this agent read an outdated coordinator entry; retrying"
+            return self._refuse(conn, reason, is_final=False)
         if difference := _difference(hello.terms, self.terms):
-            return self._refuse(conn, difference, now, is_final=True)
-        self._waiting.add(conn)
+            return self._refuse(conn, difference, is_final=True)
+        connection.stage = Stage.RIVAL
         return self._admit_unless_rivalled(conn, hello, now)
 
-    def _admit_unless_rivalled(self, conn: int, hello: Hello, now: float, *, dead: int | None = None) -> list[Action]:
+    def _refuse(self, conn: int, reason: str, *, is_final: bool) -> list[Action]:
+        connection = self._forget(conn)
+        if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
+            self.inbox.add(connection.node_id, Lost(connection.node_id, reason))
+        return [Say(conn, m.Refused(reason, is_final)), Drop(conn)]
+
+    # Two agents with one node rank.
+
+    def _admit_unless_rivalled(self, conn: int, hello: m.Hello, now: float, *, dead: int | None = None) -> list[Action]:
         rival = self._rival_of(hello.node)
         if rival is None or rival == dead:
             return self._admit(conn, hello, now)
-        doubt = self._doubts.setdefault(rival, _Doubt(now + PROBE_TIMEOUT_S))
-        doubt.hellos.append((conn, hello))
-        return [Say(rival, Probe())]
+        self._probed.setdefault(rival, _Probed(now + PROBE_TIMEOUT_S)).hellos.append((conn, hello))
+        return [Say(rival, m.Probe())]
 
-    def _rival_of(self, node: Node) -> int | None:
-        """The connection of another node that came with the same node rank."""
+    def _rival_of(self, node: m.Node) -> int | None:
+        """The session of another node that came with the same node rank."""
         if node.preferred_rank is None:
             return None
-        rival = self._conn_of_rank.get(node.preferred_rank, -1)
-        session = self._sessions.get(rival)
-        return rival if session is not None and session.node_id != node.node_id else None
+        conn = self._conn_of_rank.get(node.preferred_rank, -1)
+        rival = self._connections.get(conn)
+        return conn if rival is not None and rival.is_session and rival.node_id != node.node_id else None
 
-    def _resolve(self, rival: int, now: float, *, is_alive: bool) -> list[Action]:
-        """Who waited for word of a connection is admitted: in its place, or beside it."""
-        doubt = self._doubts.pop(rival, None)
+    def _answer_rivals(self, rival: int, now: float, *, is_alive: bool) -> list[Action]:
+        """Agents that waited to hear whether another lives are admitted: in its place, or beside it."""
+        probed = self._probed.pop(rival, None)
         actions: list[Action] = []
-        for conn, hello in doubt.hellos if doubt is not None else []:
-            if conn not in self._heard:
+        for conn, hello in probed.hellos if probed is not None else []:
+            if conn not in self._connections:
                 continue  # closed meanwhile
             if not is_alive:
                 actions += self._admit_unless_rivalled(conn, hello, now, dead=rival)
                 continue
-            rank, peer = hello.node.preferred_rank, self._sessions[rival].peer
-            taken = f"node rank {rank} is that of another agent already, at {peer}"
+            taken = f"--node-rank {hello.node.preferred_rank} is already in use by {self._connections[rival].peer}"
             if self.has_fixed_ranks:
-                actions += self._refuse(conn, f"{taken}: give each node its own --node-rank", now, is_final=True)
+                actions += self._refuse(conn, f"{taken}: give each node its own --node-rank", is_final=True)
                 continue
-            without = hello.node.replace(preferred_rank=None)
-            actions += self._admit(conn, hello.replace(node=without), now)
-            actions.append(Say(conn, Waiting(f"{taken}: this one takes part without it")))
+            without = hello.replace(node=hello.node.replace(preferred_rank=None))
+            actions += self._admit(conn, without, now, notice=f"{taken}: this node takes part without it")
         return actions
 
-    def _admit(self, conn: int, hello: Hello, now: float) -> list[Action]:
-        self._greeting.append((conn, hello))
-        return [] if self.tenure.is_reclaiming else self._reclaim_or_welcome(now)
+    # The welcome.
 
-    def _reclaim_or_welcome(self, now: float) -> list[Action]:
-        newest = max(hello.seen_epoch for _, hello in self._greeting)
-        if newest <= self.tenure.epoch:
-            return self._welcome(now)
-        # The board has lost what it knew, and we were elected with an epoch that the others take for an old one.
-        self.tenure.reclaim(now)
-        return [Reclaim(newest)]
-
-    def _welcome(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        for conn, hello in self._greeting:
-            if conn not in self._heard:
-                continue  # closed meanwhile
-            node_id = hello.node.node_id
-            old = self._conn_of.get(node_id)
-            if old is not None:
-                self._sessions.pop(old, None)
-                self._heard.pop(old, None)
-                actions.append(Drop(old))
-            self._broken.pop(node_id, None)
-            session = _Session(node_id, *self._ways.pop(conn), hello.node.preferred_rank)
-            if session.preferred_rank is not None:
-                self._conn_of_rank[session.preferred_rank] = conn
-            self._sessions[conn], self._conn_of[node_id] = session, conn
-            self._waiting.discard(conn)
-            knew_another = 0 < hello.seen_epoch < self.tenure.epoch
-            self._arriving[node_id] = Registered(_located(hello.node, session), hello.past, knew_another)
-            self._pending.append(self._arriving[node_id])
-            actions.append(Say(conn, Welcome(self.tenure.epoch, self.lease_s)))
-            if old is not None and old in self._doubts:  # whether it lives: it can say so here only
-                self._doubts[conn] = _Doubt(now + PROBE_TIMEOUT_S, self._doubts.pop(old).hellos)
-                actions.append(Say(conn, Probe()))
-        self._greeting = []
-        return actions
-
-    def _refuse(self, conn: int, reason: str, now: float, *, is_final: bool) -> list[Action]:
-        self._forget(conn, now)
-        return [Say(conn, Refused(reason, is_final)), Drop(conn)]
-
-    def _on_garbled(self, event: Garbled, now: float) -> list[Action]:
-        if event.conn not in self._heard:
-            return []
-        return self._refuse(event.conn, event.reason, now, is_final=event.is_other_protocol)
-
-    def _forget(self, conn: int, grace_ends: float) -> None:
-        """Of a connection that is no more."""
-        self._heard.pop(conn, None)
-        self._ways.pop(conn, None)
-        self._waiting.discard(conn)
-        session = self._sessions.pop(conn, None)
-        if session is not None and self._conn_of.get(session.node_id) == conn:
-            del self._conn_of[session.node_id]
-            if not self._is_published:  # else it has heard all there is to hear
-                self._broken[session.node_id] = grace_ends
-
-    # Leases and tenure.
-
-    def _on_deadline_passed(self, now: float) -> list[Action]:
-        if self.deadline is None or now < self.deadline:
-            return []  # disarmed or moved while the event was on its way
-        if now - self.deadline > self.lease_s / 3:  # we slept: see above
-            self._heard = dict.fromkeys(self._heard, now)
-            self._broken = dict.fromkeys(self._broken, now + GRACE_S)
-            self._doubts = {conn: _Doubt(now + PROBE_TIMEOUT_S, doubt.hellos) for conn, doubt in self._doubts.items()}
-        actions: list[Action] = []
-        for conn in list(_due(self._heard, now, self.lease_s)):
-            session = self._sessions.get(conn)
-            self._forget(conn, now)
-            if session is not None:
-                self._broken.pop(session.node_id, None)
-                self._pending.append(Lost(session.node_id, f"silent for {self.lease_s:g} s"))
-            actions.append(Drop(conn))
-        for node_id in list(_due(self._broken, now)):
-            del self._broken[node_id]
-            self._pending.append(Lost(node_id, "its connection closed"))
-        for conn in [conn for conn, doubt in self._doubts.items() if doubt.until <= now]:
-            actions += self._resolve(conn, now, is_alive=False)
-        if now >= self.tenure.keep_at:
-            actions += [Keep()] if self.tenure.keep(now) else self._beat()
-        if now >= self._roll_call_at:
-            self._roll_call_at = now + ROLL_CALL_INTERVAL_S
-            actions += self._said(waiting_texts(self.coordinator, now), now)
-        if self._publish_by is not None and now >= self._publish_by:
-            actions += self._release_if_certain(now)
-        return actions
-
-    def _beat(self) -> list[Action]:
-        beat = Beat(self.tenure.beat, self._has_spares)
-        return [Say(conn, beat) for conn in self._sessions]
-
-    def _on_reclaimed(self, epoch: int | None, now: float) -> list[Action]:
-        if epoch is None:
-            return self._vacate("its epoch was too old")
-        self.tenure.on_reclaimed(epoch)
-        again: list[Action] = [Say(conn, Welcome(epoch, self.lease_s)) for conn in self._sessions]
-        # The board may have answered with our old reign: its beat was another than the claim knew.
-        return again + self._reclaim_or_welcome(now)
-
-    def _vacate(self, reason: str, *, is_gone: bool = False) -> list[Action]:
-        goodbye = Goodbye(reason, is_gone)
-        actions: list[Action] = [Say(conn, goodbye) for conn in self._sessions]
-        actions += [Drop(conn) for conn in self._heard]
-        self.is_vacated = True
-        self._heard, self._sessions, self._conn_of, self._broken = {}, {}, {}, {}
-        return [*actions, Vacate(reason)]
-
-    # Decisions.
-
-    def _decide(self, now: float) -> list[Action]:
-        """Lets the coordinator decide what there is to decide, if we are certain that it is for us to do so."""
-        actions: list[Action] = []
-        while self._suspended and (not self._broken or self._suspended[0][0] <= now):
-            self._pending.append(self._suspended.popleft()[1])
-        self._may_decide = self.tenure.is_certain(now) and not self.is_vacated
-        while self._may_decide:
-            deadline = self.coordinator.deadline
-            if self._pending:
-                event = self._pending.popleft()
-                if self._is_outdated(event):
-                    continue
-            elif deadline is not None and now >= deadline:
-                event = CoordinatorDeadlinePassed()
-            else:
-                break
-            actions += self._said(self.coordinator.handle(event, now), now)
-        if self.coordinator.phase is Phase.RUNNING and self.coordinator.has_spares != self._has_spares:
-            self._has_spares = self.coordinator.has_spares
-            actions += self._beat()  # who coordinates after us is to know it, however soon that is
-        return actions
-
-    def _is_outdated(self, event: CoordinatorEvent) -> bool:
-        """Whether its node has been away since, and come back.
-
-        The story behind it: the board is slow, and node A is silent, is lost, and comes back ready, all before the
-        board has answered.  Then a round begins that A is told of, A is lost to it, and last comes A's word that it is
-        ready, which it was before it was told.
-        """
-        if isinstance(event, CoordinatorDeadlinePassed | Left):
-            return False
-        node_id = event.node.node_id if isinstance(event, Registered | Ready) else event.node_id
-        newest = self._arriving.get(node_id)
-        if event is newest:
-            del self._arriving[node_id]
-        return newest is not None and event is not newest
-
-    def _said(self, sends: Iterable[Send], now: float) -> list[Action]:
-        """Who is not connected hears it when it comes back: it says where it stands, and is told what it missed."""
-        actions: list[Action] = []
-        for send in sends:
-            if self._is_verdict(send.message) and not self._is_published:
-                if not self._held:
-                    self._publish_by = now + PUBLISH_TIMEOUT_S
-                    self._publish_last = now + max(PUBLISH_TIMEOUT_S, self.lease_s)
-                    actions.append(Publish(to_text(_shortened(send.message))))
-                self._held.append(send)
-            elif (conn := self._conn_of.get(send.node_id)) is not None and send.node_id not in self._arriving:
-                actions.append(Say(conn, send.message))
-                if _is_replacement(send.message):  # what it has yet to say must not harm its next self
-                    self._forget(conn, now)
-                    self._broken.pop(send.node_id, None)
-                    actions.append(Drop(conn))
-        return actions
-
-    def _is_verdict(self, message: Any) -> bool:
-        is_final = isinstance(message, Ended) and not _is_replacement(message)
-        return is_final and self.coordinator.phase is Phase.CLOSED
-
-    def _release_if_certain(self, now: float) -> list[Action]:
-        """The board does not answer.  While others may have gone on without us the verdict waits, but not for ever."""
-        if now <= self.tenure.certain_until or now >= self._publish_last:
-            return self._release(now)
-        self._publish_by = min(now + PUBLISH_TIMEOUT_S, self._publish_last)
+    def _admit(self, conn: int, hello: m.Hello, now: float, notice: str = "") -> list[Action]:
+        if not self._greeting and hello.seen_epoch <= self.epoch:
+            return self._welcome(conn, hello, notice, now)
+        self._connections[conn].stage = Stage.GREETED
+        self._greeting.append((conn, hello, notice))
         return []
 
-    def _release(self, now: float) -> list[Action]:
-        self._is_published, self._publish_by = True, None
-        held, self._held = self._held, []
-        return self._said(held, now)
+    def begin_epoch(self, epoch: int, now: float) -> list[Action]:
+        """Our epoch is a newer one: agents that have waited for it are welcomed, if it is new enough for them."""
+        self.epoch = epoch
+        actions: list[Action] = [Say(conn, m.Welcome(epoch, self.terms.lease_s)) for conn in self._conn_of.values()]
+        if self.newest_epoch > epoch:
+            return actions
+        greeting, self._greeting = self._greeting, []
+        for conn, hello, notice in greeting:
+            if conn in self._connections:  # else closed meanwhile
+                actions += self._welcome(conn, hello, notice, now)
+        return actions
+
+    def _welcome(self, conn: int, hello: m.Hello, notice: str, now: float) -> list[Action]:
+        actions: list[Action] = []
+        connection, node_id = self._connections[conn], hello.node.node_id
+        old = self._conn_of.get(node_id)
+        if old is not None:
+            del self._connections[old]
+            actions.append(Drop(old))
+        self._graces.pop(node_id, None)
+        connection.stage, connection.node_id = Stage.WELCOMED, node_id
+        connection.preferred_rank = hello.node.preferred_rank
+        self._conn_of[node_id] = conn
+        if connection.preferred_rank is not None:
+            self._conn_of_rank[connection.preferred_rank] = conn
+        knew_another = 0 < hello.seen_epoch < self.epoch
+        self.inbox.add(node_id, Registered(_located(hello.node, connection), hello.past, knew_another))
+        actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
+        if notice:
+            actions.append(Say(conn, m.Waiting(notice)))
+        if old is not None and old in self._probed:  # whether it lives: it can say so here only
+            self._probed[conn] = _Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).hellos)
+            actions.append(Say(conn, m.Probe()))
+        return actions
+
+    # What nodes hear.
+
+    def say(self, node_id: str, message: m.CoordinatorMessage | m.Departed) -> list[Action]:
+        """Tells a node; one that is not connected says where it stands when it is, and then hears what it missed."""
+        conn = self._conn_of.get(node_id)
+        if conn is None or self.inbox.is_registering(node_id):
+            return []
+        if isinstance(message, m.Ended) and message.outcome is m.Outcome.REPLACED:
+            self._forget(conn)  # what it has yet to say must not harm the agent that has its place
+            return [Say(conn, message), Drop(conn)]
+        return [Say(conn, message)]
+
+    def say_all(self, message: m.Downward) -> list[Action]:
+        return [Say(conn, message) for conn in self._conn_of.values()]
+
+    def dismiss(self, goodbye: m.Goodbye) -> list[Action]:
+        """This agent leads no longer."""
+        actions = [*self.say_all(goodbye), *(Drop(conn) for conn in self._connections)]
+        self._connections, self._conn_of, self._graces, self._probed = {}, {}, {}, {}
+        return actions
+
+    def _forget(self, conn: int) -> Connection | None:
+        """A connection is no more."""
+        connection = self._connections.pop(conn, None)
+        if connection is not None and connection.is_session:
+            del self._conn_of[connection.node_id]
+        return connection
+
+    def validate(self) -> None:
+        heard = [connection.heard_at for connection in self._connections.values()]
+        assert heard == sorted(heard), "the longest silent connection is the first"
+        assert list(self._graces.values()) == sorted(self._graces.values()), "graces end in their order"
+        untils = [probed.until for probed in self._probed.values()]
+        assert untils == sorted(untils), "probes end in their order"
+        sessions = {each.node_id: conn for conn, each in self._connections.items() if each.is_session}
+        assert sessions == self._conn_of, "a node has one session"
+        assert not self._graces.keys() & self._conn_of.keys(), "a node that is connected is in no grace"
+        greeted = {conn for conn, each in self._connections.items() if each.stage is Stage.GREETED}
+        assert greeted <= {conn for conn, _, _ in self._greeting}, (
+            "an agent that waits for an epoch is welcomed with it"
+        )
+        self.inbox.validate()
 
 
-def _located(node: Node, session: _Session) -> Node:
+def _located(node: m.Node, connection: Connection) -> m.Node:
     """A node with the addresses that its connection shows, and the rank it was admitted with."""
     return node.replace(
-        master_addr=node.master_addr or session.peer, preferred_rank=session.preferred_rank, way_address=session.way
+        master_addr=node.master_addr or connection.peer,
+        preferred_rank=connection.preferred_rank,
+        way_address=connection.way,
     )
 
 
-def _shortened(verdict: Any) -> Ended:
-    """A verdict that fits on every board: these are for small things, and JSON in JSON may take 14 bytes a letter."""
-    cause = verdict.cause
-    if cause is not None:
-        shorter = {"message": cause.message[:1024], "traceback": cause.traceback[-2048:]}
-        cause = cause.replace(**shorter)
-    return Ended(verdict.outcome, verdict.reason[:1024], cause)
-
-
-def _is_replacement(message: Any) -> bool:
-    return isinstance(message, Ended) and message.outcome is Outcome.REPLACED
-
-
-def _difference(theirs: Terms, ours: Terms) -> str:
+def _difference(theirs: m.Terms, ours: m.Terms) -> str:
     """What an agent was told otherwise than the job's others, and what to do; empty if nothing."""
-    if theirs.run_id != ours.run_id:
-        return f"run id {theirs.run_id!r} came to the agents of run {ours.run_id!r}: give all nodes the same --rdzv-id"
-    nodes = (theirs.min_nodes, theirs.max_nodes), (ours.min_nodes, ours.max_nodes)
-    if nodes[0] != nodes[1]:
-        here, there = (f"{fewest}:{most}" for fewest, most in nodes)
-        return f"--nnodes is {here} here and {there} in the job that runs: give all nodes the same"
-    if theirs.max_restarts != ours.max_restarts:
-        return (
-            f"--max-restarts is {theirs.max_restarts} here and {ours.max_restarts} in the job that runs: "
-            "give all nodes the same"
-        )
-    if theirs.lease_s != ours.lease_s:
-        return (
-            f"the lease is {theirs.lease_s:g} s here and {ours.lease_s:g} s in the job that runs: "
-            "give all nodes the same --rdzv-conf"
-        )
+    theirs_nodes, our_nodes = f"{theirs.min_nodes}:{theirs.max_nodes}", f"{ours.min_nodes}:{ours.max_nodes}"
+    for what, here, there, remedy in (
+        ("the run id", repr(theirs.run_id), repr(ours.run_id), " --rdzv-id"),
+        ("--nnodes", theirs_nodes, our_nodes, ""),
+        ("--max-restarts", theirs.max_restarts, ours.max_restarts, ""),
+        ("the lease", f"{theirs.lease_s:g} s", f"{ours.lease_s:g} s", " --rdzv-conf"),
+    ):
+        if here != there:
+            return f"{what} is {here} here and {there} in the job that runs: give all nodes the same{remedy}"
     return ""
-
-
-def _due(times: dict[Any, float], now: float, after_s: float = 0.0) -> Iterable[Any]:
-    """Keys of the oldest entries, for which so much time has passed; reckoned as `deadline` does, to the last bit."""
-    for key, time in times.items():
-        if time + after_s > now:
-            return
-        yield key

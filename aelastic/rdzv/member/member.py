@@ -51,13 +51,13 @@ from aelastic.rdzv.protocol.codec import PROTOCOL, WireError, from_text
 from aelastic.rdzv.protocol.messages import (
     Alive,
     Assigned,
-    Beat,
     CoordinatorMessage,
     Departed,
     Downward,
     Ended,
     Failed,
     Goodbye,
+    Heartbeat,
     Hello,
     Interrupted,
     Left,
@@ -406,7 +406,7 @@ class Member:
                 self._dismissed_by = "" if self.record is None else self.record.candidate.token
                 self._begin_to_be_alone(now)
                 return [Disconnect(), *self._look()]
-            case Beat(renewals, has_spares):
+            case Heartbeat(renewals, has_spares):
                 self.has_spares = has_spares
                 if renewals != self._beat:
                     self._beat, self._glance_at = renewals, now + self._glance_s

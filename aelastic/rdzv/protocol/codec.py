@@ -19,12 +19,12 @@ from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.protocol.messages import (
     Alive,
     Assigned,
-    Beat,
     Departed,
     Downward,
     Ended,
     Failed,
     Goodbye,
+    Heartbeat,
     Hello,
     Interrupted,
     Left,
@@ -48,7 +48,7 @@ _HEAD = 4
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in (Hello, Alive, Ready, Failed, Succeeded, Left)}
 DOWNWARD: dict[str, type[Record]] = {
     cls.__name__: cls
-    for cls in (Welcome, Refused, Beat, Probe, Goodbye, Departed, Assigned, Interrupted, Ended, Waiting)
+    for cls in (Welcome, Refused, Heartbeat, Probe, Goodbye, Departed, Assigned, Interrupted, Ended, Waiting)
 }
 
 

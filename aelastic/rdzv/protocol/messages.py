@@ -3,7 +3,7 @@
 Facts go up (`Ready`, `Failed`, `Succeeded`, `Left`), decisions come down (`Assigned`, `Interrupted`,
 `Ended`).  Every message about a round carries its number, so that a late one can be told from
 a current one.  The rest is between the two ends of a stream: who is there (`Hello`, `Welcome`, `Refused`), who
-is still alive (`Alive`, `Beat`, `Probe`), who goes (`Goodbye`, `Departed`); `wire.py` has their bytes.
+is still alive (`Alive`, `Heartbeat`, `Probe`), who goes (`Goodbye`, `Departed`); `wire.py` has their bytes.
 """
 
 from __future__ import annotations
@@ -192,10 +192,10 @@ class Refused(Record):
     is_final: bool
 
 
-class Beat(Record):
-    """The coordinator lives, and has kept its reign so many times."""
+class Heartbeat(Record):
+    """The coordinator lives, and has renewed its record on the board so many times."""
 
-    beat: int
+    renewals: int
     has_spares: bool = False  # nodes wait for a place in the round that runs
 
 
@@ -210,4 +210,4 @@ class Goodbye(Record):
     is_gone: bool  # its agent leaves; else it was deposed, and its node stays in its round
 
 
-Downward: TypeAlias = Welcome | Refused | Beat | Probe | Goodbye | Departed | CoordinatorMessage
+Downward: TypeAlias = Welcome | Refused | Heartbeat | Probe | Goodbye | Departed | CoordinatorMessage

@@ -1,0 +1,333 @@
+"""The leader: one agent's term as coordinator, from its election until it steps down.
+
+It composes `sessions.py` (connections and the nodes behind them), `leadership.py` (until when this agent may decide),
+`coordinator.py` (which decides) and `verdict.py` (which lets the verdict out).  Pure: `coordinator_server.py` carries
+out what it asks for.
+
+- While leadership is **not certain** decisions wait for the board's answer; connections, leases and heartbeats go on.
+- A decision is only for nodes that are connected to this agent; any other says where it stands when it reconnects.
+- `Ended` with `REPLACED` is for one node; every other is the verdict, for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from typing import assert_never
+
+from aelastic.core.machine import Machine, Story
+from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator import Phase as CoordinatorPhase
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed as CoordinatorDeadlinePassed
+from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.leadership import LeaderLease
+from aelastic.rdzv.coordinator.sessions import Sessions
+from aelastic.rdzv.coordinator.verdict import VerdictGate
+from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.protocol import messages as m
+
+# So often nodes that wait read what for.
+WAITING_TEXT_INTERVAL_S = 10.0
+DISPLACED = "another agent is coordinator now"
+
+
+class Phase(StrEnum):
+    LEADING = auto()  # leadership is certain: the coordinator decides
+    DOUBTFUL = auto()  # the board has not answered for a lease: decisions wait
+    RECLAIMING = auto()  # the board is asked for a newer epoch: decisions and welcomes wait
+    STEPPED_DOWN = auto()
+
+
+@dataclass(slots=True)
+class Leader(Machine[ev.Event, ev.Action]):
+    """One term of one coordinator.
+
+    Args:
+        coordinator: decides.
+        sessions: of this term; its lease is the silence after which an agent is lost.
+        lease: of our leadership.
+    """
+
+    coordinator: Coordinator
+    sessions: Sessions
+    lease: LeaderLease
+
+    phase: Phase = Phase.LEADING
+    verdict: VerdictGate = field(init=False)
+    _waiting_text_at: float = field(init=False)
+    _has_spares: bool = False  # as all nodes have heard
+    _story: Story = field(default_factory=Story)
+
+    def __post_init__(self) -> None:
+        self.verdict = VerdictGate(self.lease.lease_s)
+        self._waiting_text_at = self.lease.started + WAITING_TEXT_INTERVAL_S
+
+    @property
+    def has_stepped_down(self) -> bool:
+        return self.phase is Phase.STEPPED_DOWN
+
+    @property
+    def has_own_node(self) -> bool:
+        """Whether the node of this very agent is connected."""
+        return self.sessions.has_session(self.coordinator.own_node_id)
+
+    @property
+    def has_told_all(self) -> bool:
+        """Whether every node that is known has heard how the job ended."""
+        is_known_lost = self.sessions.is_loss_awaited or bool(self.coordinator.roster.lost_hosts)
+        return self.verdict.is_released and self.sessions.is_empty and not is_known_lost
+
+    @property
+    def deadline(self) -> float | None:
+        if self.phase is Phase.STEPPED_DOWN:
+            return None
+        due = self.coordinator.deadline
+        if self.phase is not Phase.LEADING or (due is not None and due > self.lease.certain_until):
+            due = None  # it waits for the board
+        times = (self.sessions.deadline, self.sessions.inbox.deadline, self.verdict.deadline, due)
+        return min(self.lease.renew_at, self._waiting_text_at, *(time for time in times if time is not None))
+
+    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901  one case for each event
+        match event:
+            case ev.Opened():
+                actions = self._on_opened(event, now)
+            case ev.Received():
+                actions = self._on_received(event, now)
+            case ev.Garbled():
+                actions = self._on_garbled(event)
+            case ev.Closed():
+                actions = self._on_closed(event, now)
+            case ev.Renewed():
+                actions = self._on_renewed(event, now)
+            case ev.RenewFailed():
+                actions = self._on_renew_failed(event)
+            case ev.Reclaimed():
+                actions = self._on_reclaimed(event, now)
+            case ev.Published():
+                actions = self._on_published(event, now)
+            case ev.Resigned():
+                actions = self._on_resigned()
+            case ev.DeadlinePassed():
+                actions = self._on_deadline_passed(event, now)
+            case _:
+                assert_never(event)
+        return actions + self._reclaim_if_needed(now) + self._decide(now)
+
+    # Connections.
+
+    def _on_opened(self, event: ev.Opened, now: float) -> list[ev.Action]:
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # it is to say Hello within a lease
+                self.sessions.on_opened(event.conn, event.peer, event.way, now)
+                return []
+            case Phase.STEPPED_DOWN:
+                return []  # it will be closed
+            case _:
+                assert_never(self.phase)
+
+    def _on_received(self, event: ev.Received, now: float) -> list[ev.Action]:
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # for its session, or it is refused
+                return self.sessions.on_received(event.conn, event.message, now)
+            case Phase.STEPPED_DOWN:
+                return []  # the next coordinator will hear it
+            case _:
+                assert_never(self.phase)
+
+    def _on_garbled(self, event: ev.Garbled) -> list[ev.Action]:
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # refused
+                return self.sessions.on_garbled(event.conn, event.reason, is_other_protocol=event.is_other_protocol)
+            case Phase.STEPPED_DOWN:
+                return []  # it will be closed
+            case _:
+                assert_never(self.phase)
+
+    def _on_closed(self, event: ev.Closed, now: float) -> list[ev.Action]:
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # its node has a grace to reconnect
+                return self.sessions.on_closed(event.conn, now)
+            case Phase.STEPPED_DOWN:
+                return []  # it was dropped
+            case _:
+                assert_never(self.phase)
+
+    # The board.
+
+    def _on_renewed(self, event: ev.Renewed, now: float) -> list[ev.Action]:
+        if not self.lease.is_asked and not self.has_stepped_down:
+            raise self._impossible(event)
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if event.record is None:  # another agent leads
+                return self._step_down(DISPLACED)
+            case Phase.LEADING | Phase.DOUBTFUL:  # leadership is certain again; all nodes hear a heartbeat
+                assert event.record is not None
+                self.lease.on_renewed(event.record, now)
+                return self._heartbeat()
+            case Phase.RECLAIMING:
+                return []  # it answers about the epoch before
+            case Phase.STEPPED_DOWN:
+                return []  # it came late
+            case _:
+                assert_never(self.phase)
+
+    def _on_renew_failed(self, event: ev.RenewFailed) -> list[ev.Action]:
+        if not self.lease.is_asked and not self.has_stepped_down:
+            raise self._impossible(event)
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives
+                self.lease.on_renew_failed()
+                return self._heartbeat()
+            case Phase.RECLAIMING:
+                return []  # it answers about the epoch before
+            case Phase.STEPPED_DOWN:
+                return []  # it came late
+            case _:
+                assert_never(self.phase)
+
+    def _on_reclaimed(self, event: ev.Reclaimed, now: float) -> list[ev.Action]:
+        match self.phase:
+            case Phase.RECLAIMING if event.record is None:  # another agent leads
+                return self._step_down("no newer epoch could be had from the board")
+            case Phase.RECLAIMING:  # agents that have waited for the epoch are welcomed
+                assert event.record is not None
+                return self._begin_epoch(event.record, now)
+            case Phase.LEADING | Phase.DOUBTFUL:
+                raise self._impossible(event)
+            case Phase.STEPPED_DOWN:
+                return []  # it came late
+            case _:
+                assert_never(self.phase)
+
+    def _on_published(self, event: ev.Published, now: float) -> list[ev.Action]:
+        if event.is_ours and not self.verdict.is_asked and not self.has_stepped_down:
+            raise self._impossible(event)
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if event.is_ours:  # all nodes hear the verdict
+                return self._let_out(self.verdict.release(), now)
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # another agent leads
+                return self._step_down(DISPLACED)
+            case Phase.STEPPED_DOWN:
+                return []  # it came late
+            case _:
+                assert_never(self.phase)
+
+    def _on_resigned(self) -> list[ev.Action]:
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # all nodes hear that they need another coordinator
+                return self._step_down("the coordinator's agent is leaving", is_gone=True)
+            case Phase.STEPPED_DOWN:
+                return []  # another agent leads already
+            case _:
+                assert_never(self.phase)
+
+    # Time.
+
+    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[ev.Action]:
+        if self.deadline is None or now < self.deadline:
+            return []  # disarmed or moved while the event was on its way
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # what is due is done
+                return self._do_what_is_due(now, self.deadline)
+            case Phase.STEPPED_DOWN:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    def _do_what_is_due(self, now: float, deadline: float) -> list[ev.Action]:
+        have_slept = now - deadline > self.lease.lease_s / 3
+        actions = self.sessions.on_deadline_passed(now, have_slept=have_slept)
+        if now >= self.lease.renew_at:
+            actions += [ev.Renew()] if self.lease.renew(now) else self._heartbeat()
+        if now >= self._waiting_text_at:
+            self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
+            actions += self._deliver(waiting_texts(self.coordinator, now), now)
+        if self.verdict.deadline is not None and now >= self.verdict.deadline:
+            is_leader = self.lease.is_certain(now)
+            actions += self._let_out(self.verdict.on_deadline_passed(now, is_leader=is_leader), now)
+        return actions
+
+    # Moves.
+
+    def _heartbeat(self) -> list[ev.Action]:
+        return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares))
+
+    def _reclaim_if_needed(self, now: float) -> list[ev.Action]:
+        """Asks for a newer epoch if an agent that greets knows of one above ours."""
+        newest = self.sessions.newest_epoch
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL:
+                if newest <= self.lease.epoch:
+                    return []
+                self.phase = Phase.RECLAIMING
+                self.lease.reclaim(now)
+                return [ev.Reclaim(newest)]
+            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
+                return []  # asked for already
+            case _:
+                assert_never(self.phase)
+
+    def _begin_epoch(self, record: LeaderRecord, now: float) -> list[ev.Action]:
+        """Goes on with the record that the board has, which may be our old one: it had been renewed meanwhile."""
+        self.lease.on_reclaimed(record)
+        self.phase = Phase.LEADING
+        return self.sessions.begin_epoch(record.epoch, now)
+
+    def _step_down(self, reason: str, *, is_gone: bool = False) -> list[ev.Action]:
+        self.phase = Phase.STEPPED_DOWN
+        return [*self.sessions.dismiss(m.Goodbye(reason, is_gone)), ev.StepDown(reason)]
+
+    def _decide(self, now: float) -> list[ev.Action]:
+        """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL if self.lease.is_certain(now):
+                self.phase = Phase.LEADING
+            case Phase.LEADING | Phase.DOUBTFUL:
+                self.phase = Phase.DOUBTFUL
+            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
+                pass
+            case _:
+                assert_never(self.phase)
+        self.sessions.inbox.release(now, is_loss_awaited=self.sessions.is_loss_awaited)
+        return self._let_coordinator_decide(now) if self.phase is Phase.LEADING else []
+
+    def _let_coordinator_decide(self, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        core = self.coordinator
+        while True:
+            if (event := self.sessions.inbox.pop()) is not None:
+                actions += self._deliver(core.handle(event, now), now)
+            elif core.is_due(now):
+                actions += self._deliver(core.handle(CoordinatorDeadlinePassed(), now), now)
+                assert not core.is_due(now), "what is due is done at once"
+            else:
+                break
+        if core.phase is CoordinatorPhase.RUNNING and core.has_spares != self._has_spares:
+            self._has_spares = core.has_spares
+            actions += self._heartbeat()  # the coordinator after this one is to know it, however soon that is
+        return actions
+
+    def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        for send in sends:
+            match send.message:
+                case m.Ended(outcome) if outcome is not m.Outcome.REPLACED and not self.verdict.is_released:
+                    actions += self.verdict.hold(send, send.message, now)
+                case _:
+                    actions += self.sessions.say(send.node_id, send.message)
+        return actions
+
+    def _let_out(self, held: list[Send], now: float) -> list[ev.Action]:
+        self.sessions.is_over = self.verdict.is_released
+        return self._deliver(held, now)
+
+    def validate(self) -> None:
+        self.sessions.validate()
+        self.verdict.validate()
+        assert self.sessions.epoch == self.lease.epoch, "Welcome names the epoch of the record"
+        assert self.phase is not Phase.RECLAIMING or self.lease.is_asked, "the board is asked for the epoch"
+        assert self.phase is Phase.STEPPED_DOWN or self.deadline is not None, "a leader renews its lease"
+        assert not self.verdict.is_released or self.coordinator.is_closed, "the verdict is the coordinator's"

@@ -1,0 +1,93 @@
+"""Leader lease: until when this agent may decide as coordinator.  Pure.
+
+Leadership is certain until a lease after the board was asked, the last time it answered that it is ours.  Once that
+is past, another agent may lead.  The story behind it: the coordinator's process is stopped, the others elect another
+and go on; ours wakes up, sees that all connections are closed, and with `--nnodes 1:3` would start a second job of its
+own on the same checkpoints.
+
+Two things are taken for granted.  Monotonic clocks of all nodes run alike within ten percent, and never stand still: a
+machine that is suspended with its clock wakes up certain, until its next renewal.  And the board answers in the order
+it was asked (`session_events.py`): one question is open at a time, and a `Reclaim` makes the answer to a `Renew`
+before it worthless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aelastic.rdzv.board import LeaderRecord
+
+# The share of a lease that is trusted after the board has said that leadership is ours.  A board that forgets a leader
+# by itself counts from later than we do, and so do members that watch the renewals; the rest is for clocks that differ.
+TRUSTED_SHARE = 0.9
+
+
+@dataclass(slots=True)
+class LeaderLease:
+    """This agent's leadership, as far as it knows.
+
+    Args:
+        epoch: of the record.
+        lease_s: seconds for which the board's answer holds.
+        started: when the agent campaigned.
+        renewals: of the record, as the board counts them.
+    """
+
+    epoch: int
+    lease_s: float
+    started: float
+    renewals: int = 0
+    certain_until: float = 0.0
+    renew_at: float = 0.0
+    _asked_at: float | None = None  # since when the board owes an answer
+
+    def __post_init__(self) -> None:
+        self.certain_until = self.started + self._trusted_s
+        self.renew_at = self.started + self.lease_s / 3
+
+    @property
+    def _trusted_s(self) -> float:
+        return self.lease_s * TRUSTED_SHARE
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the board owes an answer."""
+        return self._asked_at is not None
+
+    def is_certain(self, now: float) -> bool:
+        return now <= self.certain_until
+
+    def renew(self, now: float) -> bool:
+        """A renewal is due; gives whether to ask the board: not while it owes an answer."""
+        self.renew_at = now + self.lease_s / 3
+        if self._asked_at is not None:
+            return False
+        self._asked_at = now
+        return True
+
+    def on_renewed(self, record: LeaderRecord, now: float) -> None:
+        """The board says that leadership is ours.
+
+        Renewals are taken as the board has them.  The story behind it: a renewal takes effect and its answer is lost,
+        so the board has one more than we.  Did we count by ourselves, members would hear less than the board says from
+        then on, and take a dead coordinator's last renewal for one made just now: each later fail-over would take a
+        lease more.
+        """
+        assert self._asked_at is not None
+        self.certain_until, self._asked_at = self._asked_at + self._trusted_s, None
+        self.renew_at = min(self.renew_at, now + self.lease_s / 3)
+        self.renewals = self.renewals + 1 if record.renewals is None else record.renewals
+
+    def on_renew_failed(self) -> None:
+        self._asked_at = None
+
+    def reclaim(self, now: float) -> None:
+        """The board is asked for a newer epoch, whatever else it has been asked."""
+        self._asked_at = now
+
+    def on_reclaimed(self, record: LeaderRecord) -> None:
+        """Leadership is ours, in an epoch that may be the old one: then its age is not known."""
+        assert self._asked_at is not None
+        if record.epoch > self.epoch:
+            self.certain_until = self._asked_at + self._trusted_s
+        self.epoch, self.renewals, self._asked_at = record.epoch, record.renewals or 0, None

@@ -1,0 +1,93 @@
+"""The verdict's way: it is on the board before any node hears it.
+
+So a coordinator that dies while it tells the verdict leaves no node without: the others read it on the board.  A board
+that does not answer delays the verdict, by a lease at most, and only while others may have gone on without this agent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from typing import assert_never
+
+from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.codec import to_text
+
+# A board that does not take the verdict must not keep it from all nodes.
+PUBLISH_TIMEOUT_S = 1.0
+
+
+class Stage(StrEnum):
+    UNDECIDED = auto()  # there is no verdict
+    PUBLISHING = auto()  # the board is to take it first
+    RELEASED = auto()  # nodes may hear it
+
+
+@dataclass(slots=True)
+class VerdictGate:
+    """Holds the verdict until the board has it.
+
+    Args:
+        lease_s: how long it waits at most for a board that does not answer.
+    """
+
+    lease_s: float
+    stage: Stage = Stage.UNDECIDED
+    deadline: float | None = None  # when to look again whether to wait for the board any longer
+    _last: float = 0.0  # from then on nothing is waited for
+    _held: list[Send] = field(default_factory=list[Send])
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the board was asked to take the verdict."""
+        return self.stage is not Stage.UNDECIDED
+
+    @property
+    def is_released(self) -> bool:
+        return self.stage is Stage.RELEASED
+
+    def hold(self, send: Send, verdict: m.Ended, now: float) -> list[ev.Action]:
+        """Keeps one node's copy of the verdict back."""
+        self._held.append(send)
+        if self.stage is Stage.PUBLISHING:
+            return []
+        self.stage = Stage.PUBLISHING
+        self.deadline, self._last = now + PUBLISH_TIMEOUT_S, now + max(PUBLISH_TIMEOUT_S, self.lease_s)
+        return [ev.Publish(to_text(_shortened(verdict)))]
+
+    def on_deadline_passed(self, now: float, *, is_leader: bool) -> list[Send]:
+        """The board does not answer: waits on while another agent may lead, but not without end."""
+        if is_leader or now >= self._last:
+            return self.release()
+        self.deadline = min(now + PUBLISH_TIMEOUT_S, self._last)
+        return []
+
+    def release(self) -> list[Send]:
+        """The board has the verdict, or is waited for no longer; gives what was held back."""
+        match self.stage:
+            case Stage.PUBLISHING:
+                held, self._held = self._held, []
+                self.stage, self.deadline = Stage.RELEASED, None
+                return held
+            case Stage.RELEASED:
+                return []  # the board's answer came late
+            case Stage.UNDECIDED:
+                raise AssertionError("there is no verdict")
+            case _:
+                assert_never(self.stage)
+
+    def validate(self) -> None:
+        is_publishing = self.stage is Stage.PUBLISHING
+        assert (self.deadline is not None) == bool(self._held) == is_publishing, (
+            "a verdict is held while the board is asked"
+        )
+
+
+def _shortened(verdict: m.Ended) -> m.Ended:
+    """A verdict that fits on every board: these are for small things, and JSON in JSON may take 14 bytes a letter."""
+    cause = verdict.cause
+    if cause is not None:
+        cause = cause.replace(message=cause.message[:1024], traceback=cause.traceback[-2048:])
+    return m.Ended(verdict.outcome, verdict.reason[:1024], cause)
