@@ -124,6 +124,8 @@ class ProcessFailure(Record):
     ) -> ProcessFailure:
         """The failure of a worker of another host, as that host reports it: its error file is not here."""
         failure = cls.__new__(cls)
+        # Stripped after it is cut: what is read from a message is what is read from the message that it becomes.
+        headline = printable(message.strip())[:MESSAGE_CHARS_MAX].strip()
         Record.__init__(
             failure,
             printable(host)[:HOST_CHARS_MAX],
@@ -131,7 +133,7 @@ class ProcessFailure(Record):
             local_rank,
             pid,
             exitcode,
-            printable(message.strip())[:MESSAGE_CHARS_MAX] or _explain(exitcode, "", oom, note)[0],
+            headline or printable(_explain(exitcode, "", oom.strip(), note.strip())[0])[:MESSAGE_CHARS_MAX].strip(),
             printable(traceback)[-TRACEBACK_CHARS_MAX:],
             epoch_s(timestamp),
             is_final,
