@@ -19,6 +19,7 @@ from kit.etcd_boards import Closing
 from kit.etcd_servers import EtcdServers
 from kit.launching import Launcher
 from kit.no_processes import no_processes
+from kit.warm import Warm
 
 from aelastic.core.machine import check_invariants
 from aelastic.rdzv.board import Board
@@ -70,10 +71,32 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     return (yield)
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Interpreters that have imported torch."""
+    warm = Warm("torch")
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def warm_store() -> Iterator[Warm]:
+    """Interpreters that have imported what serves a store."""
+    warm = Warm("store")
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launcher]:
+def warm_stores(launch: Launcher, warm_store: Warm) -> None:
+    """The agents' stores start warm, in a test whose subject they are not."""
+    launch.store_python = warm_store.python
+
+
+@pytest.fixture
+def launch(tmp_path: Path, warm: Warm) -> Iterator[Launcher]:
     """Starts jobs; none of them outlives its test."""
-    launcher = Launcher(tmp_path)
+    launcher = Launcher(tmp_path, warm)
     yield launcher
     launcher.close()
 

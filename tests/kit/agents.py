@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -244,10 +243,7 @@ class Team:
         name = f"{self.name or self.run_id}-{len(self.agents)}"
         script = self.launcher.write(f"{name}/worker.py", self.worker, preamble=PREAMBLE)
         conf = ",".join(f"{key}={value}" for key, value in self.conf.items())
-        program = ["-m", "aelastic"]
-        if wrapper:
-            main = "\nfrom aelastic.cli.main import main_and_exit\nmain_and_exit()\n"
-            program = [str(self.launcher.write(f"{name}/agent.py", textwrap.dedent(wrapper) + main, preamble=""))]
+        program = self.launcher.agent_program(name, wrapper)
         command = [
             sys.executable, *program,
             "--loop", LOOPS[len(self.agents) % 2],

@@ -22,6 +22,7 @@ import pytest
 import uvloop
 
 from aelastic.host import proc_table
+from kit.warm import Warm
 
 T = TypeVar("T")
 
@@ -68,6 +69,14 @@ def daemonize():
     return os.getpid()
 
 
+"""
+
+
+# In an agent: its store's interpreter is another.
+WARM_STORE = """
+import types
+from aelastic.tcpstore import store_child
+store_child.sys = types.SimpleNamespace(executable={python!r})
 """
 
 
@@ -225,10 +234,16 @@ class Job:
 
 
 class Launcher:
-    """Makes jobs in a test's folder, and ends them with the test."""
+    """Makes jobs in a test's folder, and ends them with the test.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        warm: what starts interpreters that have torch (`kit.warm`).
+    """
+
+    def __init__(self, folder: Path, warm: Warm) -> None:
         self.folder = folder
+        self.warm = warm
+        self.store_python = sys.executable  # what the agents' stores run in
         self.jobs: list[Job] = []
 
     def write(self, name: str, code: str, *, preamble: str = PREAMBLE) -> Path:
@@ -262,6 +277,16 @@ class Launcher:
             *options, str(script), *args, loop=loop, name=name, env=env, wrapper=wrapper, prefix=prefix, **popen
         )
 
+    def agent_program(self, name: str, wrapper: str) -> list[str]:
+        """The arguments of Python that are an agent."""
+        wrapper = textwrap.dedent(wrapper)
+        if self.store_python != sys.executable:
+            wrapper = f"{wrapper}\n{WARM_STORE.format(python=self.store_python)}"
+        if not wrapper:
+            return ["-m", "aelastic"]
+        main = "\nfrom aelastic.cli.main import main_and_exit\nif __name__ == '__main__':\n    main_and_exit()\n"
+        return [str(self.write(f"{name}/agent.py", wrapper + main, preamble=""))]
+
     def command(
         self,
         *argv: str,
@@ -273,10 +298,7 @@ class Launcher:
         **popen: Any,
     ) -> Job:
         (self.folder / name).mkdir(exist_ok=True)
-        agent = ["-m", "aelastic"]
-        if wrapper:
-            main = "from aelastic.cli.main import main_and_exit\nif __name__ == '__main__':\n    main_and_exit()\n"
-            agent = [str(self.write(f"{name}/agent.py", textwrap.dedent(wrapper) + main, preamble=""))]
+        agent = self.agent_program(name, wrapper)
         command = [*prefix, sys.executable, *agent, "--loop", loop, *argv]
         job = Job(self.folder / name, command, env or {}, **popen)
         self.jobs.append(job)

@@ -54,10 +54,13 @@ def start(
     launcher: str,
     script: str,
     *options: str,
-    python: str = sys.executable,
+    python: str = "",
     **env: str,
 ) -> Job:
-    """Starts two workers, in a folder that is named by the launcher's module."""
+    """Starts two workers, in a folder that is named by the launcher's module; warm ones, if `python` names no other."""
+    if not python:
+        python = sys.executable if launcher == AELASTIC else launch.warm.python
+        env = {**launch.warm.env, **env}
     path = launch.write(f"{launcher}/worker.py", textwrap.dedent(script) + ENDING, preamble=TORCH_PREAMBLE)
     job = Job(launch.folder / launcher, [python, "-m", launcher, "--nproc-per-node=2", *options, str(path)], env)
     launch.jobs.append(job)

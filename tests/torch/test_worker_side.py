@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -485,6 +486,7 @@ def test_timers_expire_as_ever(launch: Launcher) -> None:
             tell("reaped by", signal.Signals(-child.exitcode).name)
             server.stop()
         """,
+        python=sys.executable,
     )
     assert told == by_rank("reaped by SIGKILL", "unconfigured Configure timer client before using countdown timers.")
 

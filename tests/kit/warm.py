@@ -1,0 +1,86 @@
+"""Interpreters that have imported torch already: workers, torchrun's agents and stores of tests start in 50 ms.
+
+`Warm.python` is a program that stands where `sys.executable` stood.  Each call of it becomes a fork of a server that
+has imported torch once.  What differs: pid, parent, and what /proc tells of its start (command line, environment); so
+tests whose subject these are start interpreters as a user does, and so does every test under `TEST_EFFORT=soak`.
+
+The server ends with the process that started it, however that ends: it reads a pipe of ours, and asks the kernel
+(`PR_SET_PDEATHSIG`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from aelastic.host.reaping import waited_for
+from kit.effort import IS_COLD
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+# Which limit the import of everything has.
+_START_LIMIT_S = 120.0
+
+
+class Warm:
+    """A fork server, started when it is first needed.
+
+    Args:
+        what: it has imported: `torch`, or for the agents' stores `store`.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._server: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    @property
+    def python(self) -> str:
+        """The program to start instead of an interpreter."""
+        if IS_COLD:
+            return sys.executable
+        if self._folder is None:
+            self._folder = self._start()
+        return str(self._folder / "python")
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Makes either launcher start its workers so."""
+        return {} if IS_COLD else {"PYTHON_EXEC": self.python}
+
+    def _start(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="warm"))
+        stub = (_HERE / "warm_stub.py").read_text()
+        stub = stub.replace('SERVER = ""', f"SERVER = {str(folder / 'socket')!r}").replace(
+            'PYTHON = ""', f"PYTHON = {sys.executable!r}"
+        )
+        path = folder / "python"
+        path.write_text(f"#!{sys.executable} -IS\n{stub}")
+        path.chmod(0o700)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)} if self._what == "store" else {"OMP_NUM_THREADS": "1"}
+        self._server = subprocess.Popen(
+            [sys.executable, str(_HERE / "warm_server.py"), str(folder / "socket"), self._what],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+        waited_for.add(self._server.pid)  # so that no agent in this process takes it for an orphan
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == b"ready\n"
+        self._server.stdout.close()
+        return folder
+
+    def close(self) -> None:
+        if self._server is not None:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+            self._server.wait(_START_LIMIT_S)
+            waited_for.discard(self._server.pid)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,95 @@
+"""The fork server of the tests: a fork ends as an interpreter would, takes signals, and outlives nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.effort import IS_COLD
+from kit.launching import DEADLINE_S, alive, wait_for
+from kit.warm import Warm
+
+pytestmark = pytest.mark.skipif(IS_COLD, reason="nothing is warm in this run")
+
+SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    warm = Warm("store")  # the smaller of the two
+    yield warm.python
+    warm.close()
+
+
+@pytest.mark.parametrize(
+    "argv, stdin, code, out, err",
+    [
+        (["-c", "import sys; print(sys.argv, sys.stdin.read()); sys.exit(3)", "a"], "in", 3, "['-c', 'a'] in\n", ""),
+        (["-c", "import sys; sys.exit('no')"], "", 1, "", "no\n"),
+        (
+            ["-u", "-c", "raise ValueError('x')"], "", 1, "",
+            'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\nValueError: x\n',
+        ),
+        (["-c", "import os; os.kill(os.getpid(), 11)"], "", -11, "", ""),
+        (["-c", "raise KeyboardInterrupt"], "", -signal.SIGINT, "", "…"),
+        (["-c", "import atexit; atexit.register(print, 'last')"], "", 0, "last\n", ""),
+        (["-m", "json.tool"], "[]", 0, "[]\n", ""),
+        (["-V"], "", 0, f"Python {sys.version.split()[0]}\n", ""),  # not for a fork
+    ],
+)  # fmt: skip
+def test_a_fork_ends_as_an_interpreter_does(
+    python: str, argv: list[str], stdin: str, code: int, out: str, err: str
+) -> None:
+    for program in (python, sys.executable):
+        ended = subprocess.run(
+            [program, *argv], input=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (code, out)
+        assert err in {"…", ended.stderr}
+
+
+def test_it_has_the_environment_the_folder_and_the_descriptors_of_who_asked(python: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    code = f"import os; os.write({writer}, f'{{os.getcwd()}} {{dict(os.environ)}}'.encode())"
+    subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env={"A": "b"}, pass_fds=[writer], check=True, timeout=DEADLINE_S
+    )
+    os.close(writer)
+    assert os.read(reader, 1000).decode() == f"{tmp_path} {{'A': 'b'}}"
+    os.close(reader)
+
+
+def test_signals_reach_it_and_it_does_not_outlive_who_asked(python: str) -> None:
+    def start() -> tuple[subprocess.Popen[bytes], int]:
+        process = subprocess.Popen([python, "-c", SLEEPS], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process.stdout:
+            return process, int(process.stdout.readline())
+
+    process, fork = start()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == -signal.SIGTERM and not alive(fork)
+    process, fork = start()
+    process.kill()
+    process.wait(DEADLINE_S)
+    wait_for("the fork is gone", lambda: not alive(fork))
+
+
+def test_nothing_outlives_a_killed_test_run() -> None:
+    code = (
+        f"import sys, subprocess; sys.path.append({str(Path(__file__).parents[1])!r}); from kit.warm import Warm\n"
+        f"warm = Warm('store'); subprocess.Popen([warm.python, '-c', {SLEEPS!r}]); print(warm._server.pid, flush=True)\n"
+        "import time; time.sleep(600)"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    with run.stdout:
+        pids = [int(run.stdout.readline()) for _ in range(2)]
+    run.kill()
+    run.wait(DEADLINE_S)
+    wait_for("both are gone", lambda: not any(map(alive, pids)))
