@@ -75,9 +75,18 @@ def transitions(core: Core) -> dict[tuple[str, str], list[str]]:
 def _diagram(core: Core) -> str:
     edges = transitions(core)
     drawn = ["```mermaid", "stateDiagram-v2", f"    [*] --> {core.first_phase}"]
-    drawn += [f"    {before} --> {after}: {', '.join(events)}" for (before, after), events in edges.items()]
+    drawn += [f"    {before} --> {after}: {_in_short(core, events)}" for (before, after), events in edges.items()]
     drawn += [f"    {phase} --> [*]" for phase in core.phases if not any(before == phase for before, _ in edges)]
     return "\n".join([*drawn, "```"])
+
+
+def _in_short(core: Core, events: list[str]) -> str:
+    others = [name for name, _ in core.events if name not in events]
+    return (
+        ", ".join(events)
+        if len(others) >= len(events)
+        else ", but for ".join(["all", ", ".join(others)][: 1 + bool(others)])
+    )
 
 
 def _grid(core: Core) -> str:
@@ -158,10 +167,11 @@ def _what(phase: str, ways: list[Way], note: str) -> str:
     where = f"→ {_either(targets)}" if targets else ""
     if targets and stays:
         where += f", or stays {phase}"
-    named = list(dict.fromkeys(action for way in ways for action in way.actions))
+    named = list(dict.fromkeys(action.rstrip("?") for way in ways for action in way.actions))
     sure = [each for each in named if all(each in way.actions for way in ways)]
-    gives = ", ".join(code(each) + ("" if each in sure else " (not always)") for each in named)
-    parts = [part for part in (where, gives) if part]
+    perhaps = [each for each in named if each not in sure]
+    parts = [where, ", ".join(map(code, sure)), "perhaps " + ", ".join(map(code, perhaps)) if perhaps else ""]
+    parts = [part for part in parts if part]
     return ("; ".join(parts) or "notes it") + because
 
 

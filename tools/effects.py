@@ -64,4 +64,4 @@ class Parts:
                 if isinstance(node, ast.Call):
                     names.append(ast.unparse(node.func).rpartition(".")[2])
                     todo.append(own_method(node) or "")
-        return tuple(name for name in dict.fromkeys(names) if name in self._actions), is_changed
+        return tuple(f"{name}?" for name in dict.fromkeys(names) if name in self._actions), is_changed

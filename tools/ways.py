@@ -27,12 +27,13 @@ class Way:
     """One way through a pair of phase and event."""
 
     phase: str  # afterwards, if the way ends here
-    actions: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()  # those of a part, which gives them or not, end in "?"
     is_changed: bool = False  # a field has another value
     is_impossible: bool = False
     is_over: bool = False  # it has returned, or raised
     conditions: tuple[str, ...] = ()
     note: str = ""
+    is_told: bool = False  # the handler has returned to `_dispatch`, which goes on: that is the same for all events
     moved_to: str = ""  # the phase that a first step led to, before the phase was looked at
     held: tuple[tuple[str, tuple[str, ...]], ...] = ()  # local names that hold actions, not yet returned
     kinds: tuple[tuple[str, str], ...] = ()  # names and fields whose class is known: `self._wish` is an `_End`
@@ -63,8 +64,16 @@ class Walker:
         for stmt in stmts:
             going = [way for way in ways if not way.is_over]
             done = [way for way in ways if way.is_over]
-            ways = done + _distinct(each for way in going for each in self._statement(stmt, way, is_shown=is_shown))
+            ways = done + _distinct(each for way in going for each in self._step(stmt, way, is_shown=is_shown))
         return ways
+
+    def _step(self, stmt: ast.stmt, way: Way, *, is_shown: bool) -> list[Way]:
+        if is_shown and isinstance(stmt, ast.Assign) and self._is_handler(stmt.value):
+            assert isinstance(stmt.value, ast.Call)
+            after = self._call(self._methods[str(own_method(stmt.value))], way, stmt.value, is_tail=True)
+            return [replace(each, is_over=each.is_impossible, is_told=True) for each in after]
+        ways = self._statement(stmt, way, is_shown=is_shown and not way.is_told)
+        return [replace(each, is_changed=way.is_changed) for each in ways] if way.is_told else ways
 
     def _statement(self, stmt: ast.stmt, way: Way, *, is_shown: bool) -> list[Way]:
         match stmt:
@@ -190,6 +199,10 @@ class Walker:
                 each = [self._test(value, way) for value in values]
                 decisive = isinstance(op, ast.Or)
                 return decisive if decisive in each else None if None in each else not decisive
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self._methods:
+                body = self._methods[name].body  # a property, as in `is_closed`
+                returned = body[-1].value if isinstance(body[-1], ast.Return) else None
+                return self._test(returned, way) if returned is not None else None
             case ast.Compare(left=left, ops=[op], comparators=[right]) if ast.unparse(left) == "self.phase":
                 phases = self._phases_in(right)
                 if phases is None:
