@@ -186,7 +186,7 @@ class Status:
             "ready": is_ready,
             "readiness": why,
             "waiting": self._waited or None,
-            "round": None if self._round is None else {**fields_of(self._round), "formed": at(self._round_at)},
+            "round": self._describe_round(at(self._round_at)),
             "restarts": dict(self._restarts),
             "last_restart": None if (last := self._last_restart) is None else {**fields_of(last), "at": at(last.at)},
             "last_failure": self._describe_failure(),
@@ -218,6 +218,13 @@ class Status:
             "cpu_s": None if usage is None else usage[0],
             "rss_bytes": None if usage is None else usage[1],
         }
+
+    def _describe_round(self, formed: str) -> dict[str, Any] | None:
+        if self._round is None:
+            return None
+        fields = fields_of(self._round)
+        del fields["workers"]  # they follow from the ranks
+        return {**fields, "formed": formed}
 
     def _describe_failure(self) -> dict[str, Any] | None:
         if self._failure is None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import WorkerState
+from aelastic.group.events import Worker, WorkerState
 from aelastic.group.worker_group import Phase
 from aelastic.observe.run_events import (
     Changed,
@@ -33,7 +33,8 @@ BARRIER = Changed(Phase.RUNNING, Phase.BARRIER, WorkerState.SUCCEEDED, "every wo
 
 
 def formed(generation: int = 1) -> RoundFormed:
-    return RoundFormed(generation, generation, generation - 1, 1, 2, 2, 2, 4)
+    workers = tuple(Worker(local_rank, 2 + local_rank) for local_rank in (0, 1))
+    return RoundFormed(generation, generation, generation - 1, 1, 2, 2, 2, 4, workers)
 
 
 def started(generation: int = 1) -> WorkersStarted:
