@@ -573,7 +573,7 @@ def test_what_is_due_before_the_reign_becomes_uncertain_and_heard_of_later_waits
 
 @pytest.mark.parametrize("answer", [ev.Renewed(None), ev.Published(False)])
 def test_a_leader_that_another_agent_has_displaced_steps_down_at_once(answer: ev.Event) -> None:
-    term = running()
+    term = running(max_restarts=0)
     term.pass_time_until_renewal()
     conn = term.open("stranger")
     reason = "another agent is coordinator now"
@@ -621,10 +621,12 @@ def test_every_event_has_an_example_here() -> None:
 
 def test_a_leader_that_has_stepped_down_does_nothing() -> None:
     for end in (ev.Renewed(None), ev.Published(False), ev.Resigned(), ev.Reclaimed(None)):
-        term = running()
+        term = running(max_restarts=0)
         term.pass_time_until_renewal()
         if isinstance(end, ev.Reclaimed):
             term.join("c", seen_epoch=9)
+        if isinstance(end, ev.Published):
+            term.say("a", m.Failed("a", 1, FAILURE))
         term.tell(end)
         for event in every_event(term):
             term.now += 1000
@@ -632,7 +634,16 @@ def test_a_leader_that_has_stepped_down_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [RENEWED, ev.Renewed(None), ev.RenewFailed("x"), reclaimed(9), ev.Reclaimed(None), ev.Published(True)]
+    "event",
+    [
+        RENEWED,
+        ev.Renewed(None),
+        ev.RenewFailed("x"),
+        reclaimed(9),
+        ev.Reclaimed(None),
+        ev.Published(True),
+        ev.Published(False),
+    ],
 )
 def test_an_answer_that_was_not_asked_for_is_impossible_and_changes_nothing(event: ev.Event) -> None:
     term = running()

@@ -84,13 +84,19 @@ class Leader(Machine[ev.Event, ev.Action]):
     def deadline(self) -> float | None:
         if self.phase is Phase.STEPPED_DOWN:
             return None
+        times = [self.lease.renew_at, self._waiting_text_at, self.sessions.deadline, self.verdict.deadline]
+        if self.phase is Phase.LEADING:  # else decisions wait for the board
+            times += [self.sessions.inbox.deadline, self._coordinator_deadline]
+        return min(time for time in times if time is not None)
+
+    @property
+    def _coordinator_deadline(self) -> float | None:
         due = self.coordinator.deadline
-        if self.phase is not Phase.LEADING or (due is not None and due > self.lease.certain_until):
-            due = None  # it waits for the board
-        times = (self.sessions.deadline, self.sessions.inbox.deadline, self.verdict.deadline, due)
-        return min(self.lease.renew_at, self._waiting_text_at, *(time for time in times if time is not None))
+        return due if due is not None and due <= self.lease.certain_until else None
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901  one case for each event
+        if self.phase is Phase.LEADING and not self.lease.is_certain(now):
+            self.phase = Phase.DOUBTFUL
         match event:
             case ev.Opened():
                 actions = self._on_opened(event, now)
@@ -114,7 +120,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions = self._on_deadline_passed(event, now)
             case _:
                 assert_never(event)
-        return actions + self._reclaim_if_needed(now) + self._decide(now)
+        return actions + self._decide(now)
 
     # Connections.
 
@@ -131,7 +137,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_received(self, event: ev.Received, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # for its session, or it is refused
-                return self.sessions.on_received(event.conn, event.message, now)
+                return self.sessions.on_received(event.conn, event.message, now) + self._reclaim_if_needed(now)
             case Phase.STEPPED_DOWN:
                 return []  # the next coordinator will hear it
             case _:
@@ -149,7 +155,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_closed(self, event: ev.Closed, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # its node has a grace to reconnect
-                return self.sessions.on_closed(event.conn, now)
+                return self.sessions.on_closed(event.conn, now) + self._reclaim_if_needed(now)
             case Phase.STEPPED_DOWN:
                 return []  # it was dropped
             case _:
@@ -158,14 +164,15 @@ class Leader(Machine[ev.Event, ev.Action]):
     # The board.
 
     def _on_renewed(self, event: ev.Renewed, now: float) -> list[ev.Action]:
-        if not self.lease.is_asked and not self.has_stepped_down:
-            raise self._impossible(event)
         match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL if not self.lease.is_asked:
+                raise self._impossible(event)
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if event.record is None:  # another agent leads
                 return self._step_down(DISPLACED)
-            case Phase.LEADING | Phase.DOUBTFUL:  # leadership is certain again; all nodes hear a heartbeat
+            case Phase.LEADING | Phase.DOUBTFUL:  # certain again, unless the answer took too long; a heartbeat for all
                 assert event.record is not None
                 self.lease.on_renewed(event.record, now)
+                self._lead(now)
                 return self._heartbeat()
             case Phase.RECLAIMING:
                 return []  # it answers about the epoch before
@@ -175,10 +182,10 @@ class Leader(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_renew_failed(self, event: ev.RenewFailed) -> list[ev.Action]:
-        if not self.lease.is_asked and not self.has_stepped_down:
-            raise self._impossible(event)
         match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives
+            case Phase.LEADING | Phase.DOUBTFUL if not self.lease.is_asked:
+                raise self._impossible(event)
+            case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives: a heartbeat for all
                 self.lease.on_renew_failed()
                 return self._heartbeat()
             case Phase.RECLAIMING:
@@ -203,9 +210,9 @@ class Leader(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_published(self, event: ev.Published, now: float) -> list[ev.Action]:
-        if event.is_ours and not self.verdict.is_asked and not self.has_stepped_down:
-            raise self._impossible(event)
         match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if not self.verdict.is_asked:
+                raise self._impossible(event)
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if event.is_ours:  # all nodes hear the verdict
                 return self._let_out(self.verdict.release(), now)
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # another agent leads
@@ -239,7 +246,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _do_what_is_due(self, now: float, deadline: float) -> list[ev.Action]:
         have_slept = now - deadline > self.lease.lease_s / 3
-        actions = self.sessions.on_deadline_passed(now, have_slept=have_slept)
+        actions = self.sessions.on_deadline_passed(now, have_slept=have_slept) + self._reclaim_if_needed(now)
         if now >= self.lease.renew_at:
             actions += [ev.Renew()] if self.lease.renew(now) else self._heartbeat()
         if now >= self._waiting_text_at:
@@ -273,8 +280,15 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _begin_epoch(self, record: LeaderRecord, now: float) -> list[ev.Action]:
         """Goes on with the record that the board has, which may be our old one: it had been renewed meanwhile."""
         self.lease.on_reclaimed(record)
-        self.phase = Phase.LEADING
-        return self.sessions.begin_epoch(record.epoch, now)
+        self._lead(now)
+        return self.sessions.begin_epoch(record.epoch, now) + self._reclaim_if_needed(now)
+
+    def _lead(self, now: float) -> None:
+        """The board has answered that this agent leads."""
+        if self.lease.is_certain(now):
+            self.phase = Phase.LEADING
+        else:
+            self.phase = Phase.DOUBTFUL
 
     def _step_down(self, reason: str, *, is_gone: bool = False) -> list[ev.Action]:
         self.phase = Phase.STEPPED_DOWN
@@ -282,23 +296,13 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL if self.lease.is_certain(now):
-                self.phase = Phase.LEADING
-            case Phase.LEADING | Phase.DOUBTFUL:
-                self.phase = Phase.DOUBTFUL
-            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
-                pass
-            case _:
-                assert_never(self.phase)
-        self.sessions.inbox.release(now, is_loss_awaited=self.sessions.is_loss_awaited)
-        return self._let_coordinator_decide(now) if self.phase is Phase.LEADING else []
-
-    def _let_coordinator_decide(self, now: float) -> list[ev.Action]:
+        if self.phase is not Phase.LEADING:
+            return []
+        inbox, core = self.sessions.inbox, self.coordinator
+        inbox.release(now, is_loss_awaited=self.sessions.is_loss_awaited)
         actions: list[ev.Action] = []
-        core = self.coordinator
         while True:
-            if (event := self.sessions.inbox.pop()) is not None:
+            if (event := inbox.pop()) is not None:
                 actions += self._deliver(core.handle(event, now), now)
             elif core.is_due(now):
                 actions += self._deliver(core.handle(CoordinatorDeadlinePassed(), now), now)
