@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
 from aelastic import __version__
 from aelastic.errors import InputError
@@ -42,7 +41,7 @@ from aelastic.health_check_server import HealthCheckServerFactory
 from aelastic.host.usage import usage_of
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
-from aelastic.observe.prometheus import CONTENT_TYPE, Counter
+from aelastic.observe.prometheus import CONTENT_TYPE
 from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.observe.status import Status
 
@@ -60,8 +59,9 @@ _aiohttp_log.disabled = True
 
 # How often the loop's lag is looked at: once a second costs nothing, and is what a person calls now.
 TICK_S = 1.0
-# The longest line a request may have; a path of ours has ten characters.
+# The longest line a request may have, and how many; a path of ours has ten characters, a browser sends 20 lines.
 LINE_BYTES_MAX = 4096
+HEADERS_MAX = 32
 # A slow disk may take its time; what takes longer never ends, and is better said.
 IMPORT_TIMEOUT_S = 60.0
 # Handlers end with their connections, which are gone.
@@ -126,13 +126,10 @@ class HealthServer(Observer):
         self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
         self._status = Status()
         self._metrics = RunMetrics({"version": __version__, "python": sys.version.split()[0]})
-        add = self._metrics.registry.add
-        self._requests = add(Counter("aelastic_http_requests_total", "Requests answered.", "path", "code"))
-        self._dropped = add(Counter("aelastic_http_connections_dropped_total", "Clients sent away.", "reason"))
-        for reason in DROPPED:
-            self._dropped.inc(reason, by=0)
+        counter, name = self._metrics.registry.counter, "aelastic_http_connections_dropped_total"
+        self._requests = counter("aelastic_http_requests_total", "Requests answered.", "path", "code")
+        self._dropped = counter(name, "Connections closed for a limit.", "reason", start=DROPPED)
         self._lag_s = 0.0
-        self._tasks: TaskGroup | None = None
         self._limits: ConnectionLimits | None = None
         self._server: Server | None = None
         self._routes: dict[str, tuple[str, Callable[[BaseRequest], Awaitable[Response]]]] = {
@@ -151,8 +148,8 @@ class HealthServer(Observer):
 
     async def run(self) -> None:
         try:
-            async with anyio.create_task_group() as self._tasks:
-                self._tasks.start_soon(self._tick, name="health: tick")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._tick, name="health: tick")
                 await self._serve()
         finally:
             self.close()
@@ -185,6 +182,8 @@ class HealthServer(Observer):
             auto_decompress=False,
             max_line_size=LINE_BYTES_MAX,
             max_field_size=LINE_BYTES_MAX,
+            max_headers=HEADERS_MAX,
+            read_bufsize=LINE_BYTES_MAX,
         )
         self._limits = ConnectionLimits(self._listener, self._server, self._dropped.inc)
         await self._limits.run()
@@ -293,8 +292,7 @@ class HealthServer(Observer):
     async def _say_stacks(self, request: BaseRequest) -> Response:
         if not self._status.running:
             return _text(f"no worker runs: {self._status.readiness[1]}\n", 503)
-        assert self._tasks is not None  # or nobody would answer
-        collection = await self._stacks.take(self._tasks)
+        collection = await self._stacks.take()
         taken = collection.taken
         if taken is None:
             return _text(f"the stacks can't be taken: {collection.error}\n", 500)

@@ -1,20 +1,21 @@
-"""Stacks for whoever asks over HTTP: all who ask at the same time get the same."""
+"""Stack dumps over HTTP."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
+from aelastic.core.record import Record
 from aelastic.observe.run_events import StacksTaken
 
 # Stacks are there in 2 s; the disk they are read from may be slow.
 TIMEOUT_S = 8.0
-# Who asks again within it gets the same: each time stops the workers for some milliseconds.
+# A client that asks again within it gets the same: each dump stops the workers for some milliseconds.
 INTERVAL_S = 1.0
 # Of one worker, and of all: 100 threads with 10 frames have 64 KiB, and a person reads no more than some of them.
 FILE_BYTES_MAX = 64 << 10
@@ -24,19 +25,16 @@ TAIL_BYTES = 1 << 20
 _HEAD = b"=== "
 
 
-class Collection:
-    """Stacks that are being taken, or were."""
+class Collection(Record):
+    """Stacks of this node's workers, as they were taken."""
 
-    def __init__(self) -> None:
-        self.is_done = anyio.Event()
-        self.ended = 0.0
-        self.taken: StacksTaken | None = None
-        self.texts: Mapping[int, str] = {}  # by local rank
-        self.error = ""  # why there are none
+    taken: StacksTaken | None = None
+    texts: Mapping[int, str] = MappingProxyType({})  # by local rank
+    error: str = ""  # why there are none
 
 
 class StacksEndpoint:
-    """Takes them, one time after the other.
+    """Serialises stack dumps for HTTP clients: those who ask at the same time get the same.
 
     Args:
         collect_stacks: takes the workers' stacks; its argument says why.
@@ -44,32 +42,29 @@ class StacksEndpoint:
 
     def __init__(self, collect_stacks: Callable[[str], Awaitable[StacksTaken]]) -> None:
         self._collect_stacks = collect_stacks
-        self._last: Collection | None = None
+        self._turn = anyio.Lock()
+        self._last = Collection()
+        self._began_at = self._ended_at = -INTERVAL_S
 
-    async def take(self, tasks: TaskGroup) -> Collection:
-        """Waits for stacks that are taken now, or were a moment ago.
+    async def take(self) -> Collection:
+        """Stacks that are taken now, or were a moment ago."""
+        asked_at = anyio.current_time()
+        async with self._turn:
+            if self._ended_at < asked_at and anyio.current_time() - self._ended_at >= INTERVAL_S:
+                await anyio.sleep_until(self._began_at + INTERVAL_S)  # a client may ask, and go away at once
+                self._began_at = anyio.current_time()
+                self._last = await self._collect()
+                self._ended_at = anyio.current_time()
+            return self._last
 
-        Args:
-            tasks: they are taken in one of these: whoever asked may go away.
-        """
-        last = self._last
-        if last is None or (last.is_done.is_set() and anyio.current_time() - last.ended >= INTERVAL_S):
-            last = self._last = Collection()
-            tasks.start_soon(self._collect, last, name="health: stacks")
-        await last.is_done.wait()
-        return last
-
-    async def _collect(self, collection: Collection) -> None:
+    async def _collect(self) -> Collection:
         try:
             with anyio.fail_after(TIMEOUT_S):
                 taken = await self._collect_stacks("asked over HTTP")
-                collection.texts = await anyio.to_thread.run_sync(_texts_of, taken, abandon_on_cancel=True)
-            collection.taken = taken
+                texts = await anyio.to_thread.run_sync(_texts_of, taken, abandon_on_cancel=True)
         except Exception as error:  # noqa: BLE001  said to who asked; it is no reason for anything else to end
-            collection.error = str(error) or f"not within {TIMEOUT_S:g} s"
-        finally:
-            collection.ended = anyio.current_time()
-            collection.is_done.set()
+            return Collection(error=str(error) or f"not within {TIMEOUT_S:g} s")
+        return Collection(taken, texts)
 
 
 def _texts_of(taken: StacksTaken) -> dict[int, str]:

@@ -1,7 +1,7 @@
-"""What of a run is counted: run events in, Prometheus' text out.
+"""Metrics of a run: run events in, Prometheus' text out.
 
-Everything is there from the beginning, with 0 where nothing has happened yet, so that a rate or an alert has something
-to begin with.  `docs/health.md` has the table; a test compares.
+Every series is there from the beginning, with 0 where nothing has happened yet, so that a rate or an alert has
+something to begin with.  `docs/health.md` has the table; a test compares.
 """
 
 from __future__ import annotations
@@ -11,21 +11,8 @@ from typing import get_args
 
 from aelastic.group.events import WatchName, WorkerState
 from aelastic.group.worker_group import Phase
-from aelastic.observe.prometheus import Counter, Gauge, Histogram, Registry
-from aelastic.observe.run_events import (
-    PHASES,
-    Changed,
-    Noticed,
-    PhaseTook,
-    RestartCause,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEvent,
-    StacksTaken,
-    WorkerEnded,
-    WorkersStarted,
-)
+from aelastic.observe import run_events as ev
+from aelastic.observe.prometheus import Registry
 
 # From what a failure on one node takes (milliseconds) to the timeouts: 30 s to stop, 600 s to meet.
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
@@ -34,7 +21,7 @@ LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
 class RunMetrics:
-    """Of one run.
+    """Metrics of one run.
 
     Args:
         build: what is running, as label and value: `version`, `python`.
@@ -42,111 +29,84 @@ class RunMetrics:
 
     def __init__(self, build: Mapping[str, str]) -> None:
         self.registry = Registry()
-        add = self.registry.add
-        info = add(Gauge("aelastic_build_info", "What is running, in the labels; always 1.", *build))
-        info.set(1, *build.values())
-        self._run = add(
-            Gauge("aelastic_run_info", "Which run it is, in the labels; always 1.",
-                  "run_id", "host", "role", "rdzv_backend")
-        )  # fmt: skip
-        self._state = add(Gauge("aelastic_state", "1 for the state the worker group is in, 0 for others.", "state"))
-        self._phase = add(Gauge("aelastic_phase", "1 for the phase the agent is in, 0 for others.", "phase"))
+        counter, gauge, histogram = self.registry.counter, self.registry.gauge, self.registry.histogram
+        gauge("aelastic_build_info", "What is running, in the labels; always 1.", *build).set(1, *build.values())
+        identity = "run_id", "host", "role", "rdzv_backend"
+        self._run = gauge("aelastic_run_info", "Which run it is, in the labels; always 1.", *identity)
+        self._state = gauge("aelastic_state", "1 for the state the worker group is in, 0 for others.", "state")
+        self._phase = gauge("aelastic_phase", "1 for the phase the agent is in, 0 for others.", "phase")
         for state in WorkerState:
             self._state.set(state is WorkerState.INIT, state.value)
         for phase in Phase:
             self._phase.set(phase is Phase.INIT, phase.value)
-        self._ready = add(Gauge("aelastic_ready", "Whether workers of a complete round run here, as /readyz has it."))
-        self._add_rounds()
-        self._add_durations()
-        self._add_workers()
+        self._ready = gauge("aelastic_ready", "Whether workers of a complete round run here, as /readyz has it.")
+        # Rounds.
+        self._round = gauge("aelastic_round", "Number of the round that this node took part in last.")
+        self._rounds = counter("aelastic_rounds_total", "Rounds that this node took part in.")
+        self._world_size = gauge("aelastic_world_size", "Workers of the job in that round, on all nodes.")
+        self._nodes = gauge("aelastic_group_world_size", "Nodes in that round.")
+        self._local_world_size = gauge("aelastic_local_world_size", "Workers of this node in that round.")
+        self._restart_count = gauge("aelastic_restart_count", "Restarts of the job that failures have cost.")
+        self._max_restarts = gauge("aelastic_max_restarts", "How many of these the job may have.")
+        text, causes = "Restarts that this agent took part in.", get_args(ev.RestartCause)
+        self._restarts = counter("aelastic_restarts_total", text, "cause", start=causes)
+        # Durations.
+        text, name = "How long phases took that are over.", "aelastic_phase_duration_seconds"
+        self._phase_took = histogram(name, text, "phase", buckets=DURATION_BUCKETS_S)
+        for phase_name in ev.PHASES:
+            self._phase_took.declare(phase_name)
+        text, name = "From the first worker's end until all run again.", "aelastic_restart_duration_seconds"
+        self._restart_took = histogram(name, text, buckets=DURATION_BUCKETS_S)
+        text = "How late the agent's loop came to a task; looked at every second."
+        self._lag = histogram("aelastic_loop_lag_seconds", text, buckets=LAG_BUCKETS_S)
+        # Workers and agent.
+        text, outcomes = "Workers of this node that have ended.", ("succeeded", "failed", "stopped")
+        self._exits = counter("aelastic_worker_exits_total", text, "outcome", start=outcomes)
+        self._expiries = counter("aelastic_watchdog_expiries_total", "Timers that workers set and did not clear.")
+        text, watches = "How often a worker did not do what was expected of it.", get_args(WatchName)
+        self._noticed = counter("aelastic_noticed_total", text, "by", start=watches)
+        self._stacks = counter("aelastic_stacks_taken_total", "How often the workers' stacks were taken.")
+        whose, name = ("local_rank", "role"), "aelastic_worker_resident_memory_bytes"
+        self._worker_cpu = counter("aelastic_worker_cpu_seconds_total", "CPU time of a worker's own process.", *whose)
+        self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
+        self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
+        self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
         self._is_running = False
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
         self._down_since: float | None = None  # since when workers do not run that did
 
-    def _add_rounds(self) -> None:
-        add = self.registry.add
-        self._round = add(Gauge("aelastic_round", "Number of the round that this node took part in last."))
-        self._rounds = add(Counter("aelastic_rounds_total", "Rounds that this node took part in."))
-        self._world_size = add(Gauge("aelastic_world_size", "Workers of the job in that round, on all nodes."))
-        self._nodes = add(Gauge("aelastic_group_world_size", "Nodes in that round."))
-        self._local_world_size = add(Gauge("aelastic_local_world_size", "Workers of this node in that round."))
-        self._restart_count = add(Gauge("aelastic_restart_count", "Restarts of the job that failures have cost."))
-        self._max_restarts = add(Gauge("aelastic_max_restarts", "How many of these the job may have."))
-        self._restarts = add(Counter("aelastic_restarts_total", "Restarts that this agent took part in.", "cause"))
-        for cause in get_args(RestartCause):
-            self._restarts.inc(cause, by=0)
-
-    def _add_durations(self) -> None:
-        add = self.registry.add
-        self._phase_took = add(
-            Histogram("aelastic_phase_duration_seconds", "How long phases took that are over.", "phase",
-                      buckets=DURATION_BUCKETS_S)
-        )  # fmt: skip
-        for name in PHASES:
-            self._phase_took.declare(name)
-        self._restart_took = add(
-            Histogram("aelastic_restart_duration_seconds", "From the first worker's end until all run again.",
-                      buckets=DURATION_BUCKETS_S)
-        )  # fmt: skip
-        self._lag = add(
-            Histogram("aelastic_loop_lag_seconds", "How late the agent's loop came to a task; looked at every second.",
-                      buckets=LAG_BUCKETS_S)
-        )  # fmt: skip
-
-    def _add_workers(self) -> None:
-        add = self.registry.add
-        self._exits = add(Counter("aelastic_worker_exits_total", "Workers of this node that have ended.", "outcome"))
-        for outcome in ("succeeded", "failed", "stopped"):
-            self._exits.inc(outcome, by=0)
-        self._expiries = add(Counter("aelastic_watchdog_expiries_total", "Timers that workers set and did not clear."))
-        self._noticed = add(
-            Counter("aelastic_noticed_total", "How often a worker did not do what was expected of it.", "by")
-        )
-        for watch in get_args(WatchName):
-            self._noticed.inc(watch, by=0)
-        self._stacks = add(Counter("aelastic_stacks_taken_total", "How often the workers' stacks were taken."))
-        self._worker_cpu = add(
-            Counter("aelastic_worker_cpu_seconds_total", "CPU time of a worker's own process.", "local_rank", "role")
-        )
-        self._worker_rss = add(
-            Gauge("aelastic_worker_resident_memory_bytes", "Memory of a worker's own process.", "local_rank", "role")
-        )
-        self._agent_cpu = add(Counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process."))
-        self._agent_rss = add(Gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process."))
-
-    def tell(self, event: RunEvent, now: float) -> None:  # noqa: C901  one case for each
-        """Something happened just now."""
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901  one case for each
         match event:
-            case RunBegan() as run:
+            case ev.RunBegan() as run:
                 self._run.set(1, run.run_id, run.host, run.role, run.rdzv_backend)
                 self._max_restarts.set(run.max_restarts)
-            case Changed(phase=phase, state=state):
+            case ev.Changed(phase=phase, state=state):
                 self._is_running = phase is Phase.RUNNING
                 self._phase.choose(phase.value)
                 self._state.choose(state.value)
-            case RoundFormed() as formed:
+            case ev.RoundFormed() as formed:
                 self._on_round(formed)
-            case PhaseTook() as took:
+            case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
-            case WorkersStarted() if self._is_running:  # else they are being stopped already
+            case ev.WorkersStarted() if self._is_running:  # else they are being stopped already
                 if self._down_since is not None:
                     self._restart_took.observe(now - self._down_since)
                 self._failed_at = self._down_since = None
-            case WorkerEnded(outcome=outcome):
+            case ev.WorkerEnded(outcome=outcome):
                 self._exits.inc(outcome)
-            case Restarting(cause=cause, restart_count=count):
+            case ev.Restarting(cause=cause, restart_count=count):
                 self._restarts.inc(cause)
                 self._restart_count.set(count)
-            case Noticed(by=by):
+            case ev.Noticed(by=by):
                 self._noticed.inc(by)
                 if by == "timer":
                     self._expiries.inc()
-            case StacksTaken():
+            case ev.StacksTaken():
                 self._stacks.inc()
             case _:
-                pass  # says nothing that is counted
+                pass  # not counted
 
-    def _on_round(self, formed: RoundFormed) -> None:
+    def _on_round(self, formed: ev.RoundFormed) -> None:
         self._rounds.inc()
         self._round.set(formed.round)
         self._world_size.set(formed.world_size)
@@ -154,19 +114,19 @@ class RunMetrics:
         self._local_world_size.set(formed.local_world_size)
         self._restart_count.set(formed.restart_count)
 
-    def _on_phase_took(self, took: PhaseTook, now: float) -> None:
+    def _on_phase_took(self, took: ev.PhaseTook, now: float) -> None:
         self._phase_took.observe(took.duration_s, took.name)
         if took.name == "detect" and self._failed_at is None:
             self._failed_at = now - took.duration_s
         elif took.name == "run":
             self._down_since = now if self._failed_at is None else min(now, self._failed_at)
         elif took.name == "barrier":
-            self._down_since = now  # until then nobody missed them
+            self._down_since = now  # until then they were not missing
 
-    # What is measured rather than told.
+    # Measured when something asks.
 
     def lag(self, duration_s: float) -> None:
-        """The loop came to a task so late."""
+        """How late the loop came to a task."""
         self._lag.observe(duration_s)
 
     def expose(
@@ -176,7 +136,7 @@ class RunMetrics:
 
         Args:
             agent: its CPU seconds and bytes of memory.
-            workers: likewise, by local rank, of those that live.
+            workers: the same of workers that live, by local rank.
         """
         self._ready.set(is_ready)
         if agent is not None:

@@ -17,27 +17,12 @@ from typing import Literal
 
 from aelastic.group.events import Event, Exited, FoundUnhealthy, Spawned, StopRequested
 from aelastic.group.worker_group import Phase, WorkerGroup
-from aelastic.observe.run_events import (
-    Changed,
-    JobEnded,
-    Killed,
-    Noticed,
-    PhaseName,
-    PhaseTook,
-    RendezvousLost,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEvent,
-    StopAsked,
-    WorkerEnded,
-    WorkersStarted,
-)
+from aelastic.observe import run_events as ev
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
 
 # `run` begins when the workers are started; before that, the phase is called `spawn`.
-_NAMES: dict[Phase, PhaseName] = {
+_NAMES: dict[Phase, ev.PhaseName] = {
     Phase.JOINING: "rendezvous",
     Phase.STOPPING: "stop",
     Phase.AWAITING: "await",
@@ -45,7 +30,7 @@ _NAMES: dict[Phase, PhaseName] = {
 }
 
 
-def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid: int) -> RunBegan:
+def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid: int) -> ev.RunBegan:
     """The first event of a run.
 
     Args:
@@ -56,7 +41,7 @@ def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid:
         pid: the agent's.
     """
     rdzv = spec.rdzv
-    return RunBegan(
+    return ev.RunBegan(
         run_id=run_id,
         node_id=node_id,
         host=host,
@@ -94,7 +79,7 @@ class RunEventSource:
         self._generation = 0
         self._restart_count = 0
         self._is_killing = False
-        self._name: PhaseName | None = None  # of what takes time now
+        self._name: ev.PhaseName | None = None  # of what takes time now
         self._since = 0.0
         self._restarted_round: int | None = None  # the last one of which a restart was told
         # Of this generation.
@@ -102,7 +87,7 @@ class RunEventSource:
         self._unhealthy: set[int] = set()  # local ranks
         self._ended: set[int] = set()  # local ranks
 
-    def handle(self, event: Event, now: float) -> list[RunEvent]:
+    def handle(self, event: Event, now: float) -> list[ev.RunEvent]:
         """The run events that follow from an event, which the group has handled."""
         group = self._group
         told = [*self._what_happened(event, now), *self._killed(event)]
@@ -112,16 +97,16 @@ class RunEventSource:
             told.append(self._round_formed())
         told += self._what_took_time(now)
         if (group.phase, group.state) != (self._phase, self._state):
-            told.append(Changed(self._phase, group.phase, group.state, group.reason or _words(event)))
+            told.append(ev.Changed(self._phase, group.phase, group.state, group.reason or _words(event)))
             self._phase, self._state = group.phase, group.state
         return told
 
-    def _what_happened(self, event: Event, now: float) -> list[RunEvent]:
+    def _what_happened(self, event: Event, now: float) -> list[ev.RunEvent]:
         group = self._group
         match event:
             case Spawned(generation, ids) if generation == group.generation and not self._is_spawned:
                 self._is_spawned = True
-                return [WorkersStarted(generation, ids)]
+                return [ev.WorkersStarted(generation, ids)]
             case FoundUnhealthy() if group.failed.get(event.local_rank) is event.failure:  # else the group knew better
                 return self._found_unhealthy(event)
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
@@ -130,21 +115,21 @@ class RunEventSource:
             case Interrupted():
                 return self._restarting(event)
             case Ended(outcome, reason, cause) if self._phase is not Phase.DONE:
-                return [JobEnded(outcome, reason, cause)]
+                return [ev.JobEnded(outcome, reason, cause)]
             case StopRequested(signum, reason) if self._phase is not Phase.DONE:
-                return [RendezvousLost(reason) if reason else StopAsked(signum)]
+                return [ev.RendezvousLost(reason) if reason else ev.StopAsked(signum)]
             case _:
                 return []
 
-    def _found_unhealthy(self, event: FoundUnhealthy) -> list[RunEvent]:
+    def _found_unhealthy(self, event: FoundUnhealthy) -> list[ev.RunEvent]:
         local_rank = event.local_rank
         if local_rank in self._unhealthy:
             return []
         self._unhealthy.add(local_rank)
         rank, reason = self._group.workers[local_rank].global_rank, event.reason or event.failure.message
-        return [Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
+        return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
 
-    def _worker_ended(self, event: Exited, now: float) -> list[RunEvent]:
+    def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:
         group, local_rank = self._group, event.local_rank
         failure = event.failure or group.failed.get(local_rank)
         outcome: Literal["succeeded", "failed", "stopped"] = "succeeded"
@@ -153,13 +138,13 @@ class RunEventSource:
         elif local_rank in group.stopped:
             outcome = "stopped"
         rank = group.workers[local_rank].global_rank
-        told: list[RunEvent] = [WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
+        told: list[ev.RunEvent] = [ev.WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
         # Of an unhealthy worker it was known before it ended.
         if event.gone_at is not None and failure is not None and local_rank not in self._unhealthy:
-            told.append(PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
+            told.append(ev.PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
         return told
 
-    def _restarting(self, event: Interrupted) -> list[RunEvent]:
+    def _restarting(self, event: Interrupted) -> list[ev.RunEvent]:
         group = self._group
         is_of_now = group.assigned is not None and group.assigned.round == event.round
         if not is_of_now or group.is_leaving or self._restarted_round == event.round:
@@ -167,22 +152,22 @@ class RunEventSource:
         self._restarted_round = event.round
         is_paid = event.restart_count > self._restart_count
         self._restart_count = max(event.restart_count, self._restart_count)
-        return [Restarting("failure" if is_paid else "membership", event.reason, self._restart_count)]
+        return [ev.Restarting("failure" if is_paid else "membership", event.reason, self._restart_count)]
 
-    def _killed(self, event: Event) -> list[RunEvent]:
+    def _killed(self, event: Event) -> list[ev.RunEvent]:
         was_killing, self._is_killing = self._is_killing, self._group.is_killing
         if was_killing or not self._is_killing:
             return []
         is_asked = isinstance(event, StopRequested)
         reason = "asked to stop again" if is_asked else f"not ended after {self._group.spec.shutdown_timeout_s:g} s"
-        return [Killed(self._group.generation, self._group.unended, reason)]
+        return [ev.Killed(self._group.generation, self._group.unended, reason)]
 
-    def _round_formed(self) -> RoundFormed:
+    def _round_formed(self) -> ev.RoundFormed:
         assigned = self._group.assigned
         assert assigned is not None  # or there would be no generation
         ranks = assigned.ranks
         self._restart_count = assigned.restart_count
-        return RoundFormed(
+        return ev.RoundFormed(
             round=assigned.round,
             generation=self._generation,
             restart_count=assigned.restart_count,
@@ -194,15 +179,15 @@ class RunEventSource:
             workers=self._group.workers,
         )
 
-    def _what_took_time(self, now: float) -> list[RunEvent]:
+    def _what_took_time(self, now: float) -> list[ev.RunEvent]:
         name = self._name_now()
         if name == self._name:
             return []
-        told: list[RunEvent] = [] if self._name is None else [PhaseTook(self._name, now - self._since)]
+        told: list[ev.RunEvent] = [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
         self._name, self._since = name, now
         return told
 
-    def _name_now(self) -> PhaseName | None:
+    def _name_now(self) -> ev.PhaseName | None:
         if self._group.phase is not Phase.RUNNING:
             return _NAMES.get(self._group.phase)
         return "run" if self._is_spawned else "spawn"

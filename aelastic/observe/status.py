@@ -1,6 +1,6 @@
-"""Where an agent stands, as `/status` and `/readyz` say it: run events in, answers out.
+"""Status of an agent, as `/status` and `/readyz` give it: run events in, answers out.
 
-Times are monotonic here; the wall's comes with the question, since it is for people only.
+Times are monotonic here; the wall clock's comes with the question, since it is for people only.
 """
 
 from __future__ import annotations
@@ -14,20 +14,7 @@ from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
-from aelastic.observe.run_events import (
-    Changed,
-    PhaseName,
-    PhaseTook,
-    RestartCause,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEnded,
-    RunEvent,
-    Waited,
-    WorkerEnded,
-    WorkersStarted,
-)
+from aelastic.observe import run_events as ev
 
 SCHEMA = 1
 # The last ten restarts, of six phases each.
@@ -41,11 +28,11 @@ _NOT_READY: dict[Phase, str] = {
     Phase.INIT: "the agent begins",
     Phase.JOINING: "waiting for a round to be complete",
     Phase.STOPPING: "workers are being stopped",
-    Phase.AWAITING: "a worker failed; what follows is not said yet",
+    Phase.AWAITING: "a worker failed; waiting for the coordinator's decision",
     Phase.BARRIER: "the workers of this node have succeeded; those of other nodes run",
     Phase.DONE: "the job is over",
 }
-_PHASE_NAMES: dict[Phase, PhaseName] = {
+_PHASE_NAMES: dict[Phase, ev.PhaseName] = {
     Phase.JOINING: "rendezvous",
     Phase.RUNNING: "spawn",  # and "run" once they are started
     Phase.STOPPING: "stop",
@@ -57,7 +44,7 @@ _PHASE_NAMES: dict[Phase, PhaseName] = {
 class _Past(Record):
     """A phase that is over."""
 
-    name: PhaseName
+    name: ev.PhaseName
     generation: int
     ended: float
     duration_s: float
@@ -72,65 +59,64 @@ class _LastFailure(Record):
 
 
 class _LastRestart(Record):
-    cause: RestartCause
+    cause: ev.RestartCause
     reason: str
     at: float
 
 
 class Status:
-    """Of one run."""
+    """Status of one run."""
 
     def __init__(self) -> None:
-        self._run: RunBegan | None = None
+        self._run: ev.RunBegan | None = None
         self._began = 0.0
         self._phase, self._state, self._reason = Phase.INIT, WorkerState.INIT, ""
         self._since = 0.0  # of the phase
-        self._now: PhaseName | None = None  # what takes time now
+        self._now: ev.PhaseName | None = None  # what takes time now
         self._now_since = 0.0
         self._waited = ""
-        self._round: RoundFormed | None = None
+        self._round: ev.RoundFormed | None = None
         self._round_at = 0.0
         self._ids: Mapping[int, Any] = {}
         self._started_at = 0.0
         self._facts: dict[int, WorkerFact] = {}  # by local rank
         self._past: deque[_Past] = deque(maxlen=PHASES_MAX)
-        self._restarts: dict[RestartCause, int] = {"failure": 0, "membership": 0}
+        self._restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
         self._last_restart: _LastRestart | None = None
         self._failure: _LastFailure | None = None
 
-    def tell(self, event: RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
-        """Something happened just now."""
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         match event:
-            case RunBegan():
+            case ev.RunBegan():
                 self._run, self._began, self._since = event, now, now
-            case Changed():
+            case ev.Changed():
                 self._on_changed(event, now)
-            case RoundFormed():
+            case ev.RoundFormed():
                 self._round, self._round_at, self._waited = event, now, ""
                 self._ids, self._facts = {}, dict.fromkeys(range(event.local_world_size), "starting")
-            case WorkersStarted(ids=ids):
+            case ev.WorkersStarted(ids=ids):
                 self._ids, self._started_at = ids, now
                 for local_rank, fact in self._facts.items():
                     self._facts[local_rank] = "running" if fact == "starting" else fact
                 if self._phase is Phase.RUNNING:  # else they are being stopped already
                     self._now, self._now_since = "run", now
-            case PhaseTook(name, duration_s, local_rank):
+            case ev.PhaseTook(name, duration_s, local_rank):
                 self._past.append(_Past(name, self._generation, now, duration_s, local_rank))
-            case WorkerEnded(generation, local_rank, _, outcome, failure):
+            case ev.WorkerEnded(generation, local_rank, _, outcome, failure):
                 self._facts[local_rank] = outcome
                 if failure is not None and (self._failure is None or self._failure.generation != generation):
                     self._failure = _LastFailure(generation, failure)
-            case Restarting(cause, reason):
+            case ev.Restarting(cause, reason):
                 self._restarts[cause] += 1
                 self._last_restart = _LastRestart(cause, reason, now)
-            case Waited(text):
+            case ev.Waited(text):
                 self._waited = text
-            case RunEnded(state, reason):
+            case ev.RunEnded(state, reason):
                 self._phase, self._state, self._reason, self._now = Phase.DONE, state, reason, None
             case _:
-                pass  # says nothing about where the agent stands
+                pass  # does not change the status
 
-    def _on_changed(self, changed: Changed, now: float) -> None:
+    def _on_changed(self, changed: ev.Changed, now: float) -> None:
         if changed.phase is not self._phase:
             self._since = self._now_since = now
             self._now = _PHASE_NAMES.get(changed.phase)
@@ -166,7 +152,7 @@ class Status:
         """All of it, for JSON.
 
         Args:
-            wall: what people call this moment.
+            wall: this moment on the wall clock.
             usage: CPU seconds and bytes of memory of workers that live, by local rank.
         """
 
@@ -178,7 +164,7 @@ class Status:
         return {
             "schema": SCHEMA,
             "time": at(now),
-            "run": None if run is None else {**fields_of(run), "began": at(self._began)},
+            "run": None if run is None else {**_fields(run), "began": at(self._began)},
             "phase": self._phase.value,
             "state": self._state.value,
             "reason": self._reason,
@@ -188,7 +174,7 @@ class Status:
             "waiting": self._waited or None,
             "round": self._describe_round(at(self._round_at)),
             "restarts": dict(self._restarts),
-            "last_restart": None if (last := self._last_restart) is None else {**fields_of(last), "at": at(last.at)},
+            "last_restart": None if (last := self._last_restart) is None else {**_fields(last), "at": at(last.at)},
             "last_failure": self._describe_failure(),
             "now": None if self._now is None else {"phase": self._now, "began": at(self._now_since)},
             "phases": [
@@ -222,7 +208,7 @@ class Status:
     def _describe_round(self, formed: str) -> dict[str, Any] | None:
         if self._round is None:
             return None
-        fields = fields_of(self._round)
+        fields = _fields(self._round)
         del fields["workers"]  # they follow from the ranks
         return {**fields, "formed": formed}
 
@@ -236,7 +222,7 @@ class Status:
         return {"generation": self._failure.generation, **fields}
 
 
-def fields_of(record: Record) -> dict[str, Any]:
+def _fields(record: Record) -> dict[str, Any]:
     return {name: getattr(record, name) for name in type(record).__match_args__}
 
 

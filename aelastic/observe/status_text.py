@@ -14,27 +14,13 @@ from aelastic.core.record import Record
 from aelastic.failures.exit_reason import signal_name
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.worker_group import Phase
-from aelastic.observe.run_events import (
-    Changed,
-    Noticed,
-    PhaseName,
-    PhaseTook,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEnded,
-    RunEvent,
-    StopAsked,
-    Waited,
-    WorkerEnded,
-    WorkersStarted,
-)
+from aelastic.observe import run_events as ev
 
 SEPARATOR = " | "
 # Seconds that have passed, and the steps in which they are said from there on.
 _STEPS = ((3600, 60), (60, 10), (10, 5), (0, 1))
 # What a restart takes, in this order, and the end of a run.
-_PHASES: tuple[PhaseName, ...] = ("detect", "stop", "await", "rendezvous", "spawn", "barrier")
+_PHASES: tuple[ev.PhaseName, ...] = ("detect", "stop", "await", "rendezvous", "spawn", "barrier")
 # More is in the logs.
 WORDS_MAX = 200
 
@@ -70,47 +56,47 @@ class StatusText:
     """Of one run."""
 
     def __init__(self) -> None:
-        self.began: RunBegan | None = None
+        self.began: ev.RunBegan | None = None
         self.began_at = 0.0
-        self.formed: RoundFormed | None = None
+        self.formed: ev.RoundFormed | None = None
         self.phase = Phase.INIT
         self.ranks: list[RankPicture] = []
         self.restart_count = 0
         self.why_stopping = ""
-        self.took: dict[PhaseName, float] = {}  # how long the last of each phase was, in seconds
+        self.took: dict[ev.PhaseName, float] = {}  # how long the last of each phase was, in seconds
         self.last_failure: ProcessFailure | None = None
         self.failed_at = 0.0
         self._waited = ""
 
     # What happens.
 
-    def handle(self, event: RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each run event
+    def handle(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each run event
         match event:
-            case RunBegan():
+            case ev.RunBegan():
                 self.began, self.began_at = event, now
-            case Changed(_, phase):
+            case ev.Changed(_, phase):
                 self._on_changed(phase)
-            case Waited(text):
+            case ev.Waited(text):
                 self._waited = text
-            case RoundFormed():
+            case ev.RoundFormed():
                 self._on_formed(event)
-            case WorkersStarted(_, ids):
+            case ev.WorkersStarted(_, ids):
                 for rank in tuple(self.ranks):
                     pid = ids.get(rank.local_rank)
                     state = "running" if rank.state == "starting" else rank.state
                     self._set(rank.local_rank, pid=pid if isinstance(pid, int) else None, state=state)
-            case WorkerEnded(_, local_rank, _, outcome, failure):
+            case ev.WorkerEnded(_, local_rank, _, outcome, failure):
                 self._set(local_rank, state=outcome)
                 self._on_failure(failure, now)
-            case Noticed(_, local_rank, _, _, reason):
+            case ev.Noticed(_, local_rank, _, _, reason):
                 self._set(local_rank, note=reason)
-            case PhaseTook(name, duration_s):
+            case ev.PhaseTook(name, duration_s):
                 self.took[name] = duration_s
-            case Restarting(_, reason, restart_count):
+            case ev.Restarting(_, reason, restart_count):
                 self.restart_count, self.why_stopping = restart_count, reason
-            case StopAsked(signum):
+            case ev.StopAsked(signum):
                 self.why_stopping = f"asked to by {signal_name(signum) or f'signal {signum}'}"
-            case RunEnded(_, _, cause):
+            case ev.RunEnded(_, _, cause):
                 self._on_failure(cause, now)
             case _:
                 pass  # the rest is for those who count and write down
@@ -121,7 +107,7 @@ class StatusText:
         if phase in {Phase.JOINING, Phase.RUNNING}:
             self.why_stopping = ""
 
-    def _on_formed(self, formed: RoundFormed) -> None:
+    def _on_formed(self, formed: ev.RoundFormed) -> None:
         self._on_changed(Phase.RUNNING)  # which is said a moment later
         self.formed, self.restart_count = formed, formed.restart_count
         self.ranks = [RankPicture(formed.first_rank + local, local) for local in range(formed.local_world_size)]

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import anyio
 
 from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S
+from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import RunEnded, RunEvent, StopAsked, WorkersStarted
 from aelastic.observe.status_text import SEPARATOR, WORDS_MAX, StatusText, cut
 
 _log = logging.getLogger(__name__)
@@ -50,18 +50,18 @@ class SdNotify(Observer):
         self._has_warned = False
         self._is_full = anyio.Event()
 
-    def tell(self, event: RunEvent, now: float) -> None:
+    def tell(self, event: ev.RunEvent, now: float) -> None:
         self._text.handle(event, now)
         # What changes although nothing happens, the time that has passed, is the first part.
         text = SEPARATOR.join(self._text.parts(now)[1:])
         said: dict[str, str] = {}
         match event:
-            case WorkersStarted() if not self._is_ready:
+            case ev.WorkersStarted() if not self._is_ready:
                 self._is_ready = True
                 said["READY"] = "1"
-            case StopAsked():
+            case ev.StopAsked():
                 said = {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": str(self._stop_us)}
-            case RunEnded(state, reason):
+            case ev.RunEnded(state, reason):
                 text = f"{state.value}: {reason}"
                 said = {"STOPPING": "1", **self._beat}  # `run` is over
             case _:

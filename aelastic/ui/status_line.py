@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 
 from aelastic.logs.terminal import Terminal, TerminalStream, is_of_session
+from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.status_text import Frame, Picture, StatusText
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class StatusLine(Observer):
         self._is_over = False
         self._error: Exception | None = None
 
-    def tell(self, event: RunEvent, now: float) -> None:
+    def tell(self, event: ev.RunEvent, now: float) -> None:
         self._text.handle(event, now)
-        self._is_over |= isinstance(event, RunEnded)
+        self._is_over |= isinstance(event, ev.RunEnded)
         self._woken.set()
 
     async def run(self) -> None:

@@ -13,30 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
+from aelastic.observe import run_events as ev
 from aelastic.observe.metrics import RunMetrics
-from aelastic.observe.prometheus import Counter, Gauge, Histogram, Registry
-from aelastic.observe.run_events import (
-    PHASES,
-    Changed,
-    Noticed,
-    PhaseTook,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    StacksTaken,
-    WorkerEnded,
-    WorkersStarted,
-)
+from aelastic.observe.prometheus import Registry
 
-BEGAN = RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
-ROUND = RoundFormed(
+BEGAN = ev.RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
+ROUND = ev.RoundFormed(
     round=1, generation=1, restart_count=0, group_rank=0, group_world_size=2, first_rank=0, local_world_size=2, world_size=4
 )  # fmt: skip
-STARTED = WorkersStarted(1, {0: 10, 1: 11})
+STARTED = ev.WorkersStarted(1, {0: 10, 1: 11})
 
 
-def running() -> Changed:
-    return Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "")
+def running() -> ev.Changed:
+    return ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "")
 
 
 def exposed(metrics: RunMetrics, **others: Any) -> dict[str, float]:
@@ -58,7 +47,7 @@ def told(*events: Any) -> RunMetrics:
 @given(st.text(), st.floats())
 def test_whatever_a_label_holds_is_read_back(label: str, number: float) -> None:
     registry = Registry()
-    registry.add(Gauge("g", "line\nbreak \\ slash", "label")).set(number, label)
+    registry.gauge("g", "line\nbreak \\ slash", "label").set(number, label)
     text = registry.expose()
     assert len(text.splitlines()) == 3 or not label.isprintable()
     (family,) = text_string_to_metric_families(text)
@@ -70,7 +59,7 @@ def test_whatever_a_label_holds_is_read_back(label: str, number: float) -> None:
 @given(st.lists(st.floats(min_value=0, max_value=100)))
 def test_a_histogram_counts_each_value_in_every_bucket_that_is_large_enough(observed: list[float]) -> None:
     registry = Registry()
-    histogram = registry.add(Histogram("h", "", "way", buckets=(0.1, 1, 10)))
+    histogram = registry.histogram("h", "", "way", buckets=(0.1, 1, 10))
     histogram.declare("in")
     for value in observed:
         histogram.observe(value, "in")
@@ -83,9 +72,9 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_is_large_enough(obse
 
 def test_a_family_is_there_once_and_takes_its_labels_only() -> None:
     registry = Registry()
-    counter = registry.add(Counter("c", "", "cause"))
+    counter = registry.counter("c", "", "cause")
     with pytest.raises(ValueError, match="there already"):
-        registry.add(Gauge("c", ""))
+        registry.gauge("c", "")
     with pytest.raises(ValueError, match="has the labels"):
         counter.inc()
 
@@ -115,16 +104,16 @@ def test_everything_is_there_before_anything_happens() -> None:
     assert read['aelastic_restarts_total{cause="failure"}'] == 0
     assert read['aelastic_restarts_total{cause="membership"}'] == 0
     assert read["aelastic_watchdog_expiries_total"] == 0
-    assert {f'aelastic_phase_duration_seconds_count{{phase="{name}"}}' for name in PHASES} <= read.keys()
+    assert {f'aelastic_phase_duration_seconds_count{{phase="{name}"}}' for name in ev.PHASES} <= read.keys()
     assert sum(read[name] for name in read if name.startswith("aelastic_state{")) == 1
 
 
 def test_restarts_are_counted_by_their_cause() -> None:
     metrics = told(
         BEGAN,
-        Restarting("failure", "rank 0 fell", 1),
-        Restarting("membership", "a node came", 1),
-        Restarting("failure", "rank 1 fell", 2),
+        ev.Restarting("failure", "rank 0 fell", 1),
+        ev.Restarting("membership", "a node came", 1),
+        ev.Restarting("failure", "rank 1 fell", 2),
     )
     read = exposed(metrics)
     assert read['aelastic_restarts_total{cause="failure"}'] == 2
@@ -140,7 +129,9 @@ def test_a_round_sets_the_sizes() -> None:
 
 
 def test_phases_are_measured_by_their_names() -> None:
-    read = exposed(told(BEGAN, PhaseTook("stop", 0.02), PhaseTook("stop", 20.0), PhaseTook("detect", 0.002, 1)))
+    read = exposed(
+        told(BEGAN, ev.PhaseTook("stop", 0.02), ev.PhaseTook("stop", 20.0), ev.PhaseTook("detect", 0.002, 1))
+    )
     assert read['aelastic_phase_duration_seconds_sum{phase="stop"}'] == pytest.approx(20.02)
     assert read['aelastic_phase_duration_seconds_bucket{phase="stop",le="0.05"}'] == 1
     assert read['aelastic_phase_duration_seconds_count{phase="detect"}'] == 1
@@ -149,10 +140,10 @@ def test_phases_are_measured_by_their_names() -> None:
 def test_a_restart_takes_from_the_first_workers_end_until_all_run_again() -> None:
     metrics = told(
         BEGAN, ROUND, running(), STARTED,  # at 3
-        PhaseTook("detect", 0.5, 0),  # at 4: it ended at 3.5
-        PhaseTook("run", 1.0),  # at 5
-        PhaseTook("detect", 0.1, 1),
-        PhaseTook("stop", 2.0), ROUND, running(), STARTED,  # at 10
+        ev.PhaseTook("detect", 0.5, 0),  # at 4: it ended at 3.5
+        ev.PhaseTook("run", 1.0),  # at 5
+        ev.PhaseTook("detect", 0.1, 1),
+        ev.PhaseTook("stop", 2.0), ROUND, running(), STARTED,  # at 10
     )  # fmt: skip
     read = exposed(metrics)
     assert read["aelastic_restart_duration_seconds_count"] == 1
@@ -160,13 +151,13 @@ def test_a_restart_takes_from_the_first_workers_end_until_all_run_again() -> Non
 
 
 def test_time_in_the_exit_barrier_is_no_part_of_a_restart() -> None:
-    metrics = told(BEGAN, ROUND, running(), STARTED, PhaseTook("run", 1.0), PhaseTook("barrier", 1.0), ROUND, running(), STARTED)  # fmt: skip
+    metrics = told(BEGAN, ROUND, running(), STARTED, ev.PhaseTook("run", 1.0), ev.PhaseTook("barrier", 1.0), ROUND, running(), STARTED)  # fmt: skip
     assert exposed(metrics)["aelastic_restart_duration_seconds_sum"] == 3
 
 
 def test_workers_that_start_while_they_are_stopped_end_no_restart() -> None:
-    stopping = Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "")
-    metrics = told(BEGAN, ROUND, running(), STARTED, PhaseTook("run", 1.0), ROUND, running(), stopping, STARTED)
+    stopping = ev.Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "")
+    metrics = told(BEGAN, ROUND, running(), STARTED, ev.PhaseTook("run", 1.0), ROUND, running(), stopping, STARTED)
     assert exposed(metrics)["aelastic_restart_duration_seconds_count"] == 0
 
 
@@ -174,11 +165,11 @@ def test_ends_and_notices_are_counted() -> None:
     read = exposed(
         told(
             BEGAN,
-            WorkerEnded(1, 0, 0, "succeeded"),
-            WorkerEnded(1, 1, 1, "stopped"),
-            Noticed(1, 0, 0, "timer", "timer 'step' expired", is_stopped=True),
-            Noticed(1, 1, 1, "hang", "no sign of life", is_stopped=False),
-            StacksTaken(1, "asked", {0: "py-spy"}, "/x"),
+            ev.WorkerEnded(1, 0, 0, "succeeded"),
+            ev.WorkerEnded(1, 1, 1, "stopped"),
+            ev.Noticed(1, 0, 0, "timer", "timer 'step' expired", is_stopped=True),
+            ev.Noticed(1, 1, 1, "hang", "no sign of life", is_stopped=False),
+            ev.StacksTaken(1, "asked", {0: "py-spy"}, "/x"),
         )
     )
     assert [read[f'aelastic_worker_exits_total{{outcome="{o}"}}'] for o in ("succeeded", "stopped", "failed")] == [

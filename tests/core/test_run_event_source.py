@@ -23,21 +23,8 @@ from aelastic.group.events import (
     WorkerState,
 )
 from aelastic.group.worker_group import KILL_COUNT_MAX, Phase, WorkerGroup
+from aelastic.observe import run_events as ev
 from aelastic.observe.run_event_source import RunEventSource, introduction
-from aelastic.observe.run_events import (
-    PHASES,
-    Changed,
-    JobEnded,
-    Killed,
-    PhaseTook,
-    RendezvousLost,
-    Restarting,
-    RoundFormed,
-    RunEvent,
-    StopAsked,
-    WorkerEnded,
-    WorkersStarted,
-)
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
@@ -62,11 +49,11 @@ class Story:
         self.source = RunEventSource(self.group)
         self.now = 100.0
         self.began_at = self.done_at = self.now
-        self.told: list[RunEvent] = []
+        self.told: list[ev.RunEvent] = []
 
-    def put(self, *events: Event, after_s: float = 0.0) -> list[RunEvent]:
+    def put(self, *events: Event, after_s: float = 0.0) -> list[ev.RunEvent]:
         """What the last of the events is worth telling."""
-        told: list[RunEvent] = []
+        told: list[ev.RunEvent] = []
         self.now += after_s
         for event in events:
             was = self.group.phase
@@ -77,15 +64,15 @@ class Story:
             self.told += told
         return told
 
-    def pass_deadline(self) -> list[RunEvent]:
+    def pass_deadline(self) -> list[ev.RunEvent]:
         assert self.group.deadline is not None
         self.now = self.group.deadline
         return self.put(DeadlinePassed())
 
-    def end(self, *local_ranks: int, failure: ProcessFailure | None = None, after_s: float = 0.0) -> list[RunEvent]:
+    def end(self, *local_ranks: int, failure: ProcessFailure | None = None, after_s: float = 0.0) -> list[ev.RunEvent]:
         """Workers end, and nothing of them is left."""
         generation = self.group.generation
-        told: list[RunEvent] = []
+        told: list[ev.RunEvent] = []
         for local_rank in local_ranks:
             told = self.put(Exited(generation, local_rank, failure), after_s=after_s)
             told += self.put(Cleared(generation, local_rank))
@@ -98,7 +85,7 @@ class Story:
     def durations(self) -> dict[str, float]:
         """Of the phases that follow each other."""
         sums: dict[str, float] = {}
-        for took in self.of(PhaseTook):
+        for took in self.of(ev.PhaseTook):
             sums[took.name] = sums.get(took.name, 0.0) + took.duration_s
         sums.pop("detect", None)
         return sums
@@ -114,7 +101,7 @@ def running(round_: int = 1, restart_count: int = 0) -> Story:
     return story
 
 
-def names(told: list[RunEvent]) -> list[str]:
+def names(told: list[ev.RunEvent]) -> list[str]:
     return [type(event).__name__ for event in told]
 
 
@@ -125,9 +112,9 @@ def test_a_round_is_told_with_what_it_took_to_form_it_and_where_the_agent_stands
     story = Story()
     story.put(Start())
     assert story.put(assigned(7, restart_count=2), after_s=3) == [
-        RoundFormed(7, 1, 2, 1, 3, 4, 2, 10, story.group.workers),
-        PhaseTook("rendezvous", 3.0),
-        Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 7 is complete"),
+        ev.RoundFormed(7, 1, 2, 1, 3, 4, 2, 10, story.group.workers),
+        ev.PhaseTook("rendezvous", 3.0),
+        ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 7 is complete"),
     ]
 
 
@@ -135,8 +122,8 @@ def test_the_start_of_the_workers_ends_the_phase_spawn_and_no_state_changes() ->
     story = Story()
     story.put(Start(), assigned(1))
     assert story.put(Spawned(1, {0: 700, 1: 701}), after_s=0.5) == [
-        WorkersStarted(1, {0: 700, 1: 701}),
-        PhaseTook("spawn", 0.5),
+        ev.WorkersStarted(1, {0: 700, 1: 701}),
+        ev.PhaseTook("spawn", 0.5),
     ]
     assert story.put(Spawned(1, {0: 700, 1: 701})) == []
 
@@ -144,7 +131,7 @@ def test_the_start_of_the_workers_ends_the_phase_spawn_and_no_state_changes() ->
 def test_workers_that_are_stopped_before_they_have_started_are_told_once_they_have() -> None:
     story = Story()
     story.put(Start(), assigned(1), StopRequested())
-    assert story.put(Spawned(1, {0: 700, 1: 701})) == [WorkersStarted(1, {0: 700, 1: 701})]
+    assert story.put(Spawned(1, {0: 700, 1: 701})) == [ev.WorkersStarted(1, {0: 700, 1: 701})]
     story.end(0, 1)
     assert "run" not in story.durations
 
@@ -156,7 +143,7 @@ def test_every_transition_has_a_sentence() -> None:
     story.put(Interrupted(1, "rank 4 failed on host; restart 1 of 3", 1), assigned(2, 1), Spawned(2, {0: 1, 1: 2}))
     story.end(0, 1)
     story.put(SUCCEEDED)
-    changes = story.of(Changed)
+    changes = story.of(ev.Changed)
     assert [change.phase for change in changes] == [
         Phase.JOINING, Phase.RUNNING, Phase.STOPPING, Phase.AWAITING, Phase.JOINING, Phase.RUNNING, Phase.BARRIER,
         Phase.DONE,
@@ -164,7 +151,7 @@ def test_every_transition_has_a_sentence() -> None:
     assert [after.before for after in changes[1:]] == [before.phase for before in changes[:-1]]
     assert all(change.reason for change in changes)
     assert changes[0].reason == "the run begins"
-    assert changes[-1] == Changed(Phase.BARRIER, Phase.DONE, WorkerState.SUCCEEDED, "every worker succeeded")
+    assert changes[-1] == ev.Changed(Phase.BARRIER, Phase.DONE, WorkerState.SUCCEEDED, "every worker succeeded")
 
 
 # Durations.
@@ -206,11 +193,11 @@ def test_the_phases_lie_end_to_end_and_their_durations_add_up_to_that_of_the_run
 
 def test_what_it_took_to_find_out_why_a_worker_failed_is_told_of_that_worker() -> None:
     story = run_with_everything()
-    assert [took for took in story.of(PhaseTook) if took.name == "detect"] == [PhaseTook("detect", 0.5, 0)]
+    assert [took for took in story.of(ev.PhaseTook) if took.name == "detect"] == [ev.PhaseTook("detect", 0.5, 0)]
 
 
 def test_every_name_of_a_phase_is_used() -> None:
-    assert {took.name for took in run_with_everything().of(PhaseTook)} == set(PHASES)
+    assert {took.name for took in run_with_everything().of(ev.PhaseTook)} == set(ev.PHASES)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -219,9 +206,9 @@ def test_a_worker_that_is_found_unhealthy_has_failed_and_was_detected_before_it_
     assert names(story.put(FoundUnhealthy(1, 0, EXPIRED, signal.SIGKILL))) == ["Noticed", "PhaseTook", "Changed"]
     for local_rank in order:
         story.put(Exited(1, local_rank, None, story.now), Cleared(1, local_rank), after_s=1)
-    ended = {each.local_rank: (each.outcome, each.failure) for each in story.of(WorkerEnded)}
+    ended = {each.local_rank: (each.outcome, each.failure) for each in story.of(ev.WorkerEnded)}
     assert ended == {0: ("failed", EXPIRED), 1: ("stopped", None)}
-    assert "detect" not in {took.name for took in story.of(PhaseTook)}
+    assert "detect" not in {took.name for took in story.of(ev.PhaseTook)}
 
 
 # Workers.
@@ -232,9 +219,9 @@ def test_a_worker_ends_once_with_its_rank_and_what_became_of_it() -> None:
     story.put(Exited(1, 1, None))
     story.put(Exited(1, 1, FAILURE))  # told twice
     story.put(Exited(1, 0, FAILURE, 99.0))
-    assert story.of(WorkerEnded) == [
-        WorkerEnded(1, 1, 5, "succeeded"),
-        WorkerEnded(1, 0, 4, "failed", FAILURE),
+    assert story.of(ev.WorkerEnded) == [
+        ev.WorkerEnded(1, 1, 5, "succeeded"),
+        ev.WorkerEnded(1, 0, 4, "failed", FAILURE),
     ]
 
 
@@ -243,7 +230,7 @@ def test_victims_are_stopped_and_who_fails_meanwhile_has_failed() -> None:
     story.put(StopRequested())
     story.end(0)
     story.end(1, failure=FAILURE)
-    assert [(each.local_rank, each.outcome) for each in story.of(WorkerEnded)] == [(0, "stopped"), (1, "failed")]
+    assert [(each.local_rank, each.outcome) for each in story.of(ev.WorkerEnded)] == [(0, "stopped"), (1, "failed")]
 
 
 def test_the_end_of_a_worker_of_an_earlier_generation_is_not_told() -> None:
@@ -259,18 +246,18 @@ def test_a_kill_is_told_once_with_who_is_left_and_why() -> None:
     story = running()
     story.put(StopRequested())
     story.end(0)
-    assert Killed(1, (1,), "not ended after 30 s") in story.pass_deadline()
+    assert ev.Killed(1, (1,), "not ended after 30 s") in story.pass_deadline()
     for _ in range(KILL_COUNT_MAX):
         story.pass_deadline()
     assert story.group.state is WorkerState.UNKNOWN
-    assert len(story.of(Killed)) == 1
+    assert len(story.of(ev.Killed)) == 1
 
 
 def test_a_kill_because_somebody_asked_again_says_so() -> None:
     story = running()
     story.put(StopRequested(signal.SIGINT))
     told = story.put(StopRequested(signal.SIGINT))
-    assert told == [StopAsked(signal.SIGINT), Killed(1, (0, 1), "asked to stop again")]
+    assert told == [ev.StopAsked(signal.SIGINT), ev.Killed(1, (0, 1), "asked to stop again")]
 
 
 # Restarts.
@@ -280,7 +267,7 @@ def test_a_kill_because_somebody_asked_again_says_so() -> None:
 def test_a_restart_is_told_with_its_cause_and_the_count_of_the_round_to_come(count: int, cause: Any) -> None:
     story = running(restart_count=2)
     told = story.put(Interrupted(1, "why", count))
-    assert told[0] == Restarting(cause, "why", count)
+    assert told[0] == ev.Restarting(cause, "why", count)
 
 
 def test_a_restart_is_told_once_although_it_is_said_again() -> None:
@@ -288,21 +275,21 @@ def test_a_restart_is_told_once_although_it_is_said_again() -> None:
     story.put(Interrupted(1, "node c has come", 0), Interrupted(1, "node d has come", 0))
     story.end(0, 1)
     story.put(Interrupted(1, "node d has come", 0))
-    assert [restart.reason for restart in story.of(Restarting)] == ["node c has come"]
+    assert [restart.reason for restart in story.of(ev.Restarting)] == ["node c has come"]
 
 
 def test_the_word_that_comes_after_the_failure_is_the_one_that_is_told() -> None:
     story = running()
     story.put(Exited(1, 0, FAILURE))
-    assert story.of(Restarting) == []
+    assert story.of(ev.Restarting) == []
     told = story.put(Interrupted(1, "restart 1 of 3", 1))  # the other worker is still being stopped
-    assert told == [Restarting("failure", "restart 1 of 3", 1)]
+    assert told == [ev.Restarting("failure", "restart 1 of 3", 1)]
     story.end(1)
-    assert len(story.of(Restarting)) == 1
+    assert len(story.of(ev.Restarting)) == 1
 
 
 def test_every_restart_of_a_run_is_told() -> None:
-    assert [(each.cause, each.restart_count) for each in run_with_everything().of(Restarting)] == [
+    assert [(each.cause, each.restart_count) for each in run_with_everything().of(ev.Restarting)] == [
         ("failure", 1),
         ("membership", 1),
     ]
@@ -322,16 +309,18 @@ def test_a_node_that_leaves_has_no_restart() -> None:
     assert story.put(Interrupted(1, "node c has come")) == []
     story = running()
     told = story.put(Ended(Outcome.FAILED, "no restart is left", FAILURE))
-    assert told[0] == JobEnded(Outcome.FAILED, "no restart is left", FAILURE)
+    assert told[0] == ev.JobEnded(Outcome.FAILED, "no restart is left", FAILURE)
     assert story.put(Interrupted(1, "node c has come")) == []
 
 
 def test_an_agent_that_cannot_go_on_was_not_asked_to_stop() -> None:
     story = running()
     told = story.put(StopRequested(reason="the coordinator can't be reached"))
-    assert told[0] == RendezvousLost("the coordinator can't be reached")
-    assert told[-1] == Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "the coordinator can't be reached")
-    assert story.of(StopAsked) == []
+    assert told[0] == ev.RendezvousLost("the coordinator can't be reached")
+    assert told[-1] == ev.Changed(
+        Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "the coordinator can't be reached"
+    )
+    assert story.of(ev.StopAsked) == []
 
 
 # Whatever happens.
@@ -366,10 +355,10 @@ def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
             continue  # it follows its `Exited`
         with suppress(InvalidTransition):  # then nothing has changed
             story.put(event, after_s=random.randrange(3))
-    restarts, changes = story.of(Restarting), story.of(Changed)
-    ended = [(each.generation, each.local_rank) for each in story.of(WorkerEnded)]
+    restarts, changes = story.of(ev.Restarting), story.of(ev.Changed)
+    ended = [(each.generation, each.local_rank) for each in story.of(ev.WorkerEnded)]
     assert len(ended) == len(set(ended))
-    assert len(restarts) <= len(story.of(RoundFormed)) <= len(restarts) + 1
+    assert len(restarts) <= len(story.of(ev.RoundFormed)) <= len(restarts) + 1
     assert [after.before for after in changes[1:]] == [before.phase for before in changes[:-1]]
     assert all(change.reason for change in changes)
     assert sum(story.durations.values()) == story.done_at - story.began_at

@@ -11,34 +11,24 @@ import pytest
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import Worker, WorkerState
 from aelastic.group.worker_group import Phase
-from aelastic.observe.run_events import (
-    Changed,
-    PhaseTook,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEnded,
-    Waited,
-    WorkerEnded,
-    WorkersStarted,
-)
+from aelastic.observe import run_events as ev
 from aelastic.observe.status import PHASES_MAX, TRACEBACK_CHARACTERS_MAX, Status
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-BEGAN = RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")
-JOINING = Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins")
-RUNNING = Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 1 is complete")
-STOPPING = Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.UNHEALTHY, "it fell")
-BARRIER = Changed(Phase.RUNNING, Phase.BARRIER, WorkerState.SUCCEEDED, "every worker of this node succeeded")
+BEGAN = ev.RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")
+JOINING = ev.Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins")
+RUNNING = ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 1 is complete")
+STOPPING = ev.Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.UNHEALTHY, "it fell")
+BARRIER = ev.Changed(Phase.RUNNING, Phase.BARRIER, WorkerState.SUCCEEDED, "every worker of this node succeeded")
 
 
-def formed(generation: int = 1) -> RoundFormed:
-    workers = tuple(Worker(local_rank, 2 + local_rank) for local_rank in (0, 1))
-    return RoundFormed(generation, generation, generation - 1, 1, 2, 2, 2, 4, workers)
+def formed(generation: int = 1) -> ev.RoundFormed:
+    workers = tuple(Worker(local_rank, 2 + local_rank) for local_rank in range(2))
+    return ev.RoundFormed(generation, generation, generation - 1, 1, 2, 2, 2, 4, workers)
 
 
-def started(generation: int = 1) -> WorkersStarted:
-    return WorkersStarted(generation, {0: 10 * generation, 1: 10 * generation + 1})
+def started(generation: int = 1) -> ev.WorkersStarted:
+    return ev.WorkersStarted(generation, {0: 10 * generation, 1: 10 * generation + 1})
 
 
 def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp: int = 0) -> ProcessFailure:
@@ -71,7 +61,7 @@ def test_before_anything_happens_it_says_so() -> None:
 
 
 def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
-    status = told(BEGAN, JOINING, Waited("1 of 2 nodes are here: host-1"))
+    status = told(BEGAN, JOINING, ev.Waited("1 of 2 nodes are here: host-1"))
     assert status.readiness == (False, "waiting for a round to be complete: 1 of 2 nodes are here: host-1")
     said = described(status, 60.0)
     assert (said["phase"], said["waiting"]) == ("joining", "1 of 2 nodes are here: host-1")
@@ -80,7 +70,7 @@ def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
 
 
 def test_workers_that_are_being_started_are_not_ready() -> None:
-    status = told(BEGAN, JOINING, Waited("…"), formed(), PhaseTook("rendezvous", 2.0), RUNNING)
+    status = told(BEGAN, JOINING, ev.Waited("…"), formed(), ev.PhaseTook("rendezvous", 2.0), RUNNING)
     assert status.readiness == (False, "workers are being started")
     said = described(status, 5.0)
     assert said["now"]["phase"] == "spawn" and said["waiting"] is None
@@ -111,20 +101,20 @@ def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
 
 
 def test_one_that_has_succeeded_leaves_the_others_ready() -> None:
-    status = told(BEGAN, formed(), RUNNING, started(), WorkerEnded(1, 0, 2, "succeeded"))
+    status = told(BEGAN, formed(), RUNNING, started(), ev.WorkerEnded(1, 0, 2, "succeeded"))
     assert status.readiness == (True, "1 of 2 workers run")
     assert status.running == {1: 11}
 
 
 def test_a_worker_of_another_kind_has_a_name_and_no_pid() -> None:
-    status = told(BEGAN, formed(), RUNNING, WorkersStarted(1, {0: "remote-0", 1: None}))
+    status = told(BEGAN, formed(), RUNNING, ev.WorkersStarted(1, {0: "remote-0", 1: None}))
     said = described(status, 9.0)
     assert [(w["pid"], w["id"]) for w in said["workers"]] == [(None, "remote-0"), (None, None)]
 
 
 def test_in_the_exit_barrier_it_is_not_ready() -> None:
-    ends = [WorkerEnded(1, rank, 2 + rank, "succeeded") for rank in (0, 1)]
-    status = told(BEGAN, formed(), RUNNING, started(), *ends, PhaseTook("run", 2.0), BARRIER)
+    ends = [ev.WorkerEnded(1, rank, 2 + rank, "succeeded") for rank in (0, 1)]
+    status = told(BEGAN, formed(), RUNNING, started(), *ends, ev.PhaseTook("run", 2.0), BARRIER)
     is_ready, why = status.readiness
     assert not is_ready and "those of other nodes run" in why
     said = described(status, 9.0)
@@ -133,9 +123,9 @@ def test_in_the_exit_barrier_it_is_not_ready() -> None:
 
 
 def test_what_was_waited_for_is_over_with_its_phase() -> None:
-    rejoins = Changed(Phase.BARRIER, Phase.JOINING, WorkerState.STOPPED, "vm joins")
+    rejoins = ev.Changed(Phase.BARRIER, Phase.JOINING, WorkerState.STOPPED, "vm joins")
     status = told(
-        BEGAN, formed(), RUNNING, started(), BARRIER, Waited("finished; waiting for the workers of b"), rejoins
+        BEGAN, formed(), RUNNING, started(), BARRIER, ev.Waited("finished; waiting for the workers of b"), rejoins
     )
     assert described(status, 9.0)["waiting"] is None
     assert "workers of b" not in status.readiness[1]
@@ -143,10 +133,10 @@ def test_what_was_waited_for_is_over_with_its_phase() -> None:
 
 def test_the_last_failure_is_the_first_of_its_generation() -> None:
     story = [BEGAN, formed(), RUNNING, started()]
-    first = [WorkerEnded(1, 1, 3, "failed", failure(3)), WorkerEnded(1, 0, 2, "failed", failure(2))]
+    first = [ev.WorkerEnded(1, 1, 3, "failed", failure(3)), ev.WorkerEnded(1, 0, 2, "failed", failure(2))]
     status = told(*story, *first)
     assert described(status, 9.0)["last_failure"]["rank"] == 3
-    status.tell(WorkerEnded(2, 0, 2, "failed", failure(2, timestamp=7)), 20.0)
+    status.tell(ev.WorkerEnded(2, 0, 2, "failed", failure(2, timestamp=7)), 20.0)
     said = described(status, 21.0)["last_failure"]
     assert (said["generation"], said["rank"], said["message"], said["exitcode"]) == (2, 2, "rank 2 fell", 7)
     assert said["at"] == "1970-01-01T00:00:07.000+00:00"
@@ -154,13 +144,13 @@ def test_the_last_failure_is_the_first_of_its_generation() -> None:
 
 @pytest.mark.parametrize("timestamp", [0, 10**30, -(10**30), 10**12])
 def test_a_time_of_no_era_is_told_as_none(timestamp: int) -> None:
-    status = told(BEGAN, formed(), WorkerEnded(1, 0, 2, "failed", failure(2, timestamp=timestamp)))
+    status = told(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, timestamp=timestamp)))
     assert described(status, 9.0)["last_failure"]["at"] is None
 
 
 def test_of_a_long_traceback_the_end_is_told() -> None:
     long = "x" * (2 * TRACEBACK_CHARACTERS_MAX) + "the end"
-    status = told(BEGAN, formed(), WorkerEnded(1, 0, 2, "failed", failure(2, long)))
+    status = told(BEGAN, formed(), ev.WorkerEnded(1, 0, 2, "failed", failure(2, long)))
     traceback = described(status, 9.0)["last_failure"]["traceback"]
     assert len(traceback) == TRACEBACK_CHARACTERS_MAX and traceback.endswith("the end")
 
@@ -169,9 +159,9 @@ def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
     status = told(
         BEGAN,
         formed(),
-        Restarting("failure", "rank 3 fell", 1),
+        ev.Restarting("failure", "rank 3 fell", 1),
         formed(2),
-        Restarting("membership", "host-2 came", 1),
+        ev.Restarting("membership", "host-2 came", 1),
     )
     said = described(status, 4.0)
     assert said["restarts"] == {"failure": 1, "membership": 1}
@@ -184,7 +174,7 @@ def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
 
 
 def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:
-    status = told(BEGAN, formed(), PhaseTook("detect", 0.25, 1), *[PhaseTook("stop", 0.5)] * PHASES_MAX)
+    status = told(BEGAN, formed(), ev.PhaseTook("detect", 0.25, 1), *[ev.PhaseTook("stop", 0.5)] * PHASES_MAX)
     phases = described(status, float(PHASES_MAX + 2))["phases"]
     assert len(phases) == PHASES_MAX and {phase["phase"] for phase in phases} == {"stop"}
     assert phases[-1] == {
@@ -194,12 +184,14 @@ def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:
         "ended": "2026-11-21T12:00:00.000+00:00",
         "duration_s": 0.5,
     }
-    detect = described(told(BEGAN, formed(), PhaseTook("detect", 0.25, 1)), 2.0)["phases"][0]
+    detect = described(told(BEGAN, formed(), ev.PhaseTook("detect", 0.25, 1)), 2.0)["phases"][0]
     assert (detect["phase"], detect["local_rank"]) == ("detect", 1)
 
 
 def test_a_new_generation_has_new_workers() -> None:
-    status = told(BEGAN, formed(), RUNNING, started(), WorkerEnded(1, 0, 2, "failed", failure(2)), STOPPING, formed(2))
+    status = told(
+        BEGAN, formed(), RUNNING, started(), ev.WorkerEnded(1, 0, 2, "failed", failure(2)), STOPPING, formed(2)
+    )
     assert {worker["state"] for worker in described(status, 9.0)["workers"]} == {"starting"}
     status.tell(RUNNING, 10.0)
     status.tell(started(2), 11.0)
@@ -214,6 +206,8 @@ def test_workers_that_start_while_they_are_stopped_are_not_ready() -> None:
 
 
 def test_an_ended_run_says_how() -> None:
-    said = described(told(BEGAN, formed(), RUNNING, started(), RunEnded(WorkerState.FAILED, "no restart is left")), 9.0)
+    said = described(
+        told(BEGAN, formed(), RUNNING, started(), ev.RunEnded(WorkerState.FAILED, "no restart is left")), 9.0
+    )
     assert (said["phase"], said["state"], said["reason"]) == ("done", "FAILED", "no restart is left")
     assert said["now"] is None and not said["ready"]

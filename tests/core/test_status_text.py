@@ -9,22 +9,10 @@ from hypothesis import strategies as st
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import Phase
-from aelastic.observe.run_events import (
-    Changed,
-    Noticed,
-    PhaseTook,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEnded,
-    StopAsked,
-    Waited,
-    WorkerEnded,
-    WorkersStarted,
-)
+from aelastic.observe import run_events as ev
 from aelastic.observe.status_text import StatusText, cut, duration
 
-BEGAN = RunBegan(
+BEGAN = ev.RunBegan(
     run_id="job", node_id="node", host="a", pid=1, role="default", entrypoint="train.py", local_world_size=2,
     min_nodes=2, max_nodes=4, max_restarts=3, rdzv_backend="c10d",
 )  # fmt: skip
@@ -33,25 +21,25 @@ FAILURE = ProcessFailure.from_elsewhere(
 )
 
 
-def formed(number: int = 1, *, restart_count: int = 0, nodes: int = 2) -> RoundFormed:
-    return RoundFormed(
+def formed(number: int = 1, *, restart_count: int = 0, nodes: int = 2) -> ev.RoundFormed:
+    return ev.RoundFormed(
         round=number, generation=number, restart_count=restart_count, group_rank=nodes - 1, group_world_size=nodes,
         first_rank=2 * nodes - 2, local_world_size=2, world_size=2 * nodes,
     )  # fmt: skip
 
 
-def changed(phase: Phase) -> Changed:
-    return Changed(Phase.INIT, phase, WorkerState.HEALTHY, "")
+def changed(phase: Phase) -> ev.Changed:
+    return ev.Changed(Phase.INIT, phase, WorkerState.HEALTHY, "")
 
 
-def told(*events: object, began: RunBegan = BEGAN) -> StatusText:
+def told(*events: object, began: ev.RunBegan = BEGAN) -> StatusText:
     text = StatusText()
     for event in (began, *events):
         text.handle(event, 100.0)  # type: ignore[arg-type]
     return text
 
 
-RUNNING = (changed(Phase.JOINING), formed(), changed(Phase.RUNNING), WorkersStarted(1, {0: 41, 1: 42}))
+RUNNING = (changed(Phase.JOINING), formed(), changed(Phase.RUNNING), ev.WorkersStarted(1, {0: 41, 1: 42}))
 
 
 def line(text: StatusText, width: int = 200) -> str:
@@ -65,7 +53,7 @@ def test_before_anything_is_known_it_says_little() -> None:
 def test_who_is_missing_comes_first() -> None:
     text = told(changed(Phase.JOINING))
     assert line(text) == "aelastic 7 s | waiting for 2 to 4 nodes | 2 ranks here | restarts 0 of 3"
-    text.handle(Waited("rendezvous: 1 of 2 nodes joined after 10 s (a); waiting for node rank 1"), 101.0)
+    text.handle(ev.Waited("rendezvous: 1 of 2 nodes joined after 10 s (a); waiting for node rank 1"), 101.0)
     assert line(text) == (
         "aelastic 7 s | waiting for 2 to 4 nodes | waiting for node rank 1 | rendezvous: 1 of 2 nodes joined after 10 s (a) | "
         "2 ranks here | restarts 0 of 3"
@@ -74,7 +62,7 @@ def test_who_is_missing_comes_first() -> None:
 
 
 def test_what_was_waited_for_is_forgotten_when_it_came() -> None:
-    text = told(changed(Phase.JOINING), Waited("waiting for 1 more"), formed())
+    text = told(changed(Phase.JOINING), ev.Waited("waiting for 1 more"), formed())
     assert line(text).startswith("aelastic 7 s | starting workers | round 1 | ")
     text.handle(changed(Phase.RUNNING), 101.0)
     assert line(text) == "aelastic 7 s | starting workers | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
@@ -83,26 +71,26 @@ def test_what_was_waited_for_is_forgotten_when_it_came() -> None:
 def test_running_workers_and_those_that_are_done_are_counted() -> None:
     text = told(*RUNNING)
     assert line(text) == "aelastic 7 s | running | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
-    text.handle(WorkerEnded(1, 0, 2, "succeeded"), 101.0)
+    text.handle(ev.WorkerEnded(1, 0, 2, "succeeded"), 101.0)
     assert line(text).startswith("aelastic 7 s | running, 1 of 2 done | ")
-    text.handle(WorkerEnded(1, 1, 3, "succeeded"), 101.0)
+    text.handle(ev.WorkerEnded(1, 1, 3, "succeeded"), 101.0)
     text.handle(changed(Phase.BARRIER), 101.0)
     assert line(text).startswith("aelastic 7 s | done here | waiting for other nodes | ")
-    text.handle(Waited("finished; waiting for the workers of b"), 101.0)
+    text.handle(ev.Waited("finished; waiting for the workers of b"), 101.0)
     assert line(text).startswith("aelastic 7 s | done here | waiting for the workers of b | ")
 
 
 def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
-    text = told(*RUNNING, WorkerEnded(1, 1, 3, "failed", FAILURE), changed(Phase.STOPPING))
+    text = told(*RUNNING, ev.WorkerEnded(1, 1, 3, "failed", FAILURE), changed(Phase.STOPPING))
     assert line(text).startswith("aelastic 7 s | stopping 1 worker: rank 3 failed | ")
-    text.handle(WorkerEnded(1, 0, 2, "stopped"), 101.0)
+    text.handle(ev.WorkerEnded(1, 0, 2, "stopped"), 101.0)
     assert line(text).startswith("aelastic 7 s | stopping what workers left behind: rank 3 failed | ")
     text.handle(changed(Phase.AWAITING), 101.0)
     assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for what follows | ")
 
 
 def test_a_restart_says_why_and_counts() -> None:
-    text = told(*RUNNING, Restarting("failure", "rank 0 failed on b; restart 1 of 3", 1), changed(Phase.STOPPING))
+    text = told(*RUNNING, ev.Restarting("failure", "rank 0 failed on b; restart 1 of 3", 1), changed(Phase.STOPPING))
     assert line(text) == (
         "aelastic 7 s | stopping 2 workers: rank 0 failed on b; restart 1 of 3 | round 1 | 4 ranks on 2 nodes | "
         "restarts 1 of 3"
@@ -115,13 +103,13 @@ def test_a_restart_says_why_and_counts() -> None:
 
 
 def test_who_asked_to_stop_is_named() -> None:
-    text = told(*RUNNING, StopAsked(2), changed(Phase.STOPPING))
+    text = told(*RUNNING, ev.StopAsked(2), changed(Phase.STOPPING))
     assert line(text).startswith("aelastic 7 s | stopping 2 workers: asked to by SIGINT | ")
 
 
 def test_a_node_on_its_own_waits_for_nobody_and_has_no_nodes_to_count() -> None:
     fields = {**vars(BEGAN), "min_nodes": 1, "max_nodes": 1, "max_restarts": 0}
-    text = told(changed(Phase.JOINING), began=RunBegan(**fields))
+    text = told(changed(Phase.JOINING), began=ev.RunBegan(**fields))
     assert line(text) == "aelastic 7 s | starting | 2 ranks here | no restarts"
     text.handle(formed(nodes=1), 101.0)
     text.handle(changed(Phase.RUNNING), 101.0)
@@ -129,10 +117,10 @@ def test_a_node_on_its_own_waits_for_nobody_and_has_no_nodes_to_count() -> None:
 
 
 def test_a_picture_has_the_ranks_their_notes_and_the_last_failure() -> None:
-    text = told(*RUNNING, Noticed(1, 0, 2, "hang", "no sign of life for 60 s", is_stopped=False))
+    text = told(*RUNNING, ev.Noticed(1, 0, 2, "hang", "no sign of life for 60 s", is_stopped=False))
     for name, duration_s in (("rendezvous", 1.25), ("run", 60.0), ("detect", 0.04), ("stop", 2.0)):
-        text.handle(PhaseTook(name, duration_s), 101.0)  # type: ignore[arg-type]
-    text.handle(RunEnded(WorkerState.FAILED, "", FAILURE), 102.0)
+        text.handle(ev.PhaseTook(name, duration_s), 101.0)  # type: ignore[arg-type]
+    text.handle(ev.RunEnded(WorkerState.FAILED, "", FAILURE), 102.0)
     picture = text.picture(107.0)
     assert [(each.rank, each.local_rank, each.pid, each.state, each.note) for each in picture.ranks] == [
         (2, 0, 41, "running", "no sign of life for 60 s"),

@@ -30,26 +30,8 @@ import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.errors import ProcessFailure
 from aelastic.group.worker_group import Phase
+from aelastic.observe import run_events as ev
 from aelastic.observe.event_log import EventLog, Json, Records, rfc3339
-from aelastic.observe.run_events import (
-    PHASES,
-    Changed,
-    JobEnded,
-    Killed,
-    Noticed,
-    PhaseTook,
-    RendezvousLost,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEnded,
-    RunEvent,
-    StacksTaken,
-    StopAsked,
-    Waited,
-    WorkerEnded,
-    WorkersStarted,
-)
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
@@ -67,26 +49,26 @@ SCHEMA = json.loads((DOCS / "event-log.schema.json").read_text())
 FRAME = set(SCHEMA["required"])
 
 FAILURE = ProcessFailure.from_elsewhere("node1", 5, 1, 77, -11, "SIGSEGV", "", 1000)
-BEGAN = RunBegan("job", "node1-1-ab", "node1", 1, "default", "train.py", 2, 1, 4, 3, "c10d")
-FORMED = RoundFormed(7, 3, 2, 1, 2, 4, 2, 6)
-SAMPLES: Sequence[RunEvent] = (
+BEGAN = ev.RunBegan("job", "node1-1-ab", "node1", 1, "default", "train.py", 2, 1, 4, 3, "c10d")
+FORMED = ev.RoundFormed(7, 3, 2, 1, 2, 4, 2, 6)
+SAMPLES: Sequence[ev.RunEvent] = (
     BEGAN,
-    Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins"),
-    Waited("1 of 2 nodes"),
+    ev.Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins"),
+    ev.Waited("1 of 2 nodes"),
     FORMED,
-    PhaseTook("rendezvous", 0.25),
-    WorkersStarted(3, {1: "remote", 0: 4711}),
-    Noticed(3, 1, 5, "timer", "timer 'step' expired", True),
-    StacksTaken(3, "asked", {0: "py-spy", 1: "nothing: it is gone"}, "/logs/stacks"),
-    WorkerEnded(3, 0, 4, "stopped"),
-    WorkerEnded(3, 1, 5, "failed", FAILURE),
-    PhaseTook("detect", 0.001, 1),
-    Killed(3, (0,), "not ended after 30 s"),
-    Restarting("failure", "rank 5 failed", 3),
-    StopAsked(15),
-    RendezvousLost("the store is gone"),
-    JobEnded(Outcome.FAILED, "rank 5 failed", FAILURE),
-    RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback"),
+    ev.PhaseTook("rendezvous", 0.25),
+    ev.WorkersStarted(3, {1: "remote", 0: 4711}),
+    ev.Noticed(3, 1, 5, "timer", "timer 'step' expired", True),
+    ev.StacksTaken(3, "asked", {0: "py-spy", 1: "nothing: it is gone"}, "/logs/stacks"),
+    ev.WorkerEnded(3, 0, 4, "stopped"),
+    ev.WorkerEnded(3, 1, 5, "failed", FAILURE),
+    ev.PhaseTook("detect", 0.001, 1),
+    ev.Killed(3, (0,), "not ended after 30 s"),
+    ev.Restarting("failure", "rank 5 failed", 3),
+    ev.StopAsked(15),
+    ev.RendezvousLost("the store is gone"),
+    ev.JobEnded(Outcome.FAILED, "rank 5 failed", FAILURE),
+    ev.RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback"),
 )
 
 
@@ -195,7 +177,7 @@ def assert_whole(records: Sequence[Json]) -> None:
 
 
 def test_every_run_event_is_a_record_of_the_schema() -> None:
-    assert {type(event) for event in SAMPLES} == set(get_args(RunEvent))
+    assert {type(event) for event in SAMPLES} == set(get_args(ev.RunEvent))
     made = Records()
     records = [made.record(event, rfc3339(0), 1.5) for event in SAMPLES]
     records.append(made.lost(3, "no space left", rfc3339(0), 1.5))
@@ -205,10 +187,10 @@ def test_every_run_event_is_a_record_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize("event", SAMPLES, ids=lambda event: type(event).__name__)
-def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: RunEvent) -> None:
+def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: ev.RunEvent) -> None:
     record = Records().record(event, rfc3339(0), 1.5)
     assert list(problems({**record, "more": 1}))
-    optional = {"rank", "local_rank"} if isinstance(event, PhaseTook) else set()
+    optional = {"rank", "local_rank"} if isinstance(event, ev.PhaseTook) else set()
     for name in record.keys() - optional:
         assert list(problems({key: value for key, value in record.items() if key != name})), name
 
@@ -240,13 +222,13 @@ def test_the_document_names_every_event_and_every_field() -> None:
     names = set(FRAME)
     for name, definition in SCHEMA["$defs"].items():
         names |= {name, *definition["properties"]}
-    names |= {*PHASES, *(phase.value for phase in Phase), *(state.value for state in WorkerState)}
+    names |= {*ev.PHASES, *(phase.value for phase in Phase), *(state.value for state in WorkerState)}
     assert not {name for name in names if f"`{name}`" not in text}
 
 
 def test_the_schemas_lists_are_those_of_the_code() -> None:
     took, changed = SCHEMA["$defs"]["phase_took"]["properties"], SCHEMA["$defs"]["changed"]["properties"]
-    assert took["name"]["enum"] == list(PHASES)
+    assert took["name"]["enum"] == list(ev.PHASES)
     assert changed["phase"]["enum"] == changed["before"]["enum"] == [phase.value for phase in Phase]
     assert set(changed["state"]["enum"]) == {state.value for state in WorkerState}
 
@@ -439,11 +421,11 @@ async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
     with small_disk(tmp_path / "disk") as disk:
         path = disk / "events.jsonl"
         async with logging_to(path) as log:
-            log.tell(Waited("0"), 0.0)
+            log.tell(ev.Waited("0"), 0.0)
             await until("the first lines", lambda: len(numbers_so_far(path)) == 1)
             fill(disk / "big")
             for number in range(1, 100):
-                log.tell(Waited(str(number)), 0.0)
+                log.tell(ev.Waited(str(number)), 0.0)
             await until("a warning", lambda: said(caplog))
             found = numbers_so_far(path)
             assert found == [str(number) for number in range(len(found))]  # in order
@@ -463,11 +445,11 @@ async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
         fill(disk / "big")
         async with logging_to(path, backlog_max=10) as log:
             for number in range(1, 20):
-                log.tell(Waited(str(number)), 0.0)
+                log.tell(ev.Waited(str(number)), 0.0)
             await until("a warning", lambda: said(caplog))
             (disk / "big").unlink()
             await until("what was kept", lambda: len(numbers_so_far(path)) == 9)
-            log.tell(Waited("after"), 0.0)
+            log.tell(ev.Waited("after"), 0.0)
         records = records_of(path)
         kept = ["run_began", *["waited"] * 9, "records_lost", "waited"]
         assert [record["event"] for record in records] == kept
@@ -482,7 +464,7 @@ async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pyt
     path.symlink_to("/dev/full")
     async with logging_to(path) as log:
         for _ in range(4):
-            log.tell(Waited(""), 0.0)
+            log.tell(ev.Waited(""), 0.0)
     assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job goes on"]
     assert said(caplog, logging.INFO) == [f"the event log {path} lacks 5 records"]
 
@@ -497,9 +479,9 @@ async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
         await until("a log", path.exists)
         path.unlink()
         folder.rmdir()
-        log.tell(Waited("0"), 0.0)
+        log.tell(ev.Waited("0"), 0.0)
         await until("a warning", lambda: said(caplog))
-        log.tell(Waited("1"), 0.0)
+        log.tell(ev.Waited("1"), 0.0)
         folder.mkdir()
     assert numbers(path) == ["0", "1"]
     assert len(said(caplog)) == 1
@@ -514,7 +496,7 @@ async def test_a_disk_that_hangs_holds_up_nobody(
     try:
         async with logging_to(path, backlog_max=100) as log:
             for _ in range(5000):
-                log.tell(Waited(""), 0.0)
+                log.tell(ev.Waited(""), 0.0)
         assert said(caplog) == [f"the event log {path} lacks 5001 records"]
     finally:
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -601,7 +583,7 @@ async def test_telling_costs_the_loop_next_to_nothing(tmp_path: Path) -> None:
 async def test_what_a_worker_said_is_one_line_whatever_it_is(tmp_path: Path) -> None:
     strange = "two\nlines\u2028\x00 \udc80 ¥"
     async with logging_to(tmp_path / "events.jsonl") as log:
-        log.tell(Waited(strange), 0.0)
+        log.tell(ev.Waited(strange), 0.0)
     assert numbers(tmp_path / "events.jsonl") == [strange]
 
 

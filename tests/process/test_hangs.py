@@ -25,8 +25,8 @@ from aelastic.hangs.hang_rules import Rules, Sample
 from aelastic.hangs.watches import Found
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.logs.lines import PrefixedLines
+from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import Noticed, RunEvent
 from aelastic.spec import HANG_SIGNALS
 
 TERM_CODE = 128 + signal.SIGTERM
@@ -130,11 +130,11 @@ class Listener(Observer):
     """Keeps what is noticed, and lets the worker go on then."""
 
     def __init__(self, go: Path) -> None:
-        self.noticed: list[Noticed] = []
+        self.noticed: list[ev.Noticed] = []
         self._go = go
 
-    def tell(self, event: RunEvent, now: float) -> None:
-        if isinstance(event, Noticed):
+    def tell(self, event: ev.RunEvent, now: float) -> None:
+        if isinstance(event, ev.Noticed):
             self.noticed.append(event)
             self._go.touch()
 
@@ -155,7 +155,7 @@ async def test_a_dry_run_only_tells_once_for_each_hang_and_rank(
     )
     result = await Supervisor(spec, observers=[listener]).run()
     assert result.state is WorkerState.SUCCEEDED
-    assert listener.noticed == [Noticed(1, 0, 0, "hang", "no output for 1 s", is_stopped=False)]
+    assert listener.noticed == [ev.Noticed(1, 0, 0, "hang", "no output for 1 s", is_stopped=False)]
     (line,) = [record for record in caplog.records if "no output for 1 s" in record.getMessage()]
     assert line.levelname == "WARNING"
     assert line.getMessage().startswith("rank 0 on ")

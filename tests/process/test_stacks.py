@@ -27,8 +27,8 @@ from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpe
 from aelastic.errors import ChildFailedError, ProcessFailure
 from aelastic.hangs.watches import Found
 from aelastic.host import proc_table
+from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.stacks import collect as stacks
 from aelastic.stacks.before_kill import _append
 from aelastic.stacks.collect import HOOK, HOOK_SUFFIX, Stack, Target, Tools, find_py_spy, take
@@ -542,10 +542,10 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Listener(Observer):
     def __init__(self) -> None:
-        self.heard: list[StacksTaken] = []
+        self.heard: list[ev.StacksTaken] = []
 
-    def tell(self, event: RunEvent, now: float) -> None:
-        if isinstance(event, StacksTaken):
+    def tell(self, event: ev.RunEvent, now: float) -> None:
+        if isinstance(event, ev.StacksTaken):
             self.heard.append(event)
 
 
@@ -583,7 +583,7 @@ async def test_who_asks_at_the_same_time_gets_the_same_and_may_leave(tmp_path: P
     spec = spec_of(tmp_path, "tell()\nspin()\n", 2, log_dir=tmp_path / "logs")
     supervisor = Supervisor(spec, observers=[listener])
     before = await supervisor.collect_stacks()
-    answers: list[StacksTaken] = []
+    answers: list[ev.StacksTaken] = []
 
     async def ask() -> None:
         await until(ready(tmp_path, 0, 1))
@@ -745,7 +745,7 @@ async def test_workers_of_another_machine_are_killed_without_a_look(
     monkeypatch.setattr(stacks, "take", never)
     listener = Listener()
     supervisor = Supervisor(spec_of(tmp_path, "", 2), backend=Elsewhere(), observers=[listener])
-    taken: list[StacksTaken] = []
+    taken: list[ev.StacksTaken] = []
 
     async def ask() -> None:
         await until(lambda: supervisor.workers and supervisor.workers[0].id)

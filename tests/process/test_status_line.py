@@ -30,8 +30,8 @@ from aelastic.logs import terminal as terminal_module
 from aelastic.logs.lines import PrefixedLines
 from aelastic.logs.sinks import sinks_of
 from aelastic.logs.terminal import Terminal, TerminalStream
+from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observers
-from aelastic.observe.run_events import Changed, RunBegan, RunEnded
 from aelastic.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, QUIET_S, StatusLine, status_line
 
 RUNNING = r"^aelastic \d+ s \| running \| round 1 \| 1 rank \| no restarts$"
@@ -438,7 +438,7 @@ class Paper:
         return [time for time, _ in self.drawn]
 
 
-BEGAN = RunBegan(
+BEGAN = ev.RunBegan(
     run_id="run", node_id="node", host="host", pid=1, role="default", entrypoint="train.py", local_world_size=1,
     min_nodes=1, max_nodes=1, max_restarts=0, rdzv_backend="",
 )  # fmt: skip
@@ -532,11 +532,11 @@ async def test_what_happens_is_shown_soon_and_nothing_after_the_end() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(line.run)
         await anyio.sleep(70.5)
-        line.tell(Changed(Phase.INIT, Phase.RUNNING, WorkerState.HEALTHY, ""), anyio.current_time())
+        line.tell(ev.Changed(Phase.INIT, Phase.RUNNING, WorkerState.HEALTHY, ""), anyio.current_time())
         await anyio.sleep(1)
         assert b"running" in paper.drawn[-1][1]
         count = len(paper.drawn)
-        line.tell(RunEnded(WorkerState.SUCCEEDED, ""), anyio.current_time())
+        line.tell(ev.RunEnded(WorkerState.SUCCEEDED, ""), anyio.current_time())
         await anyio.sleep(100)
         assert len(paper.drawn) == count
     # The group has ended: so has the line.

@@ -18,10 +18,10 @@ from kit.virtual_clock import on_virtual_time
 from shell.test_supervisor_on_virtual_time import FAILS, SUCCEEDS, FakeBackend, StoreStandIn
 
 from aelastic import Supervisor, WorkerSpec
-from aelastic.observe.run_events import StopAsked, WorkersStarted
+from aelastic.observe import run_events as ev
 from aelastic.observe.systemd import SdNotify
 
-STARTED = WorkersStarted(1, {0: 700})
+STARTED = ev.WorkersStarted(1, {0: 700})
 
 
 class Systemd:
@@ -178,7 +178,7 @@ async def test_what_there_is_no_room_for_is_told_soon_after_and_nothing_waits(sy
         tasks.start_soon(notify.run)
         await anyio.sleep(1)
         notify.tell(STARTED, 0)
-        notify.tell(StopAsked(15), 0)
+        notify.tell(ev.StopAsked(15), 0)
         await anyio.sleep(1)
         assert len(systemd.take()) == crowd
         await anyio.sleep(1)
@@ -206,7 +206,7 @@ async def test_systemd_that_comes_back_is_told_where_we_are(tmp_path: Path) -> N
     notify.tell(STARTED, 0)
     listening = Systemd(str(tmp_path / "late"))
     with closing(listening.socket):
-        notify.tell(StopAsked(15), 0)
+        notify.tell(ev.StopAsked(15), 0)
         assert (listening.said("READY"), listening.said("STOPPING")) == (["1"], ["1"])
         await notify.aclose()
 

@@ -21,18 +21,8 @@ from shell.test_supervisor_on_virtual_time import (
 
 from aelastic import InputError, RunResult, Supervisor, UnkillableWorkerError, WorkerSpec, WorkerState
 from aelastic.errors import RendezvousConnectionError
+from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.observe.run_events import (
-    Changed,
-    PhaseTook,
-    Restarting,
-    RoundFormed,
-    RunBegan,
-    RunEnded,
-    RunEvent,
-    StopAsked,
-    WorkerEnded,
-)
 from aelastic.rdzv.registry import open_link
 
 
@@ -45,13 +35,13 @@ class Witness(Observer):
     """Remembers what it was told, when it ran and when it was closed."""
 
     def __init__(self) -> None:
-        self.told: list[RunEvent] = []
+        self.told: list[ev.RunEvent] = []
         self.times: list[float] = []
         self.ran_until: float | None = None
         self.told_when_run_ended = 0
         self.closed_at: list[float] = []
 
-    def tell(self, event: RunEvent, now: float) -> None:
+    def tell(self, event: ev.RunEvent, now: float) -> None:
         assert not self.closed_at
         self.told.append(event)
         self.times.append(now)
@@ -66,14 +56,14 @@ class Witness(Observer):
     async def aclose(self) -> None:
         self.closed_at.append(anyio.current_time())
 
-    def of(self, *kinds: type[RunEvent]) -> list[RunEvent]:
+    def of(self, *kinds: type[ev.RunEvent]) -> list[ev.RunEvent]:
         return [event for event in self.told if isinstance(event, kinds)]
 
     @property
-    def ending(self) -> RunEnded:
-        assert isinstance(self.told[0], RunBegan)
-        assert len(self.of(RunBegan, RunEnded)) == 2
-        assert isinstance(self.told[-1], RunEnded)
+    def ending(self) -> ev.RunEnded:
+        assert isinstance(self.told[0], ev.RunBegan)
+        assert len(self.of(ev.RunBegan, ev.RunEnded)) == 2
+        assert isinstance(self.told[-1], ev.RunEnded)
         return self.told[-1]
 
 
@@ -88,9 +78,9 @@ class Fragile(Witness):
         if where == self.where:
             raise ValueError(f"no {where}")
 
-    def tell(self, event: RunEvent, now: float) -> None:
+    def tell(self, event: ev.RunEvent, now: float) -> None:
         super().tell(event, now)
-        if isinstance(event, RoundFormed):
+        if isinstance(event, ev.RoundFormed):
             self.break_in("tell")
 
     async def run(self) -> None:
@@ -115,14 +105,14 @@ async def test_an_observer_is_told_of_the_whole_run_in_order_when_it_happens() -
     witness = Witness()
     await run(FakeBackend([FAILS, FOREVER], [SUCCEEDS, SUCCEEDS], start_s=2), witness, run_id="job")
     first = witness.told[0]
-    assert isinstance(first, RunBegan)
+    assert isinstance(first, ev.RunBegan)
     assert (first.run_id, first.local_world_size, first.max_restarts, first.rdzv_backend) == ("job", 2, 2, "")
-    assert witness.ending == RunEnded(WorkerState.SUCCEEDED, "every worker succeeded")
+    assert witness.ending == ev.RunEnded(WorkerState.SUCCEEDED, "every worker succeeded")
     assert witness.times == sorted(witness.times)
     told = [
         (at, type(event).__name__)
         for at, event in zip(witness.times, witness.told, strict=True)
-        if isinstance(event, RoundFormed | WorkerEnded | Restarting)
+        if isinstance(event, ev.RoundFormed | ev.WorkerEnded | ev.Restarting)
     ]
     assert told == [
         (0, "RoundFormed"), (12, "WorkerEnded"), (12, "Restarting"), (12, "WorkerEnded"),
@@ -134,7 +124,7 @@ async def test_an_observer_is_told_of_the_whole_run_in_order_when_it_happens() -
 async def test_the_durations_of_the_phases_add_up_to_that_of_the_run() -> None:
     witness = Witness()
     await run(FakeBackend([FAILS, FOREVER], [SUCCEEDS, SUCCEEDS], start_s=2), witness)
-    took = [each for each in witness.told if isinstance(each, PhaseTook) and each.name != "detect"]
+    took = [each for each in witness.told if isinstance(each, ev.PhaseTook) and each.name != "detect"]
     assert sum(each.duration_s for each in took) == anyio.current_time() == 24
     assert sum(each.duration_s for each in took if each.name == "run") == 20
 
@@ -174,8 +164,8 @@ async def test_a_run_that_is_cancelled_has_stopped() -> None:
     witness = Witness()
     with anyio.move_on_after(4):
         await run(FakeBackend([FOREVER]), witness, workers=1)
-    assert witness.of(StopAsked) == [StopAsked(15)]
-    assert witness.ending == RunEnded(WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)")
+    assert witness.of(ev.StopAsked) == [ev.StopAsked(15)]
+    assert witness.ending == ev.RunEnded(WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)")
 
 
 @on_virtual_time
@@ -218,8 +208,8 @@ async def test_an_agent_that_loses_its_rendezvous_says_so_and_was_not_asked_to_s
     witness = Witness()
     with pytest.raises(RendezvousConnectionError):
         await run(FakeBackend([FOREVER]), witness, workers=1)
-    assert witness.of(StopAsked) == []
-    changes = [each for each in witness.told if isinstance(each, Changed)]
+    assert witness.of(ev.StopAsked) == []
+    changes = [each for each in witness.told if isinstance(each, ev.Changed)]
     assert "the board is gone" in changes[-1].reason
     assert "the board is gone" in witness.ending.reason
 
@@ -266,13 +256,13 @@ def test_an_observer_that_does_not_finish_is_left(caplog: pytest.LogCaptureFixtu
 
 @on_virtual_time
 async def test_observers_that_use_the_same_instant_are_told_one_after_the_other() -> None:
-    heard: list[tuple[str, RunEvent]] = []
+    heard: list[tuple[str, ev.RunEvent]] = []
 
     class Named(Observer):
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def tell(self, event: RunEvent, now: float) -> None:
+        def tell(self, event: ev.RunEvent, now: float) -> None:
             heard.append((self.name, event))
 
     await run(FakeBackend([SUCCEEDS]), Named("a"), Named("b"), workers=1)
