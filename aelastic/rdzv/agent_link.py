@@ -16,10 +16,8 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousErr
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leadership import LeaderLease
+from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import (
@@ -186,23 +184,13 @@ class AgentLink:
             # The record is of a term that this agent had once.
             self._mailbox.post(LeadershipLost())
             return
-        settings = self._settings
-        rules = RoundRules(
-            settings.min_nodes,
-            settings.max_nodes,
-            last_call_timeout_s=settings.last_call_timeout_s,
-            join_timeout_s=settings.join_timeout_s,
-            settle_time_s=settings.settle_time_s,
-            takeover_timeout_s=settings.lease_s,
-        )
+        rules = RoundRules.of(self._settings)
         coordinator = Coordinator(rules, self._policy, own_node_id=self._member.node_id, is_heir=is_heir)
-        terms, is_fixed = self._member.terms, settings.backend == "static"
-        sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=is_fixed)
-        lease = LeaderLease(record.epoch, settings.lease_s, self._campaigned_at, record.renewals or 0)
-        leader = Leader(coordinator, sessions, lease)
+        is_fixed = self._settings.backend == "static"
+        leader = begin_term(coordinator, self._member.terms, record, self._campaigned_at, has_fixed_ranks=is_fixed)
         listener, self._listener = self._listener, None
         self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down)
-        _log.info("this agent coordinates (%s, epoch %d)", self._board.name, record.epoch)
+        _log.info("this agent is coordinator now (%s, epoch %d)", self._board.name, record.epoch)
         tasks.start_soon(self._server.run, name="coordinator")
 
     def _on_stepped_down(self) -> None:

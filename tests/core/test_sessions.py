@@ -222,9 +222,9 @@ def test_a_node_speaks_for_itself_only(message: Any) -> None:
 def test_garbage_is_refused_for_good_if_it_is_another_version(is_other_protocol: bool) -> None:
     term = Term()
     conn = term.open("a")
-    garbage = ev.Garbled(conn, "this is none of our words", is_other_protocol)
+    garbage = ev.Garbled(conn, "no message of ours", is_other_protocol)
     assert term.tell(garbage) == [
-        ev.Say(conn, m.Refused("this is none of our words", is_other_protocol)),
+        ev.Say(conn, m.Refused("no message of ours", is_other_protocol)),
         ev.Drop(conn),
     ]
     assert term.tell(garbage) == []

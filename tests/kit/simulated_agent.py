@@ -18,10 +18,8 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leadership import LeaderLease
+from aelastic.rdzv.coordinator.leader import Leader, begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.protocol.messages import (
@@ -302,19 +300,9 @@ class Agent(SimulatedProcess):
         if self.listener is None or record.candidate.port != self.listener.port:
             self.mail(self._member_desk, m.LeadershipLost())
             return
-        settings = self.settings
-        rules = RoundRules(
-            settings.min_nodes,
-            settings.max_nodes,
-            last_call_timeout_s=settings.last_call_timeout_s,
-            join_timeout_s=settings.join_timeout_s,
-            settle_time_s=settings.settle_time_s,
-            takeover_timeout_s=settings.lease_s,
-        )
+        rules = RoundRules.of(self.settings)
         coordinator = Coordinator(rules, self.policy, own_node_id=self.node_id, is_heir=is_heir)
-        sessions = Sessions(self.member.terms, record.candidate.token, record.epoch)
-        lease = LeaderLease(record.epoch, settings.lease_s, self.campaigned_at, record.renewals or 0)
-        leader = Leader(coordinator, sessions, lease)
+        leader = begin_term(coordinator, self.member.terms, record, self.campaigned_at)
         listener, self.listener = self.listener, None
         assert self.server is None, "two leaders"
         self.server = Server(self, leader, record, listener)

@@ -16,10 +16,8 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leadership import LeaderLease
+from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol.messages import Terms
 from aelastic.tcpstore.store_host import listen
@@ -44,9 +42,8 @@ def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[Coordinato
     listener = listen(0)
     port = listener.getsockname()[1]
     record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
-    sessions = Sessions(Terms("run", 1, 2, 0, lease_s), "token", 1)
-    lease = LeaderLease(1, lease_s, anyio.current_time())
-    leader = Leader(Coordinator(RoundRules(1, 2), RestartPolicy(0)), sessions, lease)
+    core, terms = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Terms("run", 1, 2, 0, lease_s)
+    leader = begin_term(core, terms, record, anyio.current_time())
     return CoordinatorServer(leader, record, OthersBoard(is_over), listener, lambda: None), port
 
 

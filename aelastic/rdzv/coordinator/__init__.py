@@ -1,1 +1,15 @@
-"""Who takes part in the next round: decided by one agent, as a pure core."""
+"""One agent decides for the job: which nodes take part, when a round begins, when the job is over.  Pure.
+
+`leader` is one agent's term as coordinator.  It composes
+
+- `sessions`: connections and the nodes behind them; `inbox`: what these have said and is not decided yet
+- `leadership`: until when this agent may decide
+- `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `forming` (when a round begins), `takeover` (a
+  round of the coordinator before), `returning` (nodes that reconnect) and `restart_policy`
+- `verdict`: holds it until the board has it
+- `waiting_text`: what nodes that wait read
+
+`session_events` and `coordinator_events` are what the two cores are told and ask for.
+"""
+
+__all__ = ["coordinator", "coordinator_events", "forming", "leader", "restart_policy", "session_events"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 
 from aelastic.core.record import Record
-from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S
+from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.
 SPARES_TIMEOUT_S = 1.0
@@ -30,6 +30,17 @@ class RoundRules(Record):
     join_timeout_s: float = JOIN_TIMEOUT_S
     settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
     takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
+
+    @classmethod
+    def of(cls, settings: RendezvousSettings) -> RoundRules:
+        return cls(
+            settings.min_nodes,
+            settings.max_nodes,
+            settings.last_call_timeout_s,
+            settings.join_timeout_s,
+            settings.settle_time_s,
+            settings.lease_s,
+        )
 
 
 class Step(StrEnum):

@@ -335,3 +335,25 @@ class Leader(Machine[ev.Event, ev.Action]):
         assert self.phase is not Phase.RECLAIMING or self.lease.is_asked, "the board is asked for the epoch"
         assert self.phase is Phase.STEPPED_DOWN or self.deadline is not None, "a leader renews its lease"
         assert not self.verdict.is_released or self.coordinator.is_closed, "the verdict is the coordinator's"
+
+
+def begin_term(
+    coordinator: Coordinator,
+    terms: m.Terms,
+    record: LeaderRecord,
+    campaigned_at: float,
+    *,
+    has_fixed_ranks: bool = False,
+) -> Leader:
+    """The term of an agent that has just been elected.
+
+    Args:
+        coordinator: decides.
+        terms: what each agent must have been told.
+        record: the election's, as the board has it.
+        campaigned_at: when the board was asked for it.
+        has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
+    """
+    sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
+    lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
+    return Leader(coordinator, sessions, lease)

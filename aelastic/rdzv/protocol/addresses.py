@@ -13,7 +13,7 @@ from aelastic.rdzv.protocol.messages import Node
 
 
 def plain_address(address: str) -> str:
-    """An address as people write it: an IPv4 one that came through an IPv6 socket is an IPv4 one."""
+    """An address as it is written: an IPv4 one that came through an IPv6 socket is an IPv4 one."""
     try:
         parsed = ip_address(address)
     except ValueError:

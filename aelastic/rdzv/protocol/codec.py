@@ -1,7 +1,7 @@
-"""The words between agent and coordinator as bytes.
+"""Messages between agent and coordinator as bytes.
 
 A frame is its length in four bytes, then JSON: `["Ready", {…}]`.  What comes in is checked against the types of
-`messages.py`, field by field, before anybody sees it; nothing of it is ever executed.  Frames have a limit, so
+`messages.py`, field by field, before anything else reads it; nothing of it is ever executed.  Frames have a limit, so
 neither garbage nor a hostile peer can make an agent hold more than that.
 """
 
@@ -16,26 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
-from aelastic.rdzv.protocol.messages import (
-    Alive,
-    Assigned,
-    Departed,
-    Downward,
-    Ended,
-    Failed,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Interrupted,
-    Left,
-    Probe,
-    Ready,
-    Refused,
-    Succeeded,
-    Upward,
-    Waiting,
-    Welcome,
-)
+from aelastic.rdzv.protocol import messages as m
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
 PROTOCOL = 2
@@ -45,19 +26,16 @@ FRAME_MAX = 1 << 20
 TEXT_MAX = 40_000
 _HEAD = 4
 
-UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in (Hello, Alive, Ready, Failed, Succeeded, Left)}
-DOWNWARD: dict[str, type[Record]] = {
-    cls.__name__: cls
-    for cls in (Welcome, Refused, Heartbeat, Probe, Goodbye, Departed, Assigned, Interrupted, Ended, Waiting)
-}
+UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Upward)}
+DOWNWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Downward)}
 
 
 class WireError(Exception):
-    """What came in is none of our words."""
+    """What came in is no message of the protocol."""
 
 
 class OtherProtocolError(WireError):
-    """It is a greeting, from an agent of another version."""
+    """It is a `Hello` from an agent of another version."""
 
     def __init__(self, theirs: object) -> None:
         self.reason = (
@@ -67,7 +45,7 @@ class OtherProtocolError(WireError):
         super().__init__(self.reason)
 
 
-def encode(message: Upward | Downward) -> bytes:
+def encode(message: m.Upward | m.Downward) -> bytes:
     """One frame."""
     body = json.dumps([type(message).__name__, message], default=_fields_of, separators=(",", ":")).encode()
     if len(body) > FRAME_MAX:
@@ -75,18 +53,18 @@ def encode(message: Upward | Downward) -> bytes:
     return len(body).to_bytes(_HEAD, "big") + body
 
 
-def to_text(message: Downward) -> str:
+def to_text(message: m.Downward) -> str:
     """A message as text, for the board."""
     return encode(message)[_HEAD:].decode()
 
 
 def from_text(text: str) -> Any:
-    """What `to_text` made a text of.
+    """The message that `to_text` made this of.
 
     Raises:
-        WireError: it did not.
+        WireError: it is of no message.
     """
-    body = text.encode(errors="replace")  # half a surrogate pair is in none of ours: JSON spells them out
+    body = text.encode(errors="replace")  # no text of ours has half a surrogate pair: JSON spells them out
     return next(Decoder(DOWNWARD).feed(len(body).to_bytes(_HEAD, "big") + body))
 
 
@@ -102,11 +80,11 @@ class Decoder:
     """Makes messages of a stream of bytes.
 
     Args:
-        words: `UPWARD` or `DOWNWARD`: what the other end may say.
+        kinds: `UPWARD` or `DOWNWARD`: what the other end may send.
     """
 
-    def __init__(self, words: dict[str, type[Record]]) -> None:
-        self._words = words
+    def __init__(self, kinds: dict[str, type[Record]]) -> None:
+        self._kinds = kinds
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
@@ -135,16 +113,16 @@ class Decoder:
     def _message(self, body: bytes) -> Any:
         try:
             name, fields = json.loads(body)
-            cls = self._words[name]
+            cls = self._kinds[name]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise WireError(f"not one of our words: {body[:80]!r}") from None
+            raise WireError(f"no message of the protocol: {body[:80]!r}") from None
         try:
-            theirs = fields.get("protocol") if cls is Hello and isinstance(fields, dict) else PROTOCOL
-            if theirs != PROTOCOL and not isinstance(theirs, bool | float):  # those are of no version
+            theirs = fields.get("protocol") if cls is m.Hello and isinstance(fields, dict) else PROTOCOL
+            if theirs != PROTOCOL and not isinstance(theirs, bool | float):  # no version is of these types
                 raise OtherProtocolError(theirs)
             return _reader_of(cls)(fields, name)
         except RecursionError:  # what JSON could nest, `repr` could not
-            raise WireError(f"not one of our words: {body[:80]!r}") from None
+            raise WireError(f"no message of the protocol: {body[:80]!r}") from None
 
 
 _Reader = Callable[[Any, str], Any]
@@ -152,7 +130,7 @@ _readers: dict[Any, _Reader] = {}
 
 
 def _reader_of(kind: Any) -> _Reader:
-    """What checks a value against a type, and makes it one."""
+    """A function that checks a value against a type, and makes it one."""
     if kind not in _readers:
         _readers[kind] = _make_reader(kind)
     return _readers[kind]
@@ -183,14 +161,14 @@ def _make_reader(kind: Any) -> _Reader:
 
 
 def _read_text(value: Any, where: str) -> str:
-    # What comes in is told to others, and JSON may take twelve bytes for a character.
+    # What comes in is sent on to other nodes, and JSON may take twelve bytes for a character.
     if type(value) is str and len(value) <= TEXT_MAX:
         return value
     raise WireError(f"{where} is {value!r:.80}, and should be a text of at most {TEXT_MAX} characters")
 
 
 def _read_int(value: Any, where: str) -> int:
-    # JSON has numbers of any length; whoever reckons with these, and tells others, need not.
+    # JSON has numbers of any length.
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return value
     raise WireError(f"{where} is {value!r:.80}, and should be a whole number of 64 bits")

@@ -1,9 +1,9 @@
-"""The words that agents and their coordinator use.
+"""Messages between agents and their coordinator.
 
-Facts go up (`Ready`, `Failed`, `Succeeded`, `Left`), decisions come down (`Assigned`, `Interrupted`,
-`Ended`).  Every message about a round carries its number, so that a late one can be told from
-a current one.  The rest is between the two ends of a stream: who is there (`Hello`, `Welcome`, `Refused`), who
-is still alive (`Alive`, `Heartbeat`, `Probe`), who goes (`Goodbye`, `Departed`); `wire.py` has their bytes.
+Facts go up (`Ready`, `Failed`, `Succeeded`, `Left`), decisions come down (`Assigned`, `Interrupted`, `Ended`).  Every
+message about a round carries its number, so that a late one differs from a current one.  The rest is between the two
+ends of a connection: greeting (`Hello`, `Welcome`, `Refused`), signs of life (`Alive`, `Heartbeat`, `Probe`), leaving
+(`Goodbye`, `Departed`).  `codec.py` has their bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Node(Record):
     host: str
     role: str
     local_world_size: int
-    # Where workers reach this node's store, should it get group rank 0.  Empty: where its connection comes from.
+    # Where workers reach this node's store, if it gets group rank 0.  Empty: where its connection comes from.
     master_addr: str
     master_port: int
     preferred_rank: int | None = None
@@ -71,7 +71,7 @@ NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left
 
 
 class Terms(Record):
-    """What every agent of a job must have been told alike."""
+    """Options that must be the same for every agent of a job."""
 
     run_id: str
     min_nodes: int
@@ -81,17 +81,17 @@ class Terms(Record):
 
 
 class Standing(StrEnum):
-    """What a node does."""
+    """State of a node, as the coordinator tracks it."""
 
     READY = "ready"  # waits for the next round
     BUSY = "busy"  # its workers run
     STOPPING = "stopping"  # its workers are being stopped, for the next round
-    FAILED = "failed"  # a worker failed, and nobody has said yet what follows
+    FAILED = "failed"  # a worker failed, and the coordinator has not answered yet
     FINISHED = "finished"  # its workers succeeded
 
 
 class Past(Record):
-    """Where a node stands, for a coordinator that may know nothing of it."""
+    """Snapshot that a node sends when it connects or reconnects, to a coordinator that may know nothing of it."""
 
     standing: Standing
     round: int = 0  # the last one it took part in; 0: none yet
@@ -105,18 +105,18 @@ class Past(Record):
 
 
 class Hello(Record):
-    """The first word on a connection.  Answered by `Welcome` or `Refused`."""
+    """The first message on a connection.  Answered by `Welcome` or `Refused`."""
 
     protocol: int
     terms: Terms
     token: str  # as the board has it
     node: Node
     past: Past
-    seen_epoch: int  # the newest reign this node knows of
+    seen_epoch: int  # the newest that this node knows of
 
 
 class Alive(Record):
-    """Nothing new.  Not answered."""
+    """Heartbeat of a node.  Not answered."""
 
 
 Upward: TypeAlias = Hello | Alive | NodeMessage
@@ -134,7 +134,7 @@ class Assigned(Record):
     master_addr: str
     master_port: int
     coordinator_rank: int = -1
-    # Who serves the workers' store: the agent of group rank 0, whatever the rendezvous uses, or the worker of rank 0.
+    # What serves the workers' store: the agent of group rank 0, or the worker of rank 0.
     store_server: str = "agent"
 
 
@@ -150,7 +150,7 @@ class Outcome(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TIMED_OUT = "timed out"  # too few nodes came
-    REPLACED = "replaced"  # for one node only: another came in its name
+    REPLACED = "replaced"  # for one node only: another agent joined with its node rank
 
 
 class Ended(Record):
@@ -162,7 +162,7 @@ class Ended(Record):
 
 
 class Waiting(Record):
-    """What is waited for.  Told every few seconds, for people."""
+    """What is waited for, every few seconds, for the log."""
 
     text: str
 
@@ -171,24 +171,24 @@ CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Waiting
 
 
 class Departed(Record):
-    """A node that had finished has left the job: the round goes on without it.  For who coordinates after us."""
+    """A finished node left the round, which goes on; kept by members for the next coordinator."""
 
     round: int
     group_rank: int
 
 
 class Welcome(Record):
-    """You belong to this reign.  Said again when the reign gets a new epoch."""
+    """The node is registered with this coordinator.  Sent again when its leadership gets a new epoch."""
 
     epoch: int
     lease_s: float
 
 
 class Refused(Record):
-    """You can't take part.  Its form stays the same in every version of the protocol."""
+    """The node cannot take part.  Its form stays the same in every version of the protocol."""
 
     reason: str
-    # Whether asking again is of no use: it is your command line, or your version, that is wrong.
+    # Whether to try again is of no use: the command line, or the version, of the node is wrong.
     is_final: bool
 
 
@@ -200,14 +200,14 @@ class Heartbeat(Record):
 
 
 class Probe(Record):
-    """Are you alive?  Answered by `Alive`, at once."""
+    """Asks for a sign of life.  Answered by `Alive`, at once."""
 
 
 class Goodbye(Record):
-    """This coordinator is one no more: ask the board for the next."""
+    """This agent is coordinator no longer: the board has the next."""
 
     reason: str
-    is_gone: bool  # its agent leaves; else it was deposed, and its node stays in its round
+    is_gone: bool  # its agent leaves; else another agent leads, and its node stays in its round
 
 
 Downward: TypeAlias = Welcome | Refused | Heartbeat | Probe | Goodbye | Departed | CoordinatorMessage
