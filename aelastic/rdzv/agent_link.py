@@ -42,6 +42,7 @@ from aelastic.rdzv.member.member_events import (
     Send,
     Submitted,
 )
+from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.addresses import is_loopback
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage, Terms
@@ -75,7 +76,8 @@ class AgentLink:
         self._settings = settings
         self._policy = policy
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
-        self._member = Member(node_id, terms, settings.lease_s, settings.join_timeout_s)
+        trouble = f"no answer from {board.name} yet; is the rendezvous store running there?"
+        self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble))
         self._mailbox: Mailbox[Event] = Mailbox()
         self._listener: Any = None  # the socket that our next candidacy names
         self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for
@@ -155,11 +157,11 @@ class AgentLink:
         """Asks the board, reaching it first where that is needed; posts its answer."""
         try:
             await self._board.ensure_open()
-            with anyio.fail_after(self._member.lease_s):
+            with anyio.fail_after(self._member.leader.lease_s):
                 answer = await question()
         except (RendezvousError, InputError, TimeoutError) as error:
             self._board.is_open = False
-            is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.seen_epoch
+            is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch
             if is_hopeless:
                 raise
             answer = BoardFailed(str(error) or f"{self._board.name} does not answer")

@@ -38,9 +38,11 @@ class LeaderRecord(Record):
 
     def renewed(self) -> LeaderRecord:
         """With one renewal more, where they are counted."""
-        return LeaderRecord(
-            self.epoch, self.candidate, None if self.renewals is None else self.renewals + 1, self.verdict
-        )
+        return self if self.renewals is None else self.replace(renewals=self.renewals + 1)
+
+    def is_same_term(self, other: LeaderRecord | None) -> bool:
+        """True if both are of one term of one coordinator, whatever the renewals and the verdict."""
+        return other is not None and (self.epoch, self.candidate) == (other.epoch, other.candidate)
 
 
 class Board(ABC):

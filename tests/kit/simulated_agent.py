@@ -22,6 +22,7 @@ from aelastic.rdzv.coordinator.leader import Leader, begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
@@ -100,7 +101,7 @@ class Agent(SimulatedProcess):
             entrypoint="x", local_world_size=local_world_size, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0
         )
         self.group = WorkerGroup(spec)
-        self.member = Member(self.node_id, terms, settings.lease_s, settings.join_timeout_s)
+        self.member = Member(self.node_id, terms, Search(settings.join_timeout_s))
         self.is_finishing = False
         self.welcomed_at = 1e9
         self.is_leaving = False  # as somebody has asked it to
@@ -285,7 +286,7 @@ class Agent(SimulatedProcess):
             else:
                 self.mail(self._member_desk, m.BoardRead(value))
 
-        self.asking.ask(name, do, self.member.lease_s, done)
+        self.asking.ask(name, do, self.member.leader.lease_s, done)
 
     def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         self.campaigned_at = self.now

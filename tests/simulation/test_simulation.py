@@ -304,7 +304,7 @@ def test_a_newcomer_that_claims_a_wiped_board_takes_over_a_round_that_goes_on() 
     story.begin("0")
     story.pass_time(2)
     old = story.coordinator
-    assert old.member.seen_epoch == 2
+    assert old.member.leader.epoch == 2
 
     def wipe() -> None:
         story.cut_off(old.host[-1], BOARD)

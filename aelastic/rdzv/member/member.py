@@ -1,505 +1,392 @@
-"""A member: how this node finds the job's coordinator, stays with it, and becomes it when it is lost.
+"""A member: how this node finds the job's coordinator, stays with it, and becomes it when the coordinator is lost.
 
-Between the supervisor, which tells of the workers, and one connection to whoever coordinates.  Pure:
-`agent_link.py` carries out what is asked for.
+Between the supervisor, which submits what the workers do, and one connection to the coordinator.  Pure:
+`agent_link.py` carries out the actions.
 
-- **Looking**: ask the board.  Nobody coordinates: claim it.  Somebody does: connect, and say where we stand.
-- **Member**: what the supervisor tells goes up, what the coordinator decides goes down, both know that the other lives.
-- A coordinator whose beat stands still is cut off from the board, as far as we can tell; then we look there whether
-  another reigns by now.
-- **Coordinator lost**: a broken connection is tried again at once; then the board is asked.  We claim the reign of one
-  who is certainly gone: its port refuses us though it took us before, or its beat on the board has stood still for a
-  lease.  One whom only we cannot reach keeps its reign, and we keep trying.
+- **Searching** (reading, campaigning, pausing, connecting, greeting): the board is read.  No leader: this node
+  campaigns.  A leader: it connects, and says where it stands.  After `join_timeout` without a leader it gives up.
+- **Member**: what the supervisor submits goes up, what the coordinator decides comes down, heartbeats both ways.
+- **Leader lost**: a broken connection is tried again at once; then the board is read.  This node campaigns against a
+  leader that is certainly gone, and only then: `leader_watch.py` says when.
 
-Nothing that was said is kept to be said again: with each connection the node says where it stands (`Past`), and that
-is all a coordinator needs, be it the same or another.  A reign is fenced by its epoch: word from one older than the
-newest we have known is not heard.  The story behind it: a coordinator is suspended, another is elected, the first
-wakes up and answers a node that still has its address.
+No message is kept to be sent again: with each connection the node says where it stands (`node_state.py`), which is all
+that a coordinator needs, the same one or another.  Leaders are fenced by their epochs: a coordinator with an older
+epoch than the newest known one is not followed.  The story behind the fence: a coordinator is suspended, another is
+elected, the first wakes up and answers a node that still has its address.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import assert_never
 
-from aelastic.failures.failure import ProcessFailure
+from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.board import LeaderRecord
-from aelastic.rdzv.member.member_events import (
-    Action,
-    BoardFailed,
-    BoardRead,
-    Campaign,
-    Connect,
-    Connected,
-    ConnectFailed,
-    ConnectionLost,
-    DeadlinePassed,
-    Deliver,
-    Disconnect,
-    Event,
-    GiveUp,
-    Lead,
-    LeadershipLost,
-    NotEligible,
-    ReadBoard,
-    Received,
-    Send,
-    Submitted,
-)
+from aelastic.rdzv.member import member_events as ev
+from aelastic.rdzv.member.leader_watch import READ_AGAIN_S, LeaderWatch, WatchPhase
+from aelastic.rdzv.member.member_events import Action, Event
+from aelastic.rdzv.member.node_state import NodeState
+from aelastic.rdzv.member.search import Search
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL, WireError, from_text
-from aelastic.rdzv.protocol.messages import (
-    Alive,
-    Assigned,
-    CoordinatorMessage,
-    Departed,
-    Downward,
-    Ended,
-    Failed,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Interrupted,
-    Left,
-    Node,
-    NodeMessage,
-    Past,
-    Probe,
-    Ready,
-    Refused,
-    Standing,
-    Succeeded,
-    Terms,
-    Waiting,
-    Welcome,
-)
-from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LEASE_S
-
-# Between two looks at the board, while there is nobody to be connected to.
-LOOK_AGAIN_S = 0.25
-# A coordinator that thousands greet at once takes its time; who hangs up and comes back costs it more.
-GREETING_LEASES = 3
-# A coordinator whose beat stands still for so long has lost the board, or the board is away.
-GLANCE_LEASES = 1.5
-# So often people are told what we wait for.
-NOTE_INTERVAL_S = 10.0
 
 
 class Phase(StrEnum):
-    IDLE = auto()  # the supervisor has not asked for anything
-    READING = auto()  # the board has been asked
-    CAMPAIGNING = auto()  # likewise
-    PAUSING = auto()  # until we look again
-    CONNECTING = auto()
-    GREETING = auto()  # said hello
-    MEMBER = auto()
-    OVER = auto()  # we have left, or the job has ended
+    IDLE = auto()  # the supervisor is not ready yet
+    READING = auto()  # the board was asked for the leader
+    CAMPAIGNING = auto()  # the board was asked to make this node the leader
+    PAUSING = auto()  # until the board is read again
+    CONNECTING = auto()  # to the leader
+    GREETING = auto()  # connected; `Hello` is not answered yet
+    MEMBER = auto()  # the coordinator has welcomed this node
+    OVER = auto()  # this node has left, or the job has ended
 
 
 @dataclass(slots=True)
-class Member:
+class Member(Machine[Event, Action]):
     """One node's side of the rendezvous.
 
     Args:
         node_id: new each time an agent starts.
         terms: what the user told this agent about the job.
-        lease_s: seconds of silence after which a coordinator is lost.
-        join_timeout_s: seconds without any coordinator after which this node gives up.
+        search: how long to look for a coordinator.
     """
 
     node_id: str
-    terms: Terms
-    lease_s: float = LEASE_S
-    join_timeout_s: float = JOIN_TIMEOUT_S
+    terms: m.Terms
+    search: Search
 
     phase: Phase = Phase.IDLE
-    is_leader: bool = False
-    # Where we stand.
-    node: Node | None = None
-    standing: Standing = Standing.READY
-    assigned: Assigned | None = None  # of the last round we took part in
-    restart_count: int = 0
-    failure: ProcessFailure | None = None
-    departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and have left
-    has_spares: bool = False  # nodes wait for a place, as far as we have heard
-    # Whom we know.
-    seen_epoch: int = 0  # the newest reign that has welcomed us
-    record: LeaderRecord | None = None  # the last that the board has shown us
-    conn: int = 0
-    _is_orphan: bool = False  # our coordinator went away, and did not say that it stays a node
-    # By their tokens, which are never the same twice; a board that has lost all it knew counts epochs anew.
-    _welcomed_by: str = ""  # the coordinator that took us in last
-    _refused_by: str = ""  # its port, which took us before, refuses us
-    _dismissed_by: str = ""  # it coordinates no longer
-    _unsaid: NodeMessage | None = None  # since our last `Hello`
-    _beat: int = -1  # the last we have heard from our coordinator
-    _is_glancing: bool = False  # at the board, to see who reigns there
-    _glance_at: float = 0.0
-    _glance_s: float = 0.0
-    _still: tuple[int, str, int] = (0, "", 0)  # epoch, token and beat as last read
-    _still_since: float = 0.0
-    _heard_at: float = 0.0
-    _alive_at: float = 0.0
-    _look_at: float = 0.0
-    _alone_since: float | None = None
-    _note_at: float = 0.0
-    _trouble: str = "the board has not answered yet"
+    state: NodeState = field(default_factory=NodeState)
+    leader: LeaderWatch = field(init=False)
+    record: LeaderRecord | None = None  # the last that the board has shown; of the leader that this node connects to
+    conn: int = 0  # the connection; numbers are never used twice
+    is_leader: bool = False  # this agent hosts the coordinator
+    _unsent: m.NodeMessage | None = None  # submitted since `Hello`: sent with the welcome
+    _heartbeat_at: float = 0.0
+    _read_at: float = 0.0
+    _story: Story = field(default_factory=Story, compare=False)
 
-    @property
-    def round(self) -> int:
-        return 0 if self.assigned is None else self.assigned.round
-
-    @property
-    def past(self) -> Past:
-        """Where this node stands, as a coordinator needs to know it."""
-        if self.assigned is None:
-            return Past(self.standing, 0, self.restart_count)
-        ranks = self.assigned.ranks
-        return Past(
-            standing=self.standing,
-            round=self.assigned.round,
-            restart_count=self.restart_count,
-            group_rank=ranks.group_rank,
-            group_world_size=ranks.group_world_size,
-            coordinator_rank=self.assigned.coordinator_rank,
-            failure=self.failure,
-            departed=tuple(sorted(self.departed)),
-            has_spares=self.has_spares,
-        )
-
-    @property
-    def _patience_s(self) -> float:
-        """How long a coordinator may be silent."""
-        return self.lease_s * (GREETING_LEASES if self.phase is Phase.GREETING else 1)
+    def __post_init__(self) -> None:
+        self.leader = LeaderWatch(self.terms.lease_s)
 
     @property
     def deadline(self) -> float | None:
-        times = []
-        match self.phase:
-            case Phase.IDLE | Phase.OVER:
-                return None
-            case Phase.READING | Phase.CAMPAIGNING | Phase.CONNECTING:
-                pass  # bounded where it is done
-            case Phase.PAUSING:
-                times.append(self._look_at)
-            case Phase.GREETING:
-                times += [self._heard_at + self._patience_s, self._glance_at]
-            case Phase.MEMBER:
-                times += [self._heard_at + self._patience_s, self._alive_at, self._glance_at]
-            case _:
-                assert_never(self.phase)
-        if self._alone_since is not None:
-            times += [self._note_at, self._alone_since + self.join_timeout_s]
-        return min(times, default=None)
+        if self.phase is Phase.OVER:
+            return None
+        own = {Phase.PAUSING: self._read_at, Phase.MEMBER: self._heartbeat_at}.get(self.phase)
+        times = self.search.deadline, self.leader.deadline, own
+        return min((time for time in times if time is not None), default=None)
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def validate(self) -> None:
+        watched = {Phase.GREETING: WatchPhase.GREETING, Phase.MEMBER: WatchPhase.FOLLOWING}
+        if self.phase is not Phase.OVER:
+            expected = watched.get(self.phase, WatchPhase.AWAY)
+            assert self.leader.phase is expected, "the watch follows the connection"
+            is_searching = self.phase not in {Phase.IDLE, Phase.MEMBER}
+            assert (self.search.since is not None) == is_searching, (
+                "without a coordinator there is a limit to the search"
+            )
+        if self.phase is Phase.MEMBER:
+            assert self._unsent is None, "a member sends at once"
+        if self.phase in {Phase.CONNECTING, Phase.GREETING, Phase.MEMBER}:
+            assert self.record is not None, "a connection is to a leader that the board has shown"
+        self.state.validate()
+        self.leader.validate()
+
+    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  one case for each event
+        if self.phase is Phase.OVER:
+            return []  # this node has left, or the job has ended
         match event:
-            case Submitted(message):
-                return self._on_told(message, now)
-            case LeadershipLost():
-                self.is_leader = False
-                return []  # our own connection to it says what follows
-            case DeadlinePassed():
-                return self._on_deadline_passed(now)
-            case BoardRead() | NotEligible() | BoardFailed() if self._is_glancing:
-                return self._on_glance(event, now)  # answers come in the order of the questions
-            case BoardRead() | NotEligible() | BoardFailed():
-                return self._on_board(event, now) if self.phase in {Phase.READING, Phase.CAMPAIGNING} else []
-            case Connected() | ConnectFailed() | Received() | ConnectionLost():
-                if event.conn != self.conn:
-                    return []  # of an earlier connection
-                return self._on_connection(event, now)
+            case ev.Submitted():
+                return self._on_submitted(event, now)
+            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() if self.leader.is_checking:
+                return self._on_checked(event, now)  # answers come in the order of the questions
+            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed():
+                return self._on_answer(event, now)
+            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if event.conn != self.conn:
+                return []  # an earlier connection's
+            case ev.Connected():
+                return self._on_connected(event, now)
+            case ev.ConnectFailed():
+                return self._on_connect_failed(event, now)
+            case ev.Received():
+                return self._on_received(event, now)
+            case ev.ConnectionLost():
+                return self._on_connection_lost(event, now)
+            case ev.LeadershipLost():
+                return self._on_leadership_lost(event)
+            case ev.DeadlinePassed():
+                return self._on_deadline_passed(event, now)
             case _:
                 assert_never(event)
 
-    # What the supervisor tells.
+    # What the supervisor submits.
 
-    def _on_told(self, message: NodeMessage, now: float) -> list[Action]:
-        match message:
-            case Ready(node):
-                self.node, self.standing, self.failure = node, Standing.READY, None
-            case Failed(_, round_, failure):
-                if round_ == self.round and self.standing is Standing.BUSY:
-                    self.standing, self.failure = Standing.FAILED, failure
-            case Succeeded(_, round_):
-                if round_ == self.round and self.standing is Standing.BUSY:
-                    self.standing = Standing.FINISHED
-            case Left():
-                was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
-                return [Send(message)] if was_member else []
-            case _:
-                assert_never(message)
+    def _on_submitted(self, event: ev.Submitted, now: float) -> list[Action]:
+        message = event.message
+        if isinstance(message, m.Left):
+            was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
+            return [ev.Send(message)] if was_member else []
+        self.state.submit(message)
         match self.phase:
             case Phase.IDLE:
-                self._begin_to_be_alone(now)
-                return self._look()
+                self.search.begin(now)
+                return self._read_board()
             case Phase.MEMBER:
-                return [Send(message)]
-            case Phase.GREETING:
-                self._unsaid = message  # our `Hello` is on its way, and says what was before
+                return [ev.Send(message)]
+            case Phase.GREETING:  # `Hello` said what was before
+                is_all = self._unsent is None or isinstance(message, m.Ready)
+                assert is_all, "between Hello and Welcome one message says all that follows"
+                self._unsent = message
                 return []
-            case _:
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING:
                 return []  # the next `Hello` says it
+            case Phase.OVER:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
 
     # What the board says.
 
-    def _on_board(self, event: BoardRead | NotEligible | BoardFailed, now: float) -> list[Action]:
+    def _on_answer(self, event: ev.BoardRead | ev.NotEligible | ev.BoardFailed, now: float) -> list[Action]:
+        if self.phase not in {Phase.READING, Phase.CAMPAIGNING}:
+            raise self._impossible(event)
         match event:
-            case BoardFailed(reason):
-                self._trouble = reason
-                record = self.record
-                if record and record.epoch == self.seen_epoch and record.candidate.token != self._dismissed_by:
-                    return self._connect(record)  # we know where it was: no board is needed for that
+            case ev.BoardRead():
+                return self._on_record(event.record, now)
+            case ev.NotEligible():
+                self.search.trouble = "the coordinator has not started yet"
                 return self._pause(now)
-            case NotEligible():
-                self._trouble = "its coordinator has not come yet"
+            case ev.BoardFailed():
+                self.search.trouble = event.reason
+                if self.record is not None and self.leader.may_reconnect(self.record):
+                    return self._connect(self.record)
                 return self._pause(now)
-            case BoardRead(record):
-                return self._on_reign(record, now)
             case _:
                 assert_never(event)
 
-    def _on_reign(self, record: LeaderRecord | None, now: float) -> list[Action]:
+    def _on_checked(self, event: ev.BoardRead | ev.NotEligible | ev.BoardFailed, now: float) -> list[Action]:
+        self.leader.is_checking = False
+        if not isinstance(event, ev.BoardRead):
+            return []  # no answer: the board is checked again when it is due
+        match self.phase:
+            case Phase.GREETING | Phase.MEMBER:  # another agent may have been elected
+                assert self.record is not None
+                if not self.leader.is_replaced(event.record, self.record, now):
+                    return []  # the leader is the same
+                self._lose_leader("the coordinator has changed", now)
+                return [ev.Disconnect(), *self._on_record(event.record, now)]
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING:
+                return []  # the connection that was checked is closed
+            case Phase.IDLE | Phase.OVER:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    def _on_record(self, record: LeaderRecord | None, now: float) -> list[Action]:
         was_campaigning, self.record = self.phase is Phase.CAMPAIGNING, record
         if record is None:
             return self._campaign(None)
-        if record.verdict and self.seen_epoch:
+        if record.verdict and self.leader.epoch:
             return self._end(record.verdict)
         if record.candidate.node_id == self.node_id and not self.is_leader:
             if not was_campaigning:
-                return self._campaign(record)  # we had it once, or did not hear that we got it
+                return self._campaign(record)  # of an earlier term, or the answer to the campaign was lost
             self.is_leader = True
-            return [Lead(record, self._is_orphan), *self._connect(record)]
-        if self._is_gone(record, now):
-            self._is_orphan = True
+            return [ev.Lead(record, self.leader.is_takeover), *self._connect(record)]
+        if self.leader.is_gone(record, now):
+            self.leader.on_disconnected(is_lost=True)
             return self._campaign(record)
         return self._connect(record)
 
-    def _glance(self, now: float) -> list[Action]:
-        """Looks at the board beside the connection."""
-        if self.phase is Phase.GREETING:
-            self._glance_s *= 2  # thousands may do as we do
-        self._glance_at = now + self._glance_s
-        if self._is_glancing:
-            return []
-        self._is_glancing = True
-        return [ReadBoard()]
-
-    def _on_glance(self, event: BoardRead | NotEligible | BoardFailed, now: float) -> list[Action]:
-        """Our coordinator may be cut off from the board, and live on in a round that the board knows nothing of.
-
-        One that has taken our connection and does not greet us may be suspended.
-        """
-        self._is_glancing = False
-        if not isinstance(event, BoardRead) or self.record is None:
-            return []
-        record = event.record
-        match self.phase:
-            case Phase.MEMBER:
-                is_over = record is not None and record.epoch > self.seen_epoch
-            case Phase.GREETING:
-                is_over = (
-                    record is None
-                    or record.candidate.token != self.record.candidate.token
-                    or self._is_gone(record, now)
-                )
-            case _:
-                return []  # we look as it is
-        if not is_over:
-            return []
-        self._trouble = "another agent coordinates by now, or none"
-        self._begin_to_be_alone(now)
-        return [Disconnect(), *self._on_reign(record, now)]
-
-    def _is_gone(self, record: LeaderRecord, now: float) -> bool:
-        """Whether who coordinates is certainly no more."""
-        if record.candidate.token == self._refused_by:
-            return True
-        if record.renewals is None:
-            return False  # the board would not show it
-        if self._still != (record.epoch, record.candidate.token, record.renewals):
-            self._still = (record.epoch, record.candidate.token, record.renewals)
-            is_known = (record.epoch, record.candidate.token) == (self.seen_epoch, self._welcomed_by)
-            # Of a `keep` that we have not heard of nobody here knows when it was asked for: a board that was slow or
-            # away may have taken it just now.
-            self._still_since = self._heard_at if is_known and record.renewals <= self._beat else now
-        return now - self._still_since >= self.lease_s
-
-    def _campaign(self, seen: LeaderRecord | None) -> list[Action]:
-        self.phase = Phase.CAMPAIGNING
-        return [Campaign(seen, self.seen_epoch)]
-
-    def _look(self) -> list[Action]:
-        self.phase = Phase.READING
-        return [ReadBoard()]
-
-    def _pause(self, now: float) -> list[Action]:
-        self.phase, self._look_at = Phase.PAUSING, now + LOOK_AGAIN_S
-        return []
-
-    def _end(self, verdict: str) -> list[Action]:
-        try:
-            ended = from_text(verdict)
-        except WireError:
-            ended = None
-        self.phase = Phase.OVER
-        if not isinstance(ended, Ended):
-            return [GiveUp("the board says that the job is over, but not how", is_refused=False)]
-        return [Deliver(ended)]
-
     # What happens on the connection.
 
-    def _connect(self, record: LeaderRecord) -> list[Action]:
-        self.phase = Phase.CONNECTING
-        self.conn += 1
-        return [Connect(self.conn, record)]
+    def _on_connected(self, event: ev.Connected, now: float) -> list[Action]:
+        if self.phase is not Phase.CONNECTING:
+            raise self._impossible(event)
+        assert self.record is not None and self.state.node is not None
+        self.phase, self._unsent = Phase.GREETING, None
+        self.leader.on_connected(now)
+        token, node, past = self.record.candidate.token, self.state.node, self.state.past
+        return [ev.Send(m.Hello(PROTOCOL, self.terms, token, node, past, self.leader.epoch))]
 
-    def _on_connection(self, event: Connected | ConnectFailed | Received | ConnectionLost, now: float) -> list[Action]:
-        match event:
-            case Connected() if self.phase is Phase.CONNECTING:
-                assert self.record is not None and self.node is not None
-                self.phase, self._heard_at, self._unsaid = Phase.GREETING, now, None
-                self._glance_s = LOOK_AGAIN_S if self._is_orphan else self.lease_s
-                self._glance_at = now + self._glance_s
-                token = self.record.candidate.token
-                return [Send(Hello(PROTOCOL, self.terms, token, self.node, self.past, self.seen_epoch))]
-            case ConnectFailed(_, is_refused, reason) if self.phase is Phase.CONNECTING:
-                return self._on_connect_failed(reason, now, is_refused=is_refused)
-            case Received(_, message) if self.phase in {Phase.GREETING, Phase.MEMBER}:
-                self._heard_at = now
-                return self._on_heard(message, now)
-            case ConnectionLost(_, reason) if self.phase in {Phase.GREETING, Phase.MEMBER}:
-                return self._on_broken(reason, now)
-            case _:
-                return []  # over, or of no use any more
-
-    def _on_connect_failed(self, reason: str, now: float, *, is_refused: bool) -> list[Action]:
+    def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
+        if self.phase is not Phase.CONNECTING:
+            raise self._impossible(event)
         assert self.record is not None
-        self._trouble = reason
-        token = self.record.candidate.token
-        if is_refused and token == self._welcomed_by != self._refused_by:
-            self._refused_by = token
-            return self._look()
+        self.search.trouble = event.reason
+        if event.is_refused and self.leader.on_refused(self.record.candidate.token):
+            return self._read_board()
         return self._pause(now)
 
-    def _on_broken(self, reason: str, now: float) -> list[Action]:
-        assert self.record is not None
-        was_member, self._trouble = self.phase is Phase.MEMBER, reason
-        self._begin_to_be_alone(now)
-        self._is_orphan = True
-        # A coordinator that has cut us off says why, so this was the network, or the end of it.
-        return self._connect(self.record) if was_member else self._pause(now)
+    def _on_connection_lost(self, event: ev.ConnectionLost, now: float) -> list[Action]:
+        match self.phase:
+            case Phase.MEMBER:
+                # A coordinator that cuts a node off says why, so this was the network, or the end of the coordinator.
+                assert self.record is not None
+                self._lose_leader(event.reason, now, is_lost=True)
+                return self._connect(self.record)
+            case Phase.GREETING:
+                self._lose_leader(event.reason, now, is_lost=True)
+                return self._pause(now)
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
+                return []  # this node has hung up
+            case Phase.IDLE | Phase.CONNECTING | Phase.OVER:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
 
-    def _on_heard(self, message: Downward, now: float) -> list[Action]:  # noqa: C901  flat: a line for each word
+    def _on_received(self, event: ev.Received, now: float) -> list[Action]:
+        match self.phase:
+            case Phase.GREETING | Phase.MEMBER:
+                self.leader.heard_at = now
+                return self._on_message(event.message, now)
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
+                return []  # this node has hung up
+            case Phase.IDLE | Phase.CONNECTING | Phase.OVER:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    def _on_message(self, message: m.Downward, now: float) -> list[Action]:
         match message:
-            case Welcome(epoch, lease_s):
-                return self._on_welcome(epoch, lease_s, now)
-            case Refused(reason, is_final):
-                if is_final:
-                    self.phase = Phase.OVER
-                    return [Disconnect(), GiveUp(reason, is_refused=True)]
-                self._trouble = reason
-                self._begin_to_be_alone(now)
-                return [Disconnect(), *self._pause(now)]
-            case Goodbye(reason, is_gone):
-                self._trouble, self._is_orphan = reason, is_gone
-                self._dismissed_by = "" if self.record is None else self.record.candidate.token
-                self._begin_to_be_alone(now)
-                return [Disconnect(), *self._look()]
-            case Heartbeat(renewals, has_spares):
-                self.has_spares = has_spares
-                if renewals != self._beat:
-                    self._beat, self._glance_at = renewals, now + self._glance_s
+            case m.Welcome():
+                return self._on_welcome(message, now)
+            case m.Refused(reason, is_final=True):
+                self.phase = Phase.OVER
+                return [ev.Disconnect(), ev.GiveUp(reason, is_refused=True)]
+            case m.Refused(reason):
+                self._lose_leader(reason, now)
+                return [ev.Disconnect(), *self._pause(now)]
+            case m.Goodbye(reason, is_gone):
+                assert self.record is not None
+                self._lose_leader(reason, now)
+                self.leader.on_goodbye(self.record.candidate.token, is_gone=is_gone)
+                return [ev.Disconnect(), *self._read_board()]
+            case m.Heartbeat(renewals, has_spares):
+                self.state.has_spares = has_spares
+                self.leader.on_heartbeat(renewals, now)
                 return []
-            case Probe():
-                return [Send(Alive())]
-            case Departed(round_, group_rank):
-                if round_ == self.round:
-                    self.departed |= {group_rank}
+            case m.Probe():
+                return [ev.Send(m.Alive())]
+            case m.Departed():
+                self.state.on_departed(message)
                 return []
-            case Assigned() | Interrupted() | Ended() | Waiting():
+            case m.Assigned() | m.Interrupted() | m.Ended() | m.Waiting():
                 return self._on_decision(message) if self.phase is Phase.MEMBER else []
             case _:
                 assert_never(message)
 
-    def _on_welcome(self, epoch: int, lease_s: float, now: float) -> list[Action]:
+    def _on_welcome(self, welcome: m.Welcome, now: float) -> list[Action]:
         assert self.record is not None
-        if epoch < self.seen_epoch:
-            self._trouble = "a coordinator of an older reign answered"
-            self._begin_to_be_alone(now)
-            return [Disconnect(), *self._pause(now)]
-        if (epoch, self.record.candidate.token) != (self.seen_epoch, self._welcomed_by):
-            self._beat, self.has_spares = -1, False
-        # It lives after what the board has shown of it, or after it has claimed its reign anew.
-        self._beat = max(self._beat, (self.record.renewals or 0) if epoch == self.record.epoch else 0)
-        self._glance_s = GLANCE_LEASES * lease_s
-        self._glance_at = now + self._glance_s
-        # Who was connected may hear of a new epoch by this message only.
-        self.record = LeaderRecord(epoch, self.record.candidate, self.record.renewals, self.record.verdict)
-        self.seen_epoch, self.lease_s = epoch, lease_s
+        if welcome.epoch < self.leader.epoch:
+            self._lose_leader("a coordinator of an older epoch answered", now)
+            return [ev.Disconnect(), *self._pause(now)]
+        if self.leader.on_welcome(self.record, welcome.epoch, welcome.lease_s, now):
+            self.state.has_spares = False
+        # A node that is connected hears of a new epoch by this message only.
+        self.record = self.record.replace(epoch=welcome.epoch)
         self.phase = Phase.MEMBER
-        self._alive_at = now + lease_s / 3
-        self._welcomed_by, self._refused_by = self.record.candidate.token, ""
-        self._is_orphan, self._still = False, (0, "", 0)
-        self._alone_since = None
-        unsaid, self._unsaid = self._unsaid, None
-        return [] if unsaid is None else [Send(unsaid)]
+        self.search.end()
+        self._heartbeat_at = now + welcome.lease_s / 3
+        unsent, self._unsent = self._unsent, None
+        return [] if unsent is None else [ev.Send(unsent)]
 
-    def _on_decision(self, message: CoordinatorMessage) -> list[Action]:
+    def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
         match message:
-            case Assigned():
-                if self.standing is not Standing.READY or message.round <= self.round:
-                    return []  # told twice
-                self.assigned, self.standing, self.departed = message, Standing.BUSY, frozenset()
-                self.restart_count = max(self.restart_count, message.restart_count)
-            case Interrupted():
-                if message.round != self.round or self.standing in {Standing.READY, Standing.STOPPING}:
-                    return []  # told twice
-                self.standing, self.failure = Standing.STOPPING, None
-                self.restart_count = max(self.restart_count, message.restart_count)
-            case Ended():
+            case m.Assigned():
+                is_new = self.state.on_assigned(message)
+            case m.Interrupted():
+                is_new = self.state.on_interrupted(message)
+            case m.Ended():
                 self.phase = Phase.OVER
-                return [Deliver(message), Disconnect()]
-            case Waiting():
-                pass
+                return [ev.Deliver(message), ev.Disconnect()]
+            case m.Waiting():
+                is_new = True
             case _:
                 assert_never(message)
-        return [Deliver(message)]
+        return [ev.Deliver(message)] if is_new else []
+
+    def _on_leadership_lost(self, event: ev.LeadershipLost) -> list[Action]:
+        if self.phase is Phase.IDLE:
+            raise self._impossible(event)
+        self.is_leader = False
+        return []  # this node's own connection to the coordinator says what follows
 
     # Time.
 
-    def _begin_to_be_alone(self, now: float) -> None:
-        if self._alone_since is None:
-            self._alone_since, self._note_at = now, now + NOTE_INTERVAL_S
-
-    def _on_deadline_passed(self, now: float) -> list[Action]:
+    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[Action]:
         due = self.deadline
         if due is None or now < due:
-            return []  # disarmed or moved while the event was on its way
-        if self._alone_since is not None and now >= self._alone_since + self.join_timeout_s:
-            self.phase = Phase.OVER
-            waited_s = now - self._alone_since
-            return [Disconnect(), GiveUp(f"no coordinator for {waited_s:.0f} s: {self._trouble}", is_refused=False)]
+            return []  # disarmed or moved while the event was in the mailbox
+        match self.phase:
+            case Phase.MEMBER:
+                self.leader.on_woken(due, now)
+                return self._watch_leader(now)
+            case Phase.IDLE | Phase.OVER:
+                raise self._impossible(event)
+            case _ if self.search.is_over(now):
+                self.phase = Phase.OVER
+                return [ev.Disconnect(), ev.GiveUp(self.search.outcome(now), is_refused=False)]
+            case Phase.READING | Phase.CAMPAIGNING | Phase.CONNECTING:  # what this node waits for
+                return self._note(now)
+            case Phase.PAUSING:
+                return self._note(now) + (self._read_board() if now >= self._read_at else [])
+            case Phase.GREETING:
+                return self._note(now) + self._watch_leader(now)
+            case _:
+                assert_never(self.phase)
+
+    def _watch_leader(self, now: float) -> list[Action]:
+        if now >= self.leader.silent_at:
+            self._lose_leader(f"the coordinator was silent for {self.leader.silence_s:g} s", now, is_lost=True)
+            return [ev.Disconnect(), *self._read_board()]
         actions: list[Action] = []
-        if self._alone_since is not None and now >= self._note_at:
-            self._note_at = now + NOTE_INTERVAL_S
-            waited_s = now - self._alone_since
-            actions.append(Deliver(Waiting(f"looking for the coordinator ({waited_s:.0f} s): {self._trouble}")))
-        if self.phase is Phase.PAUSING and now >= self._look_at:
-            return actions + self._look()
-        if self.phase not in {Phase.GREETING, Phase.MEMBER}:
-            return actions
-        if self.phase is Phase.MEMBER and now - due > self.lease_s / 3:
-            # We slept (SIGSTOP, a frozen container): what it said meanwhile may be in our socket yet.
-            self._heard_at = max(self._heard_at, now - self.lease_s * 2 / 3)
-        if now >= self._heard_at + self._patience_s:
-            self._trouble = f"the coordinator was silent for {self._patience_s:g} s"
-            self._begin_to_be_alone(now)
-            self._is_orphan = True
-            return [*actions, Disconnect(), *self._look()]
-        if self.phase is Phase.MEMBER and now >= self._alive_at:
-            self._alive_at = now + self.lease_s / 3
-            actions.append(Send(Alive()))
-        if now >= self._glance_at:
-            actions += self._glance(now)
+        if self.phase is Phase.MEMBER and now >= self._heartbeat_at:
+            self._heartbeat_at = now + self.leader.lease_s / 3
+            actions.append(ev.Send(m.Alive()))
+        if now >= self.leader.check_at and self.leader.begin_check(now):
+            actions.append(ev.ReadBoard())
         return actions
+
+    def _note(self, now: float) -> list[Action]:
+        text = self.search.note(now)
+        return [ev.Deliver(m.Waiting(text))] if text else []
+
+    # Moves.
+
+    def _lose_leader(self, reason: str, now: float, *, is_lost: bool = False) -> None:
+        """The connection is no more, or about to be closed; `is_lost`: not by this node's own choice."""
+        self.search.trouble = reason
+        self.search.begin(now)
+        self.leader.on_disconnected(is_lost=is_lost)
+
+    def _read_board(self) -> list[Action]:
+        self.phase = Phase.READING
+        return [ev.ReadBoard()]
+
+    def _campaign(self, seen: LeaderRecord | None) -> list[Action]:
+        self.phase = Phase.CAMPAIGNING
+        return [ev.Campaign(seen, self.leader.epoch)]
+
+    def _pause(self, now: float) -> list[Action]:
+        self.phase, self._read_at = Phase.PAUSING, now + READ_AGAIN_S
+        return []
+
+    def _connect(self, record: LeaderRecord) -> list[Action]:
+        self.phase = Phase.CONNECTING
+        self.conn += 1
+        return [ev.Connect(self.conn, record)]
+
+    def _end(self, verdict: str) -> list[Action]:
+        self.phase = Phase.OVER
+        try:
+            ended = from_text(verdict)
+        except WireError:
+            ended = None
+        if not isinstance(ended, m.Ended):
+            reason = "the job has ended, but its result in the rendezvous store is unreadable"
+            return [ev.GiveUp(reason, is_refused=False)]
+        return [ev.Deliver(ended)]

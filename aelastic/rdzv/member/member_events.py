@@ -1,6 +1,6 @@
-"""The words between a member and its link: what was told, seen and heard, what is to be done.
+"""The events of a member, and its actions.
 
-Every action says who answers.  A connection has a number; what is left of an earlier one changes nothing.
+Every action says which event answers it.  A connection has a number; events of an earlier connection change nothing.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMe
 
 
 class Submitted(Record):
-    """The supervisor tells the coordinator something."""
+    """The supervisor has a message for the coordinator."""
 
     message: NodeMessage
 
 
 class BoardRead(Record):
-    """Answers `Look` and `Claim`: what the board says now."""
+    """Answers `ReadBoard` and `Campaign`: the leader record as the board has it now; `None`: there is none."""
 
     record: LeaderRecord | None
 
 
 class NotEligible(Record):
-    """Answers `Claim`: this board gives the reign to another agent, which has yet to come."""
+    """Answers `Campaign`: on this board another agent is to lead, which has not started yet."""
 
 
 class BoardFailed(Record):
-    """Answers `Look` and `Claim`: the board can't be asked now."""
+    """Answers `ReadBoard` and `Campaign`: the board did not answer."""
 
     reason: str
 
@@ -46,27 +46,30 @@ class ConnectFailed(Record):
     """Answers `Connect`."""
 
     conn: int
-    is_refused: bool  # somebody is at that address, and nobody at that port
+    is_refused: bool  # the host answers, and no process listens at that port
     reason: str
 
 
 class Received(Record):
+    """A message of the coordinator came in."""
+
     conn: int
     message: Downward
 
 
 class ConnectionLost(Record):
-    """A connection is no more."""
+    """The connection broke, or was closed."""
 
     conn: int
     reason: str
 
 
 class LeadershipLost(Record):
-    """We coordinate no longer."""
+    """The coordinator in this agent has ended: another agent leads, or none."""
 
 
-class DeadlinePassed(Record): ...
+class DeadlinePassed(Record):
+    """The member's deadline is over."""
 
 
 Event: TypeAlias = (
@@ -87,32 +90,35 @@ Event: TypeAlias = (
 
 
 class ReadBoard(Record):
-    """Read the board.  Answered by `Seen` or `BoardFailed`."""
+    """Read the leader record.  Answered by `BoardRead` or `BoardFailed`, in the order of the questions."""
 
 
 class Campaign(Record):
-    """Claim the reign from whom we have seen, with an epoch above.  Answered as `Look`, or by `NotOurs`."""
+    """Become the leader in place of the one that was seen, with a higher epoch.
+
+    Answered by `BoardRead`, `BoardFailed` or `NotEligible`, in the order of the questions.
+    """
 
     seen: LeaderRecord | None
     above: int
 
 
 class Lead(Record):
-    """The reign is ours: coordinate.  Not answered; `ChairLost` when it is another's."""
+    """This node was elected: start the coordinator.  Not answered; `LeadershipLost` when it has ended."""
 
     record: LeaderRecord
-    is_heir: bool  # the coordinator before us is gone
+    is_heir: bool  # the coordinator before is gone
 
 
 class Connect(Record):
-    """Connect to the coordinator; what connection there is is closed.  Answered by `Connected` or `ConnectFailed`."""
+    """Close the connection, if any, and connect to the coordinator.  Answered by `Connected` or `ConnectFailed`."""
 
     conn: int
     record: LeaderRecord
 
 
 class Disconnect(Record):
-    """Not answered."""
+    """Close the connection, or stop to connect.  Not answered."""
 
 
 class Send(Record):
@@ -128,10 +134,10 @@ class Deliver(Record):
 
 
 class GiveUp(Record):
-    """End with an error."""
+    """End the rendezvous with an error.  Not answered."""
 
     reason: str
-    is_refused: bool  # the job does not want us; else nobody could be reached
+    is_refused: bool  # the job does not take this node; else no coordinator could be reached
 
 
 Action: TypeAlias = ReadBoard | Campaign | Lead | Connect | Disconnect | Send | Deliver | GiveUp

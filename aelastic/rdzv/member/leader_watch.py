@@ -1,0 +1,195 @@
+"""Watches the leader: is the job's coordinator alive, and does it still lead?
+
+Four signs, each with its own limit:
+
+- **Silence.** A coordinator says something at least three times a lease.  One that is silent for a lease is lost; one
+  that has yet to answer `Hello` may take some leases: thousands of nodes may greet it at once.
+- **Renewals that stand still.** Heartbeats carry the coordinator's count of renewals.  While it stands still, the
+  coordinator cannot reach the board, and another agent may have been elected: then the board is checked, beside the
+  connection.  If the count on the board itself stands still for a lease, the coordinator is gone.
+- **A refused port.** A port that accepted this node before and refuses it now: the coordinator's process has ended.
+- **Goodbye.** The coordinator says that it leads no longer; its agent leaves, or stays a node.
+
+A coordinator that only this node cannot reach is not gone: it stays the leader, and this node keeps trying.
+
+Leaders are told apart by their tokens, which are never the same twice: a board that has lost its data counts epochs
+from the beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import assert_never
+
+from aelastic.rdzv.board import LeaderRecord
+
+# Between two reads of the board, while there is no connection.
+READ_AGAIN_S = 0.25
+# A coordinator that thousands of nodes greet at once takes its time; a node that hangs up and comes back costs it more.
+GREETING_LEASES = 3
+# A coordinator whose count of renewals stands still for so long has lost the board, or the board is away.
+CHECK_LEASES = 1.5
+
+
+class WatchPhase(StrEnum):
+    AWAY = auto()  # not connected
+    GREETING = auto()  # connected; the coordinator has not answered `Hello`
+    FOLLOWING = auto()  # the coordinator has welcomed this node
+
+
+@dataclass(slots=True)
+class LeaderWatch:
+    """What this node knows of its coordinator.
+
+    Args:
+        lease_s: seconds of silence after which a coordinator is lost.
+    """
+
+    lease_s: float
+
+    phase: WatchPhase = WatchPhase.AWAY
+    epoch: int = 0  # the newest that has welcomed this node
+    is_takeover: bool = False  # the last coordinator went away, and did not say that its agent stays a node
+    is_checking: bool = False  # the board was asked whether the coordinator still leads
+    heard_at: float = 0.0  # the last message
+    check_at: float = 0.0
+    _check_s: float = 0.0
+    _token: str = ""  # of the leader that welcomed this node last
+    _refused_token: str = ""  # its port, which accepted this node before, refuses connections
+    _goodbye_token: str = ""  # it said that it leads no longer
+    _renewals: int = -1  # the last count heard from the coordinator
+    _still: tuple[int, str, int] = (0, "", 0)  # epoch, token and renewals, as last read on the board
+    _still_since: float = 0.0
+
+    @property
+    def silent_at(self) -> float:
+        """When silence will have lasted too long."""
+        return self.heard_at + self.silence_s
+
+    @property
+    def silence_s(self) -> float:
+        return self.lease_s * (GREETING_LEASES if self.phase is WatchPhase.GREETING else 1)
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.phase is WatchPhase.AWAY else min(self.silent_at, self.check_at)
+
+    def validate(self) -> None:
+        assert self._refused_token in {"", self._token}, "only the port of a leader that welcomed this node can refuse"
+        if self.phase is WatchPhase.FOLLOWING:
+            assert self._token, "this node follows a leader that welcomed it"
+            assert not self._refused_token, "a leader that this node is connected to does not refuse it"
+            assert not self.is_takeover, "a leader that this node follows has not gone away"
+
+    # The connection.
+
+    def on_connected(self, now: float) -> None:
+        """A connection is there, and `Hello` on its way."""
+        self.phase, self.heard_at = WatchPhase.GREETING, now
+        # The kernel accepts connections for a suspended process too: after a loss look soon.
+        self._check_s = READ_AGAIN_S if self.is_takeover else self.lease_s
+        self.check_at = now + self._check_s
+
+    def on_refused(self, token: str) -> bool:
+        """A leader's port refuses a connection; true if that says something new: that the leader is gone."""
+        if token != self._token or token == self._refused_token:
+            return False
+        self._refused_token = token
+        return True
+
+    def on_welcome(self, record: LeaderRecord, epoch: int, lease_s: float, now: float) -> bool:
+        """The coordinator has taken this node in, or goes on in a newer epoch.
+
+        Args:
+            record: of the leader, as the board has shown it.
+            epoch: as the leader says it; newer than the record's if it was elected again meanwhile.
+            lease_s: the coordinator's.
+            now: the time.
+
+        Returns:
+            Whether it is another leader, or the same in another epoch.
+        """
+        token = record.candidate.token
+        is_new = (epoch, token) != (self.epoch, self._token)
+        if is_new:
+            self._renewals = -1
+        # It lives after what the board has shown of it, or after it was elected again.
+        self._renewals = max(self._renewals, (record.renewals or 0) if epoch == record.epoch else 0)
+        self.phase, self.lease_s = WatchPhase.FOLLOWING, lease_s
+        self._check_s = CHECK_LEASES * lease_s
+        self.check_at = now + self._check_s
+        self.epoch, self._token, self._refused_token = epoch, token, ""
+        self.is_takeover, self._still = False, (0, "", 0)
+        return is_new
+
+    def on_heartbeat(self, renewals: int, now: float) -> None:
+        if renewals != self._renewals:
+            self._renewals, self.check_at = renewals, now + self._check_s
+
+    def on_disconnected(self, *, is_lost: bool) -> None:
+        """The connection is no more; `is_lost`: it broke, or the coordinator was silent for too long or is dead."""
+        self.phase = WatchPhase.AWAY
+        self.is_takeover |= is_lost
+
+    def on_goodbye(self, token: str, *, is_gone: bool) -> None:
+        """The coordinator leads no longer, and its agent leaves or stays a node."""
+        self.phase, self.is_takeover, self._goodbye_token = WatchPhase.AWAY, is_gone, token
+
+    def on_woken(self, due: float, now: float) -> None:
+        """A deadline passed long ago: this process was stopped (SIGSTOP, a frozen container).
+
+        What the coordinator said meanwhile may be in the socket, so it gets a third of a lease to be heard.
+        """
+        if self.phase is WatchPhase.FOLLOWING and now - due > self.lease_s / 3:
+            self.heard_at = max(self.heard_at, now - self.lease_s * 2 / 3)
+
+    # The board.
+
+    def begin_check(self, now: float) -> bool:
+        """It is time to check the board; false while an earlier check is unanswered."""
+        if self.phase is WatchPhase.GREETING:
+            self._check_s *= 2  # thousands of nodes may do the same
+        self.check_at = now + self._check_s
+        is_new, self.is_checking = not self.is_checking, True
+        return is_new
+
+    def is_replaced(self, found: LeaderRecord | None, record: LeaderRecord, now: float) -> bool:
+        """True if a check of the board shows that this node is connected to the wrong agent.
+
+        A coordinator may be cut off from the board, and live on in a round that the board knows nothing of.  One that
+        has accepted the connection and does not answer `Hello` may be suspended.
+
+        Args:
+            found: the leader record that was read.
+            record: of the agent that this node is connected to.
+            now: the time.
+        """
+        match self.phase:
+            case WatchPhase.FOLLOWING:
+                return found is not None and found.epoch > self.epoch
+            case WatchPhase.GREETING:
+                return found is None or found.candidate.token != record.candidate.token or self.is_gone(found, now)
+            case WatchPhase.AWAY:
+                return False
+            case _:
+                assert_never(self.phase)
+
+    def is_gone(self, record: LeaderRecord, now: float) -> bool:
+        """True if the coordinator is known to be dead: its port refuses, or its count of renewals stands still."""
+        term = record.epoch, record.candidate.token
+        if record.candidate.token == self._refused_token:
+            return True
+        if record.renewals is None:
+            return False  # the board itself forgets a dead coordinator
+        if self._still != (*term, record.renewals):
+            self._still = (*term, record.renewals)
+            is_known = term == (self.epoch, self._token) and record.renewals <= self._renewals
+            # Of a renewal that this node has not heard of it does not know when it was asked for: a board that was
+            # slow or away may have taken it just now.
+            self._still_since = self.heard_at if is_known else now
+        return now - self._still_since >= self.lease_s
+
+    def may_reconnect(self, record: LeaderRecord) -> bool:
+        """True for the leader that this node knows, unless it said goodbye: no board is needed to connect to it."""
+        return record.epoch == self.epoch and record.candidate.token != self._goodbye_token

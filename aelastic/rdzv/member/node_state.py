@@ -1,0 +1,84 @@
+"""Where this node stands: its part in the rounds so far, as the workers' supervisor and the coordinator tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.protocol import messages as m
+
+
+@dataclass(slots=True)
+class NodeState:
+    """This node's own side of the rounds.  `past` is the snapshot that each `Hello` carries."""
+
+    node: m.Node | None = None
+    standing: m.Standing = m.Standing.READY
+    assigned: m.Assigned | None = None  # the last round that this node took part in
+    restart_count: int = 0  # the highest that this node has heard of
+    failure: ProcessFailure | None = None
+    departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and left the job
+    has_spares: bool = False  # nodes wait for a place, as far as this node has heard
+
+    @property
+    def round(self) -> int:
+        return 0 if self.assigned is None else self.assigned.round
+
+    @property
+    def past(self) -> m.Past:
+        if self.assigned is None:
+            return m.Past(self.standing, 0, self.restart_count)
+        ranks = self.assigned.ranks
+        return m.Past(
+            standing=self.standing,
+            round=self.assigned.round,
+            restart_count=self.restart_count,
+            group_rank=ranks.group_rank,
+            group_world_size=ranks.group_world_size,
+            coordinator_rank=self.assigned.coordinator_rank,
+            failure=self.failure,
+            departed=tuple(sorted(self.departed)),
+            has_spares=self.has_spares,
+        )
+
+    def validate(self) -> None:
+        has_failed = self.standing is m.Standing.FAILED
+        assert (self.failure is not None) == has_failed, "a failure is known exactly while the node stands failed"
+        is_new = self.assigned is None
+        assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
+        assert not is_new or not self.departed, "nodes depart from a round"
+
+    def submit(self, message: m.Ready | m.Failed | m.Succeeded) -> None:
+        """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
+        match message:
+            case m.Ready(node):
+                self.node, self.standing, self.failure = node, m.Standing.READY, None
+            case m.Failed(_, round_, failure):
+                if round_ == self.round and self.standing is m.Standing.BUSY:
+                    self.standing, self.failure = m.Standing.FAILED, failure
+            case m.Succeeded(_, round_):
+                if round_ == self.round and self.standing is m.Standing.BUSY:
+                    self.standing = m.Standing.FINISHED
+            case _:
+                assert_never(message)
+
+    def on_assigned(self, assigned: m.Assigned) -> bool:
+        """A round is complete; false if this node has heard so before."""
+        if self.standing is not m.Standing.READY or assigned.round <= self.round:
+            return False
+        self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, frozenset()
+        self.restart_count = max(self.restart_count, assigned.restart_count)
+        return True
+
+    def on_interrupted(self, interrupted: m.Interrupted) -> bool:
+        """The round is over; false if this node has heard so before, or it is another round."""
+        if interrupted.round != self.round or self.standing in {m.Standing.READY, m.Standing.STOPPING}:
+            return False
+        self.standing, self.failure = m.Standing.STOPPING, None
+        self.restart_count = max(self.restart_count, interrupted.restart_count)
+        return True
+
+    def on_departed(self, departed: m.Departed) -> None:
+        if departed.round == self.round and self.assigned is not None:
+            self.departed |= {departed.group_rank}

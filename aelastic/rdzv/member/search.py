@@ -1,0 +1,52 @@
+"""The search for a coordinator: since when, why none is found, and when this node gives up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aelastic.rdzv.settings import JOIN_TIMEOUT_S
+
+# So often the user is told what this node waits for.
+NOTE_INTERVAL_S = 10.0
+
+
+@dataclass(slots=True)
+class Search:
+    """The limit to the time without a coordinator, and what the user is told meanwhile.
+
+    Args:
+        timeout_s: seconds without any coordinator after which this node gives up.
+        trouble: why there is no coordinator, as the user is told.
+    """
+
+    timeout_s: float = JOIN_TIMEOUT_S
+    trouble: str = "no answer from the rendezvous store yet"
+    since: float | None = None  # `None`: there is a coordinator, or the supervisor is not ready
+    _note_at: float = 0.0
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.since is None else min(self._note_at, self.since + self.timeout_s)
+
+    def begin(self, now: float) -> None:
+        if self.since is None:
+            self.since, self._note_at = now, now + NOTE_INTERVAL_S
+
+    def end(self) -> None:
+        self.since = None
+
+    def is_over(self, now: float) -> bool:
+        return self.since is not None and now >= self.since + self.timeout_s
+
+    def outcome(self, now: float) -> str:
+        return f"no coordinator for {self._waited_s(now):.0f} s: {self.trouble}"
+
+    def note(self, now: float) -> str:
+        """What this node waits for, each time that the user is to be told; else empty."""
+        if self.since is None or now < self._note_at:
+            return ""
+        self._note_at = now + NOTE_INTERVAL_S
+        return f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}"
+
+    def _waited_s(self, now: float) -> float:
+        return 0.0 if self.since is None else now - self.since

@@ -1,0 +1,139 @@
+"""A member in each of its phases, and the clock that it is told: what the tests of it share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aelastic.errors import ProcessFailure
+from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.member import member_events as ev
+from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.member.search import Search
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.ranks import NodeRanks
+
+LEASE_S = 6.0
+JOIN_S = 60.0
+TERMS = m.Terms("job", 1, 3, 3, LEASE_S)
+NODE = m.Node("me", "host-me", "default", 2, "", 29500)
+FAILURE = ProcessFailure.from_elsewhere("host-me", 2, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+RANKS = NodeRanks(
+    group_rank=1,
+    group_world_size=3,
+    first_rank=2,
+    world_size=6,
+    first_role_rank=2,
+    role_world_size=6,
+    local_world_size=2,
+)
+SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
+
+
+def record(
+    epoch: int = 4, *, node_id: str = "boss", renewals: int | None = None, verdict: str = "", token: str = ""
+) -> LeaderRecord:
+    candidate = Candidate(node_id, ("10.0.0.1",), 4000 + epoch, token or f"{node_id} {epoch}")
+    return LeaderRecord(epoch, candidate, renewals, verdict)
+
+
+def assigned(round_: int = 1, restart_count: int = 0) -> m.Assigned:
+    return m.Assigned(round_, restart_count, RANKS, "10.0.0.1", 29500, 0)
+
+
+def interrupted(round_: int = 1, restart_count: int = 1) -> m.Interrupted:
+    return m.Interrupted(round_, "rank 0 failed on host-x", restart_count)
+
+
+class Story:
+    """A member, and the clock it is told."""
+
+    def __init__(self) -> None:
+        self.core = Member("me", TERMS, Search(JOIN_S))
+        self.now = 100.0
+
+    def tell(self, *events: ev.Event) -> list[Any]:
+        """What the last of the events is answered with."""
+        actions: list[Any] = []
+        for event in events:
+            actions = self.core.handle(event, self.now)
+        return actions
+
+    def hear(self, *messages: Any) -> list[Any]:
+        return self.tell(*(ev.Received(self.core.conn, message) for message in messages))
+
+    def pass_deadline(self) -> list[Any]:
+        assert self.core.deadline is not None
+        self.now = max(self.now, self.core.deadline)
+        return self.tell(ev.DeadlinePassed())
+
+    def be_silent_until(self, time: float) -> list[Any]:
+        """Lets time pass, and the coordinator say nothing; all that is done."""
+        done: list[Any] = []
+        while self.core.deadline is not None and self.core.deadline <= time:
+            done += self.pass_deadline()
+        self.now = max(self.now, time)
+        return done
+
+    @property
+    def hello(self) -> m.Hello:
+        """What it says when it is connected."""
+        (said,) = self.tell(ev.Connected(self.core.conn))
+        assert isinstance(said, ev.Send) and isinstance(said.message, m.Hello)
+        return said.message
+
+    @property
+    def left_s(self) -> float:
+        assert self.core.deadline is not None
+        return self.core.deadline - self.now
+
+
+def idle() -> Story:
+    return Story()
+
+
+def reading() -> Story:
+    story = Story()
+    story.tell(ev.Submitted(m.Ready(NODE)))
+    return story
+
+
+def campaigning() -> Story:
+    story = reading()
+    story.tell(ev.BoardRead(None))
+    return story
+
+
+def pausing() -> Story:
+    story = reading()
+    story.tell(ev.BoardFailed("no answer"))
+    return story
+
+
+def connecting() -> Story:
+    story = reading()
+    story.tell(ev.BoardRead(record()))
+    return story
+
+
+def greeting() -> Story:
+    story = connecting()
+    story.tell(ev.Connected(1))
+    return story
+
+
+def member(renewals: int | None = None) -> Story:
+    story = reading()
+    story.tell(ev.BoardRead(record(renewals=renewals)), ev.Connected(1), ev.Received(1, m.Welcome(4, LEASE_S)))
+    return story
+
+
+def busy() -> Story:
+    story = member()
+    story.hear(assigned())
+    return story
+
+
+def over() -> Story:
+    story = member()
+    story.hear(SUCCEEDED)
+    return story
