@@ -246,16 +246,16 @@ import anyio
 
 from aelastic.rdzv.agent_link import AgentLink
 
-claim = AgentLink._claim
+campaign = AgentLink._campaign
 
 
-async def claim_late(self, seen, above):
+async def campaign_late(self, seen, above):
     while not os.path.exists("go"):
         await anyio.sleep(0.01)
-    await claim(self, seen, above)
+    await campaign(self, seen, above)
 
 
-AgentLink._claim = claim_late
+AgentLink._campaign = campaign_late
 """
 
 
