@@ -9,6 +9,7 @@ import pytest
 from aelastic.errors import InputError
 from aelastic.rdzv import registry
 from aelastic.rdzv.agent_link import AgentLink
+from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.inproc import InProcessLink
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.link import TorchHandlerLink
@@ -48,6 +49,7 @@ async def test_a_board_of_your_own_is_opened_by_its_name() -> None:
 
     def factory(settings: RendezvousSettings, around: registry.Surroundings) -> Any:
         asked.append((settings.endpoint, around.run_id))
+        return InProcessBoard(around.run_id, SharedWorld())
 
     registry.register("zookeeper", factory)
     assert "zookeeper" in registry.names()
