@@ -57,6 +57,7 @@ def test_training_goes_on_from_its_checkpoint_after_a_worker_failed(tmp_path: Pa
     assert "epoch 12/12" in done.stdout and "restart=1" in done.stdout
 
 
+@pytest.mark.timeout(400)
 def test_training_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     checkpoint = tmp_path / "digits.pt"
     for workers, until in ((2, 3), (1, 5), (3, 12)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
 import pytest
 
 from aelastic.host.reaping import waited_for
 from kit.launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
+from kit.ports import quiet_port
 
 FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
 FAIL_CODE = 7
@@ -56,8 +55,7 @@ signal.signal(signal.SIGUSR1, fail)
 signal.signal(signal.SIGUSR2, finish)
 numbers = [os.environ[name] for name in {TOLD!r}]
 say("start", os.getpid(), *numbers, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], os.environ["ROLE_NAME"])
-while True:
-    signal.pause()
+rest()
 """
 
 # An agent that is about to join, and does so when it is told to (`Job.go`).
@@ -392,17 +390,6 @@ def external_store() -> Iterator[Meeting]:
             process.kill()
             process.wait()
             waited_for.discard(process.pid)
-
-
-def quiet_port() -> int:
-    """A free port that the kernel gives to nobody who does not ask for it (`ip_local_port_range`)."""
-    while True:
-        port = SystemRandom().randrange(15_000, 32_000)
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:
-            pass  # taken
 
 
 def listening_ports(pid: int) -> set[int]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import random
-import socket
 import subprocess
 import sys
 import uuid
@@ -25,6 +23,7 @@ from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.etcd_servers import EtcdServers
+from kit.ports import quiet_port
 
 # A board of an agent of a run id.
 MakeBoard = Callable[[str], Board]
@@ -84,20 +83,9 @@ def _etcd(name: str, make: Callable[[RendezvousSettings, str], Board], server: s
     return Kit(f"{name} on {server}", world, server)
 
 
-def free_port() -> int:
-    """A port that stays free: below those that the kernel gives to connections (`ip(7)`, `ip_local_port_range`)."""
-    while True:
-        port = random.SystemRandom().randrange(12000, 32000)
-        try:
-            socket.create_server(("", port)).close()
-        except OSError:
-            continue
-        return port
-
-
 def _c10d(servers: EtcdServers) -> MakeBoard:
     """The first agent serves the store."""
-    settings = RendezvousSettings(backend="c10d", endpoint=f"localhost:{free_port()}")
+    settings = RendezvousSettings(backend="c10d", endpoint=f"localhost:{quiet_port()}")
     return lambda run_id: C10dBoard(settings, run_id, os.environ)
 
 

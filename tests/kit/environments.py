@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from kit.launching import LAUNCH_TIMEOUT_S
+from kit.ports import quiet_port
 
 # A worker that writes down what it finds, into a file named by its rank.
 DUMP = """\
@@ -82,7 +82,7 @@ def both(folder: Path, options: list[str], env: dict[str, str], **popen: Any) ->
         if not name.startswith(("PET_", "AELASTIC_", "TORCH", "OMP_", "PYTEST_", "KMP_"))
     }
     is_static = "PORT" in options  # both serve it: one after the other
-    port = free_port()
+    port = quiet_port()
     command = [str(port) if option == "PORT" else option for option in options]
     runs: list[subprocess.Popen[bytes]] = []
     # A file, which workers of both inherit: a pipe ours would not.
@@ -115,12 +115,6 @@ def both(folder: Path, options: list[str], env: dict[str, str], **popen: Any) ->
 
 def wait_over(run: subprocess.Popen[bytes], said: Path) -> None:
     assert run.wait(LAUNCH_TIMEOUT_S) == 0, said.read_text()
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def assert_same_env(theirs: dict[str, str], ours: dict[str, str], env: dict[str, str]) -> None:

@@ -25,6 +25,7 @@ import pytest
 
 from aelastic.host.reaping import waited_for
 from kit.launching import stand_still, wait_for
+from kit.ports import quiet_port
 
 UNPACKED = Path(__file__).parents[2] / "build" / "etcd-debian" / "usr" / "bin" / "etcd"
 START_LIMIT_S = 60.0
@@ -81,7 +82,7 @@ class EtcdServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(5):
             # A port that was free may be taken before etcd binds it: then etcd ends, and we try another.
-            self.port, peer_port = self.port or free_port(), free_port()
+            self.port, peer_port = self.port or quiet_port(), quiet_port()
             self._run(peer_port)
             if wait_for("etcd serves", lambda: self._ended() or self._is_healthy(), START_LIMIT_S) != "ended":
                 return
@@ -206,12 +207,6 @@ class EtcdServers:
         for server in self._running.values():
             server.kill()
             shutil.rmtree(server.folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def make_certificates(folder: Path) -> Path:

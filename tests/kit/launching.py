@@ -54,6 +54,16 @@ def wait_for(path):
         time.sleep(0.01)
 
 
+def rest():
+    # Until a signal ends us, whose handler runs at once.  One that comes between the interpreter's last look for
+    # signals and `time.sleep` would be handled when that is over.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    while True:
+        os.read(reader, 100)
+
+
 def daemonize():
     # In the daemon: returns.  In the worker: waits until there is one, then returns None.
     reader, writer = os.pipe()

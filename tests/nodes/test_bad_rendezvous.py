@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from kit.agents import FAIL, Agent, Meeting, Round, Team, c10d, external_store, quiet_port, team_of
+from kit.agents import FAIL, Agent, Meeting, Round, Team, c10d, external_store, team_of
 from kit.etcd_servers import EtcdServers
 from kit.launching import DEADLINE_S, Launcher
+from kit.ports import quiet_port
 
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, Decoder

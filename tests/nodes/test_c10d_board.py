@@ -23,8 +23,8 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.board_kits import free_port
 from kit.launching import alive, cmdline, on_both_loops, run, stand_still, wait_for
+from kit.ports import quiet_port
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
@@ -209,7 +209,7 @@ def port_of(process: subprocess.Popen[str]) -> int:
 async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_others_are_its_clients(
     world: World,
 ) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     a, b = world.c10d(endpoint), world.c10d(endpoint)
     await a.open()
     await b.open()
@@ -224,7 +224,7 @@ async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_oth
 
 
 async def test_agents_that_come_at_once_agree_on_who_serves(world: World) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{quiet_port()}"
     agents = [world.c10d(endpoint) for _ in range(4)]
 
     async with anyio.create_task_group() as tasks:
@@ -258,7 +258,7 @@ async def test_this_machine_has_many_names(world: World, host: str) -> None:
         pytest.skip("this machine does not know its own name")
     if address is None:
         pytest.skip("this machine has no such address")
-    a = world.c10d(f"{host}:{free_port()}")
+    a = world.c10d(f"{host}:{quiet_port()}")
     await a.open()
 
     assert a.endpoint_host == endpoint.host
@@ -276,7 +276,7 @@ async def test_another_machine_is_never_served_for(world: World) -> None:
 
 
 async def test_the_user_may_say_who_serves(world: World) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     client = world.c10d(endpoint, is_host="false")
     with pytest.raises(RefusedError, match=f"{endpoint}: Connection refused"):
         await client.open()
@@ -312,7 +312,7 @@ async def test_a_store_of_somebody_else_is_used_by_any_job(world: World) -> None
 
 
 async def test_torch_itself_can_read_the_endpoint(world: World) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{quiet_port()}"
     board = world.c10d(endpoint, "a job/1")
     await board.campaign(A, None, 0)
     code = """if True:
@@ -448,7 +448,7 @@ async def test_a_store_that_takes_its_time_to_start_is_waited_for(
 
 
 async def test_another_jobs_endpoint_is_refused(world: World) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     await world.c10d(endpoint, "job A").open()
     board = world.c10d(endpoint, "job B")
 
@@ -461,7 +461,7 @@ async def test_another_jobs_endpoint_is_refused(world: World) -> None:
 
 @pytest.mark.parametrize("text", [b"x", b"\xff\xfe", b"0\n{", b"0\n{}", b"0\n" + b"[" * 100_000, b"-1\n{}", b"0\nnull"])
 async def test_what_no_agent_wrote_is_an_error(world: World, text: bytes) -> None:
-    board = world.c10d(f"localhost:{free_port()}")
+    board = world.c10d(f"localhost:{quiet_port()}")
     await board.open()
     await board._store.compare_set("aelastic/job/leader", b"", text)
 
@@ -476,7 +476,7 @@ async def test_what_no_agent_wrote_is_an_error(world: World, text: bytes) -> Non
 async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_and_the_coordinator_goes_on(
     world: World,
 ) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     server, coordinator, other = (world.c10d(endpoint) for _ in range(3))
     await server.open()
     record = await coordinator.campaign(A, None, 41)
@@ -495,7 +495,7 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
 
 
 async def test_who_claims_the_new_store_first_is_the_coordinator(world: World) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     server, old, new = (world.c10d(endpoint) for _ in range(3))
     await server.open()
     record = await old.campaign(A, None, 0)
@@ -512,7 +512,7 @@ async def test_who_claims_the_new_store_first_is_the_coordinator(world: World) -
 
 
 async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     server, coordinator = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
     await server.open()
     record = await coordinator.campaign(A, None, 0)
@@ -535,7 +535,7 @@ async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
 
 
 async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: World) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     coordinator = world.c10d(endpoint, is_host="false")
     server = world.c10d(endpoint)
     await server.open()
@@ -556,7 +556,7 @@ async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: Worl
 
 
 async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint)
     record = await server.campaign(A, None, 0)
     await client.open()
@@ -572,7 +572,7 @@ async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
 
 
 async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_serves(world: World) -> None:
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     server = world.c10d(endpoint)
     record = await server.campaign(A, None, 0)
     assert record is not None and server.pid is not None
@@ -590,7 +590,7 @@ async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_se
 @pytest.mark.usefixtures("hurry")
 async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.5)
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint, read_timeout="2.5")
     record = await server.campaign(A, None, 0)
     assert record is not None and server.pid is not None
@@ -621,7 +621,7 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
 
 async def test_cancelled_while_the_child_starts_the_port_stays_ours_and_the_next_try_serves(world: World) -> None:
     env = world.in_the_child("import time\n    while not os.path.exists(__file__ + '.go'): time.sleep(0.01)")
-    port = free_port()
+    port = quiet_port()
     board = world.c10d(f"localhost:{port}", env=env)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
@@ -703,7 +703,7 @@ anyio.run(main)
 @pytest.mark.parametrize("what", ["serves", "waits for ever"])
 async def test_of_a_killed_agent_nothing_is_left(world: World, what: str) -> None:
     with silent() as sock:
-        port = sock.getsockname()[1] if what == "waits for ever" else free_port()
+        port = sock.getsockname()[1] if what == "waits for ever" else quiet_port()
         with subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-c", AGENT, f"127.0.0.1:{port}"], env=world.env, stdout=subprocess.PIPE, text=True
         ) as agent:
@@ -720,7 +720,7 @@ async def test_of_a_killed_agent_nothing_is_left(world: World, what: str) -> Non
 
 async def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(world: World) -> None:
     env = world.in_the_child("if sys.orig_argv[-1] == 'quick': os.abort()")
-    board = world.c10d(f"localhost:{free_port()}", env=env)
+    board = world.c10d(f"localhost:{quiet_port()}", env=env)
 
     await board.open()
 
@@ -730,7 +730,7 @@ async def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(world
 
 async def test_without_torch_the_user_is_told(world: World) -> None:
     env = world.in_the_child("sys.modules['torch'] = None")
-    endpoint = f"localhost:{free_port()}"
+    endpoint = f"localhost:{quiet_port()}"
     board = world.c10d(endpoint, env=env)
 
     with pytest.raises(InputError, match="can't import torch"):
@@ -743,7 +743,7 @@ async def test_without_torch_the_user_is_told(world: World) -> None:
 @on_both_loops
 def test_a_board_works_on_both_loops(loop: str) -> None:
     async def main() -> None:
-        board = C10dBoard(RendezvousSettings(backend="c10d", endpoint=f"localhost:{free_port()}"), "job", os.environ)
+        board = C10dBoard(RendezvousSettings(backend="c10d", endpoint=f"localhost:{quiet_port()}"), "job", os.environ)
         try:
             record = await board.campaign(A, None, 0)
             assert record is not None and await board.renew(record)
@@ -763,7 +763,7 @@ class Nodes:
 
     def __init__(self, world: World, host: StoreHost) -> None:
         self.world, self.host = world, host
-        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.endpoint = f"127.0.0.1:{quiet_port()}"
 
     def board(self, node_rank: int, run_id: str = "job") -> StaticBoard:
         settings = RendezvousSettings(

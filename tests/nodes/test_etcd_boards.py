@@ -23,9 +23,9 @@ from kit.etcd_servers import (
     EtcdServers,
     distro_etcd,
     etcd,
-    free_port,
 )
 from kit.etcd_values import GARBAGE, GOOD
+from kit.ports import quiet_port
 
 from aelastic.errors import (
     AelasticError,
@@ -156,7 +156,7 @@ async def test_the_next_endpoint_is_asked_when_one_is_dead(
     backend: str, etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
     alive = etcds.of("distro").endpoint
-    board = closing(board_of(backend, f"127.0.0.1:{free_port()},{alive},no-such-host.invalid", run_id))
+    board = closing(board_of(backend, f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
     await board.open()
     record = await elected(board, A)
 
@@ -166,7 +166,7 @@ async def test_the_next_endpoint_is_asked_when_one_is_dead(
 
 @each_board
 async def test_when_no_endpoint_answers_each_is_named(backend: str, closing: Closing) -> None:
-    one, two = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    one, two = f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}"
     board = closing(board_of(backend, f"{one},{two}"))
 
     with pytest.raises(RendezvousConnectionError, match=rf"{one}: .*refused.*{two}: .*refused"):
@@ -398,7 +398,7 @@ async def test_proxies_of_the_environment_are_not_asked(
     etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{quiet_port()}")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
 

@@ -24,6 +24,7 @@ import pytest
 from kit.agents import FINISH, Agent, c10d, team_of
 from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, run, wait_for
 from kit.metrics_text import DOCS, values
+from kit.ports import quiet_port
 from kit.this_process import descriptors, python, threads
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState
@@ -655,8 +656,7 @@ def test_a_run_with_a_server_gives_everything_back(loop: str, tmp_path: Path) ->
 
 
 def test_a_run_that_is_refused_after_it_listens_listens_no_more(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = quiet_port()
     (tmp_path / "file").touch()
     spec = python("", log_dir=tmp_path / "file" / "logs", redirects=3, env={HEALTH_PORT_VARIABLE: str(port)})
     with pytest.raises(InputError, match="log folder"):

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 from kit import launch_stories as stories
 from kit.launch_stories import one_node
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops
+from kit.ports import quiet_port
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
 from aelastic.launch import entrypoint_name
@@ -45,10 +45,9 @@ def failure_of(entrypoint: Any, *args: Any, **fields: Any) -> ChildFailedError:
 # As torch.
 
 
+@pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
 def test_every_story_ends_as_it_does_with_torch(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{quiet_port()}"
     told = {}
     for whose in ("aelastic", "torch"):
         env = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_ERROR_FILE"}

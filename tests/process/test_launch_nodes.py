@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from kit import launch_stories as stories
 from kit.launching import LAUNCH_TIMEOUT_S
+from kit.ports import quiet_port
 
 from aelastic import LaunchConfig, elastic_launch
 
@@ -19,9 +19,7 @@ AGENTS = (("trainer", 2), ("ps", 1), ("trainer", 3))
 
 
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{quiet_port()}"
 
 
 def launch_all(backend: str, endpoint: str) -> dict[int, Any]:

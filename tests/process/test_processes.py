@@ -28,8 +28,7 @@ IGNORES = """
 signal.signal(signal.SIGTERM, lambda *_: say("asked"))
 signal.signal(signal.SIGINT, lambda *_: say("asked"))
 say("ready", os.getpid())
-while True:
-    time.sleep(600)
+rest()
 """
 
 # A worker with all that may be left of one: a child, a grandchild in a group of its own, a daemon.
@@ -81,8 +80,7 @@ def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(l
         use_loader()
         signal.signal(signal.SIGTERM, save)
         say("ready", loader.pid)
-        while True:
-            time.sleep(600)
+        rest()
         """,
         loop=loop,
     )
@@ -119,8 +117,7 @@ def test_signals_are_passed_on_as_they_come_and_the_agent_dies_of_them(
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(signum, leave)
         say("ready")
-        while True:
-            time.sleep(600)
+        rest()
         """,
         loop=loop,
     )
@@ -136,8 +133,7 @@ def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher, lo
     worker = """
     signal.signal(signal.SIGUSR1, lambda *_: (say("got", "USR1"), os._exit(0)))
     say("ready")
-    while True:
-        time.sleep(600)
+    rest()
     """
     named = launch(worker, "--signals-to-handle", "SIGUSR1", loop=loop, name="named")
     other = launch(worker, "--signals-to-handle", "SIGUSR1", loop=loop, name="other")
@@ -208,8 +204,7 @@ def test_the_first_failure_decides_the_code_and_victims_do_not(launch: Launcher)
             os._exit(9)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
         say("ready")
-        while True:
-            time.sleep(600)
+        rest()
         """,
         "--nproc-per-node",
         "3",

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.agents import quiet_port
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.ports import quiet_port
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 192 << 20

@@ -16,8 +16,8 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.board_kits import free_port
 from kit.launching import DEADLINE_S, Launcher, on_both_loops, wait_for
+from kit.ports import quiet_port
 from kit.screens import DRAWN, Screens, screens_of
 from kit.virtual_clock import on_virtual_time
 
@@ -124,7 +124,7 @@ def test_a_failure_and_its_report_stand_alone(start: Screens) -> None:
 
 
 def test_missing_nodes_are_waited_for_in_the_line(start: Screens) -> None:
-    job, screen = start("", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}")
+    job, screen = start("", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{quiet_port()}")
     screen.wait_row(r"^aelastic \d+ s \| waiting for 2 nodes \| 1 rank here")
     job.signal(signal.SIGTERM)
     assert job.wait() == -signal.SIGTERM, screen.story

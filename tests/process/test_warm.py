@@ -57,10 +57,15 @@ def test_it_has_the_environment_the_folder_and_the_descriptors_of_who_asked(pyth
     reader, writer = os.pipe()
     code = f"import os; os.write({writer}, f'{{os.getcwd()}} {{dict(os.environ)}}'.encode())"
     subprocess.run(
-        [python, "-c", code], cwd=tmp_path, env={"A": "b"}, pass_fds=[writer], check=True, timeout=DEADLINE_S
+        [python, "-c", code],
+        cwd=tmp_path,
+        env={"A": "b", "LC_ALL": "C.UTF-8"},
+        pass_fds=[writer],
+        check=True,
+        timeout=DEADLINE_S,
     )
     os.close(writer)
-    assert os.read(reader, 1000).decode() == f"{tmp_path} {{'A': 'b'}}"
+    assert os.read(reader, 1000).decode() == f"{tmp_path} {{'A': 'b', 'LC_ALL': 'C.UTF-8'}}"
     os.close(reader)
 
 

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ import anyio
 import pytest
 from kit import torch_event_stories
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, wait_for
+from kit.ports import quiet_port
 from kit.torch_event_stories import ONE_NODE, STOPPED, TWO_NODES
 
 from aelastic import InputError, ProcessFailure, Supervisor, WorkerSpec, WorkerState
@@ -80,8 +80,7 @@ def two_node_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+    return f"127.0.0.1:{quiet_port()}"
 
 
 def comparable(told: list[dict[str, Any]]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher
+from kit.ports import quiet_port
 
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import (
@@ -153,12 +153,6 @@ async def error_of(handler: Callable[[], Any] | Handler) -> Exception:
     raise AssertionError("it did not end")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 def torch_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "torch rendezvous"]
 
@@ -244,6 +238,27 @@ async def test_a_failure_pays_from_this_agents_budget_and_the_last_one_closes_th
         ended = await agent.next(Ended)
         assert handler.shutdowns == 0  # the workers are still being stopped
     assert ended == Ended(Outcome.FAILED, "rank 1 failed on node7; all 1 restarts are used up", FAILURE)
+    assert handler.shutdowns == 1
+
+
+async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> None:
+    handler, has_begun = Handler((0, 1)), threading.Event()
+
+    def shutdown() -> bool:
+        has_begun.set()
+        time.sleep(0.05)  # a store answers no faster
+        handler.shutdowns += 1
+        return True
+
+    handler.shutdown = shutdown  # type: ignore[method-assign]
+    async with agent_with(handler, max_restarts=0) as agent:
+        await agent.join()
+        await agent.fail(1)
+        await agent.next(Ended)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.link.aclose)
+            await wait_for(has_begun.is_set)
+            await agent.link.aclose()
     assert handler.shutdowns == 1
 
 
@@ -541,7 +556,7 @@ def test_a_handler_is_made_with_what_torchrun_would_give_it() -> None:
 
 
 def c10d(nodes: int = 1) -> Callable[[], Any]:
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{quiet_port()}"
     settings = RendezvousSettings("torch:c10d", endpoint, nodes, nodes, local_addr="127.0.0.1", config={"is_host": "1"})
     return handler_opener("torch:c10d", settings, "job")
 
@@ -590,7 +605,7 @@ WORKER = """
 
 def both(launch: Launcher, who_fails: str) -> tuple[Job, Job]:
     """A job of two nodes, one of which is torchrun's and the other ours; torchrun's serves the rendezvous."""
-    script, marker, endpoint = launch.write("worker.py", WORKER), launch.folder / "failed", f"127.0.0.1:{free_port()}"
+    script, marker, endpoint = launch.write("worker.py", WORKER), launch.folder / "failed", f"127.0.0.1:{quiet_port()}"
     folders = [launch.folder / name for name in ("torchrun", "ours")]
     for folder in folders:
         folder.mkdir()

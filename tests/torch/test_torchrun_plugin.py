@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, free_port, make_certificates
+from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.ports import quiet_port
 
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv import torchrun_plugin as for_torchrun
@@ -373,13 +374,15 @@ def test_all_nodes_send_their_workers_to_one_store_though_a_newcomer_becomes_the
 ) -> None:
     endpoint = etcds.of("distro").endpoint
     with (
+        ThreadPoolExecutor() as pool,  # it waits for its thread: the handlers are shut down before
         handler(endpoint, run_id, "1:2", local_addr="127.0.0.2") as old,
         handler(endpoint, run_id, "1:2", local_addr="127.0.0.1") as new,  # torch sorts by address
-        ThreadPoolExecutor() as pool,
     ):
         assert old.next_rendezvous().world_size == 1
         newcomer = pool.submit(new.next_rendezvous)
         wait_for("somebody waits", old.num_nodes_waiting)
+        # However long the newcomer takes to see the new round, it is not the old one's alone.
+        old._rendezvous._settings.timeout._last_call = timedelta(seconds=DEADLINE_S)
         infos = [old.next_rendezvous(), newcomer.result(DEADLINE_S)]
         assert [(info.rank, info.world_size) for info in infos] == [(1, 2), (0, 2)]
         places = {(i.bootstrap_store_info.master_addr, i.bootstrap_store_info.master_port) for i in infos}
@@ -450,7 +453,7 @@ def test_a_setting_that_cannot_work_is_refused_before_anybody_is_asked(
 
 @each_server
 def test_of_several_endpoints_one_that_answers_is_enough(etcds: EtcdServers, server: str, run_id: str) -> None:
-    endpoints = f"127.0.0.1:{free_port()},{etcds.of(server).endpoint}"
+    endpoints = f"127.0.0.1:{quiet_port()},{etcds.of(server).endpoint}"
     with handler(endpoints, run_id) as agent:
         assert agent.next_rendezvous().world_size == 1
     assert RendezvousSettings("torch:etcd-v3", endpoints).endpoint == endpoints
@@ -463,8 +466,44 @@ def test_who_lets_go_of_a_handler_leaves_no_thread(etcds: EtcdServers, run_id: s
     wait_for("its thread has ended", lambda: "etcd-v3" not in {each.name for each in threading.enumerate()})
 
 
-def test_where_no_etcd_answers_it_is_said_what_to_look_at(tmp_path: Path) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
+# The first import of aiohttp takes longer than etcd has for an answer.
+SLOW_IMPORT = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "aiohttp":
+            sys.meta_path.remove(self)
+            time.sleep(2.5)
+
+sys.meta_path.insert(0, Slow())
+"""
+
+
+def test_a_slow_import_does_not_count_against_etcd(etcds: EtcdServers, run_id: str) -> None:
+    code = (
+        f"{SLOW_IMPORT}\nimport asyncio\nfrom aelastic.rdzv.boards import etcd_http, etcd_v3\n"
+        "from aelastic.rdzv.settings import RendezvousSettings\n"
+        f"settings = RendezvousSettings('etcd-v3', {etcds.of('distro').endpoint!r})\n"
+        f"board = etcd_v3.EtcdV3Board(settings, {run_id!r})\n"
+        "async def main():\n    await board.open()\n    await board.aclose()\n"
+        "asyncio.run(main()); assert etcd_http.ANSWER_LIMIT_S < 2.5"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_server_that_starts_late_is_waited_for_a_while(tmp_path: Path) -> None:
+    server = EtcdServer(distro_etcd(), tmp_path / "etcd", port=quiet_port())
+    with ThreadPoolExecutor() as pool:
+        opening = pool.submit(for_torchrun.etcd_v3(), parameters(server.endpoint, "job"))
+        with etcd(server):
+            opening.result(DEADLINE_S).shutdown()
+
+
+def test_where_no_etcd_answers_it_is_said_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "OPEN_PATIENCE_S", 0.1)
+    nobody = f"127.0.0.1:{quiet_port()}"
     with pytest.raises(
         torch_rdzv.RendezvousConnectionError, match=f"{nobody}: Connection refused.*look at its servers"
     ):
@@ -482,7 +521,7 @@ def test_an_etcd_without_its_gateway_is_told_apart(server: str, tmp_path: Path) 
 
 
 def test_torchrun_ends_with_the_same_words(launch: Launcher) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
+    nobody = f"127.0.0.1:{quiet_port()}"
     (job,) = torchrun(launch, nobody, [[]])
     assert job.wait(LAUNCH_TIMEOUT_S) == 1
     assert f"RendezvousConnectionError: no etcd answers ({nobody}: Connection refused)" in job.stderr

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.ports import quiet_port
 from kit.torch_workers import AELASTIC, TORCHRUN, both, ours, start
 
 # Each test imports torch in several processes, under two launchers.
@@ -36,6 +37,7 @@ def test_a_worker_is_told_that_torchelastic_launched_it_and_what_its_ranks_are(l
         tell("before", dist.is_initialized(), dist.get_rank.__name__)
         dist.init_process_group("gloo")
         tell("after", dist.is_initialized(), dist.get_rank(), dist.get_world_size(), dist.get_backend())
+        dist.barrier()  # or who ends first breaks the connections that the other is about to make
         dist.destroy_process_group()
         """,
     )
@@ -92,11 +94,7 @@ INITS = {
 @pytest.fixture
 def free_ports() -> dict[str, str]:
     """One for each launcher's workers."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [str(server.getsockname()[1]) for server in servers]
-    for server in servers:
-        server.close()
-    return dict(zip(("FREE_PORT_torch.distributed.run", "FREE_PORT_aelastic"), ports, strict=True))
+    return {f"FREE_PORT_{launcher}": str(quiet_port()) for launcher in (TORCHRUN, AELASTIC)}
 
 
 @pytest.mark.parametrize("how", INITS)

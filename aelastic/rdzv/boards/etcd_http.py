@@ -113,6 +113,7 @@ class EtcdHttp:
         Raises:
             RendezvousConnectionError: it took longer.
         """
+        _import_aiohttp()
         try:
             with anyio.fail_after(self._lease_s):
                 yield
@@ -145,6 +146,7 @@ class EtcdHttp:
             RendezvousStateError: one does, but is no etcd.
             InputError: TLS is wanted by one side only, or one does not trust the other.
         """
+        _import_aiohttp()
         endpoints = self.settings.endpoints
         start, reasons = self._first, []
         for turn in range(len(endpoints)):
@@ -307,6 +309,11 @@ class EtcdHttp:
         except (Elsewhere, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
             return ""
         return version if isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,40}", version) else ""
+
+
+def _import_aiohttp() -> None:
+    """Imports it before a limit begins: beside others that import torch, or from a slow disk, it takes seconds."""
+    import aiohttp  # noqa: F401
 
 
 def _host(address: Any) -> str:

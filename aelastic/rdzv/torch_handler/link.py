@@ -142,6 +142,7 @@ class TorchHandlerLink:
         self._why_over: Failed | Succeeded | None = None  # what this node did in the last round, if it did
         self._is_job_over = False
         self._is_reachable = True
+        self._closing = anyio.Lock()
 
     def tell(self, message: NodeMessage) -> None:
         self._mailbox.post(message)
@@ -183,14 +184,15 @@ class TorchHandlerLink:
 
     async def aclose(self) -> None:
         """Closes the rendezvous if the job is over, and gives everything back.  Takes seconds at most."""
-        if self._is_job_over:
-            self._is_job_over = False  # asked again, there is nothing to close
-            with anyio.move_on_after(CLOSE_TIMEOUT_S):
-                try:
-                    await self._thread.call(self._calls.shutdown)
-                except AelasticError as error:
-                    _log.info("the rendezvous was not closed: %s", error)
-        await self._thread.stop()
+        async with self._closing:  # a second call waits: `stop` would end the shutdown of the first
+            if self._is_job_over:
+                self._is_job_over = False  # asked again, there is nothing to close
+                with anyio.move_on_after(CLOSE_TIMEOUT_S):
+                    try:
+                        await self._thread.call(self._calls.shutdown)
+                    except AelasticError as error:
+                        _log.info("the rendezvous was not closed: %s", error)
+            await self._thread.stop()
 
     def _begin(self, tasks: TaskGroup, activity: Callable[..., Any], *args: Any) -> None:
         self._activity.cancel()

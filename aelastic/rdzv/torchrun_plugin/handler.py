@@ -51,6 +51,8 @@ T = TypeVar("T")
 NAME = "etcd-v3"
 # How long a closed run id stays closed: for nodes that come late.  torch's `etcd-v2` takes two hours.
 DEFAULT_TTL_S = 60
+# For a server that does not answer yet: not as long as later, since the endpoint may be mistyped.
+OPEN_PATIENCE_S = 5.0
 # An election of etcd's takes 1 s unless it is set up otherwise, and a lease lasts for 1.5 of them at least.
 MIN_TTL_S = 2
 
@@ -77,7 +79,7 @@ class EtcdV3Handler(RendezvousHandler):
         self._is_reachable = True
         try:
             with _errors_of_torch():
-                self._thread.call(JobKeys.state)
+                self._thread.call(_patiently, JobKeys.state, (), OPEN_PATIENCE_S)
         except BaseException:
             self._thread.stop()
             raise
