@@ -28,6 +28,7 @@ from aelastic.errors import AelasticError, ProcessFailure
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.group.events import (
     Action,
+    CancelSpawn,
     Cleared,
     DeadlinePassed,
     Event,
@@ -35,6 +36,7 @@ from aelastic.group.events import (
     Finish,
     Join,
     Spawn,
+    SpawnCancelled,
     Spawned,
     Start,
     Stop,
@@ -45,6 +47,7 @@ from aelastic.group.events import (
     Worker,
     WorkerState,
 )
+from aelastic.group.phases import Phase
 from aelastic.group.worker_env import (
     HEALTH_PORT_VARIABLE,
     SYSTEMD_VARIABLES,
@@ -138,6 +141,7 @@ class Supervisor:
         self._looking_back = anyio.Lock()
         self._link_error: AelasticError | None = None
         self._cpus: Mapping[int, frozenset[int]] = {}  # by local rank, of workers that are bound to some
+        self._spawning: anyio.CancelScope | None = None
         self._finding_cpus: anyio.CancelScope | None = None
         self._torch_events: TorchEvents | None = None  # only where somebody may listen
         self._has_begun = False
@@ -351,7 +355,11 @@ class Supervisor:
             case Join():
                 self._join()
             case Spawn():
+                self._spawning = anyio.CancelScope()
                 tasks.start_soon(self._spawn, action, tasks, name=f"spawn {action.generation}")
+            case CancelSpawn():
+                assert self._spawning is not None
+                self._spawning.cancel()
             case TellFailed(round_, failure):
                 self._link.tell(Failed(self._node_id, round_, failure.for_others()))
             case TellSucceeded(round_):
@@ -428,14 +436,27 @@ class Supervisor:
         self._link.tell(Ready(node))
 
     async def _spawn(self, spawn: Spawn, tasks: TaskGroup) -> None:
+        """Starts the workers, unless that is cancelled first: none may start once the group has given up on them."""
         self._return_values, self._asked = {}, set()
         self._logs.end_attempt()
-        envs = {rank: self._worker_env(rank, spawn) for rank in range(self.spec.local_world_size)}
-        files = await self._logs.open_attempt(spawn.generation - 1, envs)
-        starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in sorted(files)]
-        self._stack_dumps.begin(starts)
-        self._unhealthy.begin(starts)
-        ids = await self._backend.start(starts)
+        starts: list[WorkerStart] = []
+        ids: Mapping[int, Any] | None = None
+        assert self._spawning is not None
+        with self._spawning:
+            envs = {rank: self._worker_env(rank, spawn) for rank in range(self.spec.local_world_size)}
+            files = await self._logs.open_attempt(spawn.generation - 1, envs)
+            if self._group.phase is Phase.SPAWNING:
+                starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in sorted(files)]
+                self._stack_dumps.begin(starts)
+                self._unhealthy.begin(starts)
+                ids = await self._backend.start(starts)
+        if ids is None:
+            self._mailbox.post(SpawnCancelled(spawn.generation))
+            return
+        if self._group.is_done:  # it gave up on a back end that could not be cancelled
+            for start in starts:
+                self._backend.stop(start.local_rank, signal.SIGKILL)
+            return
         # After the workers: they need a second before they need the store.
         if spawn.assigned.ranks.group_rank == 0 and self._store_server(spawn.assigned) == "agent":
             self._store.serve()

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
+from aelastic.rdzv.protocol.ranks import NodeRanks
 
 # Which watch found a worker unhealthy: a timer that it set and did not clear, no sign of life, output that did not
 # come, a sleep that no signal ends.
@@ -51,6 +52,17 @@ class Worker(Record):
     id: Any = None
 
 
+def worker_of(ranks: NodeRanks, local_rank: int) -> Worker:
+    """A worker of this node that is not started yet."""
+    return Worker(
+        local_rank=local_rank,
+        global_rank=ranks.first_rank + local_rank,
+        role_rank=ranks.first_role_rank + local_rank,
+        world_size=ranks.world_size,
+        role_world_size=ranks.role_world_size,
+    )
+
+
 # Events.
 
 
@@ -62,6 +74,12 @@ class Spawned(Record):
 
     generation: int
     ids: Mapping[int, Any]
+
+
+class SpawnCancelled(Record):
+    """The back end has started no worker, since it was cancelled.  In the place of `Spawned`."""
+
+    generation: int
 
 
 class Exited(Record):
@@ -95,7 +113,12 @@ class StopRequested(Record):
     """The agent is asked to leave.  Asked a second time, it kills."""
 
     signum: int = signal.SIGTERM
-    reason: str = ""  # a sentence, where nobody asked: the agent can't go on
+    reason: str = ""  # a sentence, where nothing asked: the agent can't go on
+
+    @property
+    def why(self) -> str:
+        """The sentence, in any case."""
+        return self.reason or f"the agent was asked to stop ({_name_of(self.signum)})"
 
 
 class DeadlinePassed(Record): ...
@@ -107,6 +130,7 @@ Event: TypeAlias = (
     | Interrupted
     | Ended
     | Spawned
+    | SpawnCancelled
     | Exited
     | Cleared
     | FoundUnhealthy
@@ -123,10 +147,16 @@ class Join(Record):
 
 
 class Spawn(Record):
-    """Start every local worker.  Answered by `Spawned`, and by `Exited` and `Cleared` once per local rank."""
+    """Start every local worker.  Answered by `Spawned`, and then by `Exited` and `Cleared` once per local rank."""
 
     generation: int
     assigned: Assigned
+
+
+class CancelSpawn(Record):
+    """Start no worker, if there is time left for that.  Answered by `SpawnCancelled`, or else by `Spawned`."""
+
+    generation: int
 
 
 class TellFailed(Record):
@@ -162,4 +192,11 @@ class Finish(Record):
     reason: str
 
 
-Action: TypeAlias = Join | Spawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish
+Action: TypeAlias = Join | Spawn | CancelSpawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish
+
+
+def _name_of(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

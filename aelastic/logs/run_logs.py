@@ -144,7 +144,7 @@ class RunLogs:
     async def _reify(self, attempt: int, envs: dict[int, dict[str, str]]) -> LogsDest:
         spec = self._spec
         if spec.logs_specs is not None:
-            dest = await anyio.to_thread.run_sync(ask, spec.logs_specs, envs)  # a user's hook takes its time
+            dest = await anyio.to_thread.run_sync(ask, spec.logs_specs, envs, abandon_on_cancel=True)  # a user's hook
         else:
             none = _drops_all(spec)  # then the filter holds for nothing, as with torchrun
             dest = lay_out(

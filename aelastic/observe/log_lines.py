@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 
 from aelastic.failures.exit_reason import signal_name
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.rdzv.protocol.messages import Outcome
 
 _log = logging.getLogger(__name__)
+
+# Workers run, or begin to.
+_WITH_WORKERS = {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING, Phase.STOPPING}
 
 
 class LogLines(Observer):
@@ -68,7 +71,7 @@ class LogLines(Observer):
             self._unhealthy.add(event.local_rank)
 
     def _on_stop_asked(self, signum: int) -> None:
-        if self._phase not in {Phase.RUNNING, Phase.STOPPING}:
+        if self._phase not in _WITH_WORKERS:
             return  # nothing runs: the agent leaves at once
         name = signal_name(signum) or f"signal {signum}"
         if self._is_stop_asked or self._is_killing:
@@ -80,7 +83,7 @@ class LogLines(Observer):
         self._is_stop_asked = True
 
     def _on_job_ended(self, outcome: Outcome, reason: str) -> None:
-        if outcome is Outcome.FAILED and self._phase in {Phase.RUNNING, Phase.STOPPING} and not self._has_failed:
+        if outcome is Outcome.FAILED and self._phase in _WITH_WORKERS and not self._has_failed:
             _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers have ended
         else:
             _log.info("the job has %s: %s", outcome, reason)

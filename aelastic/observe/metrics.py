@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from aelastic.group.events import WatchName, WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.prometheus import Registry
 
@@ -71,7 +71,7 @@ class RunMetrics:
         self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
-        self._is_running = False
+        self._is_starting = False
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
         self._down_since: float | None = None  # since when workers do not run that did
 
@@ -81,14 +81,14 @@ class RunMetrics:
                 self._run.set(1, run.run_id, run.host, run.role, run.rdzv_backend)
                 self._max_restarts.set(run.max_restarts)
             case ev.Changed(phase=phase, state=state):
-                self._is_running = phase is Phase.RUNNING
+                self._is_starting = phase is Phase.SPAWNING
                 self._phase.choose(phase.value)
                 self._state.choose(state.value)
             case ev.RoundFormed() as formed:
                 self._on_round(formed)
             case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
-            case ev.WorkersStarted() if self._is_running:  # else they are being stopped already
+            case ev.WorkersStarted() if self._is_starting:  # else they are being stopped already
                 if self._down_since is not None:
                     self._restart_took.observe(now - self._down_since)
                 self._failed_at = self._down_since = None

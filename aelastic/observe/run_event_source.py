@@ -16,18 +16,24 @@ import itertools
 from typing import Literal
 
 from aelastic.group.events import Event, Exited, FoundUnhealthy, Spawned, StopRequested
-from aelastic.group.worker_group import Phase, WorkerGroup
+from aelastic.group.phases import Phase
+from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import run_events as ev
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
 
-# `run` begins when the workers are started; before that, the phase is called `spawn`.
 _NAMES: dict[Phase, ev.PhaseName] = {
     Phase.JOINING: "rendezvous",
+    Phase.SPAWNING: "spawn",
+    Phase.RUNNING: "run",
+    Phase.CANCELLING: "stop",
     Phase.STOPPING: "stop",
     Phase.AWAITING: "await",
     Phase.BARRIER: "barrier",
 }
+
+# Workers are being started, or may be started in spite of a stop.
+_STARTING = {Phase.SPAWNING, Phase.CANCELLING}
 
 
 def introduction(spec: WorkerSpec, *, run_id: str, node_id: str, host: str, pid: int) -> ev.RunBegan:
@@ -83,7 +89,6 @@ class RunEventSource:
         self._since = 0.0
         self._restarted_round: int | None = None  # the last one of which a restart was told
         # Of this generation.
-        self._is_spawned = False
         self._unhealthy: set[int] = set()  # local ranks
         self._ended: set[int] = set()  # local ranks
 
@@ -92,7 +97,7 @@ class RunEventSource:
         group = self._group
         told = [*self._what_happened(event, now), *self._killed(event)]
         if group.generation != self._generation:
-            self._generation, self._is_spawned = group.generation, False
+            self._generation = group.generation
             self._unhealthy, self._ended = set(), set()
             told.append(self._round_formed())
         told += self._what_took_time(now)
@@ -104,8 +109,7 @@ class RunEventSource:
     def _what_happened(self, event: Event, now: float) -> list[ev.RunEvent]:
         group = self._group
         match event:
-            case Spawned(generation, ids) if generation == group.generation and not self._is_spawned:
-                self._is_spawned = True
+            case Spawned(generation, ids) if generation == group.generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids)]
             case FoundUnhealthy() if group.failed.get(event.local_rank) is event.failure:  # else the group knew better
                 return self._found_unhealthy(event)
@@ -180,19 +184,20 @@ class RunEventSource:
         )
 
     def _what_took_time(self, now: float) -> list[ev.RunEvent]:
-        name = self._name_now()
+        name = _NAMES.get(self._group.phase)
         if name == self._name:
             return []
         told: list[ev.RunEvent] = [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
         self._name, self._since = name, now
         return told
 
-    def _name_now(self) -> ev.PhaseName | None:
-        if self._group.phase is not Phase.RUNNING:
-            return _NAMES.get(self._group.phase)
-        return "run" if self._is_spawned else "spawn"
-
 
 def _words(event: Event) -> str:
     """Why, where the group needs no reason."""
-    return f"round {event.round} is complete" if isinstance(event, Assigned) else "the run begins"
+    match event:
+        case Assigned(round_):
+            return f"round {round_} is complete"
+        case Spawned():
+            return "all workers of this node are started"
+        case _:
+            return "the run begins"

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WatchName, Worker, WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.rdzv.protocol.messages import Outcome
 
 # What a run spends its time on.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 
 SCHEMA = 1
@@ -27,6 +27,8 @@ WorkerFact: TypeAlias = Literal["starting", "running", "succeeded", "failed", "s
 _NOT_READY: dict[Phase, str] = {
     Phase.INIT: "the agent begins",
     Phase.JOINING: "waiting for a round to be complete",
+    Phase.SPAWNING: "workers are being started",
+    Phase.CANCELLING: "workers are being stopped",
     Phase.STOPPING: "workers are being stopped",
     Phase.AWAITING: "a worker failed; waiting for the coordinator's decision",
     Phase.BARRIER: "the workers of this node have succeeded; those of other nodes run",
@@ -34,7 +36,9 @@ _NOT_READY: dict[Phase, str] = {
 }
 _PHASE_NAMES: dict[Phase, ev.PhaseName] = {
     Phase.JOINING: "rendezvous",
-    Phase.RUNNING: "spawn",  # and "run" once they are started
+    Phase.SPAWNING: "spawn",
+    Phase.RUNNING: "run",
+    Phase.CANCELLING: "stop",
     Phase.STOPPING: "stop",
     Phase.AWAITING: "await",
     Phase.BARRIER: "barrier",
@@ -85,7 +89,7 @@ class Status:
         self._last_restart: _LastRestart | None = None
         self._failure: _LastFailure | None = None
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901  one case for each
         match event:
             case ev.RunBegan():
                 self._run, self._began, self._since = event, now, now
@@ -98,8 +102,6 @@ class Status:
                 self._ids, self._started_at = ids, now
                 for local_rank, fact in self._facts.items():
                     self._facts[local_rank] = "running" if fact == "starting" else fact
-                if self._phase is Phase.RUNNING:  # else they are being stopped already
-                    self._now, self._now_since = "run", now
             case ev.PhaseTook(name, duration_s, local_rank):
                 self._past.append(_Past(name, self._generation, now, duration_s, local_rank))
             case ev.WorkerEnded(generation, local_rank, _, outcome, failure):
@@ -144,8 +146,6 @@ class Status:
         if self._phase is not Phase.RUNNING:
             why = _NOT_READY[self._phase]
             return False, f"{why}: {self._waited}" if self._waited and self._phase is Phase.JOINING else why
-        if self._now != "run":
-            return False, "workers are being started"
         return True, f"{len(self.running)} of {len(self._facts)} workers run"
 
     def describe(self, now: float, wall: datetime, usage: Mapping[int, tuple[float, int]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.failures.exit_reason import signal_name
 from aelastic.failures.failure import ProcessFailure
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 
 SEPARATOR = " | "
@@ -104,11 +104,11 @@ class StatusText:
     def _on_changed(self, phase: Phase) -> None:
         if phase is not self.phase:
             self.phase, self._waited = phase, ""
-        if phase in {Phase.JOINING, Phase.RUNNING}:
+        if phase in {Phase.JOINING, Phase.SPAWNING}:
             self.why_stopping = ""
 
     def _on_formed(self, formed: ev.RoundFormed) -> None:
-        self._on_changed(Phase.RUNNING)  # which is said a moment later
+        self._on_changed(Phase.SPAWNING)  # which is said a moment later
         self.formed, self.restart_count = formed, formed.restart_count
         self.ranks = [RankPicture(formed.first_rank + local, local) for local in range(formed.local_world_size)]
 
@@ -150,9 +150,9 @@ class StatusText:
                 return ("starting",)
             case Phase.JOINING:
                 return (self._joining(), *_who_is_missing_first(self._waited))
-            case Phase.RUNNING:
+            case Phase.SPAWNING | Phase.RUNNING:
                 return (self._running(),)
-            case Phase.STOPPING:
+            case Phase.CANCELLING | Phase.STOPPING:
                 return (f"stopping {self._left()}{self._why()}",)
             case Phase.AWAITING:
                 return (self._why().removeprefix(": ") or "a worker failed", self._waited or "waiting for what follows")

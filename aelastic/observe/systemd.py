@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import anyio
 
-from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S
+from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.observe.status_text import SEPARATOR, WORDS_MAX, StatusText, cut

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from aelastic.core.record import Record
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 from aelastic.group.events import Worker, WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 
 Json: TypeAlias = dict[str, Any]
@@ -102,6 +102,10 @@ def _raw_error(failure: ProcessFailure) -> str:
     return json.dumps(failure.error_file_data | ({"errorTraits": _UNEXPLAINED} if is_unexplained else {}))
 
 
+# torch's agent knows no difference: it starts workers as it initializes them.
+_AT_WORK = {Phase.SPAWNING, Phase.RUNNING}
+
+
 class TorchTranslator:
     """What torchelastic's agent would tell of one run.
 
@@ -147,7 +151,7 @@ class TorchTranslator:
 
     def look(self) -> list[Told]:
         """What torch's agent tells each time it looks at workers that are healthy."""
-        return self._look(WorkerState.HEALTHY) if self._phase is Phase.RUNNING and self._is_spawned else []
+        return self._look(WorkerState.HEALTHY) if self._phase is Phase.RUNNING else []
 
     def _finished(self, state: WorkerState, failures: Mapping[int, ProcessFailure], now: float) -> list[Told]:
         """The run is over, with a verdict."""
@@ -172,9 +176,9 @@ class TorchTranslator:
     def _changed(self, event: ev.Changed, now: float) -> list[Told]:
         before, self._phase = self._phase, event.phase
         told: list[Told] = []
-        if before is Phase.RUNNING and self._phase is not before:
+        if before in _AT_WORK and self._phase not in _AT_WORK:
             told += self._running_is_over(now)
-        if self._stops_at is not None and self._phase is not Phase.STOPPING:
+        if self._stops_at is not None and self._phase not in {Phase.CANCELLING, Phase.STOPPING}:
             told += self._stopped(self._stops_at, now, are_gone=event.state is not WorkerState.UNKNOWN)
         if before is Phase.JOINING and self._phase is Phase.DONE:
             told += self._not_assigned(now)

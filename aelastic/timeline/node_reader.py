@@ -9,8 +9,11 @@ from aelastic.timeline.model import NO_RANK, Block, Life, Mark, MarkKind, NodeSt
 from aelastic.timeline.reader import Entry, Log
 from aelastic.timeline.text import counted
 
-# The block for each phase of the worker group; `running` begins with starting the workers.
-_PHASE_IN = {"joining": "rendezvous", "running": "spawn", "stopping": "stop", "awaiting": "await", "barrier": "barrier"}
+# The block for each phase of the worker group.
+_PHASE_IN = {
+    "joining": "rendezvous", "spawning": "spawn", "running": "run", "cancelling": "stop", "stopping": "stop",
+    "awaiting": "await", "barrier": "barrier",
+}  # fmt: skip
 # A block begins where the one before ended, unless records are missing between them.  An agent that has to wait for a
 # CPU records an event some milliseconds after it (9 ms were seen, with 12 processes on 2 cores).
 _SAME_MOMENT_S = 0.05
@@ -38,9 +41,7 @@ class NodeReader:
         for entry in log.entries:
             at = max(entry.wall - self._zero, node.ends)
             node.ends = at
-            node.ends_at_start = entry.kind == "workers_started" or (
-                entry.kind == "phase_took" and entry.text("name") == "spawn"
-            )
+            node.ends_at_start = _is_of_a_start(entry)
             try:
                 self._take(entry, at)
             except (ValueError, TypeError, KeyError):
@@ -52,15 +53,13 @@ class NodeReader:
             self._leave_open()
         return node
 
-    def _take(self, entry: Entry, at: float) -> None:  # noqa: C901  one case for each event
+    def _take(self, entry: Entry, at: float) -> None:
         node = self._node
         match entry.kind:
             case "run_began":
                 node.entrypoint, node.workers = entry.text("entrypoint"), entry.number("local_world_size")
             case "changed":
-                phase = _PHASE_IN.get(entry.text("phase"))
-                if phase != "spawn" or entry.text("before") != "running":
-                    self._phase = phase
+                self._phase = _PHASE_IN.get(entry.text("phase"))
             case "phase_took":
                 self._on_phase(entry.text("name"), entry.seconds("duration_s"), entry, at)
             case "round_formed":
@@ -165,3 +164,14 @@ class NodeReader:
 def _headline(failure: dict[str, object]) -> str:
     message = str(failure.get("message") or "").strip()
     return message.partition("\n")[0].strip() or "failed"
+
+
+def _is_of_a_start(entry: Entry) -> bool:
+    """Whether a record says that workers are started; three of them do."""
+    match entry.kind:
+        case "phase_took":
+            return entry.text("name") == "spawn"
+        case "changed":
+            return entry.text("before") == "spawning"
+        case _:
+            return entry.kind == "workers_started"

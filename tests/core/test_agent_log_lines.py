@@ -9,7 +9,7 @@ import pytest
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.log_lines import LogLines
 from aelastic.rdzv.protocol.messages import Outcome

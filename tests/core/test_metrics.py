@@ -12,7 +12,7 @@ from kit.metrics_text import DOCS, values
 from prometheus_client.parser import text_string_to_metric_families
 
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.prometheus import Registry
@@ -24,8 +24,8 @@ ROUND = ev.RoundFormed(
 STARTED = ev.WorkersStarted(1, {0: 10, 1: 11})
 
 
-def running() -> ev.Changed:
-    return ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "")
+def spawning() -> ev.Changed:
+    return ev.Changed(Phase.JOINING, Phase.SPAWNING, WorkerState.HEALTHY, "")
 
 
 def exposed(metrics: RunMetrics, **others: Any) -> dict[str, float]:
@@ -139,11 +139,11 @@ def test_phases_are_measured_by_their_names() -> None:
 
 def test_a_restart_takes_from_the_first_workers_end_until_all_run_again() -> None:
     metrics = told(
-        BEGAN, ROUND, running(), STARTED,  # at 3
+        BEGAN, ROUND, spawning(), STARTED,  # at 3
         ev.PhaseTook("detect", 0.5, 0),  # at 4: it ended at 3.5
         ev.PhaseTook("run", 1.0),  # at 5
         ev.PhaseTook("detect", 0.1, 1),
-        ev.PhaseTook("stop", 2.0), ROUND, running(), STARTED,  # at 10
+        ev.PhaseTook("stop", 2.0), ROUND, spawning(), STARTED,  # at 10
     )  # fmt: skip
     read = exposed(metrics)
     assert read["aelastic_restart_duration_seconds_count"] == 1
@@ -151,13 +151,13 @@ def test_a_restart_takes_from_the_first_workers_end_until_all_run_again() -> Non
 
 
 def test_time_in_the_exit_barrier_is_no_part_of_a_restart() -> None:
-    metrics = told(BEGAN, ROUND, running(), STARTED, ev.PhaseTook("run", 1.0), ev.PhaseTook("barrier", 1.0), ROUND, running(), STARTED)  # fmt: skip
+    metrics = told(BEGAN, ROUND, spawning(), STARTED, ev.PhaseTook("run", 1.0), ev.PhaseTook("barrier", 1.0), ROUND, spawning(), STARTED)  # fmt: skip
     assert exposed(metrics)["aelastic_restart_duration_seconds_sum"] == 3
 
 
 def test_workers_that_start_while_they_are_stopped_end_no_restart() -> None:
-    stopping = ev.Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "")
-    metrics = told(BEGAN, ROUND, running(), STARTED, ev.PhaseTook("run", 1.0), ROUND, running(), stopping, STARTED)
+    stopping = ev.Changed(Phase.SPAWNING, Phase.CANCELLING, WorkerState.STOPPED, "")
+    metrics = told(BEGAN, ROUND, spawning(), STARTED, ev.PhaseTook("run", 1.0), ROUND, spawning(), stopping, STARTED)
     assert exposed(metrics)["aelastic_restart_duration_seconds_count"] == 0
 
 
@@ -191,9 +191,9 @@ def test_of_workers_only_those_that_live_are_told() -> None:
 
 
 def test_one_state_and_one_phase_hold_at_a_time() -> None:
-    read = exposed(told(BEGAN, running()), is_ready=True)
+    read = exposed(told(BEGAN, spawning()), is_ready=True)
     chosen = {name for name in read if name.startswith(("aelastic_state{", "aelastic_phase{")) and read[name]}
-    assert chosen == {'aelastic_state{state="HEALTHY"}', 'aelastic_phase{phase="running"}'}
+    assert chosen == {'aelastic_state{state="HEALTHY"}', 'aelastic_phase{phase="spawning"}'}
     assert read["aelastic_ready"] == 1
 
 

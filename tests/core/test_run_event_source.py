@@ -22,7 +22,8 @@ from aelastic.group.events import (
     StopRequested,
     WorkerState,
 )
-from aelastic.group.worker_group import KILL_COUNT_MAX, Phase, WorkerGroup
+from aelastic.group.phases import KILL_COUNT_MAX, Phase
+from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
@@ -114,16 +115,17 @@ def test_a_round_is_told_with_what_it_took_to_form_it_and_where_the_agent_stands
     assert story.put(assigned(7, restart_count=2), after_s=3) == [
         ev.RoundFormed(7, 1, 2, 1, 3, 4, 2, 10, story.group.workers),
         ev.PhaseTook("rendezvous", 3.0),
-        ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 7 is complete"),
+        ev.Changed(Phase.JOINING, Phase.SPAWNING, WorkerState.HEALTHY, "round 7 is complete"),
     ]
 
 
-def test_the_start_of_the_workers_ends_the_phase_spawn_and_no_state_changes() -> None:
+def test_the_start_of_the_workers_ends_the_phase_spawn() -> None:
     story = Story()
     story.put(Start(), assigned(1))
     assert story.put(Spawned(1, {0: 700, 1: 701}), after_s=0.5) == [
         ev.WorkersStarted(1, {0: 700, 1: 701}),
         ev.PhaseTook("spawn", 0.5),
+        ev.Changed(Phase.SPAWNING, Phase.RUNNING, WorkerState.HEALTHY, "all workers of this node are started"),
     ]
     assert story.put(Spawned(1, {0: 700, 1: 701})) == []
 
@@ -131,7 +133,10 @@ def test_the_start_of_the_workers_ends_the_phase_spawn_and_no_state_changes() ->
 def test_workers_that_are_stopped_before_they_have_started_are_told_once_they_have() -> None:
     story = Story()
     story.put(Start(), assigned(1), StopRequested())
-    assert story.put(Spawned(1, {0: 700, 1: 701})) == [ev.WorkersStarted(1, {0: 700, 1: 701})]
+    assert story.put(Spawned(1, {0: 700, 1: 701})) == [
+        ev.WorkersStarted(1, {0: 700, 1: 701}),
+        ev.Changed(Phase.CANCELLING, Phase.STOPPING, WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)"),
+    ]
     story.end(0, 1)
     assert "run" not in story.durations
 
@@ -145,8 +150,8 @@ def test_every_transition_has_a_sentence() -> None:
     story.put(SUCCEEDED)
     changes = story.of(ev.Changed)
     assert [change.phase for change in changes] == [
-        Phase.JOINING, Phase.RUNNING, Phase.STOPPING, Phase.AWAITING, Phase.JOINING, Phase.RUNNING, Phase.BARRIER,
-        Phase.DONE,
+        Phase.JOINING, Phase.SPAWNING, Phase.RUNNING, Phase.STOPPING, Phase.AWAITING,
+        Phase.JOINING, Phase.SPAWNING, Phase.RUNNING, Phase.BARRIER, Phase.DONE,
     ]  # fmt: skip
     assert [after.before for after in changes[1:]] == [before.phase for before in changes[:-1]]
     assert all(change.reason for change in changes)

@@ -10,14 +10,15 @@ import pytest
 
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import Worker, WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.status import PHASES_MAX, TRACEBACK_CHARACTERS_MAX, Status
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BEGAN = ev.RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")
 JOINING = ev.Changed(Phase.INIT, Phase.JOINING, WorkerState.INIT, "the run begins")
-RUNNING = ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, "round 1 is complete")
+SPAWNING = ev.Changed(Phase.JOINING, Phase.SPAWNING, WorkerState.HEALTHY, "round 1 is complete")
+RUNNING = ev.Changed(Phase.SPAWNING, Phase.RUNNING, WorkerState.HEALTHY, "all workers of this node are started")
 STOPPING = ev.Changed(Phase.RUNNING, Phase.STOPPING, WorkerState.UNHEALTHY, "it fell")
 BARRIER = ev.Changed(Phase.RUNNING, Phase.BARRIER, WorkerState.SUCCEEDED, "every worker of this node succeeded")
 
@@ -70,7 +71,7 @@ def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
 
 
 def test_workers_that_are_being_started_are_not_ready() -> None:
-    status = told(BEGAN, JOINING, ev.Waited("…"), formed(), ev.PhaseTook("rendezvous", 2.0), RUNNING)
+    status = told(BEGAN, JOINING, ev.Waited("…"), formed(), ev.PhaseTook("rendezvous", 2.0), SPAWNING)
     assert status.readiness == (False, "workers are being started")
     said = described(status, 5.0)
     assert said["now"]["phase"] == "spawn" and said["waiting"] is None
@@ -81,7 +82,7 @@ def test_workers_that_are_being_started_are_not_ready() -> None:
 
 
 def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
-    status = told(BEGAN, JOINING, formed(), RUNNING, started())
+    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
     assert status.readiness == (True, "2 of 2 workers run")
     assert status.running == {0: 10, 1: 11}
     said = described(status, 10.0, _0=(1.5, 4096))
@@ -97,11 +98,11 @@ def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
     }
     assert said["workers"][1]["cpu_s"] is None
     assert said["round"]["world_size"] == 4 and said["round"]["formed"] == "2026-11-21T11:59:52.000+00:00"
-    assert said["now"] == {"phase": "run", "began": "2026-11-21T11:59:54.000+00:00"}
+    assert said["now"] == {"phase": "run", "began": "2026-11-21T11:59:55.000+00:00"}
 
 
 def test_one_that_has_succeeded_leaves_the_others_ready() -> None:
-    status = told(BEGAN, formed(), RUNNING, started(), ev.WorkerEnded(1, 0, 2, "succeeded"))
+    status = told(BEGAN, formed(), SPAWNING, started(), RUNNING, ev.WorkerEnded(1, 0, 2, "succeeded"))
     assert status.readiness == (True, "1 of 2 workers run")
     assert status.running == {1: 11}
 
@@ -114,7 +115,7 @@ def test_a_worker_of_another_kind_has_a_name_and_no_pid() -> None:
 
 def test_in_the_exit_barrier_it_is_not_ready() -> None:
     ends = [ev.WorkerEnded(1, rank, 2 + rank, "succeeded") for rank in (0, 1)]
-    status = told(BEGAN, formed(), RUNNING, started(), *ends, ev.PhaseTook("run", 2.0), BARRIER)
+    status = told(BEGAN, formed(), SPAWNING, started(), RUNNING, *ends, ev.PhaseTook("run", 2.0), BARRIER)
     is_ready, why = status.readiness
     assert not is_ready and "those of other nodes run" in why
     said = described(status, 9.0)
@@ -125,14 +126,21 @@ def test_in_the_exit_barrier_it_is_not_ready() -> None:
 def test_what_was_waited_for_is_over_with_its_phase() -> None:
     rejoins = ev.Changed(Phase.BARRIER, Phase.JOINING, WorkerState.STOPPED, "vm joins")
     status = told(
-        BEGAN, formed(), RUNNING, started(), BARRIER, ev.Waited("finished; waiting for the workers of b"), rejoins
+        BEGAN,
+        formed(),
+        SPAWNING,
+        started(),
+        RUNNING,
+        BARRIER,
+        ev.Waited("finished; waiting for the workers of b"),
+        rejoins,
     )
     assert described(status, 9.0)["waiting"] is None
     assert "workers of b" not in status.readiness[1]
 
 
 def test_the_last_failure_is_the_first_of_its_generation() -> None:
-    story = [BEGAN, formed(), RUNNING, started()]
+    story = [BEGAN, formed(), SPAWNING, started(), RUNNING]
     first = [ev.WorkerEnded(1, 1, 3, "failed", failure(3)), ev.WorkerEnded(1, 0, 2, "failed", failure(2))]
     status = told(*story, *first)
     assert described(status, 9.0)["last_failure"]["rank"] == 3
@@ -190,7 +198,14 @@ def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:
 
 def test_a_new_generation_has_new_workers() -> None:
     status = told(
-        BEGAN, formed(), RUNNING, started(), ev.WorkerEnded(1, 0, 2, "failed", failure(2)), STOPPING, formed(2)
+        BEGAN,
+        formed(),
+        SPAWNING,
+        started(),
+        RUNNING,
+        ev.WorkerEnded(1, 0, 2, "failed", failure(2)),
+        STOPPING,
+        formed(2),
     )
     assert {worker["state"] for worker in described(status, 9.0)["workers"]} == {"starting"}
     status.tell(RUNNING, 10.0)
@@ -207,7 +222,7 @@ def test_workers_that_start_while_they_are_stopped_are_not_ready() -> None:
 
 def test_an_ended_run_says_how() -> None:
     said = described(
-        told(BEGAN, formed(), RUNNING, started(), ev.RunEnded(WorkerState.FAILED, "no restart is left")), 9.0
+        told(BEGAN, formed(), SPAWNING, started(), RUNNING, ev.RunEnded(WorkerState.FAILED, "no restart is left")), 9.0
     )
     assert (said["phase"], said["state"], said["reason"]) == ("done", "FAILED", "no restart is left")
     assert said["now"] is None and not said["ready"]

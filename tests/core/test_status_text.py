@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.status_text import StatusText, cut, duration
 

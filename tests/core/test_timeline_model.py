@@ -11,7 +11,7 @@ from kit.event_logs import NodeLog, a_crash, a_node_lost, a_start
 from kit.timelines import changed, logs_of, story_of
 
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
 from aelastic.observe.run_events import Noticed, RunEnded, StopAsked, Waited
 from aelastic.timeline.merge import tell_story
@@ -351,7 +351,7 @@ def test_phases_between_which_records_are_missing_keep_their_own_length() -> Non
     a = NodeLog("node-a")
     a.formed(1.0, 1, 0, nodes=1)
     a.started(1.1)
-    del a.lines[-1]  # `spawn` took 0.1 s
+    del a.lines[-2]  # `spawn` took 0.1 s
     a.took(9.0, "run")
     a.change(9.0, Phase.STOPPING)
     a.took(9.5, "stop")

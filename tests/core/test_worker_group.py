@@ -12,25 +12,10 @@ import pytest
 
 from aelastic.core.machine import InvalidTransition
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import (
-    Cleared,
-    DeadlinePassed,
-    Event,
-    Exited,
-    Finish,
-    FoundUnhealthy,
-    Join,
-    Spawn,
-    Spawned,
-    Start,
-    Stop,
-    StopRequested,
-    TellFailed,
-    TellLeft,
-    TellSucceeded,
-    WorkerState,
-)
-from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, Phase, WorkerGroup
+from aelastic.group import events as ev
+from aelastic.group.events import WorkerState
+from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S, Phase
+from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
@@ -77,7 +62,7 @@ class Story:
         )
         self.now = 100.0
 
-    def tell(self, *events: Event) -> list[Any]:
+    def tell(self, *events: ev.Event) -> list[Any]:
         """What the last of the events is answered with."""
         actions: list[Any] = []
         for event in events:
@@ -87,7 +72,7 @@ class Story:
     def pass_deadline(self) -> list[Any]:
         assert self.group.deadline is not None
         self.now = self.group.deadline
-        return self.tell(DeadlinePassed())
+        return self.tell(ev.DeadlinePassed())
 
     @property
     def left_s(self) -> float | None:
@@ -97,20 +82,44 @@ class Story:
         """Workers end, and nothing of them is left."""
         actions: list[Any] = []
         for local_rank in local_ranks:
-            actions = self.tell(Exited(self.group.generation, local_rank, failure))
-            actions += self.tell(Cleared(self.group.generation, local_rank))
+            actions = self.tell(ev.Exited(self.group.generation, local_rank, failure))
+            actions += self.tell(ev.Cleared(self.group.generation, local_rank))
         return actions
 
 
 def joining() -> Story:
     story = Story()
-    story.tell(Start())
+    story.tell(ev.Start())
+    return story
+
+
+def spawning(round_: int = 1) -> Story:
+    story = joining()
+    story.tell(assigned(round_))
     return story
 
 
 def running(round_: int = 1) -> Story:
-    story = joining()
-    story.tell(assigned(round_), Spawned(1, {0: 700, 1: 701}))
+    story = spawning(round_)
+    story.tell(ev.Spawned(1, {0: 700, 1: 701}))
+    return story
+
+
+def cancelling_for_another_round() -> Story:
+    story = spawning()
+    story.tell(interrupted(1))
+    return story
+
+
+def cancelling_for_good() -> Story:
+    story = spawning()
+    story.tell(ev.StopRequested(signal.SIGINT))
+    return story
+
+
+def cancelling_for_the_verdict() -> Story:
+    story = spawning()
+    story.tell(FAILED)
     return story
 
 
@@ -122,19 +131,19 @@ def stopping_for_another_round() -> Story:
 
 def stopping_for_a_failure() -> Story:
     story = running()
-    story.tell(Exited(1, 0, FAILURE))
+    story.tell(ev.Exited(1, 0, FAILURE))
     return story
 
 
 def stopping_for_a_worker_that_hangs() -> Story:
     story = running()
-    story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL))
+    story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL))
     return story
 
 
 def stopping_for_good() -> Story:
     story = running()
-    story.tell(StopRequested())
+    story.tell(ev.StopRequested())
     return story
 
 
@@ -146,7 +155,7 @@ def stopping_for_the_verdict() -> Story:
 
 def awaiting() -> Story:
     story = stopping_for_a_failure()
-    story.tell(Cleared(1, 0))
+    story.tell(ev.Cleared(1, 0))
     story.end(1)
     return story
 
@@ -173,15 +182,16 @@ def test_a_group_begins_in_init_with_nothing_armed() -> None:
 
 def test_start_joins_the_rendezvous() -> None:
     story = Story()
-    assert story.tell(Start()) == [Join()]
+    assert story.tell(ev.Start()) == [ev.Join()]
     assert (story.group.phase, story.group.state, story.group.deadline) == (Phase.JOINING, WorkerState.INIT, None)
 
 
 def test_an_assignment_spawns_the_first_generation() -> None:
     story = joining()
-    assert story.tell(assigned(7)) == [Spawn(1, assigned(7))]
-    assert (story.group.phase, story.group.state) == (Phase.RUNNING, WorkerState.HEALTHY)
-    assert story.group.unended == (0, 1)
+    assert story.tell(assigned(7)) == [ev.Spawn(1, assigned(7))]
+    assert (story.group.phase, story.group.state, story.group.unended) == (Phase.SPAWNING, WorkerState.HEALTHY, ())
+    assert story.tell(ev.Spawned(1, {0: 700, 1: 701})) == []
+    assert (story.group.phase, story.group.state, story.group.unended) == (Phase.RUNNING, WorkerState.HEALTHY, (0, 1))
 
 
 def test_workers_have_their_ranks_at_once_and_their_ids_once_they_are_spawned() -> None:
@@ -191,22 +201,22 @@ def test_workers_have_their_ranks_at_once_and_their_ids_once_they_are_spawned() 
     assert (first.local_rank, first.global_rank, first.role_rank, first.id) == (0, 4, 2, None)
     assert (second.local_rank, second.global_rank, second.role_rank, second.id) == (1, 5, 3, None)
     assert (first.world_size, first.role_world_size) == (10, 6)
-    assert story.tell(Spawned(1, {0: 700, 1: 701})) == []
+    assert story.tell(ev.Spawned(1, {0: 700, 1: 701})) == []
     assert [worker.id for worker in story.group.workers] == [700, 701]
 
 
 def test_workers_stand_in_the_order_of_their_local_ranks_whatever_the_back_end_says() -> None:
     story = joining()
-    story.tell(assigned(1), Spawned(1, {1: "b"}))
+    story.tell(assigned(1), ev.Spawned(1, {1: "b"}))
     assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, None), (1, "b")]
     story = joining()
-    story.tell(assigned(1), Spawned(1, {1: "b", 0: "a"}))
+    story.tell(assigned(1), ev.Spawned(1, {1: "b", 0: "a"}))
     assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, "a"), (1, "b")]
 
 
 def test_the_verdict_while_joining_ends_the_run_with_it() -> None:
     story = joining()
-    assert story.tell(TIMED_OUT) == [Finish(TIMED_OUT.reason)]
+    assert story.tell(TIMED_OUT) == [ev.Finish(TIMED_OUT.reason)]
     assert story.group.is_done
     assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, TIMED_OUT)
 
@@ -222,44 +232,44 @@ def test_a_worker_that_succeeds_waits_for_the_others() -> None:
 
 def test_when_the_last_worker_succeeded_the_group_says_so_and_waits_for_other_nodes() -> None:
     story = running(round_=5)
-    assert story.end(1, 0) == [TellSucceeded(5)]
+    assert story.end(1, 0) == [ev.TellSucceeded(5)]
     assert story.group.phase is Phase.BARRIER
     assert story.left_s == BARRIER_S
 
 
 def test_nothing_is_said_before_what_the_workers_left_behind_is_gone() -> None:
     story = running()
-    assert story.tell(Exited(1, 0, None), Exited(1, 1, None)) == []
-    assert story.tell(Cleared(1, 1)) == []
+    assert story.tell(ev.Exited(1, 0, None), ev.Exited(1, 1, None)) == []
+    assert story.tell(ev.Cleared(1, 1)) == []
     assert story.group.unended == (0,)
-    assert story.tell(Cleared(1, 0)) == [TellSucceeded(1)]
+    assert story.tell(ev.Cleared(1, 0)) == [ev.TellSucceeded(1)]
 
 
 def test_all_succeeded_ends_the_run() -> None:
     story = in_the_barrier()
-    assert story.tell(SUCCEEDED) == [Finish(SUCCEEDED.reason)]
+    assert story.tell(SUCCEEDED) == [ev.Finish(SUCCEEDED.reason)]
     assert (story.group.state, story.group.deadline, story.group.failed) == (WorkerState.SUCCEEDED, None, {})
 
 
 def test_other_nodes_that_do_not_finish_are_not_waited_for_for_ever() -> None:
     story = in_the_barrier()
     told, finish = story.pass_deadline()
-    assert told == TellLeft("other nodes did not finish within 300 s of ours")
-    assert finish == Finish(told.reason)
+    assert told == ev.TellLeft("exit barrier timed out after 300 s: other nodes still run")
+    assert finish == ev.Finish(told.reason)
     assert story.group.state is WorkerState.SUCCEEDED
 
 
 def test_a_finished_group_is_started_again_when_the_job_restarts() -> None:
     story = in_the_barrier()
-    assert story.tell(interrupted(1)) == [Join()]
+    assert story.tell(interrupted(1)) == [ev.Join()]
     assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
     assert story.group.deadline is None
-    assert story.tell(assigned(2)) == [Spawn(2, assigned(2))]
+    assert story.tell(assigned(2)) == [ev.Spawn(2, assigned(2))]
 
 
 def test_a_final_failure_elsewhere_ends_the_barrier_at_once() -> None:
     story = in_the_barrier()
-    assert story.tell(FAILED) == [Finish(FAILED.reason)]
+    assert story.tell(FAILED) == [ev.Finish(FAILED.reason)]
     assert story.group.state is WorkerState.FAILED
 
 
@@ -268,30 +278,30 @@ def test_a_final_failure_elsewhere_ends_the_barrier_at_once() -> None:
 
 def test_what_a_worker_left_behind_has_a_limited_time_to_go() -> None:
     story = running()
-    assert story.tell(Exited(1, 0, None)) == []
+    assert story.tell(ev.Exited(1, 0, None)) == []
     assert story.left_s == KILL_WAIT_S
-    story.tell(Cleared(1, 0))
+    story.tell(ev.Cleared(1, 0))
     assert story.group.deadline is None
 
 
 def test_a_deadline_for_one_leftover_is_not_disarmed_by_another_that_went() -> None:
     story = running()
-    story.tell(Exited(1, 0, None), Exited(1, 1, None), Cleared(1, 0))
+    story.tell(ev.Exited(1, 0, None), ev.Exited(1, 1, None), ev.Cleared(1, 0))
     assert story.left_s == KILL_WAIT_S
 
 
 def test_a_leftover_that_stays_stops_the_others_and_ends_in_unknown() -> None:
     story = running()
-    story.tell(Exited(1, 0, None))
-    reason = "what a finished worker left behind survives SIGKILL"
-    assert story.pass_deadline() == [TellLeft(reason), Stop(1, (1,), signal.SIGTERM)]
+    story.tell(ev.Exited(1, 0, None))
+    reason = "child processes of a finished worker survived SIGKILL"
+    assert story.pass_deadline() == [ev.TellLeft(reason), ev.Stop(1, (1,), signal.SIGTERM)]
     assert story.left_s == SHUTDOWN_S
     assert story.end(1) == []
     assert story.group.unended == (0,)
-    assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
-    assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
+    assert story.pass_deadline() == [ev.Stop(1, (0,), signal.SIGKILL)]
+    assert story.pass_deadline() == [ev.Stop(1, (0,), signal.SIGKILL)]
     *_, finish = story.pass_deadline()
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, ev.Finish)
     assert (story.group.state, story.group.unended) == (WorkerState.UNKNOWN, (0,))
 
 
@@ -300,7 +310,7 @@ def test_a_leftover_that_stays_stops_the_others_and_ends_in_unknown() -> None:
 
 def test_a_failure_is_told_first_and_the_others_are_stopped_second() -> None:
     story = running(round_=3)
-    assert story.tell(Exited(1, 0, FAILURE)) == [TellFailed(3, FAILURE), Stop(1, (1,), signal.SIGTERM)]
+    assert story.tell(ev.Exited(1, 0, FAILURE)) == [ev.TellFailed(3, FAILURE), ev.Stop(1, (1,), signal.SIGTERM)]
     assert (story.group.phase, story.group.state, story.group.reason) == (
         Phase.STOPPING,
         WorkerState.UNHEALTHY,
@@ -311,64 +321,141 @@ def test_a_failure_is_told_first_and_the_others_are_stopped_second() -> None:
 
 def test_once_all_are_gone_the_coordinator_is_waited_for() -> None:
     story = stopping_for_a_failure()
-    story.tell(Cleared(1, 0))
+    story.tell(ev.Cleared(1, 0))
     assert story.end(1) == []
     assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
-    assert story.tell(interrupted(1)) == [Join()]
+    assert story.tell(interrupted(1)) == [ev.Join()]
     assert story.group.state is WorkerState.STOPPED
 
 
 def test_no_restart_left_ends_the_run_with_the_verdict() -> None:
     story = awaiting()
-    assert story.tell(FAILED) == [Finish(FAILED.reason)]
+    assert story.tell(FAILED) == [ev.Finish(FAILED.reason)]
     assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
     assert story.group.failed == {0: FAILURE}
 
 
 def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> None:
     story = stopping_for_a_failure()
-    assert story.tell(interrupted(1), Cleared(1, 0)) == []
-    assert story.end(1) == [Join()]
+    assert story.tell(interrupted(1), ev.Cleared(1, 0)) == []
+    assert story.end(1) == [ev.Join()]
     other = stopping_for_the_verdict()
-    other.tell(Cleared(1, 0))
-    assert other.end(1) == [Finish(FAILED.reason)]
+    other.tell(ev.Cleared(1, 0))
+    assert other.end(1) == [ev.Finish(FAILED.reason)]
 
 
 def test_a_worker_that_ends_because_we_asked_is_a_victim_not_a_culprit() -> None:
     story = stopping_for_a_failure()
-    story.tell(Exited(1, 1, None))
+    story.tell(ev.Exited(1, 1, None))
     assert (story.group.failed, story.group.stopped) == ({0: FAILURE}, {1})
 
 
 def test_a_worker_that_failed_before_it_could_be_asked_is_a_culprit_too() -> None:
     story = stopping_for_a_failure()
-    story.tell(Exited(1, 1, OTHER_FAILURE))
+    story.tell(ev.Exited(1, 1, OTHER_FAILURE))
     assert (story.group.failed, story.group.stopped) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
-
-
-def test_workers_that_are_not_started_yet_are_signalled_once_they_are() -> None:
-    story = Story()
-    story.tell(Start(), assigned(1))
-    assert story.tell(StopRequested(signal.SIGINT)) == [TellLeft(story.group.reason)]
-    assert story.tell(Spawned(1, {0: 100, 1: 101})) == [Stop(1, (0, 1), signal.SIGINT)]
-    assert story.tell(Spawned(1, {0: 100, 1: 101})) == []
 
 
 def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
     story = awaiting()
     story.tell(interrupted(1), assigned(2))
-    assert (story.group.failed, story.group.stopped, story.group.unended) == ({}, set(), (0, 1))
+    assert (story.group.failed, story.group.stopped, story.group.unended) == ({}, set(), ())
     assert (story.group.state, story.group.reason) == (WorkerState.HEALTHY, "")
 
 
 def test_a_lone_worker_that_fails_leaves_nobody_to_signal() -> None:
     story = Story(local_world_size=1)
-    story.tell(Start(), assigned(1))
-    told = story.tell(Exited(1, 0, FAILURE))
-    assert told[0] == TellFailed(1, FAILURE)
+    story.tell(ev.Start(), assigned(1), ev.Spawned(1, {0: 700}))
+    told = story.tell(ev.Exited(1, 0, FAILURE))
+    assert told[0] == ev.TellFailed(1, FAILURE)
     assert all(action.local_ranks == () for action in told[1:])
-    assert story.tell(Cleared(1, 0)) == []
+    assert story.tell(ev.Cleared(1, 0)) == []
     assert story.group.phase is Phase.AWAITING
+
+
+# A stop while the workers are being started.
+
+
+def test_a_stop_while_workers_are_being_started_cancels_the_start_and_signals_nothing() -> None:
+    story = spawning()
+    left, cancel = story.tell(ev.StopRequested(signal.SIGINT))
+    assert (left, cancel) == (ev.TellLeft("the agent was asked to stop (SIGINT)"), ev.CancelSpawn(1))
+    assert (story.group.phase, story.group.state, story.left_s) == (Phase.CANCELLING, WorkerState.STOPPED, SHUTDOWN_S)
+    assert story.tell(ev.SpawnCancelled(1)) == [ev.Finish(left.reason)]
+    assert (story.group.state, story.group.deadline, story.group.unended) == (WorkerState.STOPPED, None, ())
+
+
+def test_workers_that_are_started_in_spite_of_a_stop_get_its_signal_and_its_time() -> None:
+    story = cancelling_for_good()
+    story.now += SHUTDOWN_S - 1
+    assert story.tell(ev.Spawned(1, {0: 100, 1: 101})) == [ev.Stop(1, (0, 1), signal.SIGINT)]
+    assert (story.group.phase, story.left_s, story.group.unended) == (Phase.STOPPING, SHUTDOWN_S, (0, 1))
+    assert story.tell(ev.Spawned(1, {0: 100, 1: 101})) == []
+    assert story.end(0, 1) == [ev.Finish("the agent was asked to stop (SIGINT)")]
+
+
+def test_a_start_that_is_interrupted_is_cancelled_and_the_next_round_is_joined() -> None:
+    story = spawning()
+    assert story.tell(interrupted(1)) == [ev.CancelSpawn(1)]
+    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
+    assert story.tell(interrupted(1)) == []
+    assert story.tell(ev.SpawnCancelled(1)) == [ev.Join()]
+    assert story.tell(assigned(2)) == [ev.Spawn(2, assigned(2))]
+    assert story.tell(ev.SpawnCancelled(1), ev.Spawned(1, {0: 1})) == []
+    assert story.group.phase is Phase.SPAWNING
+
+
+def test_the_verdict_while_workers_are_being_started_cancels_the_start_and_ends_the_run() -> None:
+    story = spawning()
+    assert story.tell(FAILED) == [ev.CancelSpawn(1)]
+    assert story.tell(ev.SpawnCancelled(1)) == [ev.Finish(FAILED.reason)]
+    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
+
+
+def test_a_start_that_can_not_be_cancelled_ends_as_stopped_since_no_worker_is_known_to_survive() -> None:
+    story = cancelling_for_good()
+    assert story.pass_deadline() == [ev.Finish("the agent was asked to stop (SIGINT)")]
+    assert (story.group.state, story.group.unended, story.group.is_killing) == (WorkerState.STOPPED, (), False)
+    assert story.tell(ev.Spawned(1, {0: 100, 1: 101})) == []
+    assert story.tell(ev.SpawnCancelled(1)) == []
+
+
+def test_a_start_that_can_not_be_cancelled_for_another_round_makes_the_agent_leave() -> None:
+    story = cancelling_for_another_round()
+    left, finish = story.pass_deadline()
+    assert (left, finish) == (
+        ev.TellLeft("a cancelled start of workers did not end within 30 s"),
+        ev.Finish(left.reason),
+    )
+    assert story.group.state is WorkerState.STOPPED
+
+
+def test_asked_again_while_a_start_is_cancelled_it_leaves_at_once() -> None:
+    story = cancelling_for_good()
+    assert story.tell(ev.StopRequested()) == [ev.Finish("the agent was asked to stop (SIGINT)")]
+    story = cancelling_for_another_round()
+    assert story.tell(ev.StopRequested()) == [ev.TellLeft("the agent was asked to stop (SIGTERM)")]
+    assert story.tell(ev.StopRequested()) == [ev.Finish("the agent was asked to stop (SIGTERM)")]
+    story = cancelling_for_the_verdict()
+    assert story.tell(ev.StopRequested()) == []
+    assert story.tell(ev.StopRequested()) == [ev.Finish(FAILED.reason)]
+    assert story.group.state is WorkerState.FAILED
+
+
+def test_an_exit_of_a_worker_that_was_never_started_changes_nothing() -> None:
+    for story in (spawning(), cancelling_for_good()):
+        before = seen(story.group)
+        assert story.tell(ev.Exited(1, 0, None), ev.Cleared(1, 0)) == []
+        assert seen(story.group) == before
+
+
+def test_an_assignment_of_an_earlier_round_starts_nothing() -> None:
+    story = stopping_for_another_round()
+    story.end(0, 1)
+    assert story.tell(assigned(1)) == []
+    assert story.group.phase is Phase.JOINING
+    assert story.tell(assigned(2)) == [ev.Spawn(2, assigned(2))]
+    assert story.tell(assigned(2)) == []  # told twice
 
 
 # Workers that live, and do not do what is expected of them.
@@ -376,10 +463,10 @@ def test_a_lone_worker_that_fails_leaves_nobody_to_signal() -> None:
 
 def test_an_unhealthy_worker_is_told_of_as_failed_then_stopped_in_its_own_way_and_the_others_in_theirs() -> None:
     story = running(round_=3)
-    assert story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGUSR1)) == [
-        TellFailed(3, HANGS),
-        Stop(1, (0,), signal.SIGUSR1),
-        Stop(1, (1,), signal.SIGTERM),
+    assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGUSR1)) == [
+        ev.TellFailed(3, HANGS),
+        ev.Stop(1, (0,), signal.SIGUSR1),
+        ev.Stop(1, (1,), signal.SIGTERM),
     ]
     assert (story.group.phase, story.group.state, story.group.reason) == (
         Phase.STOPPING,
@@ -395,7 +482,7 @@ def test_an_unhealthy_worker_that_then_ends_has_failed_whatever_it_says_and_the_
     assert story.end(1) == []
     assert (story.group.failed, story.group.stopped) == ({0: HANGS}, {1})
     assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
-    assert story.tell(interrupted(1)) == [Join()]
+    assert story.tell(interrupted(1)) == [ev.Join()]
 
 
 def test_what_an_unhealthy_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
@@ -407,14 +494,14 @@ def test_what_an_unhealthy_worker_says_of_its_end_does_not_hide_what_it_was_stop
 def test_an_unhealthy_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
     story = stopping_for_a_worker_that_hangs()
     story.end(1)
-    assert story.pass_deadline() == [Stop(1, (0,), signal.SIGKILL)]
+    assert story.pass_deadline() == [ev.Stop(1, (0,), signal.SIGKILL)]
 
 
 def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> None:
     story = stopping_for_a_worker_that_hangs()
     deadline = story.group.deadline
     story.now += 1
-    assert story.tell(FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == [Stop(1, (1,), signal.SIGKILL)]
+    assert story.tell(ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == [ev.Stop(1, (1,), signal.SIGKILL)]
     assert (story.group.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
     story.end(0, 1)
     assert (story.group.failed, story.group.stopped) == ({0: HANGS, 1: OTHER_HANGS}, set())
@@ -423,7 +510,7 @@ def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> No
 def test_a_worker_is_found_unhealthy_once() -> None:
     story = stopping_for_a_worker_that_hangs()
     before = seen(story.group)
-    assert story.tell(FoundUnhealthy(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
+    assert story.tell(ev.FoundUnhealthy(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
@@ -433,15 +520,15 @@ def test_a_worker_is_found_unhealthy_once() -> None:
 def test_a_worker_that_is_being_stopped_for_something_else_is_not_found_unhealthy(story: Any) -> None:
     told = story()
     before = seen(told.group)
-    assert told.tell(FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
+    assert told.tell(ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
     assert seen(told.group) == before
 
 
 def test_a_worker_that_ended_by_itself_meanwhile_is_not_found_unhealthy() -> None:
     story = running()
-    story.tell(Exited(1, 0, None))
+    story.tell(ev.Exited(1, 0, None))
     before = seen(story.group)
-    assert story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
+    assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
@@ -449,24 +536,24 @@ def test_a_worker_that_nobody_can_have_looked_at_is_not_found_unhealthy() -> Non
     story = joining()
     story.tell(assigned(1))
     before = seen(story.group)
-    assert story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
+    assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
 def test_an_unhealthy_worker_leaves_the_time_for_what_another_left_behind_as_long_as_a_stop_has() -> None:
     story = running()
-    story.tell(Exited(1, 1, None))
-    told, stop = story.tell(FoundUnhealthy(1, 0, HANGS, signal.SIGKILL))
-    assert (told, stop) == (TellFailed(1, HANGS), Stop(1, (0,), signal.SIGKILL))
+    story.tell(ev.Exited(1, 1, None))
+    told, stop = story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL))
+    assert (told, stop) == (ev.TellFailed(1, HANGS), ev.Stop(1, (0,), signal.SIGKILL))
     assert story.left_s == SHUTDOWN_S
 
 
 def test_asked_to_stop_while_an_unhealthy_worker_ends_it_leaves_and_the_failure_stays_one() -> None:
     story = stopping_for_a_worker_that_hangs()
     reason = "the agent was asked to stop (SIGTERM)"
-    assert story.tell(StopRequested()) == [TellLeft(reason)]
+    assert story.tell(ev.StopRequested()) == [ev.TellLeft(reason)]
     story.end(0)
-    assert story.end(1) == [Finish(reason)]
+    assert story.end(1) == [ev.Finish(reason)]
     assert (story.group.state, story.group.failed) == (WorkerState.STOPPED, {0: HANGS})
 
 
@@ -475,24 +562,24 @@ def test_asked_to_stop_while_an_unhealthy_worker_ends_it_leaves_and_the_failure_
 
 def test_an_interruption_stops_the_workers_for_another_round() -> None:
     story = running()
-    assert story.tell(interrupted(1)) == [Stop(1, (0, 1), signal.SIGTERM)]
+    assert story.tell(interrupted(1)) == [ev.Stop(1, (0, 1), signal.SIGTERM)]
     assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
-    assert story.end(0, 1) == [Join()]
+    assert story.end(0, 1) == [ev.Join()]
 
 
 def test_only_those_that_still_run_are_stopped() -> None:
     story = running()
     story.end(0)
-    assert story.tell(interrupted(1)) == [Stop(1, (1,), signal.SIGTERM)]
+    assert story.tell(interrupted(1)) == [ev.Stop(1, (1,), signal.SIGTERM)]
     story.end(1)
     assert story.group.stopped == {1}
 
 
 def test_a_final_failure_elsewhere_stops_the_workers_and_ends_the_run() -> None:
     story = running()
-    assert story.tell(FAILED) == [Stop(1, (0, 1), signal.SIGTERM)]
+    assert story.tell(FAILED) == [ev.Stop(1, (0, 1), signal.SIGTERM)]
     assert story.group.state is WorkerState.UNHEALTHY
-    assert story.end(0, 1) == [Finish(FAILED.reason)]
+    assert story.end(0, 1) == [ev.Finish(FAILED.reason)]
     assert (story.group.state, story.group.failed) == (WorkerState.FAILED, {})
 
 
@@ -507,32 +594,32 @@ def test_a_second_verdict_changes_nothing() -> None:
 
 def test_a_request_to_stop_is_told_and_passed_on_with_its_signal() -> None:
     story = running()
-    left, stop = story.tell(StopRequested(signal.SIGINT))
-    assert left == TellLeft("the agent was asked to stop (SIGINT)")
-    assert stop == Stop(1, (0, 1), signal.SIGINT)
+    left, stop = story.tell(ev.StopRequested(signal.SIGINT))
+    assert left == ev.TellLeft("the agent was asked to stop (SIGINT)")
+    assert stop == ev.Stop(1, (0, 1), signal.SIGINT)
     assert story.left_s == SHUTDOWN_S
-    assert story.end(0, 1) == [Finish(left.reason)]
+    assert story.end(0, 1) == [ev.Finish(left.reason)]
     assert (story.group.state, story.group.stopped) == (WorkerState.STOPPED, {0, 1})
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    left, _ = running().tell(StopRequested(40))
-    assert left == TellLeft("the agent was asked to stop (signal 40)")
+    left, _ = running().tell(ev.StopRequested(40))
+    assert left == ev.TellLeft("the agent was asked to stop (signal 40)")
 
 
 def test_asked_a_second_time_it_kills() -> None:
     story = stopping_for_good()
-    assert story.tell(StopRequested()) == [Stop(1, (0, 1), signal.SIGKILL)]
+    assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
     assert story.left_s == KILL_WAIT_S
 
 
 def test_asked_again_and_again_it_kills_a_limited_number_of_times_and_does_not_wait_longer() -> None:
     story = stopping_for_good()
     for _ in range(KILL_COUNT_MAX):
-        assert story.tell(StopRequested()) == [Stop(1, (0, 1), signal.SIGKILL)]
+        assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
     deadline = story.group.deadline
     story.now += 1
-    assert story.tell(StopRequested()) == []
+    assert story.tell(ev.StopRequested()) == []
     assert story.group.deadline == deadline
 
 
@@ -540,51 +627,51 @@ def test_a_request_during_a_stop_for_another_round_leaves_instead() -> None:
     story = stopping_for_another_round()
     deadline = story.group.deadline
     story.now += 1
-    left, *others = story.tell(StopRequested())
-    assert isinstance(left, TellLeft)
+    left, *others = story.tell(ev.StopRequested())
+    assert isinstance(left, ev.TellLeft)
     assert not others
     assert story.group.deadline == deadline
-    assert story.end(0, 1) == [Finish(left.reason)]
+    assert story.end(0, 1) == [ev.Finish(left.reason)]
     assert story.group.state is WorkerState.STOPPED
 
 
 def test_a_request_after_a_failure_leaves_and_a_late_answer_is_not_for_us() -> None:
     story = stopping_for_a_failure()
-    assert story.tell(StopRequested()) == [TellLeft("the agent was asked to stop (SIGTERM)")]
+    assert story.tell(ev.StopRequested()) == [ev.TellLeft("the agent was asked to stop (SIGTERM)")]
     assert story.tell(FAILED) == []
     assert story.tell(interrupted(1)) == []
-    story.tell(Cleared(1, 0))
-    assert story.end(1) == [Finish("the agent was asked to stop (SIGTERM)")]
+    story.tell(ev.Cleared(1, 0))
+    assert story.end(1) == [ev.Finish("the agent was asked to stop (SIGTERM)")]
     assert (story.group.state, story.group.verdict) == (WorkerState.STOPPED, None)
 
 
 def test_a_first_request_during_the_stop_for_a_final_failure_keeps_the_verdict() -> None:
     story = stopping_for_the_verdict()
-    assert story.tell(StopRequested(signal.SIGINT)) == []
-    story.tell(Cleared(1, 0))
-    assert story.end(1) == [Finish(FAILED.reason)]
+    assert story.tell(ev.StopRequested(signal.SIGINT)) == []
+    story.tell(ev.Cleared(1, 0))
+    assert story.end(1) == [ev.Finish(FAILED.reason)]
     assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
 
 
 def test_a_second_request_during_the_stop_for_a_final_failure_kills_and_keeps_the_verdict() -> None:
     story = stopping_for_the_verdict()
-    story.tell(StopRequested())
-    assert story.tell(StopRequested()) == [Stop(1, (0, 1), signal.SIGKILL)]
-    story.tell(Cleared(1, 0))
-    assert story.end(1) == [Finish(FAILED.reason)]
+    story.tell(ev.StopRequested())
+    assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
+    story.tell(ev.Cleared(1, 0))
+    assert story.end(1) == [ev.Finish(FAILED.reason)]
 
 
 @pytest.mark.parametrize("story", [Story, joining, awaiting, in_the_barrier])
 def test_asked_while_no_worker_runs_it_leaves_at_once(story: Any) -> None:
     told = story()
-    left, finish = told.tell(StopRequested())
-    assert (left, finish) == (TellLeft("the agent was asked to stop (SIGTERM)"), Finish(left.reason))
+    left, finish = told.tell(ev.StopRequested())
+    assert (left, finish) == (ev.TellLeft("the agent was asked to stop (SIGTERM)"), ev.Finish(left.reason))
     assert (told.group.state, told.group.deadline) == (WorkerState.STOPPED, None)
 
 
 def test_a_round_that_completes_while_we_leave_starts_nothing() -> None:
     story = joining()
-    story.tell(StopRequested())
+    story.tell(ev.StopRequested())
     assert story.tell(assigned(1)) == []
 
 
@@ -595,7 +682,7 @@ def test_a_round_that_completes_while_we_leave_starts_nothing() -> None:
 def test_workers_that_ignore_the_request_are_killed_when_the_time_is_up(story: Any) -> None:
     told = story()
     told.end(0)
-    assert told.pass_deadline() == [Stop(1, (1,), signal.SIGKILL)]
+    assert told.pass_deadline() == [ev.Stop(1, (1,), signal.SIGKILL)]
     assert told.left_s == KILL_WAIT_S
 
 
@@ -605,8 +692,10 @@ def test_workers_that_ignore_the_request_are_killed_when_the_time_is_up(story: A
 def test_a_worker_that_survives_sigkill_cannot_hold_the_agent_for_ever(story: Any) -> None:
     told = story()
     begin = told.now
-    assert [type(action) for _ in range(KILL_COUNT_MAX) for action in told.pass_deadline()] == [Stop] * KILL_COUNT_MAX
-    assert told.pass_deadline() == [TellLeft("workers survive SIGKILL"), Finish("workers survive SIGKILL")]
+    assert [type(action) for _ in range(KILL_COUNT_MAX) for action in told.pass_deadline()] == [
+        ev.Stop
+    ] * KILL_COUNT_MAX
+    assert told.pass_deadline() == [ev.TellLeft("workers survived SIGKILL"), ev.Finish("workers survived SIGKILL")]
     assert told.now - begin == SHUTDOWN_S + KILL_COUNT_MAX * KILL_WAIT_S
     assert told.group.state is WorkerState.UNKNOWN
     assert 1 in told.group.unended
@@ -614,8 +703,8 @@ def test_a_worker_that_survives_sigkill_cannot_hold_the_agent_for_ever(story: An
 
 def test_a_grandchild_that_outlives_its_worker_is_killed_too() -> None:
     story = stopping_for_good()
-    story.tell(Exited(1, 0, None), Exited(1, 1, None), Cleared(1, 0))
-    assert story.pass_deadline() == [Stop(1, (1,), signal.SIGKILL)]
+    story.tell(ev.Exited(1, 0, None), ev.Exited(1, 1, None), ev.Cleared(1, 0))
+    assert story.pass_deadline() == [ev.Stop(1, (1,), signal.SIGKILL)]
 
 
 @pytest.mark.parametrize("story", [Story, joining, running, awaiting, done])
@@ -623,7 +712,7 @@ def test_where_nothing_is_armed_a_timer_changes_nothing(story: Any) -> None:
     told = story()
     before = told.group.phase
     told.now += 10_000
-    assert told.tell(DeadlinePassed()) == []
+    assert told.tell(ev.DeadlinePassed()) == []
     assert told.group.phase is before
 
 
@@ -632,7 +721,7 @@ def test_a_timer_that_fires_before_the_deadline_changes_nothing(story: Any) -> N
     told = story()
     before = copy.deepcopy(told.group)
     told.now += 1
-    assert told.tell(DeadlinePassed()) == []
+    assert told.tell(ev.DeadlinePassed()) == []
     assert seen(told.group) == seen(before)
 
 
@@ -642,13 +731,13 @@ def test_a_timer_that_fires_before_the_deadline_changes_nothing(story: Any) -> N
 def test_an_exit_of_an_earlier_generation_does_not_stop_a_healthy_group() -> None:
     story = stopping_for_another_round()
     story.end(0, 1)
-    story.tell(assigned(2), Spawned(2, {0: 800, 1: 801}))
+    story.tell(assigned(2), ev.Spawned(2, {0: 800, 1: 801}))
     for stale in (
-        Exited(1, 1, FAILURE),
-        Exited(1, 0, None),
-        Cleared(1, 0),
-        FoundUnhealthy(1, 0, HANGS, signal.SIGKILL),
-        Spawned(1, {0: 1, 1: 2}),
+        ev.Exited(1, 1, FAILURE),
+        ev.Exited(1, 0, None),
+        ev.Cleared(1, 0),
+        ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL),
+        ev.Spawned(1, {0: 1, 1: 2}),
     ):
         before = seen(story.group)
         assert story.tell(stale) == []
@@ -660,17 +749,17 @@ def test_an_exit_that_is_told_twice_counts_once() -> None:
     story = running()
     story.end(0)
     before = seen(story.group)
-    assert story.tell(Exited(1, 0, FAILURE)) == []
-    assert story.tell(Cleared(1, 0)) == []
+    assert story.tell(ev.Exited(1, 0, FAILURE)) == []
+    assert story.tell(ev.Cleared(1, 0)) == []
     assert seen(story.group) == before
 
 
 def test_a_local_rank_that_does_not_exist_changes_nothing() -> None:
     story = running()
     before = seen(story.group)
-    assert story.tell(Exited(1, 9, FAILURE)) == []
-    assert story.tell(Cleared(1, -1)) == []
-    assert story.tell(FoundUnhealthy(1, 2, HANGS, signal.SIGKILL)) == []
+    assert story.tell(ev.Exited(1, 9, FAILURE)) == []
+    assert story.tell(ev.Cleared(1, -1)) == []
+    assert story.tell(ev.FoundUnhealthy(1, 2, HANGS, signal.SIGKILL)) == []
     assert seen(story.group) == before
 
 
@@ -694,7 +783,11 @@ def test_an_interruption_of_the_last_round_does_not_disturb_joining() -> None:
 STORIES: dict[str, Callable[[], Story]] = {
     "init": Story,
     "joining": joining,
+    "spawning": spawning,
     "running": running,
+    "cancelling for another round": cancelling_for_another_round,
+    "cancelling for good": cancelling_for_good,
+    "cancelling for the verdict": cancelling_for_the_verdict,
     "stopping for another round": stopping_for_another_round,
     "stopping for a failure": stopping_for_a_failure,
     "stopping for a worker that hangs": stopping_for_a_worker_that_hangs,
@@ -704,28 +797,33 @@ STORIES: dict[str, Callable[[], Story]] = {
     "barrier": in_the_barrier,
     "done": done,
 }
-EVENTS: dict[str, Event] = {
-    "start": Start(),
+EVENTS: dict[str, ev.Event] = {
+    "start": ev.Start(),
     "assigned": assigned(2),
+    "assigned, stale": assigned(0),
     "interrupted": interrupted(1),
     "interrupted, stale": interrupted(0),
     "failed": FAILED,
     "succeeded": SUCCEEDED,
     "timed out": TIMED_OUT,
-    "spawned": Spawned(1, {0: 700, 1: 701}),
-    "exited": Exited(1, 1, None),
-    "exited, failed": Exited(1, 1, OTHER_FAILURE),
-    "exited, stale": Exited(0, 0, FAILURE),
-    "cleared": Cleared(1, 0),
-    "cleared, stale": Cleared(0, 0),
-    "unhealthy": FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL),
-    "unhealthy, stale": FoundUnhealthy(0, 0, HANGS, signal.SIGKILL),
-    "stop": StopRequested(),
-    "deadline": DeadlinePassed(),
+    "spawned": ev.Spawned(1, {0: 700, 1: 701}),
+    "spawn cancelled": ev.SpawnCancelled(1),
+    "spawn cancelled, stale": ev.SpawnCancelled(0),
+    "exited": ev.Exited(1, 1, None),
+    "exited, failed": ev.Exited(1, 1, OTHER_FAILURE),
+    "exited, stale": ev.Exited(0, 0, FAILURE),
+    "cleared": ev.Cleared(1, 0),
+    "cleared, stale": ev.Cleared(0, 0),
+    "unhealthy": ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL),
+    "unhealthy, stale": ev.FoundUnhealthy(0, 0, HANGS, signal.SIGKILL),
+    "stop": ev.StopRequested(),
+    "deadline": ev.DeadlinePassed(),
 }
 IMPOSSIBLE = {
     *((where, "start") for where in STORIES if where != "init"),
+    ("init", "assigned, stale"),
     *((where, "assigned") for where in STORIES if where not in {"joining", "done"}),
+    *((where, "spawn cancelled") for where in STORIES if where.startswith(("spawning", "running", "stopping"))),
 }
 
 
@@ -736,7 +834,7 @@ def seen(group: WorkerGroup) -> dict[str, Any]:
 
 def test_the_walk_covers_every_phase_and_every_event() -> None:
     assert {make().group.phase for make in STORIES.values()} == set(Phase)
-    assert {type(event) for event in EVENTS.values()} == set(get_args(Event))
+    assert {type(event) for event in EVENTS.values()} == set(get_args(ev.Event))
 
 
 @pytest.mark.parametrize("where, what", list(itertools.product(STORIES, EVENTS)))
@@ -762,5 +860,5 @@ def test_every_pair_of_phase_and_event_is_decided(where: str, what: str) -> None
 def test_the_story_is_bounded() -> None:
     story = running()
     for _ in range(500):
-        story.tell(DeadlinePassed())
+        story.tell(ev.DeadlinePassed())
     assert len(story.group.story) == 64

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe.event_log import Records
 from aelastic.observe.run_events import (
     Changed,
@@ -28,7 +28,11 @@ from aelastic.observe.run_events import (
 )
 
 _BEGAN = 1_770_000_000  # seconds since 1970
-_STATES = {Phase.RUNNING: WorkerState.HEALTHY, Phase.BARRIER: WorkerState.SUCCEEDED}
+_STATES = {
+    Phase.SPAWNING: WorkerState.HEALTHY,
+    Phase.RUNNING: WorkerState.HEALTHY,
+    Phase.BARRIER: WorkerState.SUCCEEDED,
+}
 
 
 class NodeLog:
@@ -95,12 +99,13 @@ class NodeLog:
             ),
         )  # fmt: skip
         self.took(at, "rendezvous")
-        self.change(at, Phase.RUNNING)
+        self.change(at, Phase.SPAWNING)
 
     def started(self, at: float) -> None:
         ids = {local_rank: 1000 * self._generation + local_rank for local_rank in range(self.workers)}
         self.tell(at, WorkersStarted(self._generation, ids))
         self.took(at, "spawn")
+        self.change(at, Phase.RUNNING)
 
     def fails(self, at: float, local_rank: int, message: str, *, known_at: float) -> None:
         """A worker is gone; that ends the run of the others."""

@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio
+import anyio.to_thread
 import pytest
 from kit import entrypoints
 from kit.launching import DEADLINE_S, Launcher, alive, on_both_loops, run, wait_for
 from kit.this_process import children, descriptors, python, threads, until
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState
+from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.procs import GUARD_TIMEOUT_S
 from aelastic.rdzv import registry
 from aelastic.rdzv.board import Board
@@ -503,3 +506,38 @@ def test_arguments_that_no_command_takes_are_refused(spec: dict[str, Any], words
 def test_a_function_that_cannot_be_sent_to_a_worker_is_refused(loop: str) -> None:
     with pytest.raises(InputError, match="define it at the top of a module"):
         run(loop, Supervisor(WorkerSpec(entrypoint=lambda: 0)).run())
+
+
+@on_both_loops
+def test_a_stop_while_a_users_hook_hangs_ends_the_run_and_starts_nothing(loop: str, tmp_path: Path) -> None:
+    asked, answer, started = threading.Event(), threading.Event(), tmp_path / "started"
+
+    class Hangs(DefaultLogsSpecs):
+        def reify(self, envs: Any) -> Any:
+            asked.set()
+            answer.wait(DEADLINE_S)  # a disk that does not answer
+            return super().reify(envs)
+
+    async def main() -> RunResult:
+        spec = WorkerSpec(
+            entrypoint=sys.executable,
+            args=("-c", f"open({str(started)!r}, 'w')"),
+            logs_specs=Hangs(str(tmp_path / "logs")),
+        )
+        supervisor = Supervisor(spec)
+        with anyio.fail_after(DEADLINE_S / 2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stop_once_asked, supervisor)
+                result = await supervisor.run()
+        return result
+
+    async def stop_once_asked(supervisor: Supervisor) -> None:
+        await anyio.to_thread.run_sync(asked.wait, DEADLINE_S)
+        supervisor.stop()
+
+    try:
+        result = run(loop, main())
+    finally:
+        answer.set()
+    assert (result.state, result.reason) == (WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)")
+    assert not started.exists()

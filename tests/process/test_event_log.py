@@ -29,7 +29,7 @@ from shell.test_supervisor_on_virtual_time import FAILS, FOREVER, STUBBORN, SUCC
 import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.errors import ProcessFailure
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.event_log import EventLog, Json, Records, rfc3339
 from aelastic.rdzv.protocol.messages import (
@@ -247,7 +247,7 @@ async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path)
     records = await run(FakeBackend([FAILS, STUBBORN], [SUCCEEDS, SUCCEEDS], start_s=1), tmp_path)
     assert_whole(records)
     assert Counter(record["event"] for record in records) == {
-        "run_began": 1, "changed": 7, "phase_took": 9, "round_formed": 2, "workers_started": 2, "worker_ended": 4,
+        "run_began": 1, "changed": 9, "phase_took": 9, "round_formed": 2, "workers_started": 2, "worker_ended": 4,
         "killed": 1, "restarting": 1, "job_ended": 1, "run_ended": 1,
     }  # fmt: skip
     (failed,) = [record for record in records if record.get("failure")]
@@ -326,7 +326,9 @@ async def test_a_newcomer_and_the_exit_barrier_are_told(tmp_path: Path, monkeypa
         ("rendezvous", 4, 2), ("spawn", 0, 2), ("run", 3, 2), ("barrier", 60, 2),
     ]  # fmt: skip
     phases = [record["phase"] for record in events(records, "changed")]
-    assert phases == ["joining", "running", "stopping", "joining", "running", "barrier", "done"]
+    assert phases == [
+        "joining", "spawning", "running", "stopping", "joining", "spawning", "running", "barrier", "done"
+    ]  # fmt: skip
 
 
 # When there is one.

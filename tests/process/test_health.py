@@ -28,8 +28,8 @@ from kit.ports import quiet_port
 from kit.this_process import descriptors, python, threads
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState
+from aelastic.group.phases import Phase
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
-from aelastic.group.worker_group import Phase
 from aelastic.health import foreign_server
 from aelastic.health import limits as health_door
 from aelastic.health import stacks_endpoint as health_stacks

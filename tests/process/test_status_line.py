@@ -25,7 +25,7 @@ from aelastic.cli.arguments import parse
 from aelastic.cli.main import _may_draw
 from aelastic.errors import InputError
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import Phase
+from aelastic.group.phases import Phase
 from aelastic.logs import terminal as terminal_module
 from aelastic.logs.lines import PrefixedLines
 from aelastic.logs.sinks import sinks_of

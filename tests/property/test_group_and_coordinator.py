@@ -19,7 +19,8 @@ import pytest
 from aelastic.errors import ProcessFailure
 from aelastic.group import events as g
 from aelastic.group.events import WorkerState
-from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S, WorkerGroup
+from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
+from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.coordinator import coordinator_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules

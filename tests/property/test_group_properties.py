@@ -13,25 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import (
-    Cleared,
-    DeadlinePassed,
-    Event,
-    Exited,
-    Finish,
-    FoundUnhealthy,
-    Join,
-    Spawn,
-    Spawned,
-    Start,
-    Stop,
-    StopRequested,
-    TellFailed,
-    TellLeft,
-    TellSucceeded,
-    WorkerState,
-)
-from aelastic.group.worker_group import KILL_COUNT_MAX, Phase, WorkerGroup
+from aelastic.group import events as ev
+from aelastic.group.events import WorkerState
+from aelastic.group.phases import KILL_COUNT_MAX, Phase
+from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.spec import WorkerSpec
@@ -57,16 +42,17 @@ class FakeWorld(RuleBasedStateMachine):
         )
         self.now = 0.0
         self.alive: dict[tuple[int, int], str] = {}  # generation and local rank: "runs", or "left something behind"
-        self.past: list[Event] = []  # events of workers, each delivered once
+        self.past: list[ev.Event] = []  # events of workers, each delivered once
         self.generation = 0  # the last that was started
         self.spawned: set[int] = set()  # generations that the back end told of
+        self.is_starting = self.is_cancelled = False  # the last generation
         self.round = 0
         self.is_ready = self.is_ended = False
         self.lefts = 0
         self.is_interrupted = True  # the coordinator has ended the current round, or there is none
         self.told_failures: list[int] = []
         self.told_successes: list[int] = []
-        self.finished: list[Finish] = []
+        self.finished: list[ev.Finish] = []
         self.restarts_allowed = 0  # interruptions: each permits one more spawn
         self.spawns = 0
         self.stop_requests = 0
@@ -78,46 +64,49 @@ class FakeWorld(RuleBasedStateMachine):
 
     # Carrying out.
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: ev.Event) -> None:
         for action in self.group.handle(event, self.now):
             assert not self.finished, f"{action} after Finish"
             self.carry_out(action)
 
     def carry_out(self, action: Any) -> None:
         match action:
-            case Join():
-                assert not self.alive, "ready while workers live"
+            case ev.Join():
+                assert not self.alive and not self.is_starting, "ready while workers live, or may begin to"
                 assert not self.is_ready and not self.lefts, "ready twice, or after leaving"
                 self.is_ready = True
-            case Spawn(generation, assigned):
-                assert not self.alive, "two generations alive at once"
+            case ev.Spawn(generation, assigned):
+                assert not self.alive and not self.is_starting, "two generations alive at once"
                 assert generation == self.generation + 1
                 assert assigned.round == self.round
                 self.generation = generation
-                self.alive = {(generation, rank): "runs" for rank in range(WORKERS)}
+                self.is_starting, self.is_cancelled = True, False
                 self.failed, self.signalled, self.unhealthy = set(), set(), set()
                 self.stops_for = ""
                 self.spawns += 1
-            case Stop():
+            case ev.CancelSpawn(generation):
+                assert generation == self.generation and self.is_starting, "nothing is being started"
+                self.is_cancelled = True
+            case ev.Stop():
                 self.send(action)
-            case TellFailed(round_, _):
+            case ev.TellFailed(round_, _):
                 assert round_ == self.round
                 assert round_ not in self.told_failures, "one failure a round"
                 assert self.real_failures, "a failure that nobody had"
                 self.told_failures.append(round_)
-            case TellSucceeded(round_):
+            case ev.TellSucceeded(round_):
                 assert not self.alive and round_ == self.round
                 assert round_ not in self.told_failures + self.told_successes
                 self.told_successes.append(round_)
-            case TellLeft():
+            case ev.TellLeft():
                 self.lefts += 1
                 assert self.lefts <= 2, "told once when asked to, and once more when giving up"
-            case Finish():
+            case ev.Finish():
                 self.finished.append(action)
             case _:
                 raise AssertionError(action)
 
-    def send(self, stop: Stop) -> None:
+    def send(self, stop: ev.Stop) -> None:
         local_ranks = set(stop.local_ranks)
         assert stop.generation == self.generation, "a signal for a generation that is gone"
         assert len(local_ranks) == len(stop.local_ranks)
@@ -135,7 +124,7 @@ class FakeWorld(RuleBasedStateMachine):
         """Whether the coordinator still speaks to this node, which may not have processed that it left."""
         return not self.is_ended and not self.finished
 
-    def changes_nothing(self, event: Event) -> None:
+    def changes_nothing(self, event: ev.Event) -> None:
         before = everything(self.group)
         assert self.group.handle(event, self.now) == []
         assert everything(self.group) == before
@@ -144,7 +133,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.tell(Start())
+        self.tell(ev.Start())
 
     @precondition(lambda self: self.is_ready and self.hears)
     @rule(skipped=st.integers(0, 2), size=st.integers(1, 3))
@@ -169,11 +158,21 @@ class FakeWorld(RuleBasedStateMachine):
         self.stops_for = "something else"
         self.tell(verdict)
 
-    @precondition(lambda self: self.generation not in self.spawned and self.generation)
+    @precondition(lambda self: self.is_starting and self.is_cancelled)
+    @rule()
+    def start_is_cancelled(self) -> None:
+        self.is_starting = False
+        event = ev.SpawnCancelled(self.generation)
+        self.past.append(event)
+        self.tell(event)
+
+    @precondition(lambda self: self.is_starting)
     @rule()
     def back_end_tells(self) -> None:
+        self.is_starting = False
+        self.alive = {(self.generation, rank): "runs" for rank in range(WORKERS)}
         self.spawned.add(self.generation)
-        event = Spawned(self.generation, {rank: 100 * self.generation + rank for rank in range(WORKERS)})
+        event = ev.Spawned(self.generation, {rank: 100 * self.generation + rank for rank in range(WORKERS)})
         self.past.append(event)
         self.tell(event)
 
@@ -187,12 +186,12 @@ class FakeWorld(RuleBasedStateMachine):
         if clears:
             self.clear(generation, rank)
 
-    def exit(self, generation: int, rank: int, *, fails: bool) -> Exited:
+    def exit(self, generation: int, rank: int, *, fails: bool) -> ev.Exited:
         self.alive[generation, rank] = "left something behind"
         fails = fails and rank not in self.signalled  # what it says then is not told
         if fails and rank not in self.unhealthy:
             self.fail(rank)
-        return Exited(generation, rank, FAILURE if fails else None)
+        return ev.Exited(generation, rank, FAILURE if fails else None)
 
     def fail(self, rank: int) -> None:
         self.real_failures += 1
@@ -208,7 +207,7 @@ class FakeWorld(RuleBasedStateMachine):
             self.find_unhealthy(generation, rank)
 
     def find_unhealthy(self, generation: int, rank: int) -> None:
-        event = FoundUnhealthy(generation, rank, HANGS, HANGS_WITH)
+        event = ev.FoundUnhealthy(generation, rank, HANGS, HANGS_WITH)
         is_let_be = rank in self.unhealthy or self.stops_for == "something else"
         if is_let_be or generation not in self.spawned or self.finished:
             self.changes_nothing(event)
@@ -227,7 +226,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     def clear(self, generation: int, rank: int) -> None:
         del self.alive[generation, rank]
-        event = Cleared(generation, rank)
+        event = ev.Cleared(generation, rank)
         self.past.append(event)
         self.tell(event)
 
@@ -246,7 +245,7 @@ class FakeWorld(RuleBasedStateMachine):
         if seldom == 0:
             self.stop_requests += 1
             self.stops_for = "something else"
-            self.tell(StopRequested(signum))
+            self.tell(ev.StopRequested(signum))
 
     @precondition(lambda self: self.group.deadline is not None)
     @rule()
@@ -254,12 +253,12 @@ class FakeWorld(RuleBasedStateMachine):
         assert self.group.deadline is not None
         self.now = max(self.now, self.group.deadline)
         self.stops_for = self.stops_for or "something else"  # a leftover, which is no failure
-        self.tell(DeadlinePassed())
+        self.tell(ev.DeadlinePassed())
 
     @precondition(lambda self: self.group.deadline is None or self.now < self.group.deadline)
     @rule()
     def spurious_timer(self) -> None:
-        self.changes_nothing(DeadlinePassed())
+        self.changes_nothing(ev.DeadlinePassed())
 
     @rule(dt=st.floats(0, 5))
     def time_passes(self, dt: float) -> None:
@@ -270,15 +269,24 @@ class FakeWorld(RuleBasedStateMachine):
     @rule(data=st.data(), rank=st.integers(0, WORKERS - 1), failure=st.sampled_from([None, FAILURE]))
     def stale_event_of_a_worker(self, data: Any, rank: int, failure: ProcessFailure | None) -> None:
         generation = data.draw(st.integers(0, self.generation - 1))
-        self.changes_nothing(Exited(generation, rank, failure))
-        self.changes_nothing(Cleared(generation, rank))
-        self.changes_nothing(FoundUnhealthy(generation, rank, HANGS, HANGS_WITH))
-        self.changes_nothing(Spawned(generation, {rank: 1}))
+        self.changes_nothing(ev.Exited(generation, rank, failure))
+        self.changes_nothing(ev.Cleared(generation, rank))
+        self.changes_nothing(ev.FoundUnhealthy(generation, rank, HANGS, HANGS_WITH))
+        self.changes_nothing(ev.Spawned(generation, {rank: 1}))
+        self.changes_nothing(ev.SpawnCancelled(generation))
 
     @precondition(lambda self: self.past)
     @rule(data=st.data())
     def event_of_a_worker_comes_twice(self, data: Any) -> None:
         self.changes_nothing(data.draw(st.sampled_from(self.past)))
+
+    @precondition(lambda self: self.spawns)
+    @rule(data=st.data())
+    def stale_assignment(self, data: Any) -> None:
+        ranks = assign_ranks([("default", WORKERS)])[0]
+        assert self.group.assigned is not None
+        round_ = data.draw(st.integers(0, self.group.assigned.round))
+        self.changes_nothing(Assigned(round_, 0, ranks, "host0", 29500))
 
     @precondition(lambda self: self.round > 1)
     @rule(data=st.data())
@@ -327,7 +335,7 @@ class FakeWorld(RuleBasedStateMachine):
     def whatever_ends_a_phase_is_bounded_or_up_to_others(self) -> None:
         armed = self.group.deadline is not None
         match self.group.phase:
-            case Phase.STOPPING | Phase.BARRIER:
+            case Phase.CANCELLING | Phase.STOPPING | Phase.BARRIER:
                 assert armed
             case Phase.RUNNING:
                 assert armed == ("left something behind" in self.alive.values())
@@ -336,7 +344,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     @invariant()
     def a_stop_ends_the_run_within_some_deadlines_even_if_no_worker_ever_exits(self) -> None:
-        self.must_end(copy.deepcopy(self.group), lambda group: group.handle(StopRequested(), self.now))
+        self.must_end(copy.deepcopy(self.group), lambda group: group.handle(ev.StopRequested(), self.now))
 
     def must_end(self, group: WorkerGroup, ask: Callable[[WorkerGroup], Any]) -> None:
         if group.phase is Phase.INIT:
@@ -346,7 +354,7 @@ class FakeWorld(RuleBasedStateMachine):
             if group.is_done:
                 return
             assert group.deadline is not None, f"{group.phase} would wait for ever"
-            group.handle(DeadlinePassed(), group.deadline)
+            group.handle(ev.DeadlinePassed(), group.deadline)
         assert group.is_done, f"still {group.phase} after {DEADLINES_TO_THE_END} deadlines"
 
 

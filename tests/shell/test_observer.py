@@ -184,7 +184,7 @@ async def test_a_worker_that_cannot_be_killed_leaves_the_state_unknown() -> None
     witness = Witness()
     with pytest.raises(UnkillableWorkerError):
         await run(FakeBackend([FAILS, UNKILLABLE]), witness)
-    assert (witness.ending.state, witness.ending.reason) == (WorkerState.UNKNOWN, "workers survive SIGKILL")
+    assert (witness.ending.state, witness.ending.reason) == (WorkerState.UNKNOWN, "workers survived SIGKILL")
     assert "UnkillableWorkerError" in witness.ending.traceback
 
 

@@ -32,7 +32,7 @@ from aelastic import (
     WorkerState,
 )
 from aelastic.agent.postmortem import Autopsy
-from aelastic.group.worker_group import KILL_COUNT_MAX, KILL_WAIT_S
+from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.hangs.watches import Found, Watch
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
@@ -381,14 +381,29 @@ async def test_a_stop_at_any_moment_of_the_start_reaches_workers_that_start_all_
     assert (result.state, anyio.current_time()) == (WorkerState.STOPPED, 0)
 
 
+class SlowBackend(RemoteBackend):
+    """Takes 5 s to start workers; may not let itself be cancelled meanwhile."""
+
+    def __init__(self, *, shield: bool = False, start_s: float = 5.0) -> None:
+        super().__init__()
+        self.signals: list[int] = []
+        self.shield, self.start_s = shield, start_s
+        self.started_at: list[float] = []
+
+    async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, str]:
+        with anyio.CancelScope(shield=self.shield):
+            await anyio.sleep(self.start_s)
+        self.started_at.append(anyio.current_time())
+        return await super().start(starts)
+
+    def stop(self, local_rank: int, signum: int) -> bool:
+        self.signals.append(signum)
+        return super().stop(local_rank, signum)
+
+
 @pytest.mark.parametrize("max_restarts", [0, 1])
 @on_virtual_time
-async def test_a_stop_while_a_slow_back_end_starts_workers_reaches_them(max_restarts: int) -> None:
-    class SlowBackend(RemoteBackend):
-        async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, str]:
-            await anyio.sleep(5)
-            return await super().start(starts)
-
+async def test_a_stop_while_a_slow_back_end_starts_workers_cancels_the_start(max_restarts: int) -> None:
     backend = SlowBackend()
     async with running(supervise(backend, 1, max_restarts=max_restarts)) as run:
         if max_restarts:
@@ -397,7 +412,40 @@ async def test_a_stop_while_a_slow_back_end_starts_workers_reaches_them(max_rest
             await anyio.sleep(1)
         run.supervisor.stop()
         assert (await run.task).state is WorkerState.STOPPED
-    assert anyio.current_time() == (11 if max_restarts else 5)
+    assert (anyio.current_time(), backend.started_at) == ((7, [5]) if max_restarts else (1, []))
+
+
+@on_virtual_time
+async def test_workers_that_start_in_spite_of_a_stop_get_its_signal() -> None:
+    backend = SlowBackend(shield=True)
+    async with running(supervise(backend, 1)) as run:
+        run.supervisor.stop()
+        result = await run.task
+    assert (result.state, result.victims) == (WorkerState.STOPPED, (0,))
+    assert (anyio.current_time(), backend.started_at) == (5, [5])
+
+
+@on_virtual_time
+async def test_a_back_end_that_can_not_be_cancelled_is_no_worker_that_survives_sigkill() -> None:
+    backend = SlowBackend(shield=True, start_s=100)
+    async with running(supervise(backend, 1, shutdown_timeout_s=30)) as run:
+        run.supervisor.stop()
+        await anyio.sleep(35)
+        assert run.supervisor.state is WorkerState.STOPPED
+        result = await run.task
+    assert (result.state, result.reason) == (WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)")
+    assert (backend.started_at, backend.signals) == ([100], [KILL]), "what it starts all the same is killed at once"
+
+
+@on_virtual_time
+async def test_a_second_stop_while_a_back_end_does_not_end_starting_waits_no_longer() -> None:
+    async with running(supervise(SlowBackend(shield=True, start_s=20), 1)) as run:
+        run.supervisor.stop()
+        await anyio.sleep(1)
+        run.supervisor.stop()
+        await anyio.sleep(1)
+        assert run.supervisor.state is WorkerState.STOPPED
+        await run.task
 
 
 @on_virtual_time

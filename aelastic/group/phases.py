@@ -1,0 +1,71 @@
+"""What a worker group is doing, what it will do once its workers are gone, and what is left of them."""
+
+from __future__ import annotations
+
+import signal
+from enum import StrEnum, auto
+from typing import TypeAlias
+
+from aelastic.core.record import Record
+from aelastic.group.events import WorkerState
+
+# A process in uninterruptible sleep survives SIGKILL.  We ask twice, then leave: an agent that waits without end can be
+# neither restarted nor replaced.
+KILL_COUNT_MAX = 2
+# SIGKILL takes effect at once or not soon; the kernel needs time only to tear down large address spaces.
+KILL_WAIT_S = 10.0
+
+
+class Phase(StrEnum):
+    """What the agent is doing; `WorkerState` is what of it concerns others."""
+
+    INIT = auto()  # not started
+    JOINING = auto()  # waiting for a round to complete
+    SPAWNING = auto()  # the workers are being started
+    RUNNING = auto()  # the workers run
+    CANCELLING = auto()  # to be stopped while the workers were being started: waiting for the start to end
+    STOPPING = auto()  # the workers were asked to end: waiting until nothing of them is left
+    AWAITING = auto()  # a worker failed, all are gone: restart or not?
+    BARRIER = auto()  # our workers succeeded: waiting for those of other nodes
+    DONE = auto()  # final
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers exist, or what they left behind."""
+        return self in {Phase.RUNNING, Phase.STOPPING}
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a deadline ends it: workers, a back end or other nodes may never do."""
+        return self in {Phase.CANCELLING, Phase.STOPPING, Phase.BARRIER}
+
+
+class Rejoin(Record):
+    """Once the workers are gone: take part in the next round."""
+
+    signum = signal.SIGTERM
+
+
+class Await(Record):
+    """Once the workers are gone: do what the coordinator will say."""
+
+    signum = signal.SIGTERM
+
+
+class End(Record):
+    """Once the workers are gone: return."""
+
+    state: WorkerState
+    reason: str
+    asked: bool = False  # by a person or a scheduler: the next request kills
+    signum: int = signal.SIGTERM  # what the workers are asked to end with
+
+
+Wish: TypeAlias = Rejoin | Await | End
+
+
+class Left(StrEnum):
+    """What is left of a worker."""
+
+    ALL = auto()  # its own process has not ended
+    CHILDREN = auto()  # it has ended; what it started may be alive
