@@ -41,12 +41,16 @@ class Sink(ABC):
         """Returns when the piece is written, or cannot be any more."""
         if self._last is not None and self._last is not splitter and self._last.is_open:
             self._last.interrupt()
-            piece = b"\n" + piece
+            piece = self._end_of_line() + piece
         self._last = splitter
         if self._is_gone:
             self.bytes_taken += len(piece)
         else:
             self._is_gone = not self._write(piece)
+
+    def _end_of_line(self) -> bytes:
+        """What ends the line that is open."""
+        return b"\n"
 
     @property
     def may_stall(self) -> bool:
@@ -98,8 +102,11 @@ class DescriptorSink(Sink):
             self._stream = None
         if self._terminal is None:
             return self._write_out(piece)
-        with self._terminal.writing(piece) as whole:
+        with self._terminal.writing(piece, "workers") as whole:
             return self._write_out(whole)
+
+    def _end_of_line(self) -> bytes:
+        return b"\n" if self._terminal is None or self._terminal.is_line_open else b""  # else the agent has ended it
 
     def _write_out(self, piece: bytes) -> bool:
         rest = memoryview(piece)

@@ -1,7 +1,7 @@
-"""A view of nodes and ranks in the place of the live line: this node's workers, and what is known of the others.
+"""A view of nodes and ranks in the place of the status line: this node's workers, and what is known of the others.
 
-rich lays it out as rows of text; when and how they come to the terminal is the live line's business.  rich is imported
-when the first of them are made, in the thread that draws.  What they show is copied before: the run goes on meanwhile.
+rich lays it out as rows of text; `status_line.py` draws them.  rich is imported when the first are made, in the thread
+that draws.  What they show is copied before: the run goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MIB = 1 << 20
 
 
 class RankView:
-    """Lays out one picture after the other."""
+    """Layout of one picture after the other."""
 
     def __init__(self) -> None:
         self._used: dict[int, tuple[float, float]] = {}  # pid to CPU time, and when that was
 
     def rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
-        """So many rows at most, none wider than the columns."""
+        """At most so many rows, none wider than the columns."""
         drawn = io.StringIO()
         console = Console(file=drawn, width=columns, force_terminal=True, highlight=False, markup=False, emoji=False)
         above = [(SEPARATOR.join(picture.title), "bold"), (picture.node, "")]
@@ -74,6 +74,6 @@ class RankView:
 
 
 def _chosen(ranks: Sequence[RankPicture], most: int) -> Sequence[RankPicture]:
-    """Where there are too many, those that do not simply run come first."""
+    """Where there are too many, those that do not just run come first."""
     first = sorted(ranks, key=lambda each: each.state == "running" and not each.note)[: max(0, most)]
     return sorted(first, key=lambda each: each.rank)

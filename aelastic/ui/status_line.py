@@ -1,9 +1,10 @@
-"""The live line: where the run stands, on the last line of a terminal, while nothing else is written there.
+"""The status line: the state of the run on the last line of a terminal.
 
 An observer of the run.  It looks at the clock at most once a second, and draws when the output of others has ended a
-line and been quiet for a moment; `live_text.py` says what, `terminal.py` sees to it that lines do not mix.  It draws in
-the thread that the command line speaks in: a terminal that a person has stopped holds up nobody.  As the command line's
-own, it puts streams that know of it in the place of `sys.stdout` and `sys.stderr`, and takes them away in the end.
+line and been quiet for a moment; the view, which was asked for, is drawn among output, too, and stays below it.
+`status_text.py` says what, `terminal.py` keeps lines apart.  It draws in the thread that writes the command line's
+stderr: a terminal that a user has stopped does not stop the agent.  For the time of a run it puts streams that take
+turns in the place of `sys.stdout` and `sys.stderr`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 QUIET_S = 0.3
 # Drawn at most so often.  A run that is over by then has shown none.
 INTERVAL_S = 1.0
-# Nobody tells when a shell takes us to the foreground.
+# No event says when a shell takes us to the foreground.
 BACKGROUND_INTERVAL_S = 5.0
 # How often the view looks at the workers' CPU and memory.  To look at eight and draw them takes some 5 ms.
 VIEW_INTERVAL_S = 2.0
@@ -43,7 +44,7 @@ Do = Callable[[Callable[[], None]], None]
 
 
 class StatusLine(Observer):
-    """Of one run.
+    """Status line of one run.
 
     Args:
         terminal: where.
@@ -88,11 +89,12 @@ class StatusLine(Observer):
         terminal = self._terminal
         if not terminal.is_ours:
             return BACKGROUND_INTERVAL_S
-        if not terminal.is_shown and terminal.written != self._seen:
+        may_interrupt = terminal.is_shown or (terminal.stays and now >= self._drawn_at + INTERVAL_S)
+        if not may_interrupt and terminal.written != self._seen:
             self._seen = terminal.written
             return QUIET_S
         terminal.tell_of_write(self._wake)
-        if terminal.written != self._seen and not terminal.is_shown:
+        if not may_interrupt and terminal.written != self._seen:
             return QUIET_S  # just now
         if terminal.is_line_open:
             return None
@@ -133,7 +135,7 @@ class StatusLine(Observer):
 
 
 class _View:
-    """The face of a live line that shows nodes and ranks."""
+    """Frames of the view of nodes and ranks."""
 
     def __init__(self, text: StatusText) -> None:
         self._text = text
@@ -157,9 +159,9 @@ class _View:
 
 @contextmanager
 def status_line(do: Do, kind: Literal["line", "view"]) -> Iterator[StatusLine]:
-    """The live line of this process, on the terminal that stderr leads to."""
+    """The status line of this process, on the terminal that stderr leads to."""
     before = out, err = sys.stdout, sys.stderr
-    terminal = Terminal(err.fileno())
+    terminal = Terminal(err.fileno(), stays=kind == "view")
     for stream in (out, err):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -169,17 +171,17 @@ def status_line(do: Do, kind: Literal["line", "view"]) -> Iterator[StatusLine]:
 
     def end() -> None:
         terminal.end()
-        if (sys.stdout, sys.stderr) == ours:  # else somebody else has put others in their place
+        if (sys.stdout, sys.stderr) == ours:  # else the program has put others in their place
             sys.stdout, sys.stderr = before
 
     try:
         yield StatusLine(terminal, do, kind)
     finally:
-        do(end)  # what is to be said until then is said first
+        do(end)  # after what was to be written before
 
 
 def _in_turns(stream: Any, terminal: Terminal) -> Any:
-    """The stream, or one in its place where it leads to the terminal of our session: there is one, under any name."""
+    """The stream, or one in its place if it leads to the terminal of our session, under whatever name."""
     try:
         is_there = isinstance(stream, io.TextIOWrapper) and is_of_session(stream.fileno())
     except (OSError, ValueError):

@@ -198,6 +198,18 @@ def test_the_view_shows_the_ranks_and_is_gone_in_the_end(start: Screens) -> None
     assert screen.rows == ["working", "working"]
 
 
+def test_the_view_is_there_while_the_ranks_write_all_the_time(start: Screens) -> None:
+    pytest.importorskip("rich")
+    job, screen = start(
+        "while not os.path.exists('go'):\n    say('working')\n    time.sleep(0.05)", "--ui=view", "--nproc-per-node=2"
+    )
+    screen.wait_row(r"^ +1 +1 +\d+ +running +\d+% +\d+ MiB$")
+    job.go()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    assert set(screen.rows) == {"working"}
+
+
 PLAIN: dict[str, dict[str, Any]] = {
     "NO_COLOR": {"env": {"NO_COLOR": "1"}},
     "CI": {"env": {"CI": "true"}},
@@ -298,6 +310,31 @@ def test_others_take_the_line_away_with_what_they_write(ends: tuple[int, int]) -
         assert whole == b"more\n"
 
 
+def test_a_line_that_stays_is_drawn_again_below_what_others_write(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(Terminal, "is_ours", True)
+    terminal = Terminal(theirs, stays=True)
+    with terminal.writing(b"out\n") as whole:
+        assert whole == b"out\n"  # nothing is shown yet
+    assert terminal.draw(lambda: [b"the line"])
+    frame = read(ours)
+    with terminal.writing(b"out\n") as whole:
+        assert whole == b"\x1b[Jout\n" + frame
+    shown = [terminal.is_shown]
+    with terminal.writing(b"50%") as whole:
+        assert whole == b"\x1b[J50%"  # a line that is not ended is not disturbed
+    shown.append(terminal.is_shown)
+    assert shown == [True, False]
+    monkeypatch.setattr(Terminal, "is_ours", False)
+    with terminal.writing(b"\n"):
+        pass
+    assert terminal.draw(lambda: [b"the line"])
+    with terminal.writing(b"out\n") as whole:
+        assert whole == b"\x1b[Jout\n"  # a shell's prompt may be there
+
+
 def test_nothing_is_drawn_while_a_line_is_open_or_somebody_writes_or_it_is_over(ends: tuple[int, int]) -> None:
     ours, theirs = ends
     terminal = Terminal(theirs)
@@ -389,6 +426,22 @@ def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]
         assert read(ours) == b"\x1b[Jgr\xc3\xb6\xc3\x9fer\n"
 
 
+def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes_next(ends: tuple[int, int]) -> None:
+    ours, theirs = ends
+    terminal = Terminal(theirs)
+    with open(theirs, "w", closefd=False) as plain:
+        stream = TerminalStream(plain, terminal)
+        sink, _ = sinks_of(stream, plain)
+        bar, other = PrefixedLines(None), PrefixedLines(None)
+        sink.show(bar, bar.feed(b"\r 40/120"))
+        print("aelastic: W rank 1 failed\n", end="", file=stream)
+        sink.show(other, other.feed(b"from another worker\n"))
+        sink.show(bar, bar.feed(b"\r 41/120"))
+        print("a prompt: ", end="", file=stream, flush=True)
+        sink.show(other, other.feed(b"more\n"))
+    assert read(ours) == (b"\r 40/120\naelastic: W rank 1 failed\nfrom another worker\n\r 41/120\na prompt: \nmore\n")
+
+
 def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Callable[[], None]] = []
     monkeypatch.setattr("os.tcgetpgrp", lambda fd: 1)
@@ -411,6 +464,7 @@ class Paper:
 
     def __init__(self) -> None:
         self.written, self.is_shown, self.is_line_open, self.is_ours = 0, False, False, True
+        self.stays = False
         self.size = (80, 24)
         self.takes = True
         self.drawn: list[tuple[float, bytes]] = []
@@ -477,6 +531,20 @@ async def test_it_comes_back_once_the_output_is_quiet_and_not_before() -> None:
             await anyio.sleep(5)
             drawn_at = next(time for time in paper.times if time > 10.5)
             assert last + QUIET_S <= drawn_at <= last + 2 * QUIET_S + INTERVAL_S
+            tasks.cancel_scope.cancel()
+
+
+@on_virtual_time
+async def test_a_line_that_stays_comes_among_the_output_of_workers_that_are_never_quiet() -> None:
+    paper = Paper()
+    paper.stays = True
+    with anyio.move_on_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(line_on(paper).run)
+            for _ in range(100):
+                paper.write()
+                await anyio.sleep(QUIET_S / 3)
+            assert paper.times[0] <= 2 * INTERVAL_S and len(paper.times) >= 5
             tasks.cancel_scope.cancel()
 
 
