@@ -11,6 +11,8 @@ from sources import Source, fields_of, package
 from ways import Way
 
 NOTE = "<!-- Generated from {path} by `make docs`: change the code, not this page. -->"
+# A list of more events than this is told by those that are not in it, if these are few.
+FEW = 2
 FOLDER = "docs/development/cores"
 
 
@@ -82,11 +84,9 @@ def _diagram(core: Core) -> str:
 
 def _in_short(core: Core, events: list[str]) -> str:
     others = [name for name, _ in core.events if name not in events]
-    return (
-        ", ".join(events)
-        if len(others) >= len(events)
-        else ", but for ".join(["all", ", ".join(others)][: 1 + bool(others)])
-    )
+    if len(others) > FEW or len(events) <= FEW:
+        return ", ".join(events)
+    return f"all but {', '.join(others)}" if others else "all"
 
 
 def _grid(core: Core) -> str:

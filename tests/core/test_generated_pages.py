@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import core_pages
 import pytest
 from machines import Core, read_core
-from sources import ROOT, parse
+from sources import ROOT, Source, parse
 from ways import UndecidedError
 
 LAMP = '''
@@ -106,3 +107,10 @@ def test_a_pair_that_no_case_decides_is_refused(case: str) -> None:
 def test_the_reader_imports_nothing_of_the_package() -> None:
     for path in Path(core_pages.__file__).parent.glob("*.py"):
         assert "\nfrom aelastic" not in path.read_text() and "\nimport aelastic" not in path.read_text()
+
+
+@pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))
+def test_what_a_core_ignores_has_a_reason(module: Source, cls: ast.ClassDef) -> None:
+    core = read_core(module, cls.name)
+    silent = {pair for pair, ways in core.ways.items() for way in ways if way.is_ignored and not way.note}
+    assert not silent, "say why in a comment: `return []  # …`"
