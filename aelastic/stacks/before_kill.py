@@ -1,11 +1,12 @@
-"""Before force: no worker is killed before it is known where it stood.
+"""Collects the stacks of workers before they are sent SIGKILL.
 
-A worker that does not end when it is asked to, or that is stopped for what it does, is stuck somewhere.  Where, is
-known to nobody once it is dead: so the stacks of all workers are collected first, which takes no longer than
-`stacks.TIMEOUT_S` and mostly less than 0.1 s.  They are written to `stack.txt` beside the worker's logs, where logs are
-kept, and else into the run's scratch; what a report quotes is kept here.
+A worker that does not end when it is asked to, or that is stopped for what it does, hangs somewhere, and once it is
+dead nothing can say where.  So the stacks of all workers are collected first, which takes at most `collect.TIMEOUT_S`
+and mostly less than 0.1 s.  They are written to `stack.txt` beside the worker's logs, if logs are kept, and else into
+the run's scratch folder; what a report quotes is kept here.
 
-A worker that ends when it is asked to costs nothing of this: `stacks` is not even imported.
+
+A worker that ends when it is asked to costs nothing of this: `collect` is not even imported.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NAME = "stack.txt"
-# Dumps of one attempt are appended, so many megabytes of them: who asks for ever loses the old ones.
+# Dumps of one attempt are appended up to this size; then the file begins again.
 FILE_BYTES_MAX = 16 << 20
-# Of a stack in a report, and in what other nodes are told: 40 frames have 4 KiB mostly.
+# Of a stack in a report, here and on other nodes: 40 frames have 4 KiB mostly.
 QUOTE_CHARS_MAX = 8 << 10
-# Who stands where is logged in so many lines when workers are killed: as many as most nodes have workers.
+# Lines that are logged when workers are killed: as many as most nodes have workers.
 LINES_MAX = 8
 NOT_OURS = "not a process of this machine"
 NOT_STARTED = "not started"
 NO_ANSWER = "no answer in time"
-NOT_LOOKED = "it was to be killed at once"
+NOT_LOOKED = "killed immediately"
 
 _DROPPED = Path(os.devnull)
 
 
 class StackDumps:
-    """Of one run.
+    """Stack dumps of one run's workers.
 
     Args:
         group: the workers; read, never changed.
-        scratch: where stacks go that nobody keeps.
+        scratch: the folder for stacks that are not kept.
         sockets: where workers may be asked.
         env: of the programs that are run here.
         is_local: the workers are processes of this machine.
-        tell: told of what was collected.
+        tell: gets what was collected.
     """
 
     def __init__(
@@ -75,20 +76,20 @@ class StackDumps:
         self._is_local = is_local
         self._tell = tell
         self._tasks: TaskGroup | None = None
-        self._collection: _Collection | None = None  # that is under way
+        self._collection: _Collection | None = None  # the one that is under way
         self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
-        self._seen: dict[int, _Seen] = {}  # likewise: where it stood when it was last looked at
-        self._looked: set[int] = set()  # likewise: who was looked at before it was to be killed
+        self._seen: dict[int, _Seen] = {}  # likewise: its last stack
+        self._looked: set[int] = set()  # likewise: dumped before a kill
         self._asked_at: dict[int, float] = {}  # likewise: when it was asked to end
-        self._killed_at: float | None = None  # likewise: when those that did not were killed
-        self._killed: dict[int, str] = {}  # likewise: who did not, and where it stood
+        self._killed_at: float | None = None  # when those that did not end were killed
+        self._killed: dict[int, str] = {}  # by local rank: those that did not end, with their stacks
 
     def open(self, tasks: TaskGroup) -> None:
-        """From now on stacks can be collected, in tasks of this group."""
+        """Lets stacks be collected from now on, in tasks of this group."""
         self._tasks = tasks
 
     def close(self) -> None:
-        """No more of it."""
+        """Ends that."""
         self._tasks = None
 
     def begin(self, starts: Sequence[WorkerStart]) -> None:
@@ -100,15 +101,15 @@ class StackDumps:
     # Killing.
 
     def claim_look(self, local_ranks: Iterable[int]) -> bool:
-        """Whether one of these, who are to be killed, is alive and was never looked at; it is the caller's to do so."""
-        standing = self._group.alive.intersection(local_ranks) - self._looked
-        self._looked |= standing
-        for rank in standing:
-            self._seen.pop(rank, None)  # where it stood when somebody asked, some time ago
-        return self._is_local and bool(standing)
+        """True if a stack dump is due for one of these ranks before it is killed; the caller must then take it."""
+        due = self._group.alive.intersection(local_ranks) - self._looked
+        self._looked |= due
+        for rank in due:
+            self._seen.pop(rank, None)  # a stack from some time ago
+        return self._is_local and bool(due)
 
     def asked(self, local_rank: int, signum: int) -> None:
-        """A worker that runs was sent a signal, to end it."""
+        """A worker that runs was sent a signal that ends it."""
         now = anyio.current_time()
         if signum != signal.SIGKILL:
             self._asked_at.setdefault(local_rank, now)
@@ -116,29 +117,29 @@ class StackDumps:
             if self._killed_at is None:
                 self._killed_at = now
             is_unhealthy = local_rank in self._group.failed
-            if not is_unhealthy or local_rank in self._asked_at:  # else it is killed for what its failure says
+            if not is_unhealthy or local_rank in self._asked_at:  # else its failure says why it is killed
                 waited = self._waited(local_rank, self._killed_at)
                 self._killed[local_rank] = waited if is_unhealthy else f"{waited}; {self._where(local_rank)}"
 
     def _waited(self, local_rank: int, killed_at: float) -> str:
         if local_rank not in self._asked_at:
             return "had to be killed"
-        # All are asked at nearly the same time; said alike, ranks in the same place are told together.
-        return f"did not end within {killed_at - min(self._asked_at.values()):.1f} s, and had to be killed"
+        # All are asked at nearly the same time: with equal words, a report lists equal stacks once.
+        return f"did not end within {killed_at - min(self._asked_at.values()):.1f} s and had to be killed"
 
     def _where(self, local_rank: int) -> str:
-        return self.quote(local_rank) or f"where it stood is not known ({NOT_LOOKED})"
+        return f"stack {self.quote(local_rank) or f'not known ({NOT_LOOKED})'}"
 
     def quote(self, local_rank: int) -> str:
-        """Where a worker stood when it was last looked at, for a report; "" where nobody looked."""
+        """The last stack of a worker, for a report; "" if there is none."""
         return self._seen[local_rank].quote() if local_rank in self._seen else ""
 
     def stacks_of_killed(self) -> dict[int, str]:
-        """Who had to be killed, by global rank: that it was, and where it stood."""
+        """Of workers that had to be killed, by global rank: that they were, and their stacks."""
         return {self._group.workers[rank].global_rank: text for rank, text in sorted(self._killed.items())}
 
     def log_places(self, local_ranks: Iterable[int]) -> None:
-        """Says where workers stand that are about to be killed."""
+        """Logs the innermost frames of workers that are about to be killed."""
         ranks = [rank for rank in local_ranks if rank in self._seen and rank in self._group.alive]
         for rank in ranks[:LINES_MAX]:
             _log.warning("rank %d %s", self._group.workers[rank].global_rank, self._seen[rank].brief())
@@ -146,7 +147,7 @@ class StackDumps:
             _log.warning("... and %d more ranks", len(ranks) - LINES_MAX)
 
     async def look_at(self, local_rank: int, why: str) -> None:
-        """Collects the stacks, and says where one worker stands that goes on."""
+        """Collects the stacks, and logs the innermost frame of one worker, which goes on."""
         if self._is_local:
             await self.collect(why)
             self.log_places([local_rank])
@@ -154,7 +155,7 @@ class StackDumps:
     # Collecting.
 
     async def collect(self, why: str) -> StacksTaken:
-        """Takes the stacks of all workers that are alive; who asks meanwhile gets the same."""
+        """Takes the stacks of all workers that are alive; callers at the same time get the same."""
         if self._tasks is None or self._group.is_done:
             return StacksTaken(self._group.generation, why, {}, "")
         if self._collection is None:
@@ -177,7 +178,7 @@ class StackDumps:
                 texts = self._texts(found, collection.why)
                 await anyio.to_thread.run_sync(_append, texts, written, abandon_on_cancel=True)
         except Exception:  # noqa: BLE001  looking is never the reason why a job ends
-            _log.exception("the workers' stacks can't be collected")
+            _log.exception("cannot collect the workers' stacks")
         finally:
             self._collection = None
             if collection.generation == self._group.generation:
@@ -219,7 +220,7 @@ class StackDumps:
         return texts
 
     def _path(self, rank: int) -> Path:
-        """Beside the worker's logs; in the scratch, where none are kept."""
+        """Beside the worker's logs, or in the scratch folder if none are kept."""
         start = self._starts.get(rank)
         for file in () if start is None else (start.error_file, start.stderr, start.stdout):
             if file is not None and file != _DROPPED and self._scratch not in file.parents:
@@ -232,7 +233,7 @@ class StackDumps:
 
 
 class _Collection:
-    """One look at all workers."""
+    """A collection of the stacks of all workers."""
 
     def __init__(self, generation: int, why: str) -> None:
         self.generation, self.why = generation, why
@@ -241,7 +242,7 @@ class _Collection:
 
 
 class _Seen:
-    """Where a worker stood, or why that is not known; `path` keeps all of it, after the run, too."""
+    """A worker's stack, or why there is none; `path` keeps all of it after the run."""
 
     def __init__(self, found: Stack | str, path: Path | None) -> None:
         self._found, self._path = found, path
@@ -251,18 +252,18 @@ class _Seen:
         from aelastic.stacks.format import quote
 
         if isinstance(self._found, str):
-            return f"where it stood is not known ({self._found})"
+            return f"not known ({self._found})"
         lines = quote(self._found.threads, is_kept=self._path is not None)[:QUOTE_CHARS_MAX]
         rest = "" if self._path is None else f"{ALL_THREADS}{self._path}"
-        return f"where it stood, by {self._found.source}, most recent call first:\n{lines}{rest}"
+        return f"by {self._found.source}, most recent call first:\n{lines}{rest}"
 
     def brief(self) -> str:
         from aelastic.stacks.format import place
 
         if isinstance(self._found, str):
-            return f"is stuck, and where is not known ({self._found})"
+            return f"has no stack ({self._found})"
         rest = "" if self._path is None else f", all threads: {self._path}"
-        return f"is stuck in {place(self._found.threads)} (by {self._found.source}{rest})"
+        return f"was in {place(self._found.threads)} ({self._found.source}{rest})"
 
 
 def _folder_of(paths: Collection[Path]) -> str:
@@ -272,7 +273,7 @@ def _folder_of(paths: Collection[Path]) -> str:
 
 
 def _append(texts: Mapping[int, tuple[Path, str]], written: dict[int, Path]) -> None:
-    """Runs in a thread: disks may hang.  What can't be written is in the report still."""
+    """Writes the texts, in a thread: disks may hang.  A stack that cannot be written is still in the report."""
     for rank, (path, text) in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,6 +281,6 @@ def _append(texts: Mapping[int, tuple[Path, str]], written: dict[int, Path]) -> 
             with path.open("w" if is_full else "a", errors="replace") as file:
                 file.write(text)
         except OSError as error:
-            _log.warning("the stack of local rank %d can't be written to %s: %s", rank, path, error.strerror)
+            _log.warning("cannot write the stack of local rank %d to %s: %s", rank, path, error.strerror)
         else:
             written[rank] = path

@@ -1,12 +1,12 @@
-"""Where processes of this machine stand in their Python code, found out without their help, or with a little of it.
+"""Takes the Python stacks of processes of this machine, with little or no help of theirs.
 
 Three sources are asked, one after the other, until one answers:
 
 - py-spy, a program that reads the interpreter's memory.  Needs nothing of the process, not even that it runs;
-- the HTTP server of torch's control plane, where the script runs under `worker_main`;
-- a signal, where the script has imported `stack_hook`.
+- the HTTP server of torch's control plane, if the script runs under `worker_main`;
+- a signal, if the script has imported `stack_hook`.
 
-All processes are asked at once, and in `TIMEOUT_S` an answer is there for each: a stack, or why there is none.
+All processes are asked at once, and within `TIMEOUT_S` there is an answer for each: a stack, or why there is none.
 Nothing is left behind, whatever a source does; nothing here raises for what a process or a source does.
 """
 
@@ -28,10 +28,10 @@ from aelastic.host import proc_table
 from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
 from aelastic.stacks.format import Thread, listing, read_faulthandler, read_py_spy
 
-# All of it: what is asked of us by who is about to kill.
+# The whole collection: a kill waits for it.
 TIMEOUT_S = 2.0
 # Until when each source is waited for, counted from the beginning of all.  py-spy takes 10 ms, 100 ms where the workers
-# keep all CPUs busy; the others answer in 5 ms or are stuck themselves.  What is left is for the disk.
+# keep all CPUs busy; the others answer in 5 ms or hang themselves.  The rest is for the disk.
 PY_SPY_UNTIL_S = 1.2
 SERVER_UNTIL_S = 1.5
 HOOK_UNTIL_S = 1.8
@@ -41,7 +41,7 @@ REAP_TIMEOUT_S = 0.1
 PY_SPY_AT_ONCE = 16
 # Reading the memory of a process that runs fails now and then, when it changes meanwhile.
 PY_SPY_ATTEMPTS = 3
-# A worker that is no Python (a shell that starts one, say): so many of those it has started are looked at.
+# If a worker is no Python (a shell that starts one, say), so many of its processes are looked at.
 DESCENDANTS_MAX = 4
 # Of one process.  100 threads with 100 frames, where faulthandler stops, have 1 MiB.
 OUTPUT_BYTES_MAX = 1 << 20
@@ -63,7 +63,7 @@ class Target(Record):
 
 
 class Stack(Record):
-    """Where a process stood."""
+    """The stack of a process."""
 
     source: str
     threads: tuple[Thread, ...]  # the main one first
@@ -82,14 +82,14 @@ class Tools(Record):
 
 
 def find_py_spy(path: str | None) -> str | None:
-    """The program: the user's own choice, or else the one that was installed with this Python."""
+    """The program: the one in the user's PATH, or else the one that was installed with this Python."""
     return shutil.which("py-spy", path=path or os.defpath) or shutil.which(
         "py-spy", path=os.path.dirname(sys.executable)
     )
 
 
 async def take(targets: Mapping[int, Target], tools: Tools, found: dict[int, Stack | str]) -> None:
-    """Finds out where processes stand, in `HOOK_UNTIL_S` at most.
+    """Takes the stacks of processes, in `HOOK_UNTIL_S` at most.
 
     Args:
         targets: by local rank.
@@ -140,7 +140,7 @@ async def _ask_py_spy(pid: int, tools: Tools) -> Stack:
     try:
         return await _dump(pid, tools.py_spy, tools.env)
     except NotSeen as error:
-        # A shell, say: what it has started may be Python.  Whoever may not look at one may not look at the other.
+        # A shell, say: its processes may be Python.
         started = [entry.pid for entry in proc_table.session_members({pid}) if entry.pid != pid]
         for each in started[:DESCENDANTS_MAX]:
             with suppress(NotSeen):
@@ -157,7 +157,7 @@ async def _dump(pid: int, program: str, env: Mapping[str, str]) -> Stack:
             try:
                 threads = read_py_spy(said, pid)
             except ValueError as error:
-                complaint = f"its output can't be read ({error})"
+                complaint = f"cannot read its output ({error})"
             else:
                 if any(thread.frames for thread in threads):
                     return Stack(PY_SPY, threads, listing(threads))
@@ -168,7 +168,7 @@ async def _dump(pid: int, program: str, env: Mapping[str, str]) -> Stack:
 
 
 def _words(complaint: str) -> str:
-    """The first line and the innermost cause of what py-spy complains of; what is below is its own stack."""
+    """The first line and the innermost cause of py-spy's complaint, without its own stack."""
     lines = [line.strip() for line in complaint.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     first = [line for line in lines if not line.startswith("Caused by")][:1]
     refused = next((line for line in lines if line.startswith("Permission Denied")), "")
@@ -179,9 +179,9 @@ def _words(complaint: str) -> str:
 
 
 async def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str, str]:
-    """Runs a program that is killed, with all it starts, when it is not waited for any more.
+    """Runs a program; kills it and all it has started if the caller is cancelled.
 
-    Gives its exit code, and what it said on stdout and stderr.
+    Gives its exit code, stdout and stderr.
     """
     async with _started(command, env) as (popen, tasks):
         said, complained = bytearray(), bytearray()
@@ -191,7 +191,7 @@ async def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | No
         if len(said) > OUTPUT_BYTES_MAX:
             raise NotSeen(f"its output has more than {OUTPUT_BYTES_MAX >> 20} MiB")
         await wait_ended(popen.pid)
-        # Its end came with it, unless somebody it started holds the pipe.
+        # stderr has ended with it, unless a process that it started holds the pipe.
         tasks.cancel_scope.cancel()
     return popen.returncode, said.decode(errors="replace"), complained.decode(errors="replace")
 
@@ -210,7 +210,7 @@ async def _started(
             start_new_session=True,  # a Ctrl-C at the terminal is not for it
         )
     except OSError as error:
-        raise NotSeen(f"can't be started ({error.strerror})") from None
+        raise NotSeen(f"cannot be started ({error.strerror})") from None
     waited_for.add(popen.pid)
     try:
         async with anyio.create_task_group() as tasks:
@@ -233,7 +233,7 @@ def _not_seen(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _read(fd: int, into: bytearray) -> None:
-    """Reads to the end, or until it is too much."""
+    """Reads to the end, or up to the limit."""
     os.set_blocking(fd, False)
     while len(into) <= OUTPUT_BYTES_MAX:
         await anyio.wait_readable(fd)
@@ -283,10 +283,10 @@ def _check_there(path: str, otherwise: str) -> None:
 
 
 def _check_runs(pid: int) -> None:
-    """What is stopped connects, as its socket is the kernel's, and answers nothing."""
+    """A process that is stopped accepts connections, since the kernel does, but does not answer."""
     entry = proc_table.process(pid)
     if entry is not None and entry.state in "Tt":
-        raise NotSeen("the process is stopped, and answers nothing (SIGSTOP, or a debugger)")
+        raise NotSeen("the process is stopped (SIGSTOP, or a debugger)")
 
 
 # The signal.
@@ -305,7 +305,7 @@ async def _ask_hook(target: Target) -> Stack:
         before, size = size, os.stat(path).st_size
         is_over = begun < size == before
     text = _end_of(path, begun)
-    if not any(line.startswith("pid ") for line in text.splitlines()):  # else another has just left a note
+    if not any(line.startswith("pid ") for line in text.splitlines()):  # else another process has just registered
         with suppress(OSError):
             os.truncate(path, begun)  # the notes stay where they are found
     return _of_faulthandler(HOOK, text)
@@ -317,33 +317,33 @@ def _end_of(path: str, begin: int) -> str:
             file.seek(begin)
             return file.read(OUTPUT_BYTES_MAX).decode(errors="replace")
     except OSError as error:
-        raise NotSeen(f"{path} can't be read ({error.strerror})") from None
+        raise NotSeen(f"cannot read {path} ({error.strerror})") from None
 
 
 def _prepared(text: str, leader: int) -> tuple[int, int]:
-    """Who has a handler, and for which signal: the worker itself, else the first of those it started that lives."""
+    """The process that has a handler, and its signal: the worker, or the first of its processes that lives."""
     told = [line.split() for line in text.splitlines() if line.startswith("pid ")]
     pairs = [(int(words[1]), int(words[3])) for words in told if len(words) == 4 and (words[1] + words[3]).isdigit()]
     alive = {entry.pid for entry in proc_table.session_members({leader})}
     living = [pair for pair in pairs if pair[0] in alive and 0 < pair[1] < signal.NSIG]
     if not living:
-        raise NotSeen("who imported it has ended")
+        raise NotSeen("the process that imported it has ended")
     return min(living, key=lambda pair: pair[0] != leader)
 
 
 def _send(pid: int, leader: int, signum: int) -> None:
-    """Sends a signal to a process of that session, and to nobody who was given its number since."""
+    """Sends a signal to a process of that session, but not to another that was given its number since."""
     pidfd = pidfd_of(pid)
     try:
         entry = proc_table.process(pid)
         if entry is None or entry.session != leader:
-            raise NotSeen("who imported it has ended")
+            raise NotSeen("the process that imported it has ended")
         if pidfd is None:
             os.kill(pid, signum)
         else:
             signal.pidfd_send_signal(pidfd, signum)
     except OSError as error:
-        raise NotSeen(f"the signal can't be sent ({error.strerror})") from None
+        raise NotSeen(f"cannot send the signal ({error.strerror})") from None
     finally:
         if pidfd is not None:
             os.close(pidfd)

@@ -359,7 +359,7 @@ async def test_torchs_worker_server_tells_of_a_loop_and_a_lock_and_a_stopped_pro
     for rank, kind in enumerate(KINDS[:2]):
         stack = stack_of(found[rank])
         assert (stack.source, stack.threads[0].frames[0].function) == ("worker server", kind)
-    assert "worker server: the process is stopped, and answers nothing" in str(found[2])
+    assert "worker server: the process is stopped (SIGSTOP" in str(found[2])
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
             "py-spy: first; worker",
         ),
         ("exit 3", "it gives no reason"),
-        ("echo nonsense", "its output can't be read"),
+        ("echo nonsense", "cannot read its output"),
         ("cat /dev/zero", "its output has more than 1 MiB"),
         ("cat /dev/zero >&2", "no answer in time"),
         ("echo '[{\"frames\": []}]'", "no Python frame was found"),
@@ -458,7 +458,7 @@ async def test_a_py_spy_that_can_not_be_started_is_quoted(stuck: Stuck, tmp_path
 
     found = await look({0: target}, broken)
 
-    assert "py-spy: can't be started (Exec format error)" in str(found[0])
+    assert "py-spy: cannot be started (Exec format error)" in str(found[0])
 
 
 @pytest.mark.usefixtures("_patience")
@@ -499,7 +499,7 @@ async def test_who_leaves_a_wrong_note_is_sent_no_signal(stuck: Stuck) -> None:
 
     found = await look({0: target}, None)
 
-    assert str(found[0]).endswith("stack hook: who imported it has ended")
+    assert str(found[0]).endswith("stack hook: the process that imported it has ended")
     assert all(process.poll() is None for process in stuck.processes)
 
 
@@ -650,7 +650,7 @@ async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_
     assert len(listener.heard) == 1 and listener.heard[0].why == "rank 1: timer 'step' expired"
     assert ", in spin\n" in read(listener.heard[0].path, "0", "stack.txt")
     report = str(ChildFailedError("job", result.failures, result.victims, result.stacks))
-    assert report.index("  stack     : where it stood") < report.index(", in wait_for_ever")
+    assert report.index("  stack     : by py-spy, most recent call first") < report.index(", in wait_for_ever")
     assert failure.for_others().stack == failure.stack
 
 
@@ -672,7 +672,7 @@ async def test_who_can_not_be_looked_at_is_stopped_all_the_same(
     # Who ends by the signal it was stopped with has not resisted.
     assert [*result.stacks] == ([] if signum == signal.SIGKILL else [0])
     if result.stacks:
-        assert re.fullmatch(r"did not end within 0\.\d s, and had to be killed", result.stacks[0])
+        assert re.fullmatch(r"did not end within 0\.\d s and had to be killed", result.stacks[0])
 
 
 @pytest.mark.usefixtures("_patience")
@@ -806,8 +806,8 @@ async def test_what_looking_raises_does_not_save_a_worker_or_end_the_agent(
     result = await run_and(supervisor, stop)
 
     assert result.state is WorkerState.STOPPED
-    assert result.stacks[0].endswith("where it stood is not known (no answer in time)")
-    assert "the workers' stacks can't be collected" in caplog.text
+    assert result.stacks[0].endswith("stack not known (no answer in time)")
+    assert "cannot collect the workers' stacks" in caplog.text
 
 
 def test_a_file_that_has_grown_too_large_begins_anew(tmp_path: Path) -> None:
@@ -857,7 +857,7 @@ def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_i
     assert "cause     : ValueError: the culprit" in report
     assert "Stopped by the agent: ranks 0-2\n" in report
     for rank, kind in enumerate(KINDS):
-        words = rf"rank {rank} did not end within \d+\.\d s, and had to be killed; where it stood, by py-spy, most recent call first:\n"
+        words = rf"rank {rank} did not end within \d+\.\d s and had to be killed; stack by py-spy, most recent call first:\n"
         assert re.search(rf'{words}    File ".*worker\.py", line \d+, in {kind}\n', report)
         path = next((job.folder / "logs" / "latest" / "attempt_0").glob(f"{rank}/stack.txt"))
         assert re.search(
@@ -865,7 +865,7 @@ def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_i
             path.read_text(),
         )
         assert re.search(rf"all threads: \S+/attempt_0/{rank}/stack\.txt\n", report)
-        assert f"rank {rank} is stuck in File" in job.stderr[: job.stderr.index("FAILED")]
+        assert f"rank {rank} was in File" in job.stderr[: job.stderr.index("FAILED")]
     job.assert_nothing_left()
 
 
@@ -891,7 +891,7 @@ def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> Non
     assert job.wait() == 1
     report = job.stderr[job.stderr.index("FAILED") :]
     reasons = "py-spy: not installed (pip install 'aelastic[stacks]'); worker server: not there"
-    assert re.search(rf"  ranks 0-2 did not end within .*; where it stood is not known \({re.escape(reasons)}", report)
+    assert re.search(rf"  ranks 0-2 did not end within .*; stack not known \({re.escape(reasons)}", report)
 
 
 def test_a_second_ctrl_c_looks_first_and_a_third_does_not_wait_for_that(launch: Launcher, tmp_path: Path) -> None:
@@ -904,7 +904,7 @@ def test_a_second_ctrl_c_looks_first_and_a_third_does_not_wait_for_that(launch: 
     job.wait_line("ready")
 
     job.signal(signal.SIGINT)
-    wait_for("the first is heard", lambda: "ask again to kill them" in job.stderr)
+    wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
     job.signal(signal.SIGINT)
     wait_for("py-spy is asked", (job.folder / "asked").exists)
     assert job.process.poll() is None
@@ -912,7 +912,7 @@ def test_a_second_ctrl_c_looks_first_and_a_third_does_not_wait_for_that(launch: 
 
     assert job.wait() == -signal.SIGINT
     assert "aelastic: stopped by SIGINT; all workers have ended\n" in job.stderr
-    assert "had to be killed; where it stood is not known (it was to be killed at once)" in job.stderr
+    assert "had to be killed; stack not known (killed immediately)" in job.stderr
     job.assert_nothing_left()
 
 
@@ -926,14 +926,14 @@ def test_a_second_ctrl_c_tells_where_workers_stood(launch: Launcher) -> None:
     job.wait_line("ready", 2)
 
     job.signal(signal.SIGINT)
-    wait_for("the first is heard", lambda: "ask again to kill them" in job.stderr)
+    wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
     job.signal(signal.SIGINT)
 
     assert job.wait() == -signal.SIGINT
     said = job.stderr[job.stderr.index("aelastic: stopped by SIGINT") :]
     assert re.match(
         r"aelastic: stopped by SIGINT; all workers have ended\n"
-        r"aelastic: ranks 0, 1 did not end within .* s, and had to be killed; where it stood, by py-spy, most recent call first:\n"
+        r"aelastic: ranks 0, 1 did not end within .* s and had to be killed; stack by py-spy, most recent call first:\n"
         r'aelastic:   File ".*worker.py", line \d+, in spin\n',
         said,
     )
@@ -962,7 +962,7 @@ atexit.register(lambda: print("imported", {"aelastic.stacks.collect", "aelastic.
 
 def test_ranks_that_stood_in_the_same_place_are_told_once_and_few_places_are() -> None:
     def at(place: str, rank: int) -> str:
-        return f"was killed; where it stood, by py-spy:\n  in {place}\nall threads: /logs/{rank}/stack.txt"
+        return f"was killed; stack by py-spy:\n  in {place}\nall threads: /logs/{rank}/stack.txt"
 
     stacks_of = {
         **{rank: at("all_reduce", rank) for rank in range(7)},
@@ -972,7 +972,7 @@ def test_ranks_that_stood_in_the_same_place_are_told_once_and_few_places_are() -
 
     text = str(ChildFailedError("job", failures, range(14), stacks_of))
 
-    assert "  ranks 0-6 was killed; where it stood, by py-spy:\n    in all_reduce\n" in text
+    assert "  ranks 0-6 was killed; stack by py-spy:\n    in all_reduce\n" in text
     assert "    all threads: /logs/0/stack.txt and beside it\n" in text
     assert text.count("in all_reduce") == 1
     assert "in f9\n" in text and "in f10\n" not in text
