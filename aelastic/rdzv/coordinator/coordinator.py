@@ -131,7 +131,8 @@ class Coordinator(Machine[Event, Send]):
                 return []
             case Return.STRAY:
                 self.roster.put_stray(node)
-                return [self._interrupted(node.node_id, past.round, WENT_ON.format(past.round))]
+                stop = self._interrupted(node.node_id, past.round, WENT_ON.format(past.round))
+                return [stop, *(self._form(now) if self.phase is Phase.FORMING else [])]  # which may have waited for it
             case Return.MISSED_END:
                 return [self._interrupted(node.node_id, past.round, f"round {past.round} has ended; rejoining")]
             case Return.RUNS:
@@ -382,7 +383,6 @@ class Coordinator(Machine[Event, Send]):
     def validate(self) -> None:
         self.roster.validate()
         assert (self.verdict is not None) == self.is_closed, "the verdict closes the job"
-        assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER)
         assert self.newest_round >= self.round, "the next round is above each that any node has told of"
         counts, is_due = self.roster.counts, self.deadline is not None
         workers = counts[Standing.BUSY] + counts[Standing.FAILED] + counts[Standing.FINISHED]

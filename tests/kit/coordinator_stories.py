@@ -1,0 +1,191 @@
+"""Stories of the coordinator core as text: events, and what it makes of each.
+
+A story has a title, the rules, then one event a line; several nodes that do the same are one line.  After `->` comes the
+state, if the event has changed it, and below each message with the nodes that get it (an assignment in the order of group
+ranks).  `running=abc` begins in the first round of these nodes, `taken_over=abc` in round 7, which they have brought along.
+`python -m kit.coordinator_stories` writes anew what events bring about: read the difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aelastic.errors import ProcessFailure
+from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Registered, Send
+from aelastic.rdzv.coordinator.forming import RoundRules
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
+
+FOLDER = Path(__file__).parents[1] / "core" / "stories"
+
+
+@dataclass(frozen=True)
+class Story:
+    path: Path
+    title: str
+    rules: str
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.path.stem}: {self.title}"
+
+
+def node(name: str, rank: int | None = None) -> m.Node:
+    return m.Node(name, f"host-{name}", "default", 1, f"addr-{name}", 29500, rank)
+
+
+def failure(name: str) -> ProcessFailure:
+    return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+
+
+def stories() -> list[Story]:
+    return [story for path in sorted(FOLDER.glob("*.txt")) for story in read(path)]
+
+
+def read(path: Path) -> Iterator[Story]:
+    for part in path.read_text().split("\n== ")[1:]:
+        title, rules, *lines = part.rstrip("\n").split("\n")
+        yield Story(path, title, rules, tuple(lines))
+
+
+def begun(rules: dict[str, str], now: float) -> Coordinator:
+    low, high = map(int, rules["nodes"].split(":"))
+    policy = RestartPolicy(int(rules.get("restarts", 3)))
+    core = Coordinator(RoundRules(low, high), policy, rules.get("own", ""), is_heir="heir" in rules)
+    for name in rules.get("running", ""):
+        core.handle(m.Ready(node(name)), now)
+    if core.phase is Phase.FORMING and "running" in rules:
+        core.handle(DeadlinePassed(), now + LAST_CALL_TIMEOUT_S)
+    names = rules.get("taken_over", "")
+    for name in names:
+        core.handle(Registered(node(name), m.Past(m.Standing.BUSY, 7, 0, names.index(name), len(names))), now)
+    assert (core.phase is Phase.RUNNING) == bool({"running", "taken_over"} & rules.keys())
+    return core
+
+
+def told(story: Story) -> list[str]:
+    """A story's lines as the core has it; a comment stays where it is."""
+    rules = dict(word.partition("=")[::2] for word in story.rules.split())
+    now = 100.0
+    core = begun(rules, now)
+    lines: list[str] = []
+    now += LAST_CALL_TIMEOUT_S * ("running" in rules)
+    for full in story.lines:
+        line, before = full.partition(" -> ")[0], (state_of(core, 0.0), core.deadline)
+        if line.startswith("  "):
+            continue
+        if line.startswith("#"):
+            lines.append(line)
+            continue
+        sends: list[Send] = []
+        if wait := re.fullmatch(r"([\d.]+) s pass", line):
+            now += float(wait[1])
+        elif line == "the deadline passes":
+            assert core.deadline is not None, "nothing is due"
+            now = core.deadline
+            sends = core.handle(DeadlinePassed(), now)
+        elif line == "what do nodes read?":
+            sends = waiting_texts(core, now)
+        else:
+            for event in events(line, core.round):
+                is_changed = (state_of(core, 0.0), core.deadline) != before
+                assert not sends and not is_changed, (
+                    f"of the events in {line!r} an earlier one has an effect: part them"
+                )
+                sends = core.handle(event, now)
+        assert len({send.node_id for send in sends}) == len(sends), "one message for one node at a time"
+        is_news = (state_of(core, 0.0), core.deadline) != before
+        lines += [line + f" -> {state_of(core, now)}" * is_news, *(f"  {what}" for what in said(sends))]
+    return lines
+
+
+def state_of(core: Coordinator, now: float) -> str:
+    left = "" if core.deadline is None else f", due in {core.deadline - now:g} s"
+    return f"{core.phase}, round {core.round}, restarts {core.restart_count}{left}"
+
+
+def events(line: str, round_: int) -> Iterator[Event]:
+    """What a line says that nodes do: names, a verb, and options."""
+    if line == "a timer fires":
+        yield DeadlinePassed()
+        return
+    line, _, reason = line.partition(": ")
+    names, verb, rest = re.fullmatch(
+        r"([\w ]+?) (is ready|joins|returns|fails|succeeds|leaves|is lost)(.*)", line
+    ).groups()  # type: ignore[union-attr]
+    options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
+    number = {key: int(value) for key, value in options.items() if re.fullmatch(r"-?\d+", value)}
+    rank = number.get("node_rank")
+    for name in names.split():
+        match verb:
+            case "is ready":
+                yield m.Ready(node(name, rank))
+            case "joins":
+                yield Registered(node(name, rank), m.Past(m.Standing.READY), "knew_another" in options)
+            case "returns":
+                yield Registered(node(name, rank), past(name, options, number))
+            case "fails":
+                cause = failure(name).replace(is_final="final" in options)
+                yield m.Failed(name, number.get("round", round_), cause)
+            case "succeeds":
+                yield m.Succeeded(name, number.get("round", round_))
+            case "leaves":
+                yield m.Left(name, reason)
+            case "is lost":
+                yield Lost(name, reason)
+
+
+def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
+    standing = next(each for each in m.Standing if each.value in options)
+    cause = failure(name) if standing is m.Standing.FAILED and "unreported" not in options else None
+    own_rank = number.get("rank", "abcdefgh".find(name))
+    boss, spares = number.get("coordinator", -1), "spares" in options
+    return m.Past(standing, number["round"], number.get("restarts", 0), own_rank, number["of"], boss, cause, (), spares)
+
+
+def said(sends: list[Send]) -> list[str]:
+    """Each message with the nodes that get it, in the order of the first."""
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for send in sends:
+        place = send.message.ranks.group_rank if isinstance(send.message, m.Assigned) else 0
+        groups.setdefault(words(send.message), []).append((place, send.node_id))
+    return [
+        f"{' '.join(name for _, name in sorted(to, key=lambda each: each[0]))}: {what}" for what, to in groups.items()
+    ]
+
+
+def words(message: Any) -> str:
+    match message:
+        case m.Assigned():
+            size, boss = message.ranks.group_world_size, message.coordinator_rank
+            by = f", coordinator has rank {boss}" if boss >= 0 else ""
+            return f"assigned round {message.round} of {size}, restarts {message.restart_count}, master {message.master_addr}{by}"
+        case m.Interrupted():
+            return f"interrupted round {message.round}, restarts {message.restart_count}: {message.reason}"
+        case m.Ended():
+            cause = f" (cause: rank {message.cause.rank} on {message.cause.host})" if message.cause else ""
+            return f"ended {message.outcome}: {message.reason}{cause}"
+        case m.Waiting():
+            return f"waiting: {message.text}"
+        case m.Departed():
+            return f"departed from round {message.round}: group rank {message.group_rank}"
+        case _:
+            raise AssertionError(message)
+
+
+def main() -> None:
+    for path in sorted(FOLDER.glob("*.txt")):
+        head = path.read_text().split("\n== ")[0]
+        parts = ["\n".join([story.title, story.rules, *told(story)]) for story in read(path)]
+        path.write_text("\n\n== ".join([head.rstrip("\n"), *parts]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
