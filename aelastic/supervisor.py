@@ -75,12 +75,12 @@ from aelastic.rdzv.protocol.messages import (
     Succeeded,
     Waiting,
 )
-from aelastic.rdzv.registry import Surroundings, names, open_link
+from aelastic.rdzv.registry import AgentContext, names, open_link
 from aelastic.result import RunResult, result_of
 from aelastic.spec import WorkerSpec
 from aelastic.stacks.before_kill import StackDumps
 from aelastic.stacks.control_sockets import ControlSockets
-from aelastic.tcpstore.store_host import StoreHost
+from aelastic.tcpstore.host import StoreHost
 
 if TYPE_CHECKING:
     from aelastic.health.foreign_server import ForeignServer
@@ -299,7 +299,7 @@ class Supervisor:
             )
             made.callback(self._watches.close)
             self._store = StoreHost(self._sockets.mark_env(self._base_env))
-            around = Surroundings(self._run_id, self._base_env, self._store)
+            around = AgentContext(self._run_id, self._base_env, self._store)
             self._link: Link = open_link(self.spec, self._node_id, around)
             # Last: it starts a process.
             self._backend = self._given_backend or LocalWorkers(

@@ -1,1 +1,7 @@
-"""Tools of the event loop: a bounded mailbox, an accept loop, loops by name."""
+"""Tools of the event loop.
+
+`mailbox` is the one queue of a core's events, `accept` takes connections and drops none half made, `loops` names the
+loops.
+"""
+
+__all__ = ["accept", "loops", "mailbox"]

@@ -1,1 +1,8 @@
-"""Rendezvous: who takes part in the next round, and how everybody learns of it."""
+"""Rendezvous: the agents of a job agree on the next round, and on the agent that decides.
+
+`registry` opens the link of a job (`link`): the in-process one, an `agent_link` over a `board`, or torch's handler.
+The cores are in `member/` (each node's side) and `coordinator/` (the one that decides, which `coordinator_server`
+puts on the wire by `stream`); `protocol/` has their messages, `boards/` the stores that hold the leader record.
+"""
+
+__all__ = ["board", "link", "registry", "settings"]

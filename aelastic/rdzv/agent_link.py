@@ -48,7 +48,7 @@ from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage, Terms
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
-from aelastic.tcpstore.store_host import listen
+from aelastic.tcpstore.host import listen
 
 _log = logging.getLogger(__name__)
 

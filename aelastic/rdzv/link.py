@@ -1,11 +1,20 @@
-"""What the supervisor needs of a rendezvous: to tell it things and to be told."""
+"""Between the supervisor and the job's coordinator: what a rendezvous must do, and the simplest one.
+
+A job of one node needs no connection: its coordinator is in the agent's own process.  All others go through
+`agent_link.py` or `torch_handler/handler_link.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
+import anyio
+
+from aelastic.aio.mailbox import Mailbox
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event
+from aelastic.rdzv.protocol.messages import CoordinatorMessage, Departed, NodeMessage
 
 
 class Link(Protocol):
@@ -15,12 +24,33 @@ class Link(Protocol):
         """Passes a message on, in order.  Never blocks."""
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
-        """Hands over what the coordinator says, in order.  Runs until cancelled, and then leaves nothing behind.
+        """Delivers the coordinator's messages, in order.  Runs until cancelled, and then leaves nothing behind.
 
         Raises:
-            InputError: the job does not want this agent, and says why.
-            RendezvousError: nobody could be reached for too long, or what answers is no board.
+            InputError: the job does not take this agent, and says why.
+            RendezvousError: no coordinator could be reached for too long, or what answers is no rendezvous store.
         """
 
     async def finish(self) -> None:
-        """Leaves in order, while `run` still runs: all that was told is sent, what is ours is handed over.  Bounded."""
+        """Leaves in order, while `run` still runs: what was told is sent, what is ours is handed over.  Bounded."""
+
+
+class InProcessLink:
+    """A coordinator in this process, for the one node of its job."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._mailbox: Mailbox[Event] = Mailbox()
+
+    def tell(self, message: NodeMessage) -> None:
+        self._mailbox.post(message)
+
+    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+        while True:
+            event = await self._mailbox.next(self._coordinator.deadline) or DeadlinePassed()
+            for send in self._coordinator.handle(event, anyio.current_time()):
+                if not isinstance(send.message, Departed):  # no other agent will coordinate
+                    deliver(send.message)
+
+    async def finish(self) -> None:
+        """There is no other process to tell."""

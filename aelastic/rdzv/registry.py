@@ -19,7 +19,7 @@ from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import WorkerSpec
 
 
-class Surroundings(Record):
+class AgentContext(Record):
     """What of its agent a board may need: the run id, the environment of helper processes, the workers' store."""
 
     run_id: str
@@ -27,7 +27,7 @@ class Surroundings(Record):
     store: Any  # `store.StoreHost`
 
 
-BoardFactory: TypeAlias = Callable[[RendezvousSettings, Surroundings], Board]
+BoardFactory: TypeAlias = Callable[[RendezvousSettings, AgentContext], Board]
 
 
 def _board(room: str, name: str) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def names() -> list[str]:
     return sorted(_FACTORIES)
 
 
-def open_link(spec: WorkerSpec, node_id: str, around: Surroundings) -> Link:
+def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     """This agent's line to the coordinator of its job, as the spec has it.
 
     Raises:
@@ -72,7 +72,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: Surroundings) -> Link:
     if spec.rdzv_handler is None and settings is None:
         from aelastic.rdzv.coordinator.coordinator import Coordinator
         from aelastic.rdzv.coordinator.forming import RoundRules
-        from aelastic.rdzv.inproc import InProcessLink
+        from aelastic.rdzv.link import InProcessLink
 
         return InProcessLink(Coordinator(RoundRules(1, 1), RestartPolicy(spec.max_restarts)))
     if settings is not None and settings.backend in _FACTORIES:
@@ -84,7 +84,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: Surroundings) -> Link:
 
 
 def _open_torch_link(spec: WorkerSpec, run_id: str) -> Link:
-    from aelastic.rdzv.torch_handler.link import TorchHandlerLink, handler_opener
+    from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
 
     handler, settings = spec.rdzv_handler, spec.rdzv
     if handler is not None:

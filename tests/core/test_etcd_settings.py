@@ -13,8 +13,8 @@ from kit.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import InputError
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
-from aelastic.rdzv.boards.record_text import record_from_bytes, record_to_bytes
 
 # --- what the user chose
 

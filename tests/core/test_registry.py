@@ -10,12 +10,12 @@ from aelastic.errors import InputError
 from aelastic.rdzv import registry
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
-from aelastic.rdzv.inproc import InProcessLink
+from aelastic.rdzv.link import InProcessLink
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.torch_handler.link import TorchHandlerLink
+from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink
 from aelastic.spec import WorkerSpec
 
-AROUND = registry.Surroundings(run_id="job", env={}, store=None)
+AROUND = registry.AgentContext(run_id="job", env={}, store=None)
 OURS = ["c10d", "etcd", "etcd-v2", "etcd-v3", "static"]
 
 
@@ -47,7 +47,7 @@ def test_one_node_without_a_rendezvous_needs_none() -> None:
 async def test_a_board_of_your_own_is_opened_by_its_name() -> None:
     asked = []
 
-    def factory(settings: RendezvousSettings, around: registry.Surroundings) -> Any:
+    def factory(settings: RendezvousSettings, around: registry.AgentContext) -> Any:
         asked.append((settings.endpoint, around.run_id))
         return InProcessBoard(around.run_id, SharedWorld())
 

@@ -13,7 +13,7 @@ from kit.effort import examples
 from aelastic.core.machine import InvalidTransition
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.record_text import record_to_bytes
+from aelastic.rdzv.boards.encoding import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
 from aelastic.rdzv.coordinator.forming import RoundRules

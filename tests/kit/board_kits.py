@@ -92,7 +92,7 @@ def _c10d(servers: EtcdServers) -> MakeBoard:
 _STORE = """
 import sys
 from datetime import timedelta
-from aelastic.tcpstore.store_server import import_store
+from aelastic.tcpstore.server import import_store
 store = import_store("quick")("127.0.0.1", 0, None, True, timedelta(seconds=30), False)
 print(store.port, flush=True)
 sys.stdin.read()

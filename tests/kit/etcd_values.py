@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from aelastic.rdzv.boards.record_text import MAX_BYTES
+from aelastic.rdzv.boards.encoding import MAX_BYTES
 
 GOOD = {"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
 

@@ -85,8 +85,8 @@ def daemonize():
 # In an agent: its store's interpreter is another.
 WARM_STORE = """
 import types
-from aelastic.tcpstore import store_child
-store_child.sys = types.SimpleNamespace(executable={python!r})
+from aelastic.tcpstore import child
+child.sys = types.SimpleNamespace(executable={python!r})
 """
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.record_text import is_same_term
 from kit.simulated_world import Process, World
 
 BOARD = "board"  # its host
@@ -109,13 +108,13 @@ class Board:
 
     def resign(self, record: LeaderRecord) -> None:
         self._reach()
-        if is_same_term(self.record, record):
+        if record.is_same_term(self.record):
             self._record = None
 
     def _mine(self, record: LeaderRecord) -> LeaderRecord | None:
         if self._is_new and self._ttl_s is None:
             return record  # the store is a new one, so nobody has claimed it: what it said goes on
-        return self.record if is_same_term(self.record, record) else None
+        return self.record if record.is_same_term(self.record) else None
 
     def _reach(self) -> None:
         if not self.is_up:

@@ -35,9 +35,9 @@ _ABOVE_ALL = 600
 
 def preload(what: str) -> None:
     if what == "store":
-        from aelastic.tcpstore import store_server
+        from aelastic.tcpstore import server
 
-        store_server.import_store("quick")
+        server.import_store("quick")
         extension: Any = sys.modules["torch._C"]
         extension._c10d_init = lambda: None  # the second time, it fails
         return

@@ -34,8 +34,8 @@ from aelastic.rdzv.boards.c10d import C10dBoard
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of
 from aelastic.rdzv.boards.static import StaticBoard
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.tcpstore.store_child import StoreProcess
-from aelastic.tcpstore.store_host import StoreHost
+from aelastic.tcpstore.child import StoreProcess
+from aelastic.tcpstore.host import StoreHost
 
 DEADLINE_S = 60.0
 A = Candidate(node_id="a", addresses=("10.0.0.1", "::1"), port=40000, token="secret of a")
@@ -96,7 +96,7 @@ class World:
 
     def in_the_child(self, body: str) -> dict[str, str]:
         """An environment in which the child first runs this line."""
-        code = f'import os, sys\nif "store_server.py" in " ".join(sys.orig_argv):\n    {body}\n'
+        code = f'import os, sys\nif "tcpstore/server.py" in " ".join(sys.orig_argv):\n    {body}\n'
         (self.folder / "sitecustomize.py").write_text(code)
         return {**self.env, "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])}
 

@@ -35,10 +35,10 @@ from aelastic.errors import (
     RendezvousStateError,
 )
 from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.boards.encoding import MAX_BYTES
 from aelastic.rdzv.boards.etcd_http import ANSWER_LIMIT_S
 from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
 from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
-from aelastic.rdzv.boards.record_text import MAX_BYTES
 
 SLACK_S = 10.0
 

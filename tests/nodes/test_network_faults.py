@@ -55,7 +55,7 @@ dist.destroy_process_group()
 # Serves a store that is no agent's.
 BOARD = """
 import sys
-from aelastic.tcpstore.store_server import ask_no_name_server, import_store
+from aelastic.tcpstore.server import ask_no_name_server, import_store
 
 ask_no_name_server()
 store = import_store("quick")(

@@ -16,11 +16,11 @@ from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_bo
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.result import RunResult
 
-SERVER = "store_server.py"
+SERVER = "tcpstore/server.py"
 
 # torch's own client, in a fifth of the time that `import torch` takes.
 CLIENT = """
-from aelastic.tcpstore.store_server import import_store
+from aelastic.tcpstore.server import import_store
 from datetime import timedelta
 
 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -42,7 +42,7 @@ say("ready", os.getpid())
 """
 
 GUARD = "guards-the-workers-of"
-STORE = "store_server.py"
+STORE = "tcpstore/server.py"
 
 
 # Stop.

@@ -20,7 +20,7 @@ from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol.messages import Terms
-from aelastic.tcpstore.store_host import listen
+from aelastic.tcpstore.host import listen
 
 LEASE_S = 0.3
 ENOUGH = 5

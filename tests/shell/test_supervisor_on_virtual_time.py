@@ -36,7 +36,7 @@ from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.hangs.watches import Found, Watch
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
-from aelastic.tcpstore.store_host import _listen
+from aelastic.tcpstore.host import _listen
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 

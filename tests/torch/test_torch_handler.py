@@ -42,8 +42,8 @@ from aelastic.rdzv.protocol.messages import (
 )
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.torch_handler import calls as torch_calls
-from aelastic.rdzv.torch_handler.link import TorchHandlerLink, handler_opener, is_known_to_torch
+from aelastic.rdzv.torch_handler import handler_thread
+from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener, is_known_to_torch
 from aelastic.spec import WorkerSpec
 
 torch_rdzv: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
@@ -434,7 +434,7 @@ async def test_a_handler_that_cannot_be_made_is_the_users_to_mend() -> None:
 
 
 async def test_a_torch_without_the_private_parts_we_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_calls, "_ENTER_BARRIER", "torch.distributed.elastic.utils.store:_no_more")
+    monkeypatch.setattr(handler_thread, "_ENTER_BARRIER", "torch.distributed.elastic.utils.store:_no_more")
     error = await error_of(Handler())
     assert isinstance(error, InputError)
     assert "has no torch.distributed.elastic.utils.store:_no_more" in str(error)
@@ -475,7 +475,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
     code = """
         import anyio, sys, time
         from aelastic.rdzv.protocol.messages import Node, Ready
-        from aelastic.rdzv.torch_handler.link import TorchHandlerLink
+        from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink
         from aelastic.spec import WorkerSpec
 
         class Handler:
@@ -518,7 +518,7 @@ def test_names_are_torchs_and_those_of_installed_packages_and_finding_them_impor
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
         from aelastic.rdzv.settings import RendezvousSettings
-        from aelastic.rdzv.torch_handler.link import handler_opener, is_known_to_torch
+        from aelastic.rdzv.torch_handler.handler_link import handler_opener, is_known_to_torch
         print([is_known_to_torch(name) for name in ("torch:c10d", "static", "pigeon", "torch:pigeon", "raven")])
         opener = handler_opener("pigeon", RendezvousSettings(backend="pigeon"), "job")
         print("torch" in sys.modules)

@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of, useful_elsewhere
-from aelastic.rdzv.boards.record_text import is_same_term
-from aelastic.rdzv.boards.store_text import State, changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError, TcpStore, read_timeout_of, run_key
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
-from aelastic.tcpstore.store_host import listen
+from aelastic.tcpstore.host import listen
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class C10dBoard(Board):
         self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings))
         self._key = run_key(run_id, "leader")
         self._local_address: str | None = None  # of the endpoint, if that is this machine
-        self._last = State(b"")  # what we wrote last
+        self._last = KeyState(b"")  # what we wrote last
 
     async def open(self) -> None:
         """Serves the store if this agent can, else becomes its client; never waits for another agent to serve it."""
@@ -94,19 +93,17 @@ class C10dBoard(Board):
 
     async def _renew(self, record: LeaderRecord) -> LeaderRecord | None:
         await self.open()
-        state = self._last if is_same_term(self._last.record, record) else await self._look()
+        state = self._last if record.is_same_term(self._last.record) else await self._look()
         is_ours = await self._change(state, record, lambda now: text_of(now.renewed()))
         return self._last.record if is_ours else None
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         await self._open(may_serve=False)
-        return await self._change(
-            await self._look(), record, lambda now: text_of(changed(now, renewals=now.renewals, verdict=verdict))
-        )
+        return await self._change(await self._look(), record, lambda now: text_of(now.replace(verdict=verdict)))
 
     async def resign(self, record: LeaderRecord) -> None:
         await self._open(may_serve=False)
-        await self._change(await self._look(), record, vacancy_after)
+        await self._change(await self._look(), record, text_without_leader)
 
     async def aclose(self) -> None:
         await self._store.aclose()
@@ -165,17 +162,17 @@ class C10dBoard(Board):
             _log.warning("the rendezvous endpoint is %s", self._store.endpoint)
         return listener
 
-    async def _look(self) -> State:
+    async def _look(self) -> KeyState:
         return self._state_of(await self._store.get(self._key) or b"")
 
-    async def _change(self, state: State, record: LeaderRecord, new_text: Callable[[LeaderRecord], bytes]) -> bool:
+    async def _change(self, state: KeyState, record: LeaderRecord, new_text: Callable[[LeaderRecord], bytes]) -> bool:
         """Replaces what the store says of our reign, if it still says so.
 
         A store that says nothing of the run id is a new one, since nothing is ever deleted: then ours is the last
         reign, and goes on.
         """
         for _ in range(TRIES_MAX):
-            if state.text and not is_same_term(state.record, record):
+            if state.text and not record.is_same_term(state.record):
                 return False
             if not state.text:
                 _log.warning("the store of %s is a new one: the coordinator writes itself there anew", self.name)
@@ -186,7 +183,7 @@ class C10dBoard(Board):
                 return True
         raise RendezvousConnectionError(f"the rendezvous endpoint {self._store.endpoint} changes all the time")
 
-    def _state_of(self, text: bytes) -> State:
+    def _state_of(self, text: bytes) -> KeyState:
         try:
             return state_of(text)
         except ValueError as error:

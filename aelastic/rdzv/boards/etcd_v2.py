@@ -23,8 +23,8 @@ from urllib.parse import quote
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
 from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, EtcdHttp, NotUnderstood
-from aelastic.rdzv.boards.record_text import is_same_term, record_from_bytes, record_to_bytes
 from aelastic.rdzv.settings import RendezvousSettings
 
 # Documentation/v2/errorcode.md of etcd 3.4.
@@ -100,24 +100,24 @@ class EtcdV2Board(Board):
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._http.within_lease():
             node, now = await self._look()
-            if not is_same_term(now, record):
+            if not record.is_same_term(now):
                 return None
             form = {"ttl": str(self._ttl_s), "refresh": "true"}
             if await self._ask("PUT", self._key, node.replaced_by, form) is not None:
                 return now
             # Written meanwhile: by us, if the record is still ours; then only the answer was lost.
             _, now = await self._look()
-            return now if is_same_term(now, record) else None
+            return now if record.is_same_term(now) else None
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 node, now = await self._look()
-                if now is None or not is_same_term(now, record):
+                if now is None or not record.is_same_term(now):
                     return False
                 if now.verdict == verdict:
                     return True  # written before, and the answer was lost
-                closed = LeaderRecord(epoch=record.epoch, candidate=record.candidate, verdict=verdict)
+                closed = record.replace(verdict=verdict)
                 if await self._put_record(node, closed) is not None:
                     return True
         raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
@@ -126,7 +126,7 @@ class EtcdV2Board(Board):
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 node, now = await self._look()
-                if not is_same_term(now, record):
+                if not record.is_same_term(now):
                     return
                 if await self._ask("DELETE", self._key, node.replaced_by) is not None:
                     return
@@ -161,7 +161,7 @@ class EtcdV2Board(Board):
             ) from None
         # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
         # went, and so wrote the same epoch.  But it wrote at a higher index.
-        return LeaderRecord(epoch=max(record.epoch, node.made), candidate=record.candidate, verdict=record.verdict)
+        return record.replace(epoch=max(record.epoch, node.made))
 
     def _floor(self, node: _Node) -> int:
         try:

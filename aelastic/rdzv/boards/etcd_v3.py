@@ -17,6 +17,7 @@ from base64 import b64decode, b64encode
 from aelastic.core.record import Record
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
 from aelastic.rdzv.boards.etcd_v3_calls import (
     FAILED_PRECONDITION,
     NOT_FOUND,
@@ -25,7 +26,6 @@ from aelastic.rdzv.boards.etcd_v3_calls import (
     part_of,
     to_base64,
 )
-from aelastic.rdzv.boards.record_text import is_same_term, record_from_bytes, record_to_bytes
 from aelastic.rdzv.settings import RendezvousSettings
 
 # How often somebody else may write between our look and our write: each time one of them gets ahead.
@@ -85,7 +85,7 @@ class EtcdV3Board(Board):
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._http.within_lease():
             now = await self._look()
-            if not is_same_term(now.record, record):
+            if not record.is_same_term(now.record):
                 return None
             answer = await self._etcd.call("lease/keepalive", {"ID": str(now.lease)}, or_no=NOT_FOUND) or {}
             return now.record if self._etcd.number(part_of(answer, "result"), "TTL") > 0 else None
@@ -94,11 +94,11 @@ class EtcdV3Board(Board):
         with self._http.within_lease():
             for _ in range(MAX_LOOKS):
                 now = await self._look()
-                if now.record is None or not is_same_term(now.record, record):
+                if now.record is None or not record.is_same_term(now.record):
                     return False
                 if now.record.verdict == verdict:
                     return True  # written before, and the answer was lost
-                closed = LeaderRecord(epoch=record.epoch, candidate=record.candidate, verdict=verdict)
+                closed = record.replace(verdict=verdict)
                 if await self._write(now, [self._put(self._key, _bytes_of(closed), now.lease)]):
                     return True
         raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
@@ -106,7 +106,7 @@ class EtcdV3Board(Board):
     async def resign(self, record: LeaderRecord) -> None:
         with self._http.within_lease():
             now = await self._look()
-            if is_same_term(now.record, record):
+            if record.is_same_term(now.record):
                 # The key goes with the lease; should it be another's by now, it is under another lease.
                 await self._etcd.call("lease/revoke", {"ID": str(now.lease)}, or_no=NOT_FOUND)
 
@@ -160,7 +160,7 @@ class EtcdV3Board(Board):
         # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
         # went, and so wrote the same epoch.  But it wrote at a higher revision.
         made = self._etcd.number(kv, "create_revision")
-        record = LeaderRecord(epoch=max(record.epoch, made), candidate=record.candidate, verdict=record.verdict)
+        record = record.replace(epoch=max(record.epoch, made))
         return _Seen(record, revision, modified=self._etcd.number(kv, "mod_revision"), lease=lease)
 
     async def _write_candidate(self, candidate: Candidate, now: _Seen, above: int) -> LeaderRecord | None:

@@ -10,7 +10,6 @@ import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.record_text import is_same_term
 
 
 class SharedWorld:
@@ -52,7 +51,7 @@ class InProcessBoard(Board):
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         now = await self._ours(record)
         if now is not None:
-            self._write(LeaderRecord(epoch=now.epoch, candidate=now.candidate, renewals=now.renewals, verdict=verdict))
+            self._write(now.replace(verdict=verdict))
         return now is not None
 
     async def resign(self, record: LeaderRecord) -> None:
@@ -82,7 +81,7 @@ class InProcessBoard(Board):
     async def _ours(self, record: LeaderRecord) -> LeaderRecord | None:
         await self._reach()
         now = self._world.records.get(self._run_id)
-        return now if is_same_term(now, record) else None
+        return now if record.is_same_term(now) else None
 
     def _write(self, record: LeaderRecord) -> LeaderRecord:
         self._world.records[self._run_id] = record

@@ -13,9 +13,8 @@ from typing import Protocol
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
-from aelastic.rdzv.boards.record_text import is_same_term
-from aelastic.rdzv.boards.store_text import changed, state_of, text_of, vacancy_after
 from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, read_timeout_of, run_key
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 
@@ -23,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class KeyHost(Protocol):
-    """Who serves the workers' store: `aelastic.tcpstore.store_host.StoreHost`, which must be running."""
+    """Who serves the workers' store: `aelastic.tcpstore.host.StoreHost`, which must be running."""
 
     def open(self, port: int) -> int: ...
 
@@ -85,7 +84,7 @@ class StaticBoard(Board):
                 f"key {self._key} at {self._endpoint} holds what no agent wrote ({error}): choose another run id"
             ) from None
         # Node 0 does not count for others: nobody can take its place.
-        return None if record is None else changed(record, renewals=None)
+        return None if record is None else record.replace(renewals=None)
 
     async def _get(self) -> bytes:
         await self._connect()
@@ -113,13 +112,13 @@ class StaticBoard(Board):
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         if self._is_ours(record):
-            self._write(text_of(changed(record, renewals=record.renewals, verdict=verdict)))
+            self._write(text_of(record.replace(verdict=verdict)))
             return True
         return False
 
     async def resign(self, record: LeaderRecord) -> None:
         if self._is_ours(record):
-            self._write(vacancy_after(record))
+            self._write(text_without_leader(record))
 
     async def aclose(self) -> None:
         await self._store.aclose()
@@ -144,7 +143,7 @@ class StaticBoard(Board):
         return self._store.pid
 
     def _is_ours(self, record: LeaderRecord) -> bool:
-        return self._is_master and is_same_term(state_of(self._text).record, record)
+        return self._is_master and record.is_same_term(state_of(self._text).record)
 
     def _write(self, text: bytes) -> LeaderRecord | None:
         self._text = text

@@ -22,7 +22,7 @@ import anyio
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.tcpstore.store_child import Death, Refusal, StoreProcess, Unanswered
+from aelastic.tcpstore.child import Death, Refusal, StoreProcess, Unanswered
 
 T = TypeVar("T")
 

@@ -6,6 +6,8 @@ for each user who has aelastic installed.  So it imports nothing; the rest comes
 
 from __future__ import annotations
 
+__all__ = ["etcd_v3"]
+
 TYPE_CHECKING = False  # as type checkers take it: `typing` has not always been imported before us
 if TYPE_CHECKING:
     from collections.abc import Callable

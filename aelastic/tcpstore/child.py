@@ -1,7 +1,7 @@
 """The child process that holds torch's TCPStore for the agent: its start, its answers, its end.
 
 The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.  So a
-child does (`store_server.py`), which serves a store or is a client of one.  `StoreHost` and the boards on a
+child does (`server.py`), which serves a store or is a client of one.  `StoreHost` and the boards on a
 TCPStore each have their own.  It starts when it is first needed, in quick mode; one that dies before it has
 carried out anything is started once more in careful mode.  It ends with the agent, by whatever death.
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 END_TIMEOUT_S = 5.0
 # torch may come from a slow network disk, and that of many nodes at once.
 START_TIMEOUT_S = 300.0
-_SERVER = Path(__file__).with_name("store_server.py")
+_SERVER = Path(__file__).with_name("server.py")
 READY = 0  # the number of the answer that nobody asked for
 _ANSWER_BYTES_MAX = 192 * 1024
 

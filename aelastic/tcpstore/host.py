@@ -1,7 +1,7 @@
 """torch's TCPStore for the workers of rank 0's node, served by a child process of the agent.
 
 The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.
-It binds the port once, starts the workers, and hands the listening socket to the child (`store_server.py`),
+It binds the port once, starts the workers, and hands the listening socket to the child (`server.py`),
 which imports torch while the workers do.  Workers that connect early wait in the socket's queue.  Every
 round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
 can't be taken by somebody else in between.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 import anyio
 
 from aelastic.errors import InputError
-from aelastic.tcpstore.store_child import Death, StoreProcess
+from aelastic.tcpstore.child import Death, StoreProcess
 
 _log = logging.getLogger(__name__)
 

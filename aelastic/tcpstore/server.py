@@ -1,6 +1,6 @@
 """The program that holds torch's TCPStore for the agent; `store_process.py` starts it and speaks to it.
 
-Started as `python -P store_server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
+Started as `python -P server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
 it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or by
 the words of an error.  `serve` brings a listening socket: a new store is served on it, and holds the given keys at
 once.  `connect` makes it a client of another's store.  `drop` ends the store there is.  The others ask the

@@ -45,7 +45,7 @@ from aelastic.rdzv.protocol.messages import (
     Succeeded,
 )
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.torch_handler.calls import CallThread, HandlerCalls, NotAdmitted
+from aelastic.rdzv.torch_handler.handler_thread import CallThread, HandlerCalls, NotAdmitted
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,129 @@
+"""The leader record as the bytes that a board keeps, and back.
+
+JSON, so that people can read it with the board's own tools.  What is read may have been written by any program that can
+reach the board: every type is checked, and what no agent wrote is a `ValueError` that says why, never half a record.
+
+On a TCPStore one key holds two lines: the count of renewals, and the leader record; or, when no agent leads any more,
+the epoch of the last one, so that the next is above it.  A key that is not there is an empty text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aelastic.core.record import Record
+from aelastic.rdzv.board import Candidate, LeaderRecord
+
+# etcd takes 1.5 MiB by default (`--max-request-bytes`).  A candidate has a few hundred bytes, a verdict a few thousand.
+MAX_BYTES = 64 * 1024
+
+
+def record_to_bytes(record: LeaderRecord) -> bytes:
+    """The bytes of a record, without its renewals.
+
+    Raises:
+        ValueError: there are too many of them.
+    """
+    candidate = record.candidate
+    data = {
+        "epoch": record.epoch,
+        "candidate": {
+            "node_id": candidate.node_id,
+            "addresses": list(candidate.addresses),
+            "port": candidate.port,
+            "token": candidate.token,
+        },
+        "verdict": record.verdict,
+    }
+    text = json.dumps(data).encode()
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"a leader record of {len(text)} bytes: at most {MAX_BYTES} fit")
+    return text
+
+
+def record_from_bytes(text: bytes) -> LeaderRecord:
+    """The record that an agent wrote, without its renewals.
+
+    Raises:
+        ValueError: no agent wrote this.
+    """
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"{len(text)} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("no JSON") from None
+    candidate = _field(data, "candidate", dict)
+    addresses = _field(candidate, "addresses", list)
+    if not all(isinstance(address, str) for address in addresses):
+        raise ValueError("addresses that are no text")
+    epoch, port = _field(data, "epoch", int), _field(candidate, "port", int)
+    if epoch < 1 or not 0 < port < 2**16:
+        raise ValueError(f"epoch {epoch:.9g}, port {port:.9g}" if max(epoch, port) < 2**63 else "numbers too large")
+    return LeaderRecord(
+        epoch=epoch,
+        candidate=Candidate(
+            node_id=_field(candidate, "node_id", str),
+            addresses=tuple(addresses),
+            port=port,
+            token=_field(candidate, "token", str),
+        ),
+        verdict=_field(data, "verdict", str),
+    )
+
+
+def _field(data: Any, name: str, kind: type) -> Any:
+    """A field of just this type: `bool` is no `int` here."""
+    value = data.get(name) if isinstance(data, dict) else None
+    if type(value) is not kind:
+        raise ValueError(f"no {name}, or one of another type")
+    return value
+
+
+# A key of a TCPStore.
+
+_DIGITS_MAX = 18  # less than 2^63
+
+
+class KeyState(Record):
+    """What the text of a key says."""
+
+    text: bytes
+    epoch: int = 0  # the last one
+    record: LeaderRecord | None = None
+
+
+def state_of(text: bytes) -> KeyState:
+    """Reads a text.
+
+    Raises:
+        ValueError: no agent wrote it.
+    """
+    if not text:
+        return KeyState(text)
+    renewals, _, rest = text.partition(b"\n")
+    if not renewals.isdigit() or len(renewals) > _DIGITS_MAX:
+        raise ValueError("no count of renewals")
+    try:
+        data = json.loads(rest)
+    except (ValueError, RecursionError):
+        raise ValueError("no JSON") from None
+    if isinstance(data, dict) and data.keys() == {"epoch"} and type(data["epoch"]) is int and data["epoch"] > 0:
+        return KeyState(text, data["epoch"])
+    record = record_from_bytes(rest)
+    return KeyState(text, record.epoch, record.replace(renewals=int(renewals)))
+
+
+def text_of(record: LeaderRecord) -> bytes:
+    """The text that says which agent leads.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    return b"%d\n%s" % (record.renewals or 0, record_to_bytes(record))
+
+
+def text_without_leader(record: LeaderRecord) -> bytes:
+    """The text that says that no agent leads any more; `record` was the last leader's."""
+    return b"0\n" + json.dumps({"epoch": record.epoch}).encode()
