@@ -1,1 +1,11 @@
-"""One run of an agent: what lies between the worker group and the shells."""
+"""One run of an agent: what lies between the worker group, which decides, and the shells, which do.
+
+- `run`: the mailbox loop; carries out what the worker group asks for, and tells the observers
+- `generation`: one start of the workers, followed until nothing of them is left
+- `resources`: logs, sockets, store, watches, rendezvous link and back end, opened and closed as one
+- `node_offer`: what this node offers to the rendezvous
+- `postmortem`: what a worker left: its return value, or why it failed
+- `unhealthy`: fails workers that a watch reports
+"""
+
+__all__ = ["resources", "run"]

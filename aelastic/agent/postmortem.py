@@ -1,4 +1,4 @@
-"""How workers ended: what they left is read, and becomes a return value or a failure.
+"""Post-mortem of a worker: reads its return value, or builds its `ProcessFailure`.
 
 Nothing here decides what follows from it.
 """
@@ -23,8 +23,8 @@ from aelastic.logs.run_logs import RunLogs
 _LIVING_TIMEOUT_S = 1.0
 
 
-class Autopsy:
-    """Of the workers of one run.
+class Postmortem:
+    """Reads what the workers of one run left.
 
     Args:
         logs: what they wrote.

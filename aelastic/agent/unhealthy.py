@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from aelastic.agent.postmortem import Autopsy
+from aelastic.agent.postmortem import Postmortem
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.backend import WorkerStart
 from aelastic.group.events import FoundUnhealthy
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 class UnhealthyWorkers:
-    """Of one run.
+    """Fails the workers of one run that a watch reports.
 
     Args:
         group: the workers; read, never changed.
-        force: finds out where they stand.
-        autopsy: makes failures of what they left.
+        stack_dumps: finds out where they are.
+        postmortem: makes failures of what they left.
         post: takes what the group is to hear.
         tell: gets what was found of workers that are not stopped for it.
     """
@@ -38,13 +38,13 @@ class UnhealthyWorkers:
         self,
         group: WorkerGroup,
         stack_dumps: StackDumps,
-        autopsy: Autopsy,
+        postmortem: Postmortem,
         post: Callable[[FoundUnhealthy], None],
         tell: Callable[[Noticed], None],
     ) -> None:
         self._group = group
         self._stack_dumps = stack_dumps
-        self._autopsy = autopsy
+        self._postmortem = postmortem
         self._post = post
         self._tell = tell
         self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
@@ -78,7 +78,7 @@ class UnhealthyWorkers:
             await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
         stack = self._stack_dumps.quote(rank)
         if self._found.get(rank) is found and rank not in self._ended:
-            failure = await self._autopsy.of_living(self._starts[rank], worker, found, stack)
+            failure = await self._postmortem.of_living(self._starts[rank], worker, found, stack)
             if self._found.get(rank) is found:
                 self._unhealthy[rank] = failure
         self._post_found()

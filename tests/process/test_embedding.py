@@ -423,8 +423,9 @@ def test_a_function_is_stopped_as_any_worker(method: str, tmp_path: Path) -> Non
     assert not alive(int(path.read_text()))
 
 
+# A short name: the socket of a fork server is below the test's folder, and its path has 107 bytes at most (`unix(7)`).
 @with_every_method
-def test_run_path_runs_a_script_as_main_in_the_child(launch: Launcher, method: str) -> None:
+def test_run_path(launch: Launcher, method: str) -> None:
     job = launch(
         """
         import json, multiprocessing

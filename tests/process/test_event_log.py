@@ -74,7 +74,7 @@ SAMPLES: Sequence[ev.RunEvent] = (
 
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aelastic.supervisor.StoreHost", StoreStandIn)
+    monkeypatch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
 
 
 # A validator of what the schema uses of JSON Schema, and a look at files.
@@ -313,7 +313,7 @@ class Coordinator:
 
 @on_virtual_time
 async def test_a_newcomer_and_the_exit_barrier_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aelastic.supervisor.open_link", Coordinator)
+    monkeypatch.setattr("aelastic.agent.resources.open_link", Coordinator)
     records = await run(FakeBackend([FOREVER] * 2, [Plan(after_s=3)] * 2), tmp_path)
     assert_whole(records)
     (restart,) = events(records, "restarting")

@@ -639,7 +639,8 @@ async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_
 
     async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0, 1))
-        await supervisor._unhealthy.on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
+        assert supervisor._run is not None
+        await supervisor._run.resources.unhealthy.on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
 
     result = await run_and(supervisor, find_unhealthy)
 
@@ -664,7 +665,8 @@ async def test_who_can_not_be_looked_at_is_stopped_all_the_same(
 
     async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0))
-        await supervisor._unhealthy.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
+        assert supervisor._run is not None
+        await supervisor._run.resources.unhealthy.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
 
     result = await run_and(supervisor, find_unhealthy)
 

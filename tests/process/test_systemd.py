@@ -67,7 +67,7 @@ def abstract() -> Iterator[Systemd]:
 
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aelastic.supervisor.StoreHost", StoreStandIn)
+    monkeypatch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
 
 
 # The command line.

@@ -28,7 +28,7 @@ from aelastic.rdzv.registry import open_link
 
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aelastic.supervisor.StoreHost", StoreStandIn)
+    monkeypatch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
 
 
 class Witness(Observer):
@@ -204,7 +204,7 @@ async def test_an_agent_that_loses_its_rendezvous_says_so_and_was_not_asked_to_s
                 tasks.cancel_scope.cancel()
             raise RendezvousConnectionError("the board is gone")
 
-    monkeypatch.setattr("aelastic.supervisor.open_link", lambda *args: LostLink(open_link(*args)))
+    monkeypatch.setattr("aelastic.agent.resources.open_link", lambda *args: LostLink(open_link(*args)))
     witness = Witness()
     with pytest.raises(RendezvousConnectionError):
         await run(FakeBackend([FOREVER]), witness, workers=1)

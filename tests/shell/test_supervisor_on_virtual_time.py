@@ -31,7 +31,7 @@ from aelastic import (
     WorkerStart,
     WorkerState,
 )
-from aelastic.agent.postmortem import Autopsy
+from aelastic.agent.postmortem import Postmortem
 from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.hangs.watches import Found, Watch
 from aelastic.observe.observer import Observer
@@ -157,7 +157,7 @@ stores: list[StoreStandIn] = []
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     stores.clear()
-    monkeypatch.setattr("aelastic.supervisor.StoreHost", StoreStandIn)
+    monkeypatch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
 
 
 def work() -> None:
@@ -546,7 +546,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
         made.append(WatchingStandIn(arguments[-1]))
         return made[-1]
 
-    monkeypatch.setattr("aelastic.supervisor.Watches", make)
+    monkeypatch.setattr("aelastic.agent.resources.Watches", make)
     return Watched(made, Listener())
 
 
@@ -667,13 +667,13 @@ async def test_a_worker_that_is_asked_to_end_is_a_victim_whatever_is_found_meanw
 @pytest.fixture
 def _slow_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between what a watch finds and what follows from it, 2 s pass: stacks are taken, files are read."""
-    look = Autopsy.of_living
+    look = Postmortem.of_living
 
     async def of_living(*arguments: Any) -> Any:
         await anyio.sleep(2)
         return await look(*arguments)
 
-    monkeypatch.setattr(Autopsy, "of_living", of_living)
+    monkeypatch.setattr(Postmortem, "of_living", of_living)
 
 
 @pytest.mark.usefixtures("_slow_to_look")

@@ -1,0 +1,164 @@
+"""One start of the workers: they are started, followed, and looked at when they end.
+
+Each worker has a task of its own, which ends by posting the worker's `Cleared`.  A start may be cancelled: then no
+worker is started, or those that are in spite of it get their signals as always.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from aelastic.agent.postmortem import prepare_for_failure
+from aelastic.agent.resources import AgentSettings, Resources
+from aelastic.failures.failure import ProcessFailure
+from aelastic.group import events as ev
+from aelastic.group.backend import WorkerExit, WorkerStart
+from aelastic.group.phases import Phase
+from aelastic.group.worker_env import worker_args, worker_env
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.logs.run_logs import WorkerFiles
+
+
+class Generation:
+    """The workers of one generation.
+
+    Args:
+        spawn: which.
+        settings: the agent's.
+        resources: what the run holds.
+        group: the workers; read, never changed.
+        post: takes what the group is to hear.
+    """
+
+    def __init__(
+        self,
+        spawn: ev.Spawn,
+        settings: AgentSettings,
+        resources: Resources,
+        group: WorkerGroup,
+        post: Callable[[ev.Event], None],
+    ) -> None:
+        self.number = spawn.generation
+        self.return_values: dict[int, Any] = {}  # by local rank
+        self._assigned = spawn.assigned
+        self._settings = settings
+        self._resources = resources
+        self._group = group
+        self._post = post
+        self._asked: set[int] = set()  # local ranks of workers that were asked to end
+        self._start = anyio.CancelScope()
+        self._looking_back = anyio.Lock()
+
+    def cancel(self) -> None:
+        """Starts no worker, if there is time left for that."""
+        self._start.cancel()
+
+    async def run(self, tasks: TaskGroup) -> None:
+        """Starts the workers, unless that is cancelled first: none may start once the group has given up on them.
+
+        Args:
+            tasks: takes those that follow the workers.
+        """
+        held, local_ranks = self._resources, range(self._settings.spec.local_world_size)
+        held.logs.end_attempt()
+        starts: list[WorkerStart] = []
+        ids: Mapping[int, Any] | None = None
+        with self._start:
+            envs = {rank: self._worker_env(rank) for rank in local_ranks}
+            files = await held.logs.open_attempt(self.number - 1, envs)
+            if self._group.phase is Phase.SPAWNING:
+                starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
+                held.stack_dumps.begin(starts)
+                held.unhealthy.begin(starts)
+                ids = await held.backend.start(starts)
+        if ids is None:
+            self._post(ev.SpawnCancelled(self.number))
+        elif self._group.is_done:  # it gave up on a back end that could not be cancelled
+            for start in starts:
+                held.backend.stop(start.local_rank, signal.SIGKILL)
+        else:
+            # After the workers: they need a second before they need the store.
+            if self._assigned.ranks.group_rank == 0 and self._store_server == "agent":
+                held.store.serve()
+            self._post(ev.Spawned(self.number, ids))
+            held.watches.started(self.number, starts, ids)
+            for start in starts:
+                tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
+            await anyio.to_thread.run_sync(prepare_for_failure)
+
+    def stop(self, local_ranks: tuple[int, ...], signum: int) -> None:
+        """Signals workers."""
+        for local_rank in local_ranks:
+            if self._resources.backend.stop(local_rank, signum):
+                self._asked.add(local_rank)
+                self._resources.stack_dumps.asked(local_rank, signum)
+
+    @property
+    def _store_server(self) -> str:
+        """What serves the workers' store, as `Assigned` has it."""
+        server = self._assigned.store_server
+        return "worker" if server == "agent" and not self._settings.has_agent_store else server
+
+    def _worker_env(self, local_rank: int) -> dict[str, str]:
+        assigned = self._assigned
+        return worker_env(
+            self._settings.spec,
+            {**self._settings.env, **self._resources.watches.env},
+            run_id=self._settings.run_id,
+            ranks=assigned.ranks,
+            local_rank=local_rank,
+            restart_count=assigned.restart_count,
+            master_addr=assigned.master_addr,
+            master_port=assigned.master_port,
+            has_agent_store=self._store_server != "worker",
+            control_socket=self._resources.sockets.path(self.number - 1, local_rank),
+        )
+
+    def _worker_start(self, local_rank: int, files: WorkerFiles, env: dict[str, str]) -> WorkerStart:
+        spec = self._settings.spec
+        return WorkerStart(
+            local_rank=local_rank,
+            entrypoint=spec.entrypoint,
+            args=worker_args(spec.args, local_rank),
+            env=env,
+            stdout=files.stdout,
+            stderr=files.stderr,
+            error_file=files.error_file,
+            return_file=files.return_file,
+            cpus=(self._settings.cpus or {}).get(local_rank),
+        )
+
+    async def _follow(self, start: WorkerStart) -> None:
+        """Waits for one worker's end, and for the end of all it leaves behind."""
+        held, local_rank = self._resources, start.local_rank
+        exit_ = await held.backend.wait(local_rank)
+        held.unhealthy.ended(local_rank)
+        held.watches.ended(self.number, local_rank)
+        failure, gone_at = None, anyio.current_time()
+        # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
+        if local_rank not in self._asked and local_rank not in self._group.failed:
+            async with self._looking_back:  # one by one: the first to end is told first
+                failure = await self._look_back(start, exit_)
+        self._post(ev.Exited(self.number, local_rank, failure, gone_at))
+        await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
+        await held.backend.clear(local_rank)
+        self._post(ev.Cleared(self.number, local_rank))
+
+    async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
+        """Reads what the worker left: its return value, or why it failed."""
+        postmortem, note = self._resources.postmortem, exit_.note
+        if exit_.exitcode == 0:
+            try:
+                self.return_values[start.local_rank] = await postmortem.return_value(start, exit_)
+            except Exception as error:  # noqa: BLE001  unpickling runs the user's code
+                note = f"its return value can't be read: {error!r}"
+            else:
+                return None
+        return await postmortem.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)

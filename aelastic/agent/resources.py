@@ -1,0 +1,118 @@
+"""What a run holds: logs, control sockets, store, watches, rendezvous link and back end, opened and closed as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
+
+import anyio
+
+from aelastic.agent.postmortem import Postmortem
+from aelastic.agent.unhealthy import UnhealthyWorkers
+from aelastic.core.record import Record
+from aelastic.group.backend import WorkerBackend
+from aelastic.group.events import Event
+from aelastic.group.worker_env import has_agent_store
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.hangs.watches import Watches
+from aelastic.logs.run_logs import RunLogs
+from aelastic.observe.observer import Observers
+from aelastic.observe.run_events import RunEvent
+from aelastic.procs import LocalWorkers
+from aelastic.rdzv.link import Link
+from aelastic.rdzv.registry import AgentContext, open_link
+from aelastic.spec import WorkerSpec
+from aelastic.stacks.before_kill import StackDumps
+from aelastic.stacks.control_sockets import ControlSockets
+from aelastic.tcpstore.host import StoreHost
+
+
+class AgentSettings(Record):
+    """What an agent knows before its run begins."""
+
+    spec: WorkerSpec
+    run_id: str
+    node_id: str
+    env: dict[str, str]  # that workers start from
+    backend: WorkerBackend | None = None  # None: this machine
+    cpus: Mapping[int, frozenset[int]] | None = None  # by local rank, of workers that are bound to some
+
+    @property
+    def is_local(self) -> bool:
+        """Whether workers are processes of this machine."""
+        return self.backend is None
+
+    @property
+    def has_agent_store(self) -> bool:
+        """Whether the agent can serve the workers' store."""
+        return has_agent_store(self.spec, self.env)
+
+
+class Resources:
+    """Made whole or not at all: what some hold is let go if another can't be made.
+
+    Args:
+        settings: the agent's.
+        group: the workers; read, never changed.
+        post: takes what the group is to hear.
+        tell: takes what observers are to hear.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        group: WorkerGroup,
+        post: Callable[[Event], None],
+        tell: Callable[[RunEvent], None],
+    ) -> None:
+        spec, env = settings.spec, settings.env
+        with ExitStack() as made:
+            self.logs = RunLogs(spec, settings.run_id)
+            made.callback(self.logs.close)
+            scratch = self.logs.scratch
+            self.postmortem = Postmortem(self.logs, is_local=settings.is_local)
+            self.sockets = ControlSockets(scratch)
+            made.callback(self.sockets.close)
+            self.stack_dumps = StackDumps(
+                group, scratch=scratch, sockets=self.sockets, env=env, is_local=settings.is_local, tell=tell
+            )
+            self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
+            self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.unhealthy.on_found)
+            made.callback(self.watches.close)
+            self.store = StoreHost(self.sockets.mark_env(env))
+            self.link: Link = open_link(spec, settings.node_id, AgentContext(settings.run_id, env, self.store))
+            # Last: it starts a process.
+            self.backend = settings.backend or LocalWorkers(
+                start_method=spec.start_method,
+                monitor_interval=spec.monitor_interval,
+                mark=self.sockets.mark,
+                scratch=scratch,
+            )
+            made.pop_all()
+
+    def open(self) -> None:
+        """Makes the run's folders, and what watches need in them.
+
+        Raises:
+            InputError: they can't be made.
+        """
+        self.logs.open()
+        self.watches.open()
+
+    async def finish(self) -> None:
+        """Returns when the other nodes have heard of the end, and the console has taken what is left."""
+        async with anyio.create_task_group() as last:
+            last.start_soon(self.link.finish, name="leave")
+            last.start_soon(self.logs.finish, name="the rest of the logs")
+
+    def closing(self, observers: Observers) -> AsyncExitStack:
+        """Closes what is open, the back end first; each is closed, whatever the others raise."""
+        self.stack_dumps.close()
+        stack = AsyncExitStack()
+        stack.callback(self.sockets.close)
+        stack.callback(self.logs.close)
+        stack.callback(self.watches.close)
+        stack.push_async_callback(observers.aclose)
+        stack.push_async_callback(self.store.aclose)
+        stack.push_async_callback(self.backend.aclose)
+        return stack

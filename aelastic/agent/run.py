@@ -1,0 +1,224 @@
+"""One run of an agent: one mailbox, one deadline.
+
+It carries out what the worker group asks for and reports what happens; it decides nothing.  What takes time is a task
+of its own and ends by posting its event.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import traceback
+from typing import assert_never
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aelastic.agent.generation import Generation
+from aelastic.agent.node_offer import node_offer
+from aelastic.agent.resources import AgentSettings, Resources
+from aelastic.aio.mailbox import Mailbox
+from aelastic.errors import AelasticError
+from aelastic.group import events as ev
+from aelastic.group.events import WorkerState
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.observe.observer import Observers
+from aelastic.observe.run_event_source import RunEventSource, introduction
+from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, Waited
+from aelastic.rdzv.protocol import messages as m
+from aelastic.result import RunResult, result_of
+
+
+class Run:
+    """Runs the workers of one node until the job is over.
+
+    Args:
+        settings: the agent's.
+        group: the workers; this run alone changes it.
+        mailbox: what the group is to hear.
+        observers: get the run's events.
+
+    Raises:
+        InputError: what was asked for can't be done here.
+    """
+
+    def __init__(
+        self, settings: AgentSettings, group: WorkerGroup, mailbox: Mailbox[ev.Event], observers: Observers
+    ) -> None:
+        self._settings = settings
+        self._group = group
+        self._mailbox = mailbox
+        self._observers = observers
+        self._event_source = RunEventSource(group)
+        self.resources = Resources(settings, group, mailbox.post, self._tell)
+        self._generation: Generation | None = None
+        self._has_begun = False
+        self._link_error: AelasticError | None = None
+        self._error: BaseException | None = None  # that the run ends with
+        self._result: RunResult | None = None  # likewise
+        if (folder := self.resources.logs.kept) is not None:
+            from aelastic.observe.event_log import FILE_NAME, EventLog
+
+            observers.add(EventLog(folder / FILE_NAME))
+
+    @property
+    def result(self) -> RunResult:
+        """How the run ended; or what it ended with is raised."""
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    async def collect_stacks(self, why: str) -> StacksTaken:
+        if not self._has_begun:
+            return StacksTaken(self._group.generation, why, {}, "")
+        return await self.resources.stack_dumps.collect(why)
+
+    async def run(self, done: anyio.Event) -> None:
+        """Runs to the end, and closes everything.  Not cancelled by what cancels its caller.
+
+        Args:
+            done: set at the end.
+        """
+        with anyio.CancelScope(shield=True):
+            held = self.resources
+            try:
+                held.open()
+                self._has_begun = True
+                settings, host = self._settings, socket.gethostname()
+                who = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
+                self._tell(introduction(settings.spec, **who, pid=os.getpid()))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(held.backend.run, name="backend")
+                    tasks.start_soon(held.logs.run, name="logs")
+                    tasks.start_soon(held.store.run, name="store")
+                    tasks.start_soon(self._run_link, name="rendezvous")
+                    tasks.start_soon(self._observers.run, name="observers")
+                    tasks.start_soon(held.watches.run, name="watches")
+                    await self._run_group(tasks)
+                    tasks.cancel_scope.cancel()
+            except BaseException as error:
+                self._error = error
+                raise
+            finally:
+                try:
+                    await self._close()
+                finally:
+                    done.set()
+
+    async def _run_group(self, tasks: TaskGroup) -> None:
+        self.resources.stack_dumps.open(tasks)
+        self._mailbox.post(ev.Start())
+        while not self._group.is_done:
+            event = await self._mailbox.next(self._group.deadline) or ev.DeadlinePassed()
+            now = anyio.current_time()
+            for action in self._group.handle(event, now):
+                self._carry_out(action, tasks)
+            for run_event in self._event_source.handle(event, now):
+                self._observers.tell(run_event, now)
+        await self.resources.finish()
+
+    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:
+        held, node_id = self.resources, self._settings.node_id
+        match action:
+            case ev.Join():
+                held.link.tell(m.Ready(node_offer(self._settings, held.store)))
+            case ev.Spawn(number):
+                self._generation = Generation(action, self._settings, held, self._group, self._mailbox.post)
+                tasks.start_soon(self._generation.run, tasks, name=f"spawn {number}")
+            case ev.CancelSpawn():
+                self._current.cancel()
+            case ev.TellFailed(round_, failure):
+                held.link.tell(m.Failed(node_id, round_, failure.for_others()))
+            case ev.TellSucceeded(round_):
+                held.link.tell(m.Succeeded(node_id, round_))
+            case ev.TellLeft(reason):
+                held.link.tell(m.Left(node_id, reason))
+            case ev.Stop(_, local_ranks, signum):
+                if signum == signal.SIGKILL and held.stack_dumps.claim_look(local_ranks):
+                    tasks.start_soon(self._look_and_stop, action, name="kill")
+                else:
+                    self._current.stop(local_ranks, signum)
+            case ev.Finish():
+                pass  # the loop sees that the group is done
+            case _:
+                assert_never(action)
+
+    @property
+    def _current(self) -> Generation:
+        assert self._generation is not None  # nothing is cancelled or stopped before the first
+        return self._generation
+
+    async def _look_and_stop(self, stop: ev.Stop) -> None:
+        """Finds out where workers are before they are killed.
+
+        Meanwhile the group waits for their end, and for no longer than it would without.
+        """
+        stack_dumps = self.resources.stack_dumps
+        await stack_dumps.collect("about to be killed")
+        if stop.generation == self._group.generation:  # else they have ended, and others run
+            stack_dumps.log_places(stop.local_ranks)
+            self._current.stop(stop.local_ranks, stop.signum)
+
+    async def _run_link(self) -> None:
+        try:
+            await self.resources.link.run(self._deliver)
+        except BaseExceptionGroup as group:
+            self._on_link_error(first_of(group))
+        except AelasticError as error:
+            self._on_link_error(error)
+
+    def _on_link_error(self, error: BaseException) -> None:
+        """The workers know nothing of it: they are asked to end, and may save what they have."""
+        if not isinstance(error, AelasticError):
+            raise error
+        self._link_error = error
+        self._mailbox.post(ev.StopRequested(reason=str(error)))
+
+    def _deliver(self, message: m.CoordinatorMessage) -> None:
+        if isinstance(message, m.Waiting):
+            self._tell(Waited(message.text))
+        else:
+            self._mailbox.post(message)
+
+    async def _close(self) -> None:
+        async with self.resources.closing(self._observers):
+            if self._has_begun:
+                self._tell(self._ending())
+
+    def _ending(self) -> RunEnded:
+        group, error = self._group, self._error
+        if error is not None:
+            error = first_of(error) if isinstance(error, BaseExceptionGroup) else error
+            return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}", traceback=_traceback_of(error))
+        try:
+            self._result = self._make_result()
+        except AelasticError as error:
+            self._error = error
+        cause = None if group.verdict is None else group.verdict.cause
+        failures = {} if self._result is None else self._result.failures
+        told = "" if self._error is None else _traceback_of(self._error)
+        reason = group.reason if self._link_error is None else str(self._link_error)
+        return RunEnded(group.state, reason, cause, failures, told)
+
+    def _make_result(self) -> RunResult:
+        if self._link_error is not None:
+            raise self._link_error
+        is_function = callable(self._settings.spec.entrypoint)
+        returned = self._generation.return_values if is_function and self._generation is not None else {}
+        held = self.resources
+        return result_of(self._group, returned, held.stack_dumps.stacks_of_killed(), held.backend.describe)
+
+    def _tell(self, run_event: RunEvent) -> None:
+        self._observers.tell(run_event, anyio.current_time())
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The cause in a group that task groups made: what followed from it is cancelled tasks."""
+    causes = [first_of(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
+    return next((cause for cause in causes if isinstance(cause, AelasticError)), causes[0])
+
+
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
