@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import core_pages
+import generate_docs
 import pytest
 from machines import Core, read_core
 from sources import ROOT, Source, parse
@@ -72,6 +73,10 @@ class Lamp(Machine[Event, Action]):
         self.phase = Phase.ON
         return [Light()]
 '''
+
+
+def test_no_page_is_stale() -> None:
+    assert [*generate_docs.stale_pages(), *generate_docs.forgotten_pages()] == [], "run `make docs`"
 
 
 def core_of(text: str) -> Core:

@@ -1,0 +1,84 @@
+"""What the pages name is there: files that are linked, modules and names of the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import core_pages
+import pytest
+from sources import ROOT, find, source
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])
+GENERATED = ROOT / core_pages.FOLDER  # they name modules that are beside theirs
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#([\w-]+))?\)")
+# `logs/lines.py`, `procs.py:LocalWorkers.wait`, `aelastic/errors.py`, `tests/core`, `make test`
+MODULE = re.compile(r"`((?:[\w.]+/)*[\w]+\.py)(?::(\w+)(?:\.(\w+))?)?`")
+FOLDER = re.compile(r"`((?:aelastic|tests|docs|benchmarks|examples|tools|\.github)/[\w/-]*)`")
+VERB = re.compile(r"`make ([a-z][a-z-]*)")
+SCRIPTS = {"train.py", "aelastic/rdzv/boards/file.py"}  # the user's, and an example
+
+
+def each(pattern: re.Pattern[str]) -> list[tuple[str, tuple[str, ...]]]:
+    found = [
+        (page.relative_to(ROOT).as_posix(), tuple(part or "" for part in match.groups()))
+        for page in PAGES
+        if not page.is_relative_to(GENERATED)
+        for match in pattern.finditer(page.read_text())
+    ]
+    return sorted(set(found))
+
+
+def is_there(page: str, path: str) -> bool:
+    places = (ROOT, ROOT / "aelastic", ROOT / "aelastic/rdzv", ROOT / page / "..")
+    return path in SCRIPTS or any((place / path).exists() for place in places)
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_leads_somewhere() -> None:
+    dead = [
+        (page, path, anchor)
+        for page, (path, anchor) in each(LINK)
+        if not (target := (ROOT / page).parent / path).exists()
+        or (anchor and target.suffix == ".md" and anchor not in anchors(target))
+    ]
+    assert dead == []
+
+
+def test_every_module_and_folder_that_a_page_names_is_there() -> None:
+    named = [(page, path) for page, (path, *_) in each(MODULE)] + [(page, path) for page, (path,) in each(FOLDER)]
+    assert [(page, path) for page, path in named if not is_there(page, path)] == []
+
+
+@pytest.mark.parametrize("page, name", [(page, parts) for page, parts in each(MODULE) if parts[1]])
+def test_every_name_that_a_page_gives_a_module_is_in_it(page: str, name: tuple[str, ...]) -> None:
+    path, first, second = name
+    module = source("aelastic." + path.removeprefix("aelastic/").removesuffix(".py").replace("/", "."))
+    made = module.definition(first)
+    assert made is not None, page
+    if second:
+        assert isinstance(made, ast.ClassDef) and second in {getattr(each, "name", "") for each in made.body}, page
+
+
+def test_every_make_verb_that_a_page_names_is_there() -> None:
+    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert [(page, verb) for page, (verb,) in each(VERB) if verb not in verbs] == []
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    found = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    by_hand = [page for page in PAGES if page.name != "api.md"]  # signatures are no programs
+    return [(page.relative_to(ROOT).as_posix(), code) for page in by_hand for code in found.findall(page.read_text())]
+
+
+@pytest.mark.parametrize("page, code", python_blocks())
+def test_what_a_page_shows_is_python_and_imports_what_is_there(page: str, code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aelastic"):
+            missing = [alias.name for alias in node.names if find(source(str(node.module)), alias.name) is None]
+            assert not missing, page
