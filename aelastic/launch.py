@@ -33,7 +33,7 @@ __all__ = [
 def parse_args(args: Sequence[str] | None) -> Namespace:
     """Reads the command line of `torch.distributed.launch`: torchrun's, and `--use-env`."""
     parser = get_args_parser()
-    (use_env,) = LAUNCH_GROUPS["of torch.distributed.launch"]
+    (use_env,) = LAUNCH_GROUPS["torch.distributed.launch"]
     parser.add_argument(*use_env.spellings, action="store_true", help=use_env.text)
     return parser.parse_args(args)
 
@@ -43,8 +43,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
     Raises:
         ChildFailedError: workers failed.
-        InputError: what was asked for cannot be.
-        SystemExit: the arguments cannot be parsed; argparse has said why.
+        InputError: a value that cannot work.
+        SystemExit: the arguments cannot be parsed; argparse has printed why.
     """
     _warn(stacklevel=3)
     run(parse_args(args))
@@ -54,7 +54,7 @@ def _warn(stacklevel: int) -> None:
     import warnings
 
     warnings.warn(
-        "aelastic.launch hands --local-rank to the script, as the deprecated torch.distributed.launch did: "
+        "aelastic.launch passes --local-rank to the script, as the deprecated torch.distributed.launch does: "
         "read os.environ['LOCAL_RANK'] in the script, and use python -m aelastic",
         FutureWarning,
         stacklevel=stacklevel,

@@ -1,9 +1,9 @@
 """From the command line and the environment to an `Invocation`: what to run, and how to behave.
 
-Whoever holds an `Invocation` can start: the script, program, module and log folder have been looked for,
-and devices counted.  Nothing is left behind by looking, nothing is started but, for `auto`, `gpu` and `xpu`,
-a short-lived Python that asks torch; the agent itself never imports torch.  The environment given is read,
-not changed.  What few command lines need is imported where they need it: start-up time is counted.
+An `Invocation` can be started: the script, program, module and log folder have been looked for, and devices counted.
+The checks leave nothing behind and start nothing but, for `auto`, `gpu` and `xpu`, a short-lived Python that asks
+torch; the agent itself never imports torch.  The environment given is read, not changed.  What few command lines need
+is imported where they need it, to keep the start fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from aelastic.cli.options import GROUPS
 from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
-from aelastic.cli.rendezvous_options import meeting_point
+from aelastic.cli.rendezvous_options import rendezvous_fields
 from aelastic.errors import InputError
 from aelastic.spec import ExpectedOutput, WorkerSpec
 
@@ -45,11 +45,11 @@ class Invocation:
     """One call of the command line, complete and checked.
 
     Args:
-        name: what the user calls the thing that runs: the script, module or program.
+        name: the script, module or program, as the user wrote it.
         spec: the workers.
         loop: the event loop to run on.
-        exit_codes: `cause` tells why the job failed, `torchrun` says 1 for every failure.
-        signals: what stops the job.
+        exit_codes: `cause` is the code of the worker that failed first, `torchrun` is 1 for every failure.
+        signals: the signals that stop the job.
         ui: what a terminal shows while the job runs.
     """
 
@@ -94,7 +94,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         expect_output=_expected_output(chosen),
         env=_worker_environ(environ, chosen, local_world_size),
         **output_fields(chosen, environ),
-        **meeting_point(chosen, environ),
+        **rendezvous_fields(chosen, environ),
     )
     return Invocation(
         name=chosen.script,
@@ -107,28 +107,28 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
 
 
 def _check_watched(chosen: Settings) -> None:
-    """Refuses what would have no effect, where somebody believes that workers are watched."""
+    """Refuses options of hang detection that would have no effect."""
     is_timed = chosen["hang_timeout"] is not None
     for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or chosen["expect_output"] is not None)):
         if not is_used and not chosen.by_dest[dest].is_default:
-            raise InputError(f"{chosen.source(dest)}: nobody looks at the workers: add --hang-timeout")
+            raise InputError(f"{chosen.source(dest)}: no effect without hang detection: add --hang-timeout")
 
 
 def _expected_output(chosen: Settings) -> ExpectedOutput | None:
     if chosen["expect_output"] is None:
         if not chosen.by_dest["expect_output_ranks"].is_default:
-            raise InputError(f"{chosen.source('expect_output_ranks')}: nothing is expected: add --expect-output")
+            raise InputError(f"{chosen.source('expect_output_ranks')}: no effect without --expect-output: add it")
         return None
     pattern, within_s = chosen["expect_output"]
     return ExpectedOutput(pattern, within_s, chosen["expect_output_ranks"])
 
 
 def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:
-    """What workers inherit: the agent's environment, and what torchrun's command line adds to its own."""
+    """The environment that workers inherit: the agent's, and what torchrun's command line adds to its own."""
     inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
     if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
         inherited["OMP_NUM_THREADS"] = "1"
-        _log.info("OMP_NUM_THREADS is 1 for each of %d workers: set it to choose another number", local_world_size)
+        _log.info("OMP_NUM_THREADS=1 for each of %d workers; set it to choose another number", local_world_size)
     return inherited
 
 
@@ -136,7 +136,7 @@ def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_si
 
 
 def command_of(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Callable[..., Any], tuple[str, ...]]:
-    """The entrypoint and its arguments, as torchrun has them; `--run-path` goes before the other two.
+    """The entrypoint and its arguments, as torchrun has them; `--run-path` takes precedence over the other two.
 
     Raises:
         InputError: options that exclude each other.
@@ -229,7 +229,7 @@ def _working_folder() -> str:
     try:
         return str(Path.cwd())
     except FileNotFoundError:
-        return "a working folder that was removed"
+        return "a working folder that was deleted"
 
 
 # How many.
@@ -239,7 +239,7 @@ def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -
     """A number of workers, as it is or as its word has it counted.
 
     Args:
-        source: what to call it in a complaint.
+        source: its name in messages.
 
     Raises:
         InputError: there is nothing to count.
@@ -250,7 +250,7 @@ def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -
     if not count and workers in {"gpu", "xpu"}:
         raise InputError(f"{source}: torch sees no such device here: check the driver, or use cpu, auto or a number")
     count = count or len(os.sched_getaffinity(0))
-    _log.info("%s means %d workers", source, count)
+    _log.info("%s: %d workers", source, count)
     return count
 
 

@@ -49,8 +49,8 @@ _say = _stderr.put
 
 # A helper of `multiprocessing` ends in milliseconds.
 HELPER_TIMEOUT_S = 2.0
-# Set where nobody looks at a terminal (CI), by who wants no control sequences (no-color.org), and in Jupyter, whose
-# output understands but a few of them; with the values that say no.
+# Variables that ask for plain lines: CI, no-color.org, and Jupyter, whose output understands few control sequences;
+# with the values that count as unset.
 _UNSET = {"CI": {"", "0", "false"}, "NO_COLOR": {""}, "JPY_PARENT_PID": {""}}
 
 
@@ -90,28 +90,27 @@ def main_and_exit(groups: Groups = GROUPS) -> NoReturn:
     outcome = _run_command(sys.argv[1:], os.environ, groups)
     if _stderr.finish():
         for stream in (sys.stdout, sys.stderr):
-            # Closed, or a pipe that nobody reads any more: the exit code matters more.
+            # A closed stream, or a pipe without a reader: the exit code matters more.
             with suppress(AttributeError, OSError, ValueError):
                 stream.flush()
-    # What others want done at the end, as `multiprocessing` its temporary folder.
+    # Exit handlers of libraries, such as that of `multiprocessing` for its temporary folder.
     atexit._run_exitfuncs()  # noqa: SLF001
     _end_multiprocessing()
     if outcome.signum is not None:
-        # Whoever waits for us is to see what it did: a shell ends its script on a SIGINT death, and on
-        # no exit code.  For PID 1 the kernel drops signals with the default action (pid_namespaces(7)).
+        # The parent must see the signal: a shell ends its script on a death by SIGINT, and on no exit code.  For
+        # PID 1 the kernel drops signals with the default action (pid_namespaces(7)).
         signal.signal(outcome.signum, signal.SIG_DFL)
         os.kill(os.getpid(), outcome.signum)
-    # Taking the interpreter apart costs 10 ms, and whoever waits for the job waits for them.  All
-    # that is left to this process has been closed or flushed.
+    # Finalizing the interpreter takes 10 ms, which the caller would wait for.  Everything has been closed or flushed.
     os._exit(outcome.code)
 
 
 def _end_multiprocessing() -> None:
-    """Waits for the helpers that functions as workers needed: they would end just after us, and be seen."""
+    """Ends the helper processes of `multiprocessing`, which would outlive this process for a moment."""
     helpers = [("multiprocessing.forkserver", "_forkserver"), ("multiprocessing.resource_tracker", "_resource_tracker")]
     running = [getattr(sys.modules[module], name) for module, name in helpers if module in sys.modules]
     for helper in running:
-        # In a thread: should somebody hold the pipe that tells them, we do not wait for ever.
+        # In a thread, and not for long: a process that holds the pipe to the helper keeps it running.
         ending = threading.Thread(target=_end_helper, args=(helper,), daemon=True)
         ending.start()
         ending.join(HELPER_TIMEOUT_S)
@@ -123,7 +122,7 @@ def _end_helper(helper: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Puts /dev/null where a standard stream is closed: else the next file opened would be taken for it."""
+    """Opens /dev/null for each closed standard stream: else the next file opened would be used as one."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -146,10 +145,10 @@ def _run_command(argv: Sequence[str], environ: Mapping[str, str], groups: Groups
 
 
 def collect_rarely() -> None:
-    """Lets the garbage collector look seldom: what an agent makes is freed by its reference counts.
+    """Makes the garbage collector run rarely: an agent's objects are freed by their reference counts.
 
-    A coordinator of thousands makes hundreds of objects for each in a round; with the usual 700 the collector walks
-    through all of them again and again, and a third of the round is its.
+    A coordinator of thousands of nodes makes hundreds of objects for each in a round; with the usual threshold of 700
+    the collector walks through all of them again and again, and takes a third of the round.
     """
     import gc
 
@@ -161,7 +160,7 @@ def _run_job(invocation: Invocation) -> Outcome:
         job = _Job(invocation, live)
         try:
             result = _run_on_loop(job.run(), invocation.loop)
-        except BaseException as error:  # noqa: BLE001  the last line of the CLI: whatever it is, it is said and has a code
+        except BaseException as error:  # noqa: BLE001  the last line of the CLI: any error gets a report and an exit code
             return _explain(error)
     return _conclude(invocation, result, job.stopped_by)
 
@@ -195,7 +194,7 @@ class _Job:
             self.stopped_by = self.stopped_by or signum
             supervisor.stop(signum)
 
-        # Who ignores a signal for us (nohup, a shell's background job) wants it ignored.
+        # A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
         before = {signum: signal.getsignal(signum) for signum in self._invocation.signals}
         handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
         for signum in handled:
@@ -221,12 +220,12 @@ def _status_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
 
 
 def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
-    """Not on what is no terminal or a poor one; unless asked for, not for who wants plain lines, or reads a log."""
+    """True on a capable terminal; with `--ui auto`, not in CI, in Jupyter, or with NO_COLOR."""
     is_plain = ui == "auto" and any(environ.get(name, "").lower() not in _UNSET[name] for name in _UNSET)
     if ui == "off" or is_plain or environ.get("TERM", "dumb") in {"", "dumb"}:
         return False
     if not all(stream is None or isinstance(stream, io.TextIOWrapper) for stream in (sys.stdout, sys.stderr)):
-        return False  # somebody else's, of which nobody knows where and when it writes
+        return False  # replaced by the program, which may write elsewhere
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) >= 0  # the terminal of our session
     except (AttributeError, OSError, ValueError):
@@ -234,7 +233,7 @@ def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
 
 
 def _observers(invocation: Invocation) -> list[Observer]:
-    """Who is told of the run because of where this process runs."""
+    """Observers that the environment of this process asks for."""
     observers: list[Observer] = []
     if os.environ.get("NOTIFY_SOCKET"):
         from aelastic.observe.systemd import SdNotify
@@ -245,7 +244,7 @@ def _observers(invocation: Invocation) -> list[Observer]:
 
 @contextmanager
 def _reap_as_init(loop: AbstractEventLoop) -> Iterator[None]:
-    """As PID 1, the first process of a container, we inherit its orphans; elsewhere they are not ours."""
+    """Reaps orphans if this is PID 1, the first process of a container, which inherits them."""
     if os.getpid() != 1:
         yield
         return
@@ -280,12 +279,12 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
         return Outcome.of_signal(stopped_by)
     if result.state.name == "SUCCEEDED":
         return Outcome(0)
-    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'no reason is known'}{_killed(result)}")
+    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_killed(result)}")
     return Outcome(EXIT_FAILURE)
 
 
 def _killed(result: RunResult) -> str:
-    """Of workers that had to be killed, where they stood."""
+    """Lines with the stacks of workers that had to be killed."""
     if not result.stacks:
         return ""
     from aelastic.failures.report import killed
@@ -294,7 +293,7 @@ def _killed(result: RunResult) -> str:
 
 
 def _report(failed: ChildFailedError) -> Outcome:
-    """Tells of the workers that failed, and passes the cause on to whoever runs us (a scheduler, another agent)."""
+    """Reports the workers that failed, and writes the cause for the agent's caller (a scheduler, another agent)."""
     _say(str(failed))
     _, cause = failed.get_first_failure()
     if _has_error_file():

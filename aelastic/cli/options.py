@@ -1,7 +1,7 @@
 """The options of the command line: spellings, defaults and words, in one table.
 
-All of torchrun's options are in the table, and after them our own.  `command_line.py` goes by the table,
-`option_values.py` holds its readers.
+All of torchrun's options are in the table, and after them our own.  `parser` goes by the table; the readers of values
+are in `converters`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Option(NamedTuple):
 
     Args:
         names: with dashes; the long one last.
-        default: what is read when nobody gives the option; `None` is not read.
+        default: the text that is read if the option is not given; `None` is not read.
         metavar: what the help calls the value; empty for a flag.
         text: the help, without the default.
-        variables: where the default may come from instead, first come first served; an empty one counts as unset.
+        variables: environment variables that replace the default, first one first; an empty one counts as unset.
     """
 
     names: tuple[str, ...]
@@ -72,7 +72,7 @@ def _dest(name: str) -> str:
 
 
 def _option(names: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str, *more: str) -> Option:
-    """An option of torchrun, with its `PET_` variable and `more` variables to look at after that."""
+    """An option of torchrun, with its `PET_` variable, and `more` variables after that."""
     spelled = tuple(names.split())
     return Option(spelled, read, default, metavar, text, (f"PET_{_dest(spelled[-1]).upper()}", *more))
 
@@ -93,14 +93,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _option("--no-python", read_flag, "0", "", "the script is a program, run without python"),
         _option(
             "--run-path", read_flag, "0", "",
-            "the script is a file, run inside a multiprocessing child; goes before the other two",
+            "the script is a file, run inside a multiprocessing child; takes precedence over the other two",
         ),
         _option(
             "--start-method", one_of(*START_METHODS), "spawn", "METHOD",
             f"how multiprocessing starts that child: {', '.join(START_METHODS)}",
         ),
     ),
-    "how many": (
+    "workers and nodes": (
         _option(
             "--nproc-per-node", read_workers, "1", "N",
             "workers on this node: a number, cpu (one per usable CPU), gpu, xpu (one per device), "
@@ -116,15 +116,15 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         _option(
             "--nnodes", read_nodes, "1:1", "MIN:MAX",
-            "nodes in the job: a number, or a range within which they may come and go",
+            "nodes in the job: a number, or a range within which nodes may join and leave",
         ),
         _option(
             "--role", read_name, "default", "NAME",
-            "what the workers are called, in their environment and in logs",
+            "name of the workers, in their environment and in logs",
         ),
     ),
-    "where they meet": (
-        _option("--standalone", read_flag, "0", "", "one node on its own: address, port and run id are picked"),
+    "rendezvous": (
+        _option("--standalone", read_flag, "0", "", "a single node: address, port and run id are chosen automatically"),
         _option(
             "--rdzv-backend", read_name, "static", "NAME",
             "how the nodes of a job find each other: static (by --master-addr, a fixed number of them, ranked by "
@@ -133,93 +133,93 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         _option(
             "--rdzv-endpoint", read_stripped, "", "HOST:PORT",
-            "where they find each other, the same on every node; for etcd, several separated by commas",
+            "where the nodes meet, the same on every node; for etcd, several separated by commas",
         ),
         _option(
             "--rdzv-id", read_run_id, "none", "ID",
-            "run id: the job's name, the same on every node and for no other job",
+            "run id: the job's name, the same on every node, and of no other job",
         ),
         _option(
             "--rdzv-conf", read_pairs, "", "K=V,K=V",
-            "more about the rendezvous: join_timeout, last_call_timeout, lease (seconds), and what the back end takes",
+            "more settings: join_timeout, last_call_timeout, lease (seconds), and those of the back end",
         ),
         _option(
             "--node-rank", read_count, "0", "N",
-            "rank of this node; static does as it says, for the others it is a wish, and which node this is",
+            "rank of this node: fixed with static, else a preference, and the node's identity when it reconnects",
         ),
-        _option("--local-addr", read_address, None, "HOST", "where other nodes reach this one; without it, found out"),
-        _option("--master-addr", read_address, "127.0.0.1", "HOST", "static: where rank 0 is, and MASTER_ADDR"),
+        _option("--local-addr", read_address, None, "HOST", "where other nodes reach this one (default: detected)"),
+        _option("--master-addr", read_address, "127.0.0.1", "HOST", "static: address of rank 0, and MASTER_ADDR"),
         _option(
             "--master-port", read_port, None, "PORT",
-            "static: its port, and MASTER_PORT; several nodes use 29500, one without it picks a free one and a run id",
+            "static: port of rank 0, and MASTER_PORT (default: 29500; a single node picks a free one, and a run id)",
         ),
     ),
-    "when they fail, or must stop": (
-        _option("--max-restarts", read_count, "0", "N", "how often all workers may be started again after a failure"),
+    "failures and stopping": (
+        _option("--max-restarts", read_count, "0", "N", "how often all workers may be restarted after a failure"),
         _option(
             "--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
-            "from the request to stop until workers are killed; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+            "time from the stop request until workers are killed; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
         ),
         _option(
             "--signals-to-handle", read_signals, "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "NAMES",
-            "signals that stop the job: passed on to the workers, which may then finish; a second one kills them",
+            "signals that stop the job: the workers get them, too, and may finish; a second signal kills them",
         ),
         _option(
             "--monitor-interval", read_interval, "0.1", "SECONDS",
-            "how often to look at workers where the kernel cannot tell of their exit",
+            "how often to check workers if the kernel cannot report their exit",
         ),
     ),
-    "their output": (
-        _option("--log-dir", read_text, None, "DIR", "folder for log files; without it a temporary one"),
+    "output": (
+        _option("--log-dir", read_text, None, "DIR", "folder for log files (default: a temporary one)"),
         _option(
             "-r --redirects", Std.from_str, "0", "STREAMS",
             "streams that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2",
         ),
-        _option("-t --tee", Std.from_str, "0", "STREAMS", "streams that go to files and to the console; likewise"),
+        _option("-t --tee", Std.from_str, "0", "STREAMS", "streams that go to files and to the console, as above"),
         _option(
             "--local-ranks-filter", read_ranks, "", "RANKS",
-            "local ranks whose teed output the console shows, as in 0,1; without it, all",
+            "local ranks whose teed output the console shows, as in 0,1 (default: all)",
         ),
         _option(
             "--duplicate-stdout-filters", read_filters, "", "TEXTS",
-            "lines of stdout in which one of these is found, separated by commas (,, for a comma itself), go to "
-            "filtered_stdout.log, too; for streams that go to files",
+            "copy lines of stdout with one of these texts, separated by commas (,, for a comma itself), to "
+            "filtered_stdout.log; for streams that go to files",
         ),
-        _option("--duplicate-stderr-filters", read_filters, "", "TEXTS", "likewise of stderr, to filtered_stderr.log"),
+        _option("--duplicate-stderr-filters", read_filters, "", "TEXTS", "the same for stderr, to filtered_stderr.log"),
         _option(
             "--event-log-handler", read_name, "null", "NAME",
-            "who takes torchelastic's events: null, console, or what a program adds to torch's events.handlers",
+            "handler of torchelastic's events: null, console, or one that a program adds to torch's events.handlers",
         ),
         _silent(
             "--logs-specs", read_name, "NAME",
-            "class of a package that says where output goes (entry point group torchrun.logs_specs)",
+            "class of a package that decides where output goes (entry point group torchrun.logs_specs)",
         ),
     ),
-    "watching, of aelastic": (
+    "hang detection (aelastic only)": (
         _own(
             "--hang-timeout", read_hang_timeout, None, "SECONDS",
-            "a worker hangs when none of the signs of life was seen for so long; without it, nobody looks",
+            "a worker that shows no sign of life for this long hangs (default: no hang detection)",
         ),
         _own(
             "--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",
             "signs of life that count: output, cpu (1 % of a core or more), io (bytes and calls); "
-            "leave cpu out where workers that wait for each other spin, as with NCCL",
+            "leave out cpu if workers that wait for each other spin, as with NCCL",
         ),
         _own(
             "--hang-action", one_of(*HANG_ACTIONS), HANG_ACTIONS[0], "ACTION",
-            "stop: a worker that hangs, or lacks the output expected, has failed; report: only tell of it",
+            "stop: a worker that hangs, or lacks expected output, has failed; report: only log it",
         ),
         _own(
             "--expect-output", read_expected, None, "REGEX:SECONDS",
-            "each worker has to write a line with a match within so long of its start, and then again and again",
+            "each worker must write a matching line within this time of its start, and of each match",
         ),
         _own(
             "--expect-output-ranks", read_ranks, None, "RANKS",
-            "global ranks that --expect-output is for, as in 0 where only rank 0 prints; without it, all",
+            "global ranks that --expect-output applies to, as in 0 if only rank 0 prints (default: all)",
         ),
     ),
-    "of aelastic, not in torchrun": (
+    "aelastic only": (
         _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
         _own(
             "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
@@ -227,18 +227,18 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         _own(
             "--ui", one_of("auto", "line", "view", "off"), "auto", "KIND",
-            "what a terminal shows below the output: line, where the job stands; view, its ranks, too (needs "
+            "what a terminal shows below the output: line, the state of the job; view, its ranks, too (needs "
             "aelastic[ui]); off; auto, a line unless CI or NO_COLOR is set",
         ),
     ),
 }  # fmt: skip
 
-# `torch.distributed.launch` has all of them, and hands the local rank to the script in an argument unless told not to.
+# `torch.distributed.launch` has all of them, and passes the local rank to the script in an argument unless told not to.
 LAUNCH_GROUPS: Mapping[str, tuple[Option, ...]] = {
-    "of torch.distributed.launch": (
+    "torch.distributed.launch": (
         Option(
             ("--use-env",), read_flag, "0", "",
-            "the script reads LOCAL_RANK from its environment: no --local-rank=N before its own arguments", (),
+            "the script reads LOCAL_RANK from its environment, and gets no argument --local-rank=N", (),
         ),
     ),
     **GROUPS,

@@ -1,7 +1,6 @@
-"""Where the workers' output goes, as the command line and the environment say it.
+"""Log options and variables as fields of a `WorkerSpec`.
 
-`output_fields` gives the fields of a `WorkerSpec` that say so.  A class of a package (`--logs-specs`) is loaded and
-called here, as torchrun does; it may import torch, which the agent then has to carry.
+A class of a package (`--logs-specs`) is loaded and called here, as torchrun does; if it imports torch, the agent does.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
 from aelastic.spec import Std, Streams
 
-# Where a `LogsSpecs` class that is installed by its package is listed, for torchrun and for us.
+# The entry point group in which packages list `LogsSpecs` classes, for torchrun and for us.
 _LOGS_SPECS = "torchrun.logs_specs"
 # torch lists its own class under this name, ours takes its place.
 _DEFAULT = "default"
@@ -27,9 +26,9 @@ def output_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any
     """Streams, folder, filters and prefix.
 
     Raises:
-        InputError: the folder can't be written, the class of `--logs-specs` is not there or fails.
+        InputError: the folder cannot be written, or the class of `--logs-specs` is missing or raises.
     """
-    if chosen["log_dir"] not in {"", None, os.devnull}:  # the last of them keeps nothing
+    if chosen["log_dir"] not in {"", None, os.devnull}:  # /dev/null keeps nothing
         _check_can_write(Path(chosen["log_dir"]), chosen.source("log_dir"))
     return {
         "redirects": chosen["redirects"],
@@ -71,10 +70,10 @@ def ui_of(chosen: Settings) -> Any:
 
 
 def logs_specs_of(chosen: Settings) -> Any:
-    """An object of the class that a package lists under the name given; `None` for our own way.
+    """An object of the class that a package lists under the name given; `None` for our own.
 
     Raises:
-        InputError: the class is not there, or fails.
+        InputError: the class is missing, or raises.
     """
     name = chosen["logs_specs"]
     if name in {None, _DEFAULT}:

@@ -1,9 +1,8 @@
 """The command line as it was typed: which text each option has, its value, and the help.
 
 `read_options` finds for each option the text (command line, else `PET_<NAME>` or `AELASTIC_<NAME>`, else the
-default) and reads it.  argparse does the grammar alone, so prefixes, `-r3`, `--` and the arguments of
-the script mean what they mean to torchrun; values are read here, so that a bad one is named by where it
-came from.
+default) and reads it.  argparse does the grammar alone, so prefixes, `-r3`, `--` and the arguments of the script mean
+what they mean to torchrun; values are read here, so that a message about a bad one says where it came from.
 
 Nothing here looks at the machine.
 """
@@ -22,12 +21,13 @@ from aelastic.errors import InputError
 
 Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
 
+PURPOSE = "Starts training processes on this node, watches them, and reports why they fail."
 HELP_WIDTH = 100
 _HELP_COLUMN = 30
 
 
 class Setting(NamedTuple):
-    """One option's value, the text it was read from, and what to call it in a complaint (`PET_ROLE=x`)."""
+    """One option's value, the text it was read from, and how a message names it (`PET_ROLE=x`)."""
 
     value: Any
     text: str | None
@@ -87,7 +87,7 @@ def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str,
 
 
 def _look_up(option: Option, found: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str | None, str, bool]:
-    """An option's text, what to call it, and whether nobody gave one."""
+    """An option's text, its name in messages, and whether it is the default."""
     if option.dest in found:
         text = found[option.dest]
         return text, f"{option.name} {_shown(text)}" if option.metavar else option.name, False
@@ -98,12 +98,12 @@ def _look_up(option: Option, found: Mapping[str, Any], environ: Mapping[str, str
 
 
 def _shown(text: str) -> str:
-    """The text as complaints and log lines have it: a password, as `--rdzv-conf` takes it for etcd, is not in it."""
+    """The text for messages, without the passwords that `--rdzv-conf` takes for etcd."""
     return re.sub(r"(?<=password=)[^,]+|(?<=://)[^/@]*@", "…", text)
 
 
 class _NoScriptError(InputError):
-    """No script on the command line, though perhaps something else is wrong with it."""
+    """No script on the command line; perhaps something else is wrong with it, too."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,7 +123,7 @@ class _ShowVersion(argparse.Action):
         try:
             print(f"aelastic {__version__}", flush=True)  # noqa: T201
         except OSError:
-            pass  # nobody reads it
+            pass  # stdout is closed
         parser.exit()
 
 
@@ -178,21 +178,20 @@ def help_text(groups: Groups = GROUPS) -> str:
 def _help_lines(groups: Groups) -> Iterator[str]:
     yield "usage: aelastic [options] script [arguments of the script]"
     yield ""
-    yield from _wrap("Starts training processes on this node, watches them, and says why when they fail.")
+    yield from _wrap(PURPOSE)
     for title, options in groups.items():
         yield ""
         yield f"{title}:"
         for option in options:
             yield from _help_entry(option)
-    yield from _entry("--version", "show the version and leave")
+    yield from _entry("--version", "show the version and exit")
     yield ""
-    yield from _entry("-h, --help", "show this and leave")
+    yield from _entry("-h, --help", "show this and exit")
     yield ""
     yield from _wrap(
-        "--like-this and --like_this are the same, and an unambiguous beginning is enough. Each option "
-        "of torchrun but --logs-specs and --numa-binding can also be set by a variable, --nproc-per-node by "
-        "PET_NPROC_PER_NODE, those of aelastic by AELASTIC_LOOP and so on. An empty variable "
-        "counts as unset, a flag is 1 or 0."
+        "--like-this and --like_this are the same; an unambiguous prefix is enough. Options of torchrun, except "
+        "--logs-specs and --numa-binding, can also be set by a variable such as PET_NPROC_PER_NODE, those of "
+        "aelastic by one such as AELASTIC_LOOP. An empty variable counts as unset; a flag is 1 or 0."
     )
 
 

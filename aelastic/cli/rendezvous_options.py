@@ -1,8 +1,8 @@
-"""Where the workers of a job meet, and before them its agents: as torchrun 2.13 picks it.
+"""Resolves rendezvous back end, endpoint and run id from the options, as torchrun 2.13 does.
 
-`meeting_point` gives the fields of a `WorkerSpec` that say so: `rdzv` for nodes that have to find each other,
-`master_addr` and `master_port` where the user decides them, and the run id.  What was asked for and has no
-effect there is logged, what cannot work is refused; no back end is asked.
+`rendezvous_fields` gives the fields of a `WorkerSpec`: `rdzv` for nodes that have to find each other, `master_addr` and
+`master_port` if the user decides them, and the run id.  An option without effect is logged, one that cannot work is
+refused; no back end is contacted.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")
 # `torch:NAME` is torch's own handler of that name, for a job with agents of torchrun in it.
 TORCH_PREFIX = "torch:"
 _TORCH_BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")  # the last is ours, for agents of torchrun
-# Where a torch rendezvous handler that is installed by its package is listed, for torchrun and for us.
+# The entry point group in which packages list rendezvous handlers of torch's kind, for torchrun and for us.
 _HANDLERS = "torchrun.handlers"
 
-# torchrun's port for several nodes whose user names none.
+# torchrun's default port for several nodes.
 _MASTER_PORT = 29500
-# A c10d rendezvous here can be found by no other node: torchrun's users write it for a node on its own.
+# No other node can find a c10d rendezvous at one of these: torchrun's users write them for a single node.
 PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
 # Schedulers that number the nodes of a job: an indexed job of Kubernetes, Slurm.
 _NODE_RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 
 
-def meeting_point(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Back end, address, port and run id.
 
-    - `--standalone` is one node on its own, whatever else is given.
-    - One node, `static`: a port or an endpoint given is where its workers meet; else it is on its own.
-    - One node, `c10d`, no endpoint or a private one: on its own, with its run id.
+    - `--standalone`: a single node, whatever else is given.
+    - One node, `static`: its workers meet at the port or endpoint given, else at a free port.
+    - One node, `c10d`, no endpoint or a private one: a single node, with its run id.
     - Anything else is a rendezvous.
 
     Raises:
@@ -47,48 +47,48 @@ def meeting_point(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any
     backend = chosen["rdzv_backend"]
     if chosen["standalone"]:
         if fewest > 1:
-            raise InputError(f"--standalone is one node on its own: leave it out, or {chosen.source('nnodes')}")
-        _say_unused(chosen, "it takes a --master-port and no --standalone", "master_addr", "master_port")
-        _say_unused(chosen, "--standalone goes before it", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank")
-        return _on_its_own(chosen, run_id=None)
+            raise InputError(f"--standalone is for a single node: leave out --standalone, or {chosen.source('nnodes')}")
+        _log_ignored(chosen, "it needs --master-port and no --standalone", "master_addr", "master_port")
+        _log_ignored(chosen, "--standalone takes precedence", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank")
+        return _single_node(chosen, run_id=None)
     if backend == "static" and most == 1:
         return _static_node(chosen)
     if backend == "c10d" and most == 1 and chosen["rdzv_endpoint"] in PRIVATE_ENDPOINTS:
-        _say_unused(chosen, "it is for --rdzv-backend static", "master_addr", "master_port")
-        return _on_its_own(chosen, run_id=chosen["rdzv_id"] or None)
+        _log_ignored(chosen, "only --rdzv-backend static uses it", "master_addr", "master_port")
+        return _single_node(chosen, run_id=chosen["rdzv_id"] or None)
     return _rendezvous(chosen, environ)
 
 
-def _say_unused(chosen: Settings, because: str, *dests: str) -> None:
+def _log_ignored(chosen: Settings, because: str, *dests: str) -> None:
     for dest in dests:
         if not chosen.by_dest[dest].is_default:
-            _log.info("%s is not used: %s", chosen.source(dest), because)
+            _log.info("ignoring %s: %s", chosen.source(dest), because)
 
 
 # One node.
 
 
-def _on_its_own(chosen: Settings, run_id: str | None) -> dict[str, Any]:
-    """Workers meet on a free port; as torchrun's do, at `localhost` unless the node has another address."""
-    _say_unused(chosen, "one node has no other to wait for", "rdzv_conf")
+def _single_node(chosen: Settings, run_id: str | None) -> dict[str, Any]:
+    """Workers meet at a free port; as torchrun's do, at `localhost` unless the node has another address."""
+    _log_ignored(chosen, "a single node has no other nodes to wait for", "rdzv_conf")
     return {"master_addr": chosen["local_addr"] or "localhost", "master_port": None, "run_id": run_id}
 
 
 def _static_node(chosen: Settings) -> dict[str, Any]:
-    is_on_its_own = not chosen["rdzv_endpoint"] and chosen["master_port"] is None
-    if chosen["node_rank"] != 0 and not is_on_its_own:
-        raise InputError(f"{chosen.source('node_rank')}: one node has rank 0: use --nnodes for more of them")
+    is_single_node = not chosen["rdzv_endpoint"] and chosen["master_port"] is None
+    if chosen["node_rank"] != 0 and not is_single_node:
+        raise InputError(f"{chosen.source('node_rank')}: a single node has rank 0: use --nnodes for more nodes")
     if chosen["rdzv_endpoint"]:
         host, port = split_endpoint(chosen["rdzv_endpoint"])
-        _say_unused(chosen, "--rdzv-endpoint goes before it", "master_addr", "master_port")
+        _log_ignored(chosen, "--rdzv-endpoint takes precedence", "master_addr", "master_port")
     elif chosen["master_port"] is not None:
         host, port = chosen["master_addr"], chosen["master_port"]
     else:
-        _say_unused(chosen, "it takes a --master-port and no --standalone", "master_addr")
-        _say_unused(chosen, "one node picks a random one, unless it has a --master-port", "rdzv_id")
-        _say_unused(chosen, "one node has rank 0", "node_rank")
-        return _on_its_own(chosen, run_id=None)
-    _say_unused(chosen, "one node has no other to wait for", "rdzv_conf", "local_addr")
+        _log_ignored(chosen, "it needs --master-port and no --standalone", "master_addr")
+        _log_ignored(chosen, "a single node without --master-port picks a random one", "rdzv_id")
+        _log_ignored(chosen, "a single node has rank 0", "node_rank")
+        return _single_node(chosen, run_id=None)
+    _log_ignored(chosen, "a single node has no other nodes to wait for", "rdzv_conf", "local_addr")
     return {"master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"] or None}
 
 
@@ -103,21 +103,21 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     is_static = backend.removeprefix(TORCH_PREFIX) == "static"
     config = dict(chosen["rdzv_conf"])
     if is_static and config.pop("rank", None) is not None:  # torchrun, too, goes by the option
-        _log.info("rank in %s is not used: it takes --node-rank", chosen.source("rdzv_conf"))
+        _log.info("ignoring rank in %s: use --node-rank", chosen.source("rdzv_conf"))
     fewest, most = chosen["nnodes"]
     settings = RendezvousSettings(
         backend=backend,
         endpoint=static_endpoint(chosen) if is_static else _dynamic_endpoint(chosen),
         min_nodes=fewest,
         max_nodes=most,
-        node_rank=chosen["node_rank"] if is_static else _wished_rank(chosen, environ),
+        node_rank=chosen["node_rank"] if is_static else _preferred_rank(chosen, environ),
         local_addr=chosen["local_addr"],
         config=config,
     )
     if backend in BACKENDS and backend.startswith("etcd"):
         from aelastic.rdzv.boards.etcd_settings import etcd_settings
 
-        etcd_settings(settings)  # what cannot work there is said before anything is started
+        etcd_settings(settings)  # refuses what cannot work before anything is started
     host, port = split_endpoint(settings.endpoint) if is_static else (None, None)
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"]}
 
@@ -125,23 +125,23 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
 def static_endpoint(chosen: Settings) -> str:
     """Where the nodes of a static rendezvous meet."""
     if chosen["rdzv_endpoint"]:
-        _say_unused(chosen, "--rdzv-endpoint goes before it", "master_addr", "master_port")
+        _log_ignored(chosen, "--rdzv-endpoint takes precedence", "master_addr", "master_port")
         return str(chosen["rdzv_endpoint"])
     host = chosen["master_addr"]
     port = _MASTER_PORT if chosen["master_port"] is None else chosen["master_port"]
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if chosen.by_dest["master_addr"].is_default:
-        _log.info("the nodes meet at %s: use --master-addr for another place", endpoint)
+        _log.info("rendezvous at %s; use --master-addr for another address", endpoint)
     return endpoint
 
 
 def _dynamic_endpoint(chosen: Settings) -> str:
-    _say_unused(chosen, "it is for --rdzv-backend static", "master_addr", "master_port")
+    _log_ignored(chosen, "only --rdzv-backend static uses it", "master_addr", "master_port")
     return str(chosen["rdzv_endpoint"])
 
 
-def _wished_rank(chosen: Settings, environ: Mapping[str, str]) -> int | None:
-    """What the user says, else what the scheduler calls this node, if a back end of ours can make use of it."""
+def _preferred_rank(chosen: Settings, environ: Mapping[str, str]) -> int | None:
+    """The user's --node-rank, else the scheduler's number of this node if the back end is ours."""
     if not chosen.by_dest["node_rank"].is_default:
         return int(chosen["node_rank"])
     if chosen["rdzv_backend"] not in BACKENDS:
@@ -149,16 +149,16 @@ def _wished_rank(chosen: Settings, environ: Mapping[str, str]) -> int | None:
     for variable in _NODE_RANK_VARIABLES:
         text = environ.get(variable, "")
         if text.isascii() and text.isdecimal():
-            _log.info("%s=%s is this node's rank, if it can be: use --node-rank for another", variable, text)
+            _log.info("%s=%s is the preferred node rank; use --node-rank for another", variable, text)
             return int(text)
     return None
 
 
 def check_backend(backend: str, source: str) -> None:
-    """Refuses a name that nobody here knows, and says what was meant.
+    """Refuses an unknown name, and suggests the one that was meant.
 
     Args:
-        source: what to call it.
+        source: its name in messages.
 
     Raises:
         InputError: there is no such back end.

@@ -27,12 +27,12 @@ from aelastic.supervisor import Supervisor
 class elastic_launch:  # noqa: N801  torch's name
     """Launches functions or programs as workers of this node (torch: `elastic_launch`).
 
-    Called with the workers' arguments, it gives what they returned by global rank; for a program that is `None`.
+    Called with the workers' arguments, it returns what they returned, by global rank; `None` for a program.
 
     Args:
-        config: how, as ours or as torch's `LaunchConfig`.
+        config: a `LaunchConfig`, ours or torch's.
         entrypoint: what every worker runs: a function, or the name of a program.
-        health_check_server: one that the caller has started; see `launch_agent`.
+        health_check_server: a server that the caller has started; see `launch_agent`.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ def launch_agent(
     args: list[Any],
     health_check_server: Any = None,
 ) -> dict[int, Any]:
-    """Runs one job to its end, and gives what the workers returned, by global rank (torch: `launch_agent`).
+    """Runs one job to its end, and returns what the workers returned, by global rank (torch: `launch_agent`).
 
     Args:
         args: `${local_rank}` in a string becomes the worker's local rank.
-        health_check_server: one of torch's kind that the caller has started.  It is stopped when the job has ended;
-            until then an `alive_callback` that can be delegated (torch's `_AliveCallbackProxy`) tells when the
-            agent's loop was last seen turning.
+        health_check_server: a server of torch's kind that the caller has started.  It is stopped when the job has
+            ended; until then an `alive_callback` that can be delegated (torch's `_AliveCallbackProxy`) says when the
+            agent's loop last answered.
 
     Raises:
-        ChildFailedError: workers failed.  Where torch is imported, it is torch's `ChildFailedError`, too.
-        SignalException: one of `signals_to_handle` stopped the job; likewise.
-        InputError: a `ValueError`: what was asked for cannot be; nothing was started.
-        AelasticError: no rendezvous, a sick host, a bug of ours.
+        ChildFailedError: workers failed.  If torch is imported, it is also torch's `ChildFailedError`.
+        SignalException: one of `signals_to_handle` stopped the job; also torch's, if that is imported.
+        InputError: a `ValueError`: a value that cannot work; nothing was started.
+        AelasticError: no rendezvous, a fault of the host, a bug in aelastic.
     """
     return launch(config, entrypoint, args, os.environ, health_check_server)
 
@@ -98,7 +98,7 @@ def launch(
 
 
 def entrypoint_name(entrypoint: str | Callable[..., Any] | None, args: Sequence[Any]) -> str:
-    """What the report calls it, as torch does: the function, the program, or what runs in our own Python."""
+    """Its name in reports, as torch has it: the function, the program, or the script that this Python runs."""
     if isinstance(entrypoint, str):
         if entrypoint != sys.executable:
             return entrypoint
@@ -120,4 +120,4 @@ def _conclude(name: str, result: RunResult, stopped_by: int | None, ranks: Seque
     if stopped_by is not None:
         message = f"Process {os.getpid()} got signal: {stopped_by}"
         raise catchable_as_torchs(SignalException(message, signal.Signals(stopped_by)))
-    raise RendezvousClosedError(f"{name} was stopped: {result.reason or 'no reason is known'}")
+    raise RendezvousClosedError(f"{name} was stopped: {result.reason or 'unknown reason'}")

@@ -28,7 +28,7 @@ class SignalException(Exception):
         return SignalException, (*self.args, self.sigval)
 
 
-# Programs that launch with us may catch with torch's classes, and torch's `record` does.
+# Programs may catch torch's classes, and torch's `record` does.
 _TORCHS: dict[type[Exception], str] = {
     ChildFailedError: "torch.distributed.elastic.multiprocessing.errors",
     SignalException: "torch.distributed.elastic.multiprocessing.api",
@@ -36,7 +36,7 @@ _TORCHS: dict[type[Exception], str] = {
 
 
 def catchable_as_torchs(error: Exception) -> Exception:
-    """The error; where the program has imported torch's class of that name, one that is of this class, too."""
+    """The error; if the program has imported torch's class of that name, an error that is of both classes."""
     ours = type(error)
     torchs: type[Exception] | None = getattr(sys.modules.get(_TORCHS[ours]), ours.__name__, None)
     if torchs is None:
@@ -50,7 +50,7 @@ def catchable_as_torchs(error: Exception) -> Exception:
             "__reduce__": lambda _: (catchable_as_torchs, (error,)),  # pickle finds no class of this name
         },
     )
-    twin = both.__new__(both, *error.args)  # whose `__init__`s do not know of each other
+    twin = both.__new__(both, *error.args)  # without `__init__`: the two do not call each other
     vars(twin).update(vars(error))
     if isinstance(twin, ChildFailedError) and os.environ.get(ERROR_FILE_VARIABLE):
         _keep_cause(twin)
@@ -58,7 +58,7 @@ def catchable_as_torchs(error: Exception) -> Exception:
 
 
 def _keep_cause(failed: ChildFailedError) -> None:
-    """Writes the cause to a file that lives as long as the error: torch's `record` reads it there."""
+    """Writes the cause to a file that lives as long as the error, where torch's `record` reads it."""
     rank, cause = failed.get_first_failure()
     if os.path.isfile(cause.error_file):
         return
@@ -67,7 +67,7 @@ def _keep_cause(failed: ChildFailedError) -> None:
     try:
         fd, path = tempfile.mkstemp(prefix="aelastic_", suffix=".json")
     except OSError:
-        return  # no room; the failure to tell of matters more
+        return  # no room on the disk; the error itself matters more
     os.close(fd)
     weakref.finalize(failed, _remove, path)
     _Copy(path).write_failure(cause)

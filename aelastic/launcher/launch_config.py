@@ -1,7 +1,7 @@
-"""What a launch is made of in torch's words, and the `WorkerSpec` that says the same.
+"""torch's `LaunchConfig`, and the `WorkerSpec` made of it.
 
-`LaunchConfig` has torch's fields, order and defaults; `worker_spec` takes it, or torch's own object, and a value that
-cannot work ends there, with a sentence, before anything is started.  The environment given is read, not changed.
+`LaunchConfig` has torch's fields, order and defaults; `worker_spec` takes it, or torch's own object, and refuses a
+value that cannot work before anything is started.  The environment given is read, not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aelastic.spec import SHUTDOWN_TIMEOUT_S, WorkerSpec
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 SHUTDOWN_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-# torch's, for a rendezvous whose user says nothing.
+# torch's default.
 RDZV_TIMEOUT_S = 900
 
 
@@ -34,27 +34,27 @@ class LaunchConfig:
     """How to launch (torch: `torch.distributed.launcher.api.LaunchConfig`, with its fields, order and defaults).
 
     Args:
-        min_nodes: the job waits for so many nodes.
-        max_nodes: and takes at most so many.
+        min_nodes: nodes that the job waits for.
+        max_nodes: nodes that it takes at most.
         nproc_per_node: workers on this node.
-        logs_specs: where the workers' output goes: a `LogsSpecs`, ours or torch's.
+        logs_specs: a `LogsSpecs`, ours or torch's, which decides where the workers' output goes.
         run_id: the job's name, the same on all of its nodes; empty picks a random one, for one node.
-        role: what the workers are called.
+        role: name of the workers.
         rdzv_endpoint: where the nodes meet.
-        rdzv_backend: how they do, as `--rdzv-backend` has it.
-        rdzv_configs: more about that, as `--rdzv-conf` has it; `static` takes this node's rank from `rank`.
+        rdzv_backend: as `--rdzv-backend`.
+        rdzv_configs: as `--rdzv-conf`; `static` takes this node's rank from `rank`.
         rdzv_timeout: seconds; another way to say `timeout` in `rdzv_configs`.
-        max_restarts: how often all workers may be started again after a failure.
-        monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its exit.
+        max_restarts: how often all workers may be restarted after a failure.
+        monitor_interval: seconds between two checks of a worker if the kernel cannot report its exit.
         start_method: how `multiprocessing` starts a function.
-        log_line_prefix_template: what teed lines begin with, of `${role_name}`, `${rank}` and `${local_rank}`.
-        metrics_cfg: taken and not used, as by torch.
+        log_line_prefix_template: prefix of teed lines, with `${role_name}`, `${rank}` and `${local_rank}`.
+        metrics_cfg: accepted and not used, as in torch.
         local_addr: where other nodes reach this one.
-        event_log_handler: who takes torchelastic's events.
+        event_log_handler: name of the handler of torchelastic's events.
         numa_options: torch's `NumaOptions`, or the name of a mode: the CPUs each worker may run on.
         signals_to_handle: names of the signals that stop the job, separated by commas.
-        duplicate_stdout_filters: lines of kept stdout with one of these texts in them go to a file of their own, too.
-        duplicate_stderr_filters: likewise, of stderr.
+        duplicate_stdout_filters: lines of kept stdout with one of these texts are copied to a file of their own.
+        duplicate_stderr_filters: the same for stderr.
         virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
         shutdown_timeout: seconds from the request to stop until workers are killed; `None` is
             `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30.
@@ -118,10 +118,10 @@ _TYPES: Mapping[type | UnionType, tuple[str, tuple[str, ...]]] = {
 
 
 def check_types(config: object) -> None:
-    """Refuses values of a type that cannot work.
+    """Refuses values of a wrong type.
 
     Raises:
-        InputError: which, and what to use instead; or it is no config at all.
+        InputError: which, and what to use instead; or `config` is not a config.
     """
     for kind, (words, names) in _TYPES.items():
         for name in names:
@@ -143,11 +143,11 @@ def _shutdown_timeout(environ: Mapping[str, str]) -> int:
 def worker_spec(
     config: LaunchConfig, entrypoint: str | Callable[..., Any] | None, args: list[Any], environ: Mapping[str, str]
 ) -> WorkerSpec:
-    """The workers that a config, ours or torch's, asks for.
+    """The `WorkerSpec` of a config, ours or torch's.
 
     Args:
         entrypoint: a function, or a program; a program's arguments become text, as torch makes them.
-        environ: what the workers inherit.
+        environ: the environment that the workers inherit.
 
     Raises:
         InputError: what was asked for cannot be.
@@ -174,7 +174,7 @@ def worker_spec(
         start_method=config.start_method,  # type: ignore[arg-type]  # checked there
         shutdown_timeout_s=_shutdown_timeout(environ) if config.shutdown_timeout is None else config.shutdown_timeout,
         env={**environ, SIGNALS_VARIABLE: config.signals_to_handle},
-        **_meeting_point(config),
+        **_rendezvous_fields(config),
     )
 
 
@@ -201,9 +201,9 @@ def _check_entrypoint(entrypoint: object, start_method: str, environ: Mapping[st
     elif not callable(entrypoint):
         raise InputError(f"entrypoint is {entrypoint!r}: pass a function, or the name of a program as a string")
     elif start_method != "fork" and getattr(current_process(), "_inheriting", False):
-        # The child imports the main script again, to find the function; whoever launches there launches for ever.
+        # The child imports the main script again, to find the function; a launch there would launch again without end.
         raise InputError(
-            "a launch while this process is still importing its main script: "
+            "launched while this process is still importing its main script: "
             'put it under `if __name__ == "__main__":` there, or use start_method "fork"'
         )
     elif start_method != "fork" and _is_out_of_reach(entrypoint):
@@ -219,7 +219,7 @@ def _check_entrypoint(entrypoint: object, start_method: str, environ: Mapping[st
 
 
 def _is_out_of_reach(function: Callable[..., Any]) -> bool:
-    """Whether a child, which imports the main script first, will not get as far as the function."""
+    """True if a child, which imports the main script first, could not find the function."""
     main = sys.modules["__main__"]
     if getattr(main, "__spec__", None) is not None:  # `python -m`
         return False
@@ -247,7 +247,7 @@ def _numa_binding(options: Any) -> Any:
     return getattr(mode, "value", mode)
 
 
-# Where they meet.
+# Rendezvous.
 
 
 def _check_nodes(config: LaunchConfig) -> None:
@@ -262,8 +262,8 @@ def _check_nodes(config: LaunchConfig) -> None:
         raise InputError("run_id is empty: give the job a name, the same on every node")
 
 
-def _meeting_point(config: LaunchConfig) -> dict[str, Any]:
-    """Back end, address, port and run id; a node that nobody else can find is on its own."""
+def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
+    """Back end, address, port and run id; a node that no other node can find is a single node."""
     backend, endpoint = config.rdzv_backend, (config.rdzv_endpoint or "").strip()
     if backend not in {*registry.names(), *_registered_with_torch()}:
         check_backend(backend, f"rdzv_backend is {backend!r}")
@@ -286,14 +286,14 @@ def _meeting_point(config: LaunchConfig) -> dict[str, Any]:
         max_nodes=config.max_nodes,
         node_rank=rank,
         local_addr=config.local_addr,
-        # A handler of torch's kind may take objects; ours read text.
+        # A handler of torch's kind may take objects; our back ends read text.
         config={name: str(value) for name, value in more.items()} if backend in BACKENDS else more,
     )
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": run_id}
 
 
 def _registered_with_torch() -> Collection[str]:
-    """Names that the program around us has given its handlers; then it has imported torch."""
+    """Names of handlers that the program has registered with torch, if it has imported torch."""
     torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
     return getattr(getattr(torchs, "rendezvous_handler_registry", None), "_registry", ())
 
@@ -303,5 +303,5 @@ def _node_rank(rank: Any) -> int:
         return int(rank)
     except (TypeError, ValueError):
         raise InputError(
-            f"rank is {rank!r} in rdzv_configs: use this node's, from 0 up, which rendezvous static needs (--node-rank)"
+            f"rank is {rank!r} in rdzv_configs: rendezvous static needs this node's rank, from 0 up (--node-rank)"
         ) from None

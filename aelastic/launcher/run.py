@@ -1,7 +1,7 @@
 """torchrun's parser and namespace, and a launch from them (torch: `torch.distributed.run`).
 
-Parser and namespace are torchrun's, attribute by attribute; `run` takes such a namespace, ours or torch's, as its
-caller has changed it, and leaves it alone.  Options and their readers are those of our own command line.
+Parser and namespace are torchrun's, attribute by attribute; `run` takes such a namespace, ours or torch's, with the
+caller's changes, and does not modify it.  Options and their readers are those of our own command line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aelastic.cli.arguments import check_command, command_of, count_workers
 from aelastic.cli.converters import read_filters, read_flag, read_nodes, read_workers
 from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, Option
 from aelastic.cli.output_options import logs_specs_of
-from aelastic.cli.parser import Settings, read_setting
+from aelastic.cli.parser import PURPOSE, Settings, read_setting
 from aelastic.cli.rendezvous_options import BACKENDS, static_endpoint
 from aelastic.errors import InputError, record
 from aelastic.launcher.elastic_launch import launch
@@ -29,11 +29,11 @@ from aelastic.workers.functions import run_script_path as run_script_path  # noq
 _log = logging.getLogger(__name__)
 
 _TORCHRUNS = tuple(option for option in OPTIONS if not any(name.startswith("AELASTIC_") for name in option.variables))
-_USE_ENV = LAUNCH_GROUPS["of torch.distributed.launch"][0]
+_USE_ENV = LAUNCH_GROUPS["torch.distributed.launch"][0]
 _PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
-# The parser.  What torchrun's own makes of a text; our readers come later, for every caller alike.
+# The parser, with the types of torchrun's own; our readers come later, for all callers.
 _TYPES: Mapping[str, Callable[[str], Any]] = {
     "max_restarts": int,
     "node_rank": int,
@@ -48,7 +48,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {"start_method": START_METHODS, "numa_bi
 
 def get_args_parser() -> ArgumentParser:
     """A parser of torchrun's options, for tools that add their own (torch: `get_args_parser`)."""
-    parser = ArgumentParser(prog="aelastic", description="Starts training processes on this node, and watches them.")
+    parser = ArgumentParser(prog="aelastic", description=PURPOSE)
     for option in _TORCHRUNS:
         _add(parser, option)
     parser.add_argument("training_script", help="what to run, followed by its arguments")
@@ -77,7 +77,7 @@ def _add(parser: ArgumentParser, option: Option) -> None:
 
 def _default(option: Option) -> Any:
     """torchrun's default; a list and a number are given as such."""
-    if option.default is None or option.dest == "shutdown_timeout":  # that one may come from another variable later
+    if option.default is None or option.dest == "shutdown_timeout":  # it may come from another variable later
         return None
     return _TYPES.get(option.dest, str)(option.default)
 
@@ -87,14 +87,14 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
     return get_args_parser().parse_args(args)
 
 
-# What the values mean.
+# Values.
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     """Reads `2` or `1:4` (torch: `parse_min_max_nnodes`).
 
     Raises:
-        InputError: it is nothing of that.
+        InputError: it is neither.
     """
     try:
         return read_nodes(nnodes)
@@ -103,7 +103,7 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
 
 
 def determine_local_world_size(nproc_per_node: str) -> int:
-    """A number of workers, or what the word stands for here (torch: `determine_local_world_size`).
+    """The number of workers that a number or a word means here (torch: `determine_local_world_size`).
 
     Raises:
         InputError: no such word, or no such device.
@@ -111,7 +111,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     source = f"nproc_per_node is {nproc_per_node!r}"
     torch = sys.modules.get("torch")
     devices = _devices(torch, nproc_per_node) if torch is not None else None
-    if devices is not None:  # whoever has imported torch need not wait for another to be imported
+    if devices is not None:  # torch is imported here already: no need to start a Python that imports it
         if devices.is_available():
             return int(devices.device_count())
         if nproc_per_node != "auto":
@@ -125,7 +125,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
 
 
 def _devices(torch: Any, kind: str) -> Any:
-    """torch's module for devices of a kind, those of a vendor's package among them; `None` where it has none."""
+    """torch's module for devices of a kind, also of a vendor's package; `None` if it has none."""
     names = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}
     vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  there is no other way to ask
     names.setdefault(vendors, vendors)
@@ -138,9 +138,9 @@ def get_use_env(args: Any) -> bool:
 
 
 def config_from_args(args: Any) -> tuple[LaunchConfig, str | Callable[..., Any], list[str]]:
-    """What to launch, from torchrun's namespace: config, entrypoint, arguments (torch: `config_from_args`).
+    """Config, entrypoint and arguments from torchrun's namespace (torch: `config_from_args`).
 
-    Nothing is looked for, and the environment is not changed.
+    Files are not looked for, and the environment is not changed.
 
     Raises:
         InputError: a value that cannot work.
@@ -151,23 +151,23 @@ def config_from_args(args: Any) -> tuple[LaunchConfig, str | Callable[..., Any],
 
 
 def run(args: Any) -> None:
-    """Runs what torchrun's namespace asks for, to its end (torch: `run`).
+    """Runs the job of torchrun's namespace to its end (torch: `run`).
 
     Raises:
         ChildFailedError: workers failed.
         SignalException: one of `signals_to_handle` stopped the job.
-        InputError: what was asked for cannot be; nothing was started.
+        InputError: a value that cannot work; nothing was started.
     """
-    chosen = _settings(_with_meeting_point(args))
+    chosen = _settings(_with_single_node(args))
     entrypoint, entrypoint_args = command_of(chosen, os.environ)
     check_command(chosen, os.environ)
     config = _config(chosen)
     if chosen["node_rank"] and config.rdzv_backend in BACKENDS:
-        config.rdzv_configs.setdefault("rank", chosen["node_rank"])  # ours take it as a wish
+        config.rdzv_configs.setdefault("rank", chosen["node_rank"])  # a preference for our back ends
     environ = dict(os.environ)
     if config.nproc_per_node > 1 and "OMP_NUM_THREADS" not in environ:
         environ["OMP_NUM_THREADS"] = "1"
-        _log.info("OMP_NUM_THREADS is 1 for each of %d workers", config.nproc_per_node)
+        _log.info("OMP_NUM_THREADS=1 for each of %d workers", config.nproc_per_node)
     launch(config, entrypoint, list(entrypoint_args), environ)
 
 
@@ -176,13 +176,13 @@ def main(args: Sequence[str] | None = None) -> None:
     """Runs torchrun's command line in this process (torch: `main`); raises as `run` does.
 
     Raises:
-        SystemExit: the arguments cannot be parsed; argparse has said why.
+        SystemExit: the arguments cannot be parsed; argparse has printed why.
     """
     run(parse_args(args))
 
 
-def _with_meeting_point(args: Any) -> Any:
-    """The namespace with torchrun's choice for a node on its own: a rendezvous that nobody else can find."""
+def _with_single_node(args: Any) -> Any:
+    """The namespace with torchrun's choice for a single node: a rendezvous that no other node can find."""
     args = copy(args)
     backend, endpoint = getattr(args, "rdzv_backend", "static"), getattr(args, "rdzv_endpoint", "")
     is_standalone = getattr(args, "standalone", False)
@@ -195,7 +195,7 @@ def _with_meeting_point(args: Any) -> Any:
 
 
 def _settings(args: Any) -> Settings:
-    """A namespace, torch's or ours, as our command line has it; what an older torch did not know has its default."""
+    """The settings of a namespace, torch's or ours; an option that an older torch does not have has its default."""
     found = {name: _text(value) for name, value in vars(args).items() if value is not None}
     options = [*_TORCHRUNS, *([_USE_ENV] if hasattr(args, "use_env") else [])]
     by_dest = {option.dest: read_setting(option, found, {}) for option in options}
@@ -242,7 +242,7 @@ def _config(chosen: Settings) -> LaunchConfig:
 
 
 def _logs_specs(chosen: Settings) -> Any:
-    """What decides where the output goes; `None` where nobody asked for anything but the console."""
+    """The `LogsSpecs`; `None` if output goes to the console only."""
     specs = logs_specs_of(chosen)
     if specs is not None or not any(chosen[name] for name in ("log_dir", "redirects", "tee", "local_ranks_filter")):
         return specs

@@ -198,7 +198,7 @@ def test_the_help_is_at_most_100_columns_wide_and_names_each_option_of_this_vers
     assert max(map(len, lines)) <= HELP_WIDTH == 100
     for option in OPTIONS:
         assert option.name in help_text()
-    own = lines.index("of aelastic, not in torchrun:")
+    own = lines.index("aelastic only:")
     assert next(at for at, line in enumerate(lines) if "--loop" in line) > own
 
 

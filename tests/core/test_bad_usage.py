@@ -44,7 +44,7 @@ OPTIONS = [
     # Where they meet.
     ("--nnodes 1:2 train.py", "static takes a fixed number of nodes, not 1:2"),
     ("--nnodes 2:3 train.py", "static takes a fixed number of nodes, not 2:3: use c10d"),
-    ("--standalone --nnodes 2 train.py", "--standalone is one node on its own: leave it out, or --nnodes 2"),
+    ("--standalone --nnodes 2 train.py", "--standalone is for a single node: leave out --standalone, or --nnodes 2"),
     ("--rdzv-backend= train.py", "use a name"),
     ("--rdzv-backend c10 train.py", "--rdzv-backend c10: no such back end: did you mean c10d?"),
     ("--rdzv-backend C10D train.py", "--rdzv-backend C10D: no such back end: did you mean c10d?"),
@@ -77,7 +77,7 @@ OPTIONS = [
     (f"{C10D} --rdzv-conf lease=inf train.py", "lease=inf: use a number above 0"),
     (f"{C10D} --rdzv-conf max_nodes=3 train.py", "max_nodes has an option of its own: use --nnodes"),
     ("--nnodes 2 --rdzv-conf timeout=-1 train.py", "timeout=-1: use a number above 0"),
-    ("--node-rank 1 --master-port 29511 train.py", "--node-rank 1: one node has rank 0"),
+    ("--node-rank 1 --master-port 29511 train.py", "--node-rank 1: a single node has rank 0"),
     ("--node-rank x train.py", "--node-rank x: use a whole number"),
     ("--nnodes 2 --node-rank 2 train.py", "node rank is 2 with 2 nodes"),
     ("--nnodes 2 --node-rank -1 train.py", "--node-rank -1: use 0 or more"),

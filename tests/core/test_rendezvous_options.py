@@ -42,7 +42,7 @@ def test_a_static_job_meets_at_its_master(script: str, caplog: pytest.LogCapture
         backend="static", endpoint="127.0.0.1:29500", min_nodes=2, max_nodes=2, node_rank=1
     )
     assert (spec.master_addr, spec.master_port, spec.run_id) == ("127.0.0.1", 29500, "none")
-    assert "the nodes meet at 127.0.0.1:29500: use --master-addr for another place" in caplog.text
+    assert "rendezvous at 127.0.0.1:29500; use --master-addr for another address" in caplog.text
 
 
 def test_nobody_is_told_of_a_master_that_was_given(script: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,8 +97,8 @@ def test_a_master_is_not_used_by_other_back_ends_and_that_is_said(
     options = "--rdzv-backend c10d --rdzv-endpoint node0:29400 --master-addr node7 --master-port 29500"
     spec = spec_of(script, f"--nnodes 2 {options}")
     assert (spec.master_addr, spec.master_port) == (None, None)
-    assert "--master-addr node7 is not used: it is for --rdzv-backend static" in caplog.text
-    assert "--master-port 29500 is not used" in caplog.text
+    assert "ignoring --master-addr node7: only --rdzv-backend static uses it" in caplog.text
+    assert "ignoring --master-port 29500: " in caplog.text
 
 
 def test_one_node_with_an_endpoint_that_others_can_reach_is_a_rendezvous(script: str) -> None:
@@ -111,7 +111,7 @@ def test_standalone_wins_over_the_rendezvous_and_that_is_said(script: str, caplo
     spec = spec_of(script, "--standalone --rdzv-backend zookeeper --rdzv-id x --node-rank 3", PET_RDZV_ENDPOINT="a:1")
     assert (spec.rdzv, spec.master_addr, spec.run_id) == (None, "localhost", None)
     for given in ("--rdzv-backend zookeeper", "--rdzv-id x", "PET_RDZV_ENDPOINT=a:1", "--node-rank 3"):
-        assert f"{given} is not used: --standalone goes before it" in caplog.text
+        assert f"ignoring {given}: --standalone takes precedence" in caplog.text
 
 
 # Ranks.
@@ -144,7 +144,7 @@ def test_a_node_wishes_for_the_rank_it_is_given(
 def test_a_rank_from_the_scheduler_is_told(script: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec_of(script, C10D, JOB_COMPLETION_INDEX="5")
-    assert "JOB_COMPLETION_INDEX=5 is this node's rank, if it can be: use --node-rank for another" in caplog.text
+    assert "JOB_COMPLETION_INDEX=5 is the preferred node rank; use --node-rank for another" in caplog.text
 
 
 def test_a_static_job_and_a_foreign_handler_do_not_ask_the_scheduler(script: str) -> None:
@@ -189,7 +189,7 @@ def test_a_password_is_in_no_complaint(script: str, caplog: pytest.LogCaptureFix
     )
     assert "p4ss" not in words
     spec_of(script, "--standalone --rdzv-endpoint http://u:p4ss@a", PET_RDZV_CONF="user=u,password=p4ss")
-    assert "PET_RDZV_CONF=user=u,password=… is not used" in caplog.text
+    assert "ignoring PET_RDZV_CONF=user=u,password=…: " in caplog.text
     assert "p4ss" not in caplog.text
 
 

@@ -204,9 +204,17 @@ MISUSES: dict[str, dict[str, Any]] = {
 
 
 def _kill_self_when_both_sleep(signum: int, folder: str) -> None:
-    while not all(os.path.exists(os.path.join(folder, rank)) for rank in "01"):
+    while not all(os.path.exists(os.path.join(folder, rank)) for rank in "01") or _is_forking():
         time.sleep(0.01)
     os.kill(os.getpid(), signum)
+
+
+def _is_forking() -> bool:
+    """True while the main thread starts a process: an exception in a hook of fork is dropped, as torch.s on a signal."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not frame.f_code.co_filename.endswith("multiprocessing/process.py"):
+        frame = frame.f_back
+    return frame is not None
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def is_random(run_id: str) -> bool:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_meeting_point_is_torchruns(
+def test_the_rendezvous_is_torchruns(
     script: str, command: str, torch_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
