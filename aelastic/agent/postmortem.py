@@ -16,7 +16,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.oom import OomWatch
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.events import Worker
-from aelastic.hangs.watches import Found
+from aelastic.hangs.watch import Found
 from aelastic.logs.run_logs import RunLogs
 
 # A worker that hangs may do so with the file system of its logs: it is stopped all the same.

@@ -16,7 +16,7 @@ from aelastic.group.backend import WorkerStart
 from aelastic.group.events import FoundUnhealthy
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.hangs.watches import Found
+from aelastic.hangs.watch import Found
 from aelastic.observe.run_events import Noticed
 from aelastic.stacks.before_kill import StackDumps
 

@@ -27,7 +27,7 @@ from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.hang_rules import Began, Ended, HangRules, Looked, Rules, Sample
-from aelastic.hangs.watches import Found, Report, Watch
+from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.host import proc_table
 from aelastic.spec import HangSignal, WorkerSpec
 

@@ -40,7 +40,7 @@ from aelastic.hangs.timer_rules import (
     Started,
     Timers,
 )
-from aelastic.hangs.watches import Found, Report, Watch
+from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.host import proc_table
 
 _log = logging.getLogger(__name__)

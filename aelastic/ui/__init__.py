@@ -1,1 +1,3 @@
-"""What a person at a terminal sees of a run: the status line, the view of all ranks."""
+"""The terminal: `status_line` below the output of a run, `rank_view` in its place if asked for."""
+
+__all__ = ["status_line"]

@@ -1,16 +1,18 @@
-"""The house keeps its layers: lower never imports higher, cores import nothing that waits, folders have doors."""
+"""The house keeps its layers: lower never imports higher, no circles, cores import nothing that waits, folders have doors."""
 
 from __future__ import annotations
 
 import ast
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "aelastic"
 
-# From the ground up.  A room may import from its own folder, and from the floors below its own.  A name is a folder, or a
-# module that stands on another floor than the rest of its folder.
+# From the ground up.  A module may import from its own folder, and from the floors below its own.  A name is a folder, or
+# a module that stands on another floor than the rest of its folder.
 FLOORS = (
     ("core.record",),
     ("aio", "host", "failures", "health_check_server", "stack_hook"),
@@ -35,109 +37,117 @@ FLOORS = (
     ("launcher",),
     ("launch", "run", "__main__"),
 )
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places}
 
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
-    "core",
-    "rdzv.protocol",
-    "rdzv.coordinator",
-    "rdzv.member",
-    "group.events",
-    "group.worker_env",
-    "group.worker_group",
-    "workers.numa",
-    "hangs.timer_rules",
-    "hangs.hang_rules",
-    "failures.exit_reason",
-    "logs.lines",
-    "logs.expected_output",
-    "stacks.format",
-    "observe.metrics",
-    "observe.prometheus",
-    "observe.run_event_source",
-    "observe.run_events",
-    "observe.status",
-    "observe.status_text",
-    "observe.torch_events_core",
-    "timeline.assets",
-    "timeline.html",
-    "timeline.model",
-    "timeline.perfetto",
-    "timeline.reader",
-    "timeline.svg",
-)
+    "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "group.events", "group.phases", "group.worker_env",
+    "group.worker_group", "workers.numa", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "logs.lines",
+    "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus", "observe.run_event_source",
+    "observe.run_events", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
+    "timeline.boxes", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
+    "timeline.reader", "timeline.svg", "timeline.text",
+)  # fmt: skip
 NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}
 MODULES_MAX = 15  # of a folder
 LINES_MAX = 400  # of a file
+LONGER_YET = {"supervisor"}  # to be shortened
+DOORLESS_YET = {"agent"}
 
 
 def _name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 
 FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-FOLDERS = sorted({path.parent for path in FILES.values()})
+MODULES = [name for name in FILES if name]  # `aelastic/__init__.py` holds names only, imported when used
+FOLDERS = [name for name, path in FILES.items() if path.name == "__init__.py"]
 
 
-def imports_of(room: str) -> set[str]:
-    """The modules that a room imports, early or late; of our own by their dotted names below `aelastic`."""
+def folder_of(module: str) -> str:
+    return module if module in FOLDERS else module.rpartition(".")[0]
+
+
+def is_within(name: str, place: str) -> bool:
+    return f"{name}.".startswith(f"{place}.")
+
+
+def place_of(module: str) -> str:
+    """The entry of `FLOORS` that a module belongs to: the longest that its name begins with."""
+    return max((place for place in FLOOR_OF if is_within(module, place)), key=len, default="")
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """What a module imports, early or late, in dotted names; ours begin with `aelastic.`."""
     found = set()
-    for node in ast.walk(ast.parse(FILES[room].read_text())):
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
-            ours = {
-                each for each in submodules if each.removeprefix("aelastic.") in FILES and each.startswith("aelastic.")
-            }
-            found |= ours
-            if len(ours) < len(node.names):
-                found.add(node.module)
-    return found
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name.removeprefix("aelastic.") in FILES else node.module for name in names}
+    return frozenset(found)
 
 
-def ours(modules: set[str]) -> set[str]:
-    return {m.removeprefix("aelastic.") for m in modules if m.startswith("aelastic.")} & set(FILES)
+def ours_in(module: str) -> set[str]:
+    """Our own modules that a module imports, by their names below `aelastic`."""
+    return {name.removeprefix("aelastic.") for name in imports_of(module) if name.startswith("aelastic.")}
 
 
-def place(room: str) -> str:
-    """The entry of `FLOORS` that a room belongs to: the longest that its name begins with."""
-    return max((name for name in FLOOR_OF if f"{room}.".startswith(f"{name}.")), key=len, default="")
+def offered_by(folder: str) -> list[str] | None:
+    """The modules that others may import, as the folder's `__all__` has them."""
+    for node in ast.parse(FILES[folder].read_text()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in ast.unparse(node) and node.value:
+            return list(ast.literal_eval(node.value))
+    return None
 
 
-ROOMS = [room for room in FILES if room]  # `aelastic/__init__.py` holds names only, imported when used
+def test_every_module_has_a_floor() -> None:
+    assert [module for module in MODULES if not place_of(module)] == []
 
 
-def test_every_room_has_a_floor() -> None:
-    assert [room for room in ROOMS if not place(room)] == []
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_from_its_own_folder_and_from_lower_floors_only(module: str) -> None:
+    others = {other for other in ours_in(module) if place_of(other) != place_of(module)}
+    assert not {other for other in others if FLOOR_OF[place_of(other)] >= FLOOR_OF[place_of(module)]}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_from_its_own_folder_and_from_lower_floors_only(room: str) -> None:
-    others = {other for other in ours(imports_of(room)) if place(other) != place(room)}
-
-    higher = {other for other in others if FLOOR_OF[place(other)] >= FLOOR_OF[place(room)]}
-    assert not higher
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter({module: ours_in(module) - {module} for module in MODULES}).prepare()  # raises, with the circle
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if f"{room}.".startswith(tuple(f"{core}." for core in CORES))])
-def test_a_core_imports_nothing_that_waits(room: str) -> None:
-    assert not {module.partition(".")[0] for module in imports_of(room)} & NOT_FOR_CORES
+@pytest.mark.parametrize("module", [module for module in MODULES if any(is_within(module, core) for core in CORES)])
+def test_a_core_imports_nothing_that_waits(module: str) -> None:
+    assert not {name.partition(".")[0] for name in imports_of(module)} & NOT_FOR_CORES
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(PACKAGE.parent).as_posix())
-def test_a_folder_has_room_for_what_a_person_can_hold_in_mind(folder: Path) -> None:
-    assert len(list(folder.glob("*.py"))) <= MODULES_MAX
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder and folder not in DOORLESS_YET])
+def test_others_import_only_what_a_folder_offers(folder: str) -> None:
+    used = {
+        other
+        for module in FILES
+        if not is_within(folder_of(module), folder)
+        for other in ours_in(module)
+        if folder_of(other) == folder
+    }
+    offered = offered_by(folder)
+    assert offered is not None, "its `__init__` has no `__all__`"
+    assert used <= {f"{folder}.{name}" for name in offered}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_and_its_files_are_of_a_size_to_be_held_in_mind(folder: str) -> None:
+    files = {name: path for name, path in FILES.items() if folder_of(name) == folder}
+    assert len(files) <= MODULES_MAX
+    longer = {name for name, path in files.items() if path.read_text().count("\n") > LINES_MAX}
+    assert longer <= LONGER_YET
 
 
 def test_every_public_name_can_be_imported() -> None:
     import aelastic
 
-    missing = [name for name in aelastic.__all__ if getattr(aelastic, name, None) is None]
-
-    assert not missing
+    assert [name for name in aelastic.__all__ if getattr(aelastic, name, None) is None] == []
     assert set(aelastic.__all__) <= set(dir(aelastic))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = aelastic.nonsense

@@ -27,7 +27,7 @@ from kit.virtual_clock import Deadlock, on_virtual_time
 from aelastic import InputError, Supervisor, WorkerSpec
 from aelastic.hangs.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIABLE, FileTimerServer
 from aelastic.hangs.timer_rules import LINE_BYTES_MAX
-from aelastic.hangs.watches import Found
+from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}

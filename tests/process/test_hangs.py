@@ -22,7 +22,7 @@ from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, rules_of, sizes_of
 from aelastic.hangs.hang_rules import Rules, Sample
-from aelastic.hangs.watches import Found
+from aelastic.hangs.watch import Found
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.logs.lines import PrefixedLines
 from aelastic.observe import run_events as ev

@@ -25,7 +25,7 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_both_loops,
 
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState, stack_hook
 from aelastic.errors import ChildFailedError, ProcessFailure
-from aelastic.hangs.watches import Found
+from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer

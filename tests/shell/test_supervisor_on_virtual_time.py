@@ -33,7 +33,7 @@ from aelastic import (
 )
 from aelastic.agent.postmortem import Postmortem
 from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
-from aelastic.hangs.watches import Found, Watch
+from aelastic.hangs.watch import Found, Watch
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
 from aelastic.tcpstore.host import _listen

@@ -1,0 +1,62 @@
+"""A watch looks at living workers, and reports those that do not do what is expected of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from aelastic.core.record import Record
+from aelastic.group.backend import WorkerStart
+from aelastic.group.events import WatchName
+
+
+class Found(Record):
+    """A finding: a living worker does not do what is expected of it."""
+
+    generation: int
+    local_rank: int
+    by: WatchName
+    reason: str  # a sentence without a subject, as in "timer 'step' expired 0.01 s ago"
+    signum: int | None  # the signal that stops it, and then it has failed; None: it is only reported
+
+
+# Never blocks; may be called at any time between `open` and `close`.  A finding that comes too late is dropped.
+Report: TypeAlias = Callable[[Found], None]
+
+
+class Watch(ABC):
+    """A watch over the workers of one run, generation by generation."""
+
+    def open(self) -> None:  # noqa: B027  some watches open nothing
+        """Called once, before any worker is started; the run's scratch folder is there.
+
+        Raises:
+            InputError: it cannot get what it needs.
+        """
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables for the workers' environment; read once, after `open`."""
+        return {}
+
+    @abstractmethod
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
+        """A generation has started; nothing of the one before is alive.
+
+        Args:
+            generation: its number.
+            starts: how its workers were started, and the files they write to.
+            ids: local rank to pid, or to what the back end calls it; `None` for a worker that could not be started.
+        """
+
+    @abstractmethod
+    def ended(self, generation: int, local_rank: int) -> None:
+        """A worker's own process has ended."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Watches, during the whole run.  Cancelled at its end."""
+
+    def close(self) -> None:  # noqa: B027  some watches hold nothing
+        """Called once, at the end, opened or not."""
