@@ -16,9 +16,13 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("aelastic.observe.observer", "Observers of a run", ("Observer",)),
     ("aelastic.observe.run_events", "Run events, as observers get them", ()),
     ("aelastic.rdzv.board", "A board of your own: where agents find their coordinator", ()),
-    ("aelastic.rdzv.registry", "Names of rendezvous back ends", ("register", "names")),
+    ("aelastic.rdzv.registry", "Names of rendezvous back ends", ("register", "names", "AgentContext")),
     ("aelastic.logs_specs", "Where the output of workers goes", ("LogsDest", "LogsSpecs", "DefaultLogsSpecs")),
-    ("aelastic.health_check_server", "A health check server of your own", ()),
+    (
+        "aelastic.health_check_server",
+        "A health check server of your own",
+        ("NoHealthCheckServer", "create_healthcheck_server", "HealthCheckServerFactory"),
+    ),
 )
 # In this order; other homes of names follow.
 FIRST = ("supervisor", "spec", "settings", "result", "errors", "failure", "events", "backend", "launch")
