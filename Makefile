@@ -33,13 +33,13 @@ test-core: $(INSTALLED)  ## run the tests that start no process, in less than a 
 	$(PYTEST) $(QUIET_RINGS) $(ARGS)
 
 test: $(INSTALLED)  ## run what a change can break, in some minutes
-	$(PYTEST) -m 'not all' $(ARGS)
+	$(PYTEST) -m 'not all' $(RING) $(ARGS)
 
 test-all: $(INSTALLED)  ## run all tests: both loops, all repetitions, torchrun beside ours, frameworks
-	TEST_EFFORT=all $(PYTEST) $(ARGS)
+	TEST_EFFORT=all $(PYTEST) $(RING) $(ARGS)
 
 soak: $(INSTALLED)  ## run all tests on thousands of seeds, with each interpreter started anew; takes an hour or more
-	TEST_EFFORT=soak $(PYTEST) --timeout 3600 $(ARGS)
+	TEST_EFFORT=soak $(PYTEST) --timeout 3600 $(RING) $(ARGS)
 
 coverage: $(INSTALLED)  ## say which lines the tests without processes reach, by folder; 95 % of the cores at least
 	$(PYTEST) $(QUIET_RINGS) --cov=aelastic --cov-report= $(ARGS)

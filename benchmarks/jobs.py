@@ -64,7 +64,7 @@ class Agent:
     @property
     def coordinates(self) -> bool:
         """Whether it has said so."""
-        return b"this agent coordinates (" in self.output.read_bytes()
+        return b"this agent is coordinator now (" in self.output.read_bytes()
 
 
 class Job:

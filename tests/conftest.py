@@ -88,9 +88,10 @@ def warm_store() -> Iterator[Warm]:
 
 
 @pytest.fixture
-def warm_stores(launch: Launcher, warm_store: Warm) -> None:
-    """The agents' stores start warm, in a test whose subject they are not."""
-    launch.store_python = warm_store.python
+def warm_stores(request: pytest.FixtureRequest, warm_store: Warm) -> None:
+    """The agents' stores start warm, in tests whose subject they are not."""
+    if "launch" in request.fixturenames and request.node.get_closest_marker("cold") is None:
+        request.getfixturevalue("launch").store_python = warm_store.python
 
 
 @pytest.fixture

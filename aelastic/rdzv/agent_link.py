@@ -1,4 +1,4 @@
-"""This agent's line to the coordinator, on another host or in this process: carries out the member core's actions."""
+"""This agent's line to a coordinator that may run anywhere, even here: carries out what the member core asks for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,29 @@ from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
-from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.member.member_events import (
+    Action,
+    BoardFailed,
+    BoardRead,
+    Campaign,
+    Connect,
+    Connected,
+    ConnectFailed,
+    ConnectionLost,
+    DeadlinePassed,
+    Deliver,
+    Disconnect,
+    Event,
+    GiveUp,
+    Lead,
+    LeadershipLost,
+    NotEligible,
+    ReadBoard,
+    Received,
+    Send,
+    Submitted,
+)
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.addresses import is_loopback
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
@@ -38,14 +59,14 @@ FAREWELL_S = 1.0
 
 
 class AgentLink:
-    """Finds the coordinator on a board, stays with it, and hosts it when this agent is elected (`Link`).
+    """Finds the coordinator on a board, stays with it, and is it where the board says so (`Link`).
 
     Args:
-        board: where the agents of this job find their coordinator.
+        board: where the agents of this job find each other.
         settings: what the user chose.
         run_id: the job's name.
         node_id: this agent's.
-        policy: of the coordinator, if this agent hosts it.
+        policy: for the coordinator, should it be here.
     """
 
     def __init__(
@@ -57,7 +78,7 @@ class AgentLink:
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
         trouble = f"no answer from {board.name} yet; is the rendezvous store running there?"
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble))
-        self._mailbox: Mailbox[ev.Event] = Mailbox()
+        self._mailbox: Mailbox[Event] = Mailbox()
         self._listener: Any = None  # the socket that our next candidacy names
         self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for
         self._campaigned_at = 0.0
@@ -66,13 +87,13 @@ class AgentLink:
         self._connecting = anyio.CancelScope()
 
     def tell(self, message: NodeMessage) -> None:
-        self._mailbox.post(ev.Submitted(message))
+        self._mailbox.post(Submitted(message))
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
+                    event = await self._mailbox.next(self._member.deadline) or DeadlinePassed()
                     for action in self._member.handle(event, anyio.current_time()):
                         self._carry_out(action, deliver, tasks)
         finally:
@@ -84,33 +105,33 @@ class AgentLink:
                 await self._board.aclose()
 
     async def finish(self) -> None:
-        await anyio.lowlevel.checkpoint()  # the last messages are still in the mailbox
-        if self._stream is not None:  # first: the coordinator, here or elsewhere, must hear that this node leaves
+        await anyio.lowlevel.checkpoint()  # what was told last is in the mailbox yet
+        if self._stream is not None:  # first: who coordinates, be it here, is to know that this node leaves
             self._stream.close()
             with anyio.move_on_after(FAREWELL_S):
                 await self._stream.closed.wait()
         if self._server is not None:
             await self._server.finish()
 
-    def _carry_out(self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup) -> None:
+    def _carry_out(self, action: Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup) -> None:
         match action:
-            case ev.ReadBoard():
+            case ReadBoard():
                 tasks.start_soon(self._read_board, name="read the board")
-            case ev.Campaign(seen, above):
+            case Campaign(seen, above):
                 tasks.start_soon(self._campaign, seen, above, name="campaign")
-            case ev.Lead(record, is_heir):
+            case Lead(record, is_heir):
                 self._lead(record, tasks, is_heir=is_heir)
-            case ev.Connect(conn, record):
+            case Connect(conn, record):
                 self._disconnect()
                 tasks.start_soon(self._connect, conn, record, name="connect to the coordinator")
-            case ev.Disconnect():
+            case Disconnect():
                 self._disconnect()
-            case ev.Send(message):
+            case Send(message):
                 if self._stream is not None:
                     self._stream.send(encode(message))
-            case ev.Deliver(message):
+            case Deliver(message):
                 deliver(message)
-            case ev.GiveUp(reason, is_refused):
+            case GiveUp(reason, is_refused):
                 raise InputError(reason) if is_refused else RendezvousConnectionError(reason)
             case _:
                 assert_never(action)
@@ -120,19 +141,19 @@ class AgentLink:
     async def _read_board(self) -> None:
         await self._ask(self._read)
 
-    async def _read(self) -> ev.Event:
-        return ev.BoardRead(await self._board.read())
+    async def _read(self) -> Event:
+        return BoardRead(await self._board.read())
 
     async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
-        async def campaign() -> ev.Event:
+        async def campaign() -> Event:
             self._candidate = self._new_candidate()
             record = await self._board.campaign(self._candidate, seen, above)
-            return ev.NotEligible() if record is None else ev.BoardRead(record)
+            return NotEligible() if record is None else BoardRead(record)
 
         self._campaigned_at = anyio.current_time()
         await self._ask(campaign)
 
-    async def _ask(self, question: Callable[[], Awaitable[ev.Event]]) -> None:
+    async def _ask(self, question: Callable[[], Awaitable[Event]]) -> None:
         """Asks the board, reaching it first where that is needed; posts its answer."""
         try:
             await self._board.ensure_open()
@@ -143,9 +164,7 @@ class AgentLink:
             is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch
             if is_hopeless:
                 raise
-            answer = ev.BoardFailed(
-                str(error) or f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
-            )
+            answer = BoardFailed(str(error) or f"{self._board.name} does not answer")
         self._mailbox.post(answer)
 
     def _new_candidate(self) -> Candidate:
@@ -165,7 +184,7 @@ class AgentLink:
     def _lead(self, record: LeaderRecord, tasks: TaskGroup, *, is_heir: bool) -> None:
         if self._listener is None or record.candidate != self._candidate:
             # The record is of a term that this agent had once.
-            self._mailbox.post(ev.LeadershipLost())
+            self._mailbox.post(LeadershipLost())
             return
         rules = RoundRules.of(self._settings)
         coordinator = Coordinator(rules, self._policy, own_node_id=self._member.node_id, is_heir=is_heir)
@@ -178,7 +197,7 @@ class AgentLink:
 
     def _on_stepped_down(self) -> None:
         self._server = None
-        self._mailbox.post(ev.LeadershipLost())
+        self._mailbox.post(LeadershipLost())
 
     # The connection.
 
@@ -195,23 +214,20 @@ class AgentLink:
             try:
                 stream = await connect(addresses, record.candidate.port, lambda: Stream(self, DOWNWARD))
             except NoConnectionError as error:
-                self._mailbox.post(ev.ConnectFailed(conn, error.is_refused, str(error)))
-                return
-            if stream.closed.is_set():  # before it had its number: the member was not told
-                self._mailbox.post(ev.ConnectFailed(conn, False, "the coordinator closed the connection at once"))
+                self._mailbox.post(ConnectFailed(conn, error.is_refused, str(error)))
                 return
             stream.conn, self._stream = conn, stream
-            self._mailbox.post(ev.Connected(conn))
+            self._mailbox.post(Connected(conn))
 
     def on_message(self, stream: Stream, message: Any) -> None:
-        self._mailbox.post(ev.Received(stream.conn, message))
+        self._mailbox.post(Received(stream.conn, message))
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
-        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error)))
+        self._mailbox.post(ConnectionLost(stream.conn, str(error)))
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the coordinator: {reason}"))
+        self._mailbox.post(ConnectionLost(stream.conn, f"the coordinator is gone: {reason}"))
 
 
 class _OneByOne(Board):

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def run_demo(launch: Launcher, *options: str) -> Job:
-    job = Job(launch.folder / "demo", [sys.executable, str(DEMO), *options], env={})
+    job = Job(launch.folder / "demo", [sys.executable, str(DEMO), *options], env=launch.warm.env)
     launch.jobs.append(job)
     return job
 
 
-@pytest.mark.parametrize("backend", ["c10d", "etcd-v3"])
+@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
 def test_a_training_loses_a_node_in_mid_epoch_and_gains_another_and_reaches_its_accuracy(
     launch: Launcher, etcds: EtcdServers, backend: str
 ) -> None:
@@ -36,6 +36,7 @@ def test_a_training_loses_a_node_in_mid_epoch_and_gains_another_and_reaches_its_
     demo.assert_nothing_left()
 
 
+@pytest.mark.all
 def test_ctrl_c_ends_all_nodes_of_the_demo_and_the_etcd_that_it_has_started(launch: Launcher) -> None:
     demo = run_demo(launch, "--backend", "etcd-v3")
     wait_for(f"workers\n{demo.story}", lambda: "worker rank=" in demo.stdout, LIMIT_S)

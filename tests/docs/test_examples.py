@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from kit.warm import Warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAIN_DIGITS = EXAMPLES / "train_digits.py"
@@ -16,20 +19,24 @@ TORCHRUN = "torch.distributed.run"
 LIMIT_S = 100.0  # below pytest's own, so that a hanging example shows its output
 
 
-def run_python(*args: str | Path, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, args)]
+def run_python(
+    *args: str | Path, python: str = sys.executable, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [python, *map(str, args)]
+    environ = {**os.environ, **(env or {})}
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environ)
     except subprocess.TimeoutExpired as expired:
         stdout, stderr = ((text or b"").decode(errors="replace") for text in (expired.stdout, expired.stderr))
-        pytest.fail(f"{command} is not over after {limit_s:.0f} s\n{stdout}\n{stderr}")
+        pytest.fail(f"{command} is not over after {LIMIT_S:.0f} s\n{stdout}\n{stderr}")
 
 
 def train(
-    checkpoint: Path, *options: str, workers: int = 2, launcher: str = AELASTIC
+    warm: Warm, checkpoint: Path, *options: str, workers: int = 2, launcher: str = AELASTIC
 ) -> subprocess.CompletedProcess[str]:
     agent = ("-m", launcher, "--standalone", "--nproc-per-node", str(workers), "--max-restarts", "1")
-    return run_python(*agent, TRAIN_DIGITS, "--checkpoint", checkpoint, *options)
+    python = sys.executable if launcher == AELASTIC else warm.python
+    return run_python(*agent, TRAIN_DIGITS, "--checkpoint", checkpoint, *options, python=python, env=warm.env)
 
 
 def epochs(stdout: str) -> list[int]:
@@ -41,16 +48,18 @@ def test_the_training_script_does_not_know_aelastic() -> None:
     assert imports and not [line for line in imports if "aelastic" in line]
 
 
-@pytest.mark.parametrize("launcher", [AELASTIC, TORCHRUN])
-def test_training_reaches_its_accuracy(tmp_path: Path, launcher: str) -> None:
-    done = train(tmp_path / "digits.pt", launcher=launcher)
+@pytest.mark.parametrize("launcher", [AELASTIC, pytest.param(TORCHRUN, marks=pytest.mark.all)])
+def test_training_reaches_its_accuracy(tmp_path: Path, warm: Warm, launcher: str) -> None:
+    done = train(warm, tmp_path / "digits.pt", launcher=launcher)
     assert done.returncode == 0, done.stdout + done.stderr
     assert epochs(done.stdout) == list(range(1, 13))
 
 
-@pytest.mark.parametrize("how", ["exit", "raise", "kill"])
-def test_training_goes_on_from_its_checkpoint_after_a_worker_failed(tmp_path: Path, how: str) -> None:
-    done = train(tmp_path / "digits.pt", "--crash-at-epoch", "4", "--crash-how", how)
+@pytest.mark.parametrize(
+    "how", [pytest.param("exit", marks=pytest.mark.all), pytest.param("raise", marks=pytest.mark.all), "kill"]
+)
+def test_training_goes_on_from_its_checkpoint_after_a_worker_failed(tmp_path: Path, warm: Warm, how: str) -> None:
+    done = train(warm, tmp_path / "digits.pt", "--crash-at-epoch", "4", "--crash-how", how)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming after epoch 3" in done.stdout
     assert epochs(done.stdout) == list(range(1, 13))
@@ -58,18 +67,20 @@ def test_training_goes_on_from_its_checkpoint_after_a_worker_failed(tmp_path: Pa
 
 
 @pytest.mark.timeout(400)
-def test_training_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+def test_training_goes_on_with_another_number_of_workers(tmp_path: Path, warm: Warm) -> None:
     checkpoint = tmp_path / "digits.pt"
     for workers, until in ((2, 3), (1, 5), (3, 12)):
         last = until == 12
-        done = train(checkpoint, "--epochs", str(until), "--min-accuracy", "0.95" if last else "0", workers=workers)
+        done = train(
+            warm, checkpoint, "--epochs", str(until), "--min-accuracy", "0.95" if last else "0", workers=workers
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"epoch {until}/{until}" in done.stdout and f"world_size={workers}" in done.stdout
     assert epochs(done.stdout) == list(range(6, 13))
 
 
-def test_training_that_misses_its_accuracy_fails_and_says_so(tmp_path: Path) -> None:
-    done = train(tmp_path / "digits.pt", "--epochs", "1", "--min-accuracy", "0.999")
+def test_training_that_misses_its_accuracy_fails_and_says_so(tmp_path: Path, warm: Warm) -> None:
+    done = train(warm, tmp_path / "digits.pt", "--epochs", "1", "--min-accuracy", "0.999")
     assert done.returncode == 1
     assert "is below --min-accuracy 0.999" in done.stderr
 
@@ -87,7 +98,10 @@ def test_supervisors_run_side_by_side_in_a_program_and_one_is_cancelled() -> Non
         assert line in done.stdout
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "start_method",
+    ["spawn", pytest.param("fork", marks=pytest.mark.all), pytest.param("forkserver", marks=pytest.mark.all)],
+)
 def test_a_function_returns_a_value_from_each_rank(start_method: str) -> None:
     done = run_python(EXAMPLES / "function.py", "--workers", "3", "--start-method", start_method)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -79,7 +79,7 @@ async def connect_late(self, conn, record):
 AgentLink._connect = connect_late
 """
 
-COORDINATES = r"this agent coordinates \("
+COORDINATES = r"this agent is coordinator now \("
 IS_SPARE = "this node is a spare"
 # What no agent says unless it has a bug, and what the end of a job must not be mistaken for.
 NEVER_SAID = re.compile(

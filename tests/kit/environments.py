@@ -74,8 +74,14 @@ SHAPES = {
 OF_IMPORTING_TORCH = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
 
 
-def both(folder: Path, options: list[str], env: dict[str, str], **popen: Any) -> list[dict[str, dict[str, Any]]]:
-    """Runs torchrun and aelastic side by side; what their workers have written, by rank."""
+def both(
+    folder: Path, options: list[str], env: dict[str, str], python: str = sys.executable, **popen: Any
+) -> list[dict[str, dict[str, Any]]]:
+    """Runs torchrun and aelastic side by side; what their workers have written, by rank.
+
+    Args:
+        python: torchrun's interpreter.
+    """
     base = {
         name: value
         for name, value in os.environ.items()
@@ -87,7 +93,7 @@ def both(folder: Path, options: list[str], env: dict[str, str], **popen: Any) ->
     runs: list[subprocess.Popen[bytes]] = []
     # A file, which workers of both inherit: a pipe ours would not.
     with (folder / "said").open("ab") as said, contextlib.ExitStack() as ending:
-        for name, launcher in (("torchrun", TORCHRUN), ("aelastic", AELASTIC)):
+        for name, launcher in (("torchrun", (python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
             (folder / name).mkdir()
             run = subprocess.Popen(
                 [*launcher, *command],

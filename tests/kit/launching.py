@@ -32,7 +32,10 @@ LOOK_AGAIN_S = 0.01
 # What imports torch needs seconds, and more where others compute.
 LAUNCH_TIMEOUT_S = 100.0
 LOOPS = ("asyncio", "uvloop")
+# Where the loop is the point: signals, children, other people's programs.
 on_both_loops = pytest.mark.parametrize("loop", LOOPS)
+# Where it is not: the default one in `make test`.
+on_each_loop = pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.all), "uvloop"])
 
 MARK = "LAUNCHED_BY_TEST"
 CHECK = "AELASTIC_CHECK_INVARIANTS"  # after each event of every core: the agents' part of `check_invariants`

@@ -90,6 +90,10 @@ class Server:
             return None
         pid = os.fork()
         if pid == 0:
+            # Now: freed later, they would close whatever has their numbers then.
+            self._events.close()
+            for each in (self._listener, connection, *self._children.values()):
+                each.close()
             return request
         for fd in request["received"]:
             os.close(fd)

@@ -21,10 +21,12 @@ from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, Decoder
 from aelastic.rdzv.protocol.messages import Downward, Refused
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 LEASE_S = 2.0
 
 
-@pytest.fixture(params=["c10d", "etcd-v3"])
+@pytest.fixture(params=["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
 def meeting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Meeting:
     return c10d() if request.param == "c10d" else Meeting(request.param, etcds.of("distro").endpoint)
 

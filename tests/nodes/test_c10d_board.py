@@ -23,7 +23,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.launching import alive, cmdline, on_both_loops, run, stand_still, wait_for
+from kit.launching import alive, cmdline, on_each_loop, run, stand_still, wait_for
 from kit.ports import quiet_port
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
@@ -740,7 +740,7 @@ async def test_without_torch_the_user_is_told(world: World) -> None:
         await world.c10d(endpoint, is_host="false").open()
 
 
-@on_both_loops
+@on_each_loop
 def test_a_board_works_on_both_loops(loop: str) -> None:
     async def main() -> None:
         board = C10dBoard(RendezvousSettings(backend="c10d", endpoint=f"localhost:{quiet_port()}"), "job", os.environ)

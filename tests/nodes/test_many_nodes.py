@@ -9,19 +9,21 @@ import time
 
 import pytest
 from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, LATE, Agent, Meeting, c10d, figure, listening_ports, team_of
+from kit.effort import REPETITIONS
 from kit.etcd_servers import EtcdServers
 from kit.launching import Launcher
 
 from aelastic.errors import EXIT_TRY_AGAIN
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 # The first round waits no longer for more nodes than it needs.
 AT_ONCE = {"last_call_timeout": 0.1}
 # As long as it is seen that nothing happens.
 QUIET_S = 0.5
-ROUNDS = 20
 
 
-@pytest.fixture(params=["c10d", "etcd-v3"])
+@pytest.fixture(params=["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
 def meeting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Meeting:
     return c10d() if request.param == "c10d" else Meeting(request.param, etcds.of("distro").endpoint)
 
@@ -29,6 +31,7 @@ def meeting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Meeting:
 # A world.
 
 
+@pytest.mark.cold
 def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launcher, meeting: Meeting) -> None:
     with team_of(launch, meeting, "3", nproc=2) as team:
         began = time.monotonic()
@@ -104,7 +107,7 @@ def test_a_spare_takes_the_place_of_whoever_is_lost_again_and_again(launch: Laun
     with team_of(launch, meeting, "2:4", conf=AT_ONCE) as team:
         members = team.start_many(4)
         round_ = team.wait_round(members)
-        rounds = ROUNDS if meeting.backend == "c10d" else 4
+        rounds = REPETITIONS if meeting.backend == "c10d" else 4
         spare = team.start()
         for number in range(rounds):
             spare.wait_said(IS_SPARE)

@@ -29,10 +29,12 @@ from kit.agents import (
     figure,
     team_of,
 )
+from kit.effort import REPETITIONS
 from kit.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
 from kit.launching import Launcher, wait_for
 
-REJOINS = 20
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 # Short, and long enough for two cores that others use too.
 LEASE_S = 2.0
 QUICK = {"lease": LEASE_S, "settle_time": 0.1}
@@ -40,7 +42,7 @@ QUICK = {"lease": LEASE_S, "settle_time": 0.1}
 QUICKER = {"lease": 1, "settle_time": 0.1}
 
 
-@pytest.fixture(params=["c10d", "etcd-v3"])
+@pytest.fixture(params=["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
 def meeting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Meeting:
     return c10d() if request.param == "c10d" else Meeting(request.param, etcds.of("distro").endpoint)
 
@@ -119,7 +121,7 @@ def test_any_node_may_go_and_come_back_again_and_again(
     with team_of(launch, meeting, "1:3", conf=QUICKER) as team:
         members = team.start_many(3)
         round_ = team.wait_round(members)
-        for number in range(REJOINS if meeting.backend == "c10d" else 4):
+        for number in range(REPETITIONS if meeting.backend == "c10d" else 4):
             victim = members.pop(0) if number % 2 else team.coordinator
             members = [agent for agent in members if agent is not victim]
             began = time.monotonic()
@@ -159,7 +161,7 @@ def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_o
 # The coordinator, while the board lives.
 
 
-@pytest.fixture(params=["c10d", "etcd-v3", "etcd-v2"])
+@pytest.fixture(params=["c10d", "etcd-v3", pytest.param("etcd-v2", marks=pytest.mark.all)])
 def lasting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Iterator[Meeting]:
     if request.param == "c10d":
         with external_store() as meeting:

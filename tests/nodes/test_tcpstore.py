@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_both_loops, run, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_each_loop, run, wait_for
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.result import RunResult
@@ -50,7 +50,7 @@ def servers(job: Job) -> list[int]:
     return [pid for pid in job.left() if SERVER in " ".join(cmdline(pid))]
 
 
-@on_both_loops
+@on_each_loop
 def test_workers_meet_in_the_store_on_the_masters_port(launch: Launcher, loop: str) -> None:
     job = launch(
         CLIENT
@@ -68,7 +68,7 @@ say(rank, "read", store.get(f"from {1 - rank}").decode())
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_clients_that_come_before_the_store_wait_for_it(launch: Launcher, loop: str) -> None:
     env = in_the_server(launch, "import time\n    while not os.path.exists('connected'): time.sleep(0.01)")
     job = launch(
@@ -92,7 +92,7 @@ say("got", store.get("key").decode())
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_every_generation_has_a_store_of_its_own(launch: Launcher, loop: str) -> None:
     job = launch(
         CLIENT
@@ -111,7 +111,7 @@ sys.exit(0 if restart == 2 else 1)
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(launch: Launcher, loop: str) -> None:
     env = in_the_server(launch, "if sys.orig_argv[-1] == 'quick': os.abort()")
     job = launch(
@@ -127,7 +127,7 @@ def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(launch: Lau
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_without_torch_the_port_is_closed_that_is_told_and_the_job_goes_on(launch: Launcher, loop: str) -> None:
     env = in_the_server(launch, "sys.modules['torch'] = None")
     job = launch(
@@ -178,7 +178,7 @@ say("got", store.get("key").decode())
     assert job.lines == ["first", "got value"]
 
 
-@on_both_loops
+@on_each_loop
 def test_a_store_that_was_killed_is_replaced(launch: Launcher, loop: str) -> None:
     job = launch(
         CLIENT
@@ -223,7 +223,7 @@ def run_delay_s() -> float:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
-@on_both_loops
+@on_each_loop
 def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(loop: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     spec = WorkerSpec(
@@ -263,7 +263,7 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(loop: str, tmp
     assert longest < 1.0
 
 
-@on_both_loops
+@on_each_loop
 def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch: Launcher, loop: str) -> None:
     first = launch(
         "say('port', os.environ['MASTER_PORT'])\nwait_for('go')\n", "--master-port", "0", loop=loop, name="a"
@@ -281,7 +281,7 @@ def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch:
     assert third.lines == [line]
 
 
-@on_both_loops
+@on_each_loop
 def test_where_a_worker_serves_the_store_nobody_else_gets_its_port(launch: Launcher, loop: str) -> None:
     job = launch(
         """

@@ -44,6 +44,8 @@ from aelastic.rdzv.protocol.messages import (
 )
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 DOCS = Path(__file__).parents[2] / "docs"
 SCHEMA = json.loads((DOCS / "event-log.schema.json").read_text())
 FRAME = set(SCHEMA["required"])

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, on_both_loops, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, on_each_loop, wait_for
 from kit.virtual_clock import Deadlock, on_virtual_time
 
 from aelastic import InputError, Supervisor, WorkerSpec
@@ -29,6 +29,8 @@ from aelastic.hangs.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIAB
 from aelastic.hangs.timer_rules import LINE_BYTES_MAX
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 HERE = os.getpid()
@@ -222,7 +224,7 @@ def test_where_no_fifo_can_be_it_says_so_and_leaves_what_is_there(tmp_path: Path
 # Timers.
 
 
-@on_both_loops
+@on_each_loop
 def test_a_timer_that_expires_is_reported_with_its_scope_its_signal_and_how_late_it_is(
     loop: str, tmp_path: Path
 ) -> None:
@@ -241,7 +243,7 @@ def test_a_timer_that_expires_is_reported_with_its_scope_its_signal_and_how_late
     run(loop, main())
 
 
-@on_both_loops
+@on_each_loop
 def test_a_timer_that_was_cleared_while_the_agent_was_busy_has_not_expired(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with watching(tmp_path) as kennel:
@@ -402,7 +404,7 @@ def test_torchs_client_has_a_hung_worker_restarted_and_the_agent_lives(launch: L
     job.assert_nothing_left()  # nor the FIFO
 
 
-@on_both_loops
+@on_each_loop
 def test_the_report_names_rank_scope_and_signal_and_so_does_the_exit_code(launch: Launcher, loop: str) -> None:
     job = launch(
         SETS_TIMERS + "send('all_reduce', 0.1, 10) if rank == 1 else None\ntime.sleep(600)\n",

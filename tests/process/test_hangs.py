@@ -29,6 +29,8 @@ from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.spec import HANG_SIGNALS
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 TERM_CODE = 128 + signal.SIGTERM
 # Long enough that a worker which is alive shows it on a busy machine, too.
 TIMEOUT_S = 2

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from kit.agents import FINISH, Agent, c10d, team_of
-from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, run, wait_for
+from kit.launching import DEADLINE_S, Job, Launcher, on_each_loop, run, wait_for
 from kit.metrics_text import DOCS, values
 from kit.ports import quiet_port
 from kit.this_process import descriptors, python, threads
@@ -37,6 +37,8 @@ from aelastic.health.address import Address, close, listen_at, read_address, url
 from aelastic.health.server import HealthServer, open_health
 from aelastic.launch import LaunchConfig, elastic_launch
 from aelastic.observe import run_events as ev
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
 
 # What a person or a probe waits for an answer; the machine may be busy with other tests.
 ANSWER_S = 10.0
@@ -193,7 +195,7 @@ def test_without_the_variable_nothing_of_it_is_imported(launch: Launcher) -> Non
 # What it says of a job.
 
 
-@on_both_loops
+@on_each_loop
 def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher, loop: str) -> None:
     job = launch(WAITS_FOR_GO, "--nproc-per-node", "2", loop=loop, env=ANY_PORT)
     url = url_in(job)
@@ -495,7 +497,7 @@ def hostile(url: str) -> Iterator[list[socket.socket]]:
         ]
 
 
-@on_both_loops
+@on_each_loop
 def test_hostile_clients_keep_neither_others_nor_the_job_waiting(launch: Launcher, loop: str) -> None:
     worker = """
         say("start", rank)
@@ -627,7 +629,7 @@ async def test_clients_that_reset_are_nothing_to_tell(caplog: pytest.LogCaptureF
 # Nothing left.
 
 
-@on_both_loops
+@on_each_loop
 def test_a_run_with_a_server_gives_everything_back(loop: str, tmp_path: Path) -> None:
     run(loop, asyncio.sleep(0))  # libuv keeps a pipe for the rest of a program's life
     before = descriptors(), threads()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from kit import launch_stories as stories
 from kit.launch_stories import one_node
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_each_loop
 from kit.ports import quiet_port
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
@@ -231,7 +231,7 @@ def test_what_runs_in_our_own_python_is_called_by_its_name() -> None:
     assert failed.name == "raise SystemExit(4)" and failed.get_first_failure()[1].exitcode == 4
 
 
-@on_both_loops
+@on_each_loop
 def test_the_agent_runs_on_the_loop_of_the_variable(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     run = BlockingRun._main

@@ -21,7 +21,7 @@ import pytest
 import uvloop
 from kit import launch_stories as stories
 from kit.launch_stories import one_node
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, on_both_loops, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, on_each_loop, wait_for
 
 from aelastic import ChildFailedError, InputError, SignalException, elastic_launch
 from aelastic.logs_specs import DefaultLogsSpecs
@@ -50,7 +50,7 @@ def held() -> tuple[dict[str, str], set[str]]:
     return descriptors, {thread.name for thread in threading.enumerate()}
 
 
-@on_both_loops
+@on_each_loop
 def test_dozens_of_launches_hold_no_more_descriptors_and_threads_than_one(
     loop: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_thread_with_a_running_loop_may_launch() -> None:
     assert values == [BOTH]
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.parametrize("is_under_a_loop", [False, True])
 def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
     loop: str, is_under_a_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +213,7 @@ def own_handlers() -> Iterator[dict[int, Any]]:
 
 
 @pytest.mark.parametrize("is_under_a_loop", [False, True])
-@on_both_loops
+@on_each_loop
 def test_a_signal_stops_the_job_and_its_handler_comes_back(
     loop: str, is_under_a_loop: bool, own_handlers: dict[int, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

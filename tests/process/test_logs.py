@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_both_loops, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_each_loop, wait_for
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
 
 MIB = 1 << 20
 
@@ -26,7 +28,7 @@ def files(folder: Path) -> dict[str, bytes]:
 # Layout and choice.
 
 
-@on_both_loops
+@on_each_loop
 def test_files_lie_where_torchrun_puts_them_and_stay(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -62,7 +64,7 @@ def test_files_lie_where_torchrun_puts_them_and_stay(launch: Launcher, loop: str
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_streams_are_chosen_by_local_rank_and_tee_wins(launch: Launcher, loop: str) -> None:
     job = launch(
         "say('out', rank)\nos.write(2, f'err {rank}\\n'.encode())",
@@ -87,7 +89,7 @@ def test_streams_are_chosen_by_local_rank_and_tee_wins(launch: Launcher, loop: s
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place_is_told(
     launch: Launcher, loop: str
 ) -> None:
@@ -100,7 +102,7 @@ def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place
     assert [path.name for path in job.tmp.iterdir()] == [log.relative_to(job.tmp).parts[0]]
 
 
-@on_both_loops
+@on_each_loop
 def test_lines_are_prefixed_and_the_files_are_not(launch: Launcher, loop: str) -> None:
     text = b"one\n\ntwo\r\nbar 1%\rbar 2%\nno newline"
     long = b"x" * 300_000
@@ -123,7 +125,7 @@ def test_lines_are_prefixed_and_the_files_are_not(launch: Launcher, loop: str) -
     assert stdout == prefixed + b"[default0]:" + long + b"\n"
 
 
-@on_both_loops
+@on_each_loop
 def test_every_byte_is_in_the_file_when_a_worker_is_sigkilled(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -146,7 +148,7 @@ def test_every_byte_is_in_the_file_when_a_worker_is_sigkilled(launch: Launcher, 
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.parametrize("option", ["--redirects=1", "--tee=1"])
 def test_every_byte_is_in_the_file_when_the_agent_is_sigkilled(launch: Launcher, loop: str, option: str) -> None:
     job = launch(
@@ -165,7 +167,7 @@ def test_every_byte_is_in_the_file_when_the_agent_is_sigkilled(launch: Launcher,
 # Live.
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.parametrize("options", [[], ["--tee=3", "--log-dir=logs"]], ids=["plain", "tee"])
 def test_what_a_worker_writes_is_seen_while_it_runs(launch: Launcher, loop: str, options: list[str]) -> None:
     job = launch(
@@ -186,7 +188,7 @@ def test_what_a_worker_writes_is_seen_while_it_runs(launch: Launcher, loop: str,
     job.wait_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_a_progress_bar_that_ends_no_line_is_seen_as_it_is(launch: Launcher, loop: str) -> None:
     job = launch("os.write(2, b'\\r 50%')\nwait_for('go')\nos.write(2, b'\\r100%')", loop=loop)
     wait_for("half a bar", lambda: (job.folder / "stderr").read_bytes() == b"\r 50%")
@@ -198,7 +200,7 @@ def test_a_progress_bar_that_ends_no_line_is_seen_as_it_is(launch: Launcher, loo
 # Floods, and consoles that take nothing.
 
 
-@on_both_loops
+@on_each_loop
 def test_fifty_mebibytes_through_tee_are_complete_on_the_console(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -235,7 +237,7 @@ def read_all(stream: IO[bytes], into: list[bytes]) -> threading.Thread:
     return thread
 
 
-@on_both_loops
+@on_each_loop
 def test_a_console_that_nobody_reads_blocks_no_worker_takes_no_memory_and_loses_nothing(
     launch: Launcher, loop: str
 ) -> None:
@@ -273,7 +275,7 @@ def test_a_console_that_nobody_reads_blocks_no_worker_takes_no_memory_and_loses_
     assert shown == (b"e" * 127 + b"\n") * (24 * 8192)
 
 
-@on_both_loops
+@on_each_loop
 def test_a_console_that_never_takes_more_is_given_up_and_the_files_are_named(launch: Launcher, loop: str) -> None:
     job = launch(
         "os.write(1, b'x' * (1 << 20))",
@@ -291,7 +293,7 @@ def test_a_console_that_never_takes_more_is_given_up_and_the_files_are_named(lau
     job.process.stdout.close()
 
 
-@on_both_loops
+@on_each_loop
 def test_a_console_that_has_gone_away_does_not_stop_the_job(launch: Launcher, loop: str) -> None:
     reader, writer = os.pipe()
     job = launch(
@@ -329,7 +331,7 @@ def disk_bytes(folder: Path) -> int:
     return used
 
 
-@on_both_loops
+@on_each_loop
 def test_stderr_that_nobody_keeps_takes_bounded_disk(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -363,7 +365,7 @@ inotify.Growth.__init__ = init
 """
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.parametrize("lack", [NO_WATCHES, NO_INSTANCES], ids=["no watches left", "no instances left"])
 def test_output_is_shown_where_the_kernel_does_not_tell_of_it(launch: Launcher, loop: str, lack: str) -> None:
     job = launch(
@@ -379,7 +381,7 @@ def test_output_is_shown_where_the_kernel_does_not_tell_of_it(launch: Launcher, 
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_a_log_folder_that_cannot_be_made_is_told_before_anything_starts(launch: Launcher, loop: str) -> None:
     launch.write("job/file", "", preamble="")
     job = launch("say('started')", "--log-dir", "file/logs", loop=loop)
@@ -388,7 +390,7 @@ def test_a_log_folder_that_cannot_be_made_is_told_before_anything_starts(launch:
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not_shown_is_lost(
     launch: Launcher, loop: str
 ) -> None:
@@ -415,7 +417,7 @@ def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not
     os.close(nobody_reads)
 
 
-@on_both_loops
+@on_each_loop
 def test_a_worker_that_floods_does_not_keep_another_from_the_console(launch: Launcher, loop: str) -> None:
     reader, stderr = os.pipe()
     job = launch(
@@ -447,7 +449,7 @@ def test_a_worker_that_floods_does_not_keep_another_from_the_console(launch: Lau
     os.close(reader)
 
 
-@on_both_loops
+@on_each_loop
 def test_a_log_folder_lost_while_the_job_runs_is_the_hosts_fault_and_no_usage_error(
     launch: Launcher, loop: str
 ) -> None:

@@ -18,13 +18,15 @@ from typing import Any
 import anyio
 import pytest
 import uvloop
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_both_loops, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, wait_for
 
 from aelastic import RunResult, Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PrefixedLines
 from aelastic.logs.pump import Pump
 from aelastic.logs.sinks import Sink
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
 
 MIB = 1 << 20
 
@@ -43,7 +45,7 @@ os.write(2, b"\\n")
 """
 
 
-@on_both_loops
+@on_each_loop
 def test_progress_bars_are_live_and_no_two_ranks_share_a_line(launch: Launcher, loop: str) -> None:
     job = launch(BAR, "--nproc-per-node=2", "--tee=2", "--log-dir=logs", loop=loop)
 
@@ -67,7 +69,7 @@ def test_progress_bars_are_live_and_no_two_ranks_share_a_line(launch: Launcher, 
     assert stderr().endswith(b"\n")
 
 
-@on_both_loops
+@on_each_loop
 def test_a_bar_of_one_rank_is_drawn_in_place(launch: Launcher, loop: str) -> None:
     job = launch(
         "for percent in range(50, 53):\n    os.write(1, b'%d%%\\r' % percent)\nos.write(1, b'done\\n')",
@@ -84,7 +86,7 @@ def test_a_bar_of_one_rank_is_drawn_in_place(launch: Launcher, loop: str) -> Non
 # Lines stay whole.
 
 
-@on_both_loops
+@on_each_loop
 def test_lines_of_ten_megabytes_are_shown_whole_and_so_are_their_neighbours(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -111,7 +113,7 @@ def test_lines_of_ten_megabytes_are_shown_whole_and_so_are_their_neighbours(laun
     assert set(lines) == {b"[default0]:" + b"x" * 10_000_000, b"[default1]:short", b""}
 
 
-@on_both_loops
+@on_each_loop
 def test_both_streams_may_go_to_one_place_and_their_lines_do_not_mix(launch: Launcher, loop: str) -> None:
     reader, writer = os.pipe()
     job = launch(
@@ -139,7 +141,7 @@ def test_both_streams_may_go_to_one_place_and_their_lines_do_not_mix(launch: Lau
     }
 
 
-@on_both_loops
+@on_each_loop
 def test_bytes_of_any_kind_are_shown_unchanged(launch: Launcher, loop: str) -> None:
     everything = bytes(byte for byte in range(256) if byte not in b"\r\n")
     job = launch(
@@ -153,7 +155,7 @@ def test_bytes_of_any_kind_are_shown_unchanged(launch: Launcher, loop: str) -> N
     assert (job.folder / "stdout").read_bytes() == (b"[default0]:" + everything + b"\n") * 2000
 
 
-@on_both_loops
+@on_each_loop
 def test_text_and_newline_written_one_by_one_make_one_line(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -173,7 +175,7 @@ def test_text_and_newline_written_one_by_one_make_one_line(launch: Launcher, loo
 # Who is shown, and what is filtered.
 
 
-@on_both_loops
+@on_each_loop
 def test_a_rank_that_is_not_shown_still_tells_why_it_failed_and_takes_bounded_disk(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -204,7 +206,7 @@ def test_a_rank_that_is_not_shown_still_tells_why_it_failed_and_takes_bounded_di
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_filtered_lines_are_written_live_and_complete_behind_a_stalled_console(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -267,7 +269,7 @@ def test_a_folder_named_latest_is_left_alone(launch: Launcher) -> None:
 # Consoles.
 
 
-@on_both_loops
+@on_each_loop
 def test_a_console_made_non_blocking_gets_everything(launch: Launcher, loop: str) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETFL, fcntl.fcntl(writer, fcntl.F_GETFL) | os.O_NONBLOCK)
@@ -278,7 +280,7 @@ def test_a_console_made_non_blocking_gets_everything(launch: Launcher, loop: str
     assert job.wait() == 0, job.stderr
 
 
-@on_both_loops
+@on_each_loop
 def test_a_terminal_shows_what_a_pipe_does(launch: Launcher, loop: str) -> None:
     ours, terminal = pty.openpty()
     tty.setraw(terminal)
@@ -308,7 +310,7 @@ def writer(code: str, **spec: Any) -> WorkerSpec:
     return WorkerSpec(entrypoint=sys.executable, args=args, max_restarts=0, tee=Std.ALL, local_world_size=2, **spec)
 
 
-@on_both_loops
+@on_each_loop
 def test_objects_in_the_place_of_the_streams_get_everything_before_the_call_returns(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

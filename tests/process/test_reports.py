@@ -15,6 +15,8 @@ import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 MEMORY = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 192 << 20
 

@@ -21,7 +21,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_both_loops, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, wait_for
 
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState, stack_hook
 from aelastic.errors import ChildFailedError, ProcessFailure
@@ -43,6 +43,8 @@ from aelastic.stacks.format import (
     read_faulthandler,
     read_py_spy,
 )
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
 
 # What a stuck worker does, by the function it does it in.
 STUCK = """
@@ -847,7 +849,7 @@ def wait_stuck(job: Any) -> None:
     job.go()
 
 
-@on_both_loops
+@on_each_loop
 def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_in_the_report(
     launch: Launcher, loop: str
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, Launcher, on_both_loops, wait_for
+from kit.launching import DEADLINE_S, Launcher, on_each_loop, wait_for
 from kit.ports import quiet_port
 from kit.screens import DRAWN, Screens, screens_of
 from kit.virtual_clock import on_virtual_time
@@ -46,7 +46,7 @@ def start(launch: Launcher) -> Iterator[Screens]:
 # Runs.
 
 
-@on_both_loops
+@on_each_loop
 def test_the_line_tells_where_the_job_stands_and_is_gone_in_the_end(start: Screens, loop: str) -> None:
     job, screen = start("say('working')\nwait_for('go')\nsay('done')", loop=loop)
     screen.wait_row(RUNNING)

@@ -87,7 +87,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {"no flags", "standalone", "variables"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.all) for case in CASES])
 def test_workers_find_what_torchrun_gives_them(folder: Path, case: str) -> None:
     options, env = CASES[case]
     theirs, ours = both(folder, options, env)

@@ -613,15 +613,15 @@ def both(launch: Launcher, who_fails: str) -> tuple[Job, Job]:
     address = [f"--rdzv-endpoint={endpoint}", "--local-addr=127.0.0.1"]
     ours_options = [option.replace("=c10d", "=torch:c10d") for option in options]
     work = [str(script), who_fails, str(marker)]
-    env = {"OMP_NUM_THREADS": "1"}
-    theirs = Job(folders[0], [sys.executable, "-m", "torch.distributed.run", *options, *address, *work], env)
+    env = {"OMP_NUM_THREADS": "1", **launch.warm.env}
+    theirs = Job(folders[0], [launch.warm.python, "-m", "torch.distributed.run", *options, *address, *work], env)
     ours = Job(folders[1], [sys.executable, "-m", "aelastic", *ours_options, *address, *work], env)
     launch.jobs += [theirs, ours]
     return theirs, ours
 
 
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
-@pytest.mark.parametrize("who_fails", ["nobody", "0", "3"])
+@pytest.mark.parametrize("who_fails", ["nobody", pytest.param("0", marks=pytest.mark.all), "3"])
 def test_a_torchrun_agent_and_ours_do_one_job(launch: Launcher, who_fails: str) -> None:
     theirs, ours = both(launch, who_fails)
     codes = [job.wait(LAUNCH_TIMEOUT_S) for job in (theirs, ours)]

@@ -20,6 +20,7 @@ import pytest
 from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
 from kit.ports import quiet_port
+from kit.torch_workers import TORCHRUN
 
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv import torchrun_plugin as for_torchrun
@@ -37,7 +38,7 @@ handlers: Any = pytest.importorskip("aelastic.rdzv.torchrun_plugin.handler")
 pytestmark = pytest.mark.usefixtures("kind_to_etcd")
 
 BINARIES = {"debian": debian_etcd, "distro": distro_etcd}
-each_server = pytest.mark.parametrize("server", BINARIES)
+each_server = pytest.mark.parametrize("server", ["debian", pytest.param("distro", marks=pytest.mark.all)])
 
 # --- what the tests share
 
@@ -560,7 +561,7 @@ def torchrun(
     nnodes: str = "",
     conf: str = "",
     args: Sequence[str] = (),
-    program: Callable[[int], str] = lambda index: "torch.distributed.run",
+    program: Callable[[int], str] = lambda index: TORCHRUN,
 ) -> list[Job]:
     """Agents of one job.
 
@@ -576,14 +577,14 @@ def torchrun(
         folder = launch.folder / f"agent{index}"
         folder.mkdir()
         command = [
-            sys.executable, "-m", module,
+            launch.warm.python if module == TORCHRUN else sys.executable, "-m", module,
             f"--nnodes={nnodes or len(agents)}", "--max-restarts=1", "--local-addr=127.0.0.1",
             f"--rdzv-backend={'torch:' if module == 'aelastic' else ''}etcd-v3",
             f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}",
             f"--rdzv-conf=last_call_timeout=1{',' if conf else ''}{conf}",
             *options, str(script), *args,
         ]  # fmt: skip
-        jobs.append(Job(folder, command, {"OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"}))
+        jobs.append(Job(folder, command, {"OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", **launch.warm.env}))
         launch.jobs.append(jobs[-1])
     return jobs
 
@@ -675,6 +676,7 @@ def test_a_job_goes_on_while_etcd_is_restarted(launch: Launcher, server: str, tm
 
 
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
+@pytest.mark.all
 def test_a_run_id_is_used_again_once_its_keys_are_gone(launch: Launcher, etcds: EtcdServers, run_id: str) -> None:
     server = etcds.of("distro")
     assert_done(torchrun(launch, server.endpoint, [[]], run_id=run_id, conf="ttl=20"), 1)

@@ -11,6 +11,7 @@ import pytest
 from kit import entrypoints
 from kit.environments import AELASTIC, DUMP, TORCHRUN, assert_same_env, both
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.warm import Warm
 
 from aelastic import InputError, Supervisor, WorkerSpec
 
@@ -29,18 +30,25 @@ DEVICES: dict[str, tuple[str | None, list[str]]] = {
     "none for one worker": ("", [""]),
     "none at all for one worker": ("-1", ["-1"]),
 }
+QUICK = {"unset", "numbers", "UUIDs"}
 
 
-@pytest.mark.parametrize("case, way", [*((case, "script") for case in DEVICES), ("UUIDs", "run path")])
+@pytest.mark.parametrize(
+    "case, way",
+    [
+        *(pytest.param(case, "script", marks=() if case in QUICK else pytest.mark.all) for case in DEVICES),
+        pytest.param("UUIDs", "run path", marks=pytest.mark.all),
+    ],
+)
 def test_workers_find_what_torchrun_gives_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm, case: str, way: str
 ) -> None:
     visible, own = DEVICES[case]
     monkeypatch.delenv(VARIABLE, raising=False)
     env = {} if visible is None else {VARIABLE: visible}
     (tmp_path / "dump.py").write_text(DUMP)
     options = ["--virtual-local-rank", f"--nproc-per-node={len(own)}", *(["--run-path"] if way == "run path" else [])]
-    theirs, ours = both(tmp_path, [*options, "dump.py", "${local_rank}"], env)
+    theirs, ours = both(tmp_path, [*options, "dump.py", "${local_rank}"], env, warm.python)
     assert [ours[str(rank)]["env"][VARIABLE] for rank in range(len(own))] == own
     for rank in theirs:
         assert ours[rank]["env"]["LOCAL_RANK"] == "0"
