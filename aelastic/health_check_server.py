@@ -14,7 +14,7 @@ TIMEOUT_S = 60
 
 
 class HealthCheckServer:
-    """Answers whoever asks whether an agent lives; this one answers nobody (torch: `HealthCheckServer`).
+    """A server that says whether an agent lives; this base class listens nowhere (torch: `HealthCheckServer`).
 
     Args:
         alive_callback: when the agent was last seen at work, in seconds of the wall clock; for any thread.
@@ -46,7 +46,7 @@ class NoHealthCheckServer(HealthCheckServer):
 
 
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
-    """A server that answers nobody (torch: `create_healthcheck_server`)."""
+    """A server that listens nowhere (torch: `create_healthcheck_server`)."""
     return HealthCheckServer(alive_callback, port, timeout)
 
 

@@ -1,12 +1,12 @@
-"""Lets the agent see where this worker stands, before it kills it or when somebody asks: opt in by importing this.
+"""Lets the agent take the stacks of this worker, before it kills it or on request: opt in by importing this module.
 
     import aelastic.stack_hook
 
 Needed only where the agent can't look by itself (no py-spy, or no right to ask for it) and the script does not run
-under torch's `worker_main`.  A signal that nobody uses makes the interpreter write the stacks of all threads to a file
+under torch's `worker_main`.  A signal without a handler makes the interpreter write the stacks of all threads to a file
 of the agent's (`faulthandler.register`), also while Python runs nothing else.  Without such an agent this does nothing.
 
-The agent sends the signal only to a process that has told, in that file, that it is prepared.
+The agent sends the signal only to a process that has registered itself in that file.
 """
 
 from __future__ import annotations

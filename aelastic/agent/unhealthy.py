@@ -1,8 +1,7 @@
-"""Workers that live and do not do what is expected of them: they are looked at, and stopped as failed.
+"""Fails live workers that a watch reports as unhealthy: dumps the stacks, then posts the failure.
 
-A watch says what it has found (`watch.py`).  Where the worker stands is found out first, since nobody knows once it is
-dead; then the group hears of it, and decides.  Whoever is being stopped, or has ended, is let be: what it does
-meanwhile is no failure.
+The stacks come first, since they are gone with the worker; then the group hears of it, and decides.  A worker that is
+being stopped, or has ended, is left alone: what it does meanwhile is no failure.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 class UnhealthyWorkers:
-    """Fails the workers of one run that a watch reports.
+    """Unhealthy workers of one run.
 
     Args:
         group: the workers; read, never changed.
-        stack_dumps: finds out where they are.
+        stack_dumps: takes their stacks.
         postmortem: makes failures of what they left.
-        post: takes what the group is to hear.
+        post: takes events for the group.
         tell: gets what was found of workers that are not stopped for it.
     """
 
@@ -48,9 +47,9 @@ class UnhealthyWorkers:
         self._post = post
         self._tell = tell
         self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
-        self._ended: set[int] = set()  # likewise: whose own process has ended
-        self._found: dict[int, Found] = {}  # likewise: what was found of those that are stopped for it
-        self._unhealthy: dict[int, ProcessFailure] = {}  # likewise: as what that counts
+        self._ended: set[int] = set()  # local ranks whose own process has ended
+        self._found: dict[int, Found] = {}  # by local rank: findings for which a worker is stopped
+        self._unhealthy: dict[int, ProcessFailure] = {}  # by local rank: the failures that follow from them
 
     def begin(self, starts: Sequence[WorkerStart]) -> None:
         """A new generation is about to start."""
@@ -62,7 +61,7 @@ class UnhealthyWorkers:
         self._ended.add(local_rank)
 
     async def on_found(self, found: Found) -> None:
-        """Has a worker stopped, which then has failed; or only tells of it."""
+        """Has a worker stopped, which then has failed; or only reports it."""
         rank, group = found.local_rank, self._group
         is_at_work = rank in group.alive and rank not in self._ended and rank not in self._found
         if found.generation != group.generation or group.phase is not Phase.RUNNING or not is_at_work:
@@ -84,9 +83,9 @@ class UnhealthyWorkers:
         self._post_found()
 
     def _post_found(self) -> None:
-        """Tells the group of those that were found together at once, by rank: from the first on, all are stopped."""
+        """Posts the failures of workers that were found together at once, by rank: at the first, all are stopped."""
         if self._found.keys() - self._unhealthy.keys() - self._ended:
-            return  # the last of them tells
+            return  # the last of them posts
         for rank, failure in sorted(self._unhealthy.items()):
             found = self._found[rank]
             if found.signum is not None and rank not in self._ended:  # else it ended by itself meanwhile

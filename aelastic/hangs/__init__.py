@@ -1,7 +1,7 @@
-"""Workers that live but do not progress: file timers, silence, no CPU use.
+"""Workers that live but do not progress.
 
-`watches` are those of a run, each a `watch`: `activity` samples workers and asks the core `hang_rules`, `file_timer` is
-torch's timer server around the core `timer_rules`.
+`watches` makes the watches that are on and reports what they find.  There are two, each a shell around pure rules:
+`file_timer` (`timer_rules`) for timers that workers set, `activity` (`hang_rules`) for output, CPU use and IO.
 """
 
-__all__ = ["watch", "watches"]
+__all__ = ["watches"]

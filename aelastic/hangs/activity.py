@@ -315,7 +315,7 @@ class ProcTable:
 def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:
     """Bytes in the files of workers, by local rank; `None` where there is none that grows (a pipe, say)."""
     sizes = {rank: _size_of(place.files) for rank, place in places.items()}
-    # Of a worker that is no process here, it may be that nobody writes there.
+    # If a worker is no process here, its files may not be written to.
     return {rank: None if places[rank].pid is None and not size else size for rank, size in sizes.items()}
 
 

@@ -1,12 +1,13 @@
-"""The watchdog: a FIFO on which workers set timers, and what is done when one expires.
+"""The file timer: a FIFO on which workers set timers, and what is done when one expires.
 
-torch's `FileTimerClient` writes to it unchanged, wherever `TORCHELASTIC_ENABLE_FILE_TIMER=1` has the agent open one;
-workers find its path in `TORCHELASTIC_TIMER_FILE`.  `timers` decides, here is what it does not know: the FIFO, the
-clocks, and which process belongs to which worker.
+torch's `FileTimerClient` writes to it unchanged, if `TORCHELASTIC_ENABLE_FILE_TIMER=1` has the agent open one; workers
+find its path in `TORCHELASTIC_TIMER_FILE`.  `timer_rules.py` decides; this module has the FIFO, the clocks, and the
+answer to which process belongs to which worker.
+
 
 The FIFO is read on the loop, when something is written or a timer expires, and at no other time.  The agent holds it
-open for writing as well, so it never ends, and it is there as long as the run is: restarts do not change it.  Unlike
-torch's agent, ours outlives an expired timer: it counts as the failure of the worker that it belongs to.
+open for writing as well, so it never ends, and it lasts as long as the run: restarts do not change it.  Unlike torch's
+agent, ours outlives an expired timer: the worker that the timer belongs to fails.
 """
 
 from __future__ import annotations
@@ -45,31 +46,31 @@ from aelastic.host import proc_table
 
 _log = logging.getLogger(__name__)
 
-# Where the user says that the FIFO is to be, and where workers are told that it is.
+# The path of the FIFO: in the agent's environment the user's choice, in the workers' the one in use.
 TIMER_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
-# What a client that finds the FIFO full gets is an exception in the middle of a training step.  This is what anybody
-# may ask for (pipe(7), /proc/sys/fs/pipe-max-size): half a second of 20,000 lines.
+# A client that finds the FIFO full gets an exception in the middle of a training step.  This is what any user may ask
+# for (pipe(7), /proc/sys/fs/pipe-max-size): half a second of 20,000 lines.
 FIFO_BYTES = 1 << 20
 # Read at once: about 600 lines, for which the core needs 2 ms.
 CHUNK_BYTES = 1 << 16
-# Nobody waits for an answer: what is written in this time is read together, unless a timer expires before it is over.
+# No client waits for an answer: lines of this time are read together, unless a timer expires before it is over.
 # 20,000 lines/s fill an eighth of the FIFO meanwhile.
 COALESCE_S = 0.05
 # Where the FIFO could not be made larger, they would fill it in 30 ms.
 COALESCE_SMALL_S = 0.01
 # From a process up to the worker that it descends from.  More than any tree of data loaders has.
 DEPTH_MAX = 64
-# A scope is named in reports and on the status line; a line of the FIFO would hold 4,000 characters.
+# Scopes are quoted in reports and on the status line; a line of the FIFO would hold 4,000 characters.
 SCOPE_CHARS = 200
 
 
 class FileTimerServer(Watch):
-    """The watchdog of one run (torch: `FileTimerServer`).
+    """The file timers of one run (torch: `FileTimerServer`).
 
     Args:
         env: the agent's environment; may say where the FIFO is to be.
         scratch: where it is otherwise.
-        report: told of timers that expire.
+        report: gets expired timers as findings.
     """
 
     def __init__(self, env: Mapping[str, str], scratch: Path, report: Report) -> None:
@@ -96,11 +97,13 @@ class FileTimerServer(Watch):
             # Read and write: so there is always a writer, and never an end (fifo(7)).
             self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise self._refusal(f"can't be made ({error.strerror})", "a path in a folder that can be written") from None
+            raise self._refusal(
+                f"cannot be made ({error.strerror})", "a path in a folder that can be written"
+            ) from None
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, FIFO_BYTES)
         except OSError:
-            self._coalesce_s = COALESCE_SMALL_S  # this user has as many pages in pipes as he may
+            self._coalesce_s = COALESCE_SMALL_S  # this user has no more pages for pipes
 
     def _make(self) -> None:
         try:
@@ -110,7 +113,7 @@ class FileTimerServer(Watch):
                 raise self._refusal("exists and is no FIFO", "another path, or remove what is there") from None
             if _is_read(self._path):
                 raise self._refusal("is in use by another process", "another path for each agent of a host") from None
-            os.unlink(self._path)  # of an agent that was killed
+            os.unlink(self._path)  # left by an agent that was killed
             os.mkfifo(self._path, 0o600)
         os.chmod(self._path, 0o600)  # whatever the umask
 
@@ -135,7 +138,7 @@ class FileTimerServer(Watch):
             is_more = self._read()
             now, deadline = time.monotonic(), self._timers.deadline
             if deadline is not None and deadline <= now:
-                await self._read_all()  # nobody is stopped for a timer that he has cleared
+                await self._read_all()  # a timer may have been cleared just before it expired
                 self._handle(DeadlinePassed(), now)
             if is_more:
                 await anyio.lowlevel.checkpoint()
@@ -180,7 +183,9 @@ class FileTimerServer(Watch):
             case Expired():
                 self._on_expired(action)
             case Complain(kind, quote):
-                _log.warning("a line of the timer FIFO is dropped, and so are others like it: it %s: %s", kind, quote)
+                _log.warning(
+                    "ignoring a timer request (further ones of the kind are not logged): it %s: %s", kind, quote
+                )
             case _:
                 assert_never(action)
 
@@ -190,7 +195,7 @@ class FileTimerServer(Watch):
         if local_rank is None or is_gone:
             return
         scope, set_for, late = expired.scope[:SCOPE_CHARS], _short(expired.set_for_s), _short(expired.late_s)
-        whose = "" if expired.pid in self._workers else f" (of pid {expired.pid}, which it has started)"
+        whose = "" if expired.pid in self._workers else f" (of its process {expired.pid})"
         reason = f"timer {scope!r}{whose}, set for {set_for} s, expired {late} s ago"
         self._report(Found(expired.generation, local_rank, "timer", reason, expired.signum))
 
@@ -201,7 +206,7 @@ class FileTimerServer(Watch):
         for _ in range(DEPTH_MAX):
             if entry is None:
                 break
-            # A worker leads a session: whoever lost the parent in between is still in it.
+            # A worker leads a session: a process that lost its parent is still in it.
             for number in (entry.pid, entry.session):
                 if number in self._workers:
                     return self._workers[number], is_gone
@@ -215,13 +220,13 @@ class FileTimerServer(Watch):
             if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
                 os.unlink(self._path)
         except OSError:
-            pass  # somebody was there before us
+            pass  # it is gone already
         os.close(self._fd)
         self._fd = None
 
 
 def _is_read(path: str) -> bool:
-    """Whether somebody has the FIFO open for reading."""
+    """True if a process has the FIFO open for reading."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:

@@ -1,18 +1,19 @@
-"""Who gives no sign of life any more, judged by what is seen of the workers from time to time.
+"""Rules that say which workers hang, from samples taken now and then.
 
-`handle(event, now)` takes what was seen and gives verdicts; `deadline` says when to look again.  Nothing here reads
-`/proc`, a file or a clock.
+`handle(event, now)` takes samples and gives verdicts; `deadline` says when to look again.  Nothing here reads `/proc`,
+a file or a clock.
 
-Three rules, each with a timeout of its own, each off unless asked for:
+
+Three rules, each with its own timeout, each off unless asked for:
 
 - *hang*: none of the chosen signs, output, CPU use and IO, was seen for that long;
-- *output*: no line that matches what is expected was seen for that long;
+- *output*: no line that matches the pattern was seen for that long;
 - *stuck*: the worker's process was in the same uninterruptible sleep at each look for that long.
 
-A sign is a counter that has grown between two looks, and it is dated with the later one: a verdict is never early,
-and late by one interval at most.  What can't be seen is no reason for a verdict: a rule of which nothing can be seen
-does not judge.  Nor does time count in which nobody looked: an agent that was suspended together with its workers finds
-them where they were.
+A sign is a counter that has grown between two looks, and has the time of the later one: a verdict is never early, and
+at most one interval late.  What can't be seen is no reason for a verdict: a rule that can see nothing does not judge.
+Time without a look does not count: an agent that was suspended together with its workers goes on where it was.
+
 
 Each verdict is given once; again only after the worker has shown life in between.
 """
@@ -27,7 +28,7 @@ from aelastic.core.record import Record
 from aelastic.group.events import WatchName
 from aelastic.spec import ExpectedOutput, HangAction, HangSignal
 
-# Of one core, between two looks.  A thread that only beats uses less; who computes, or waits in a busy loop, far more.
+# Of one core, between two looks.  A heartbeat thread uses less; computing, or waiting in a busy loop, uses far more.
 CPU_FRACTION_MIN = 0.01
 # The kernel counts CPU time in steps of 0.01 s (`times(2)`), in user and in kernel mode: up to two steps say nothing.
 CPU_STEPS_S = 0.02
@@ -36,7 +37,7 @@ LOOKS_PER_TIMEOUT = 10
 INTERVAL_MIN_S = 1.0
 # Timers of event loops may be early by a millisecond (uvloop counts in those).
 EARLY_S = 0.005
-# Who looks later than this has been suspended, or was kept from it by a machine that is too busy for the workers, too.
+# An agent that looks later than this was suspended, or its machine is too busy for the workers, too.
 LATE_S = 1.0
 # Of a pattern, what a reason quotes.
 PATTERN_CHARS = 80
@@ -76,7 +77,7 @@ class Rules(Record):
 
 
 class Began(Record):
-    """Workers run: those of a new generation, nobody else."""
+    """The workers of a new generation run, and no others."""
 
     local_ranks: tuple[int, ...]
 
@@ -84,7 +85,7 @@ class Began(Record):
 class Looked(Record):
     """A look at the workers is over."""
 
-    samples: Mapping[int, Sample]  # by local rank; who is not in it could not be seen at all
+    samples: Mapping[int, Sample]  # by local rank, of workers that could be seen
     began_at: float
 
 
@@ -98,12 +99,12 @@ Event: TypeAlias = Began | Looked | Ended
 
 
 class Verdict(Record):
-    """A worker that lives breaks a rule."""
+    """A running worker violated a hang rule."""
 
     local_rank: int
     by: WatchName
     reason: str  # without a subject
-    is_stopped: bool  # else it is only told
+    is_stopped: bool  # else it is only reported
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class _Life:
 
 
 class HangRules:
-    """Of the workers of one agent.
+    """Hang rules for the workers of one agent.
 
     Args:
         rules: what is asked of them.
@@ -179,7 +180,7 @@ class HangRules:
         return verdicts
 
     def _keeps(self, by: WatchName, life: _Life, sample: Sample, elapsed_s: float) -> bool:
-        """Whether a worker has kept a rule since the last look, or nobody can tell."""
+        """True if a worker has kept a rule since the last look, or that cannot be known."""
         before = life.sample
         match by:
             case "hang":

@@ -1,4 +1,4 @@
-"""Which timers of workers have expired.
+"""Rules that say which timers of workers have expired.
 
 A worker sets a timer before what may hang, and clears it afterwards, by lines on a FIFO that torch's `FileTimerClient`
 writes: `{"version": 1, "pid": 7, "scope_id": "step", "expiration_time": 1700000000.5, "signal": 9}`, where a negative
@@ -7,12 +7,12 @@ time clears.  One pid may have many, told apart by their scope; setting one agai
 - `handle(event, now)` is the only way to change anything; `deadline` is the next expiry.
 - The client's times are of the wall clock.  Each is turned into ours when it is read, so that a clock that is set
   later moves no timer.
-- A timer belongs to a worker: its own pid set it, or one of a process that the worker started.  The latter is asked
-  for (`Ask`), and known from then on.  Timers of anybody else are dropped.
+- A timer belongs to a worker: its own pid set it, or one of a process that the worker started.  The latter is
+  looked up (`Ask`), and known from then on.  Timers of other processes are dropped.
 - Those of an ended worker, and of an earlier generation, are forgotten.  Events about workers carry their generation:
   the end of an old worker clears nothing of the new one that has its local rank.
 
-Whatever a writer sends, a line is read or dropped; of each kind that is dropped the first is complained of.
+Whatever a writer sends, a line is read or dropped; the first dropped line of each kind is logged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from aelastic.core.record import Record
 
 # The client sends no line that is longer than PIPE_BUF of Linux (pipe(7)), and adds a newline.
 LINE_BYTES_MAX = 4096
-# One second of the 10,000 timers/s that the watchdog is made for, should none of them be cleared.
+# One second of the 10,000 timers/s that the file timer is made for, should none of them be cleared.
 TIMERS_MAX = 10_000
-# Processes that have set timers; at more of them, those that have none now are forgotten, and asked for again.
+# Processes that have set timers; beyond that, those that have none now are forgotten, and looked up again.
 OWNERS_MAX = 2 * TIMERS_MAX
-# Timers without a signal are only told of, and a loop may set them by the thousand.
+# Timers without a signal are only reported, and a loop may set them by the thousand.
 TOLD_MAX = 10
 # PID_MAX_LIMIT of Linux (proc(5), /proc/sys/kernel/pid_max).
 PID_MAX = 1 << 22
@@ -46,9 +46,9 @@ QUOTE_CHARS = 200
 class Kind(StrEnum):
     """Why a line is dropped."""
 
-    MALFORMED = "is no timer"
+    MALFORMED = "is not a timer"
     OVERSIZED = f"is longer than {LINE_BYTES_MAX} bytes"
-    FOREIGN = "is of a process that no worker of this agent has started"
+    FOREIGN = "is from a process that no worker of this agent has started"
     EXCESS = f"would be one of more than {TIMERS_MAX} timers at once"
 
 
@@ -82,7 +82,7 @@ class Belongs(Record):
     generation: int
     pid: int
     local_rank: int | None  # None: to no worker
-    is_gone: bool = False  # it has ended meanwhile, and who has ended does not hang
+    is_gone: bool = False  # it has ended meanwhile, so it does not hang
 
 
 class DeadlinePassed(Record): ...
@@ -105,7 +105,7 @@ class Expired(Record):
 
     generation: int
     local_rank: int  # of the worker it belongs to
-    pid: int  # of who set it
+    pid: int  # of the process that set it
     scope: str
     set_for_s: float
     late_s: float
@@ -113,7 +113,7 @@ class Expired(Record):
 
 
 class Complain(Record):
-    """Tell that a line is dropped; more of its kind will be, without a word.  Not answered."""
+    """Log that a line is dropped; further ones of its kind are not logged.  Not answered."""
 
     kind: Kind
     quote: str
@@ -188,7 +188,7 @@ class Timers:
     def _on_belongs(self, event: Belongs) -> list[Action]:
         timers = self._asked.pop(event.pid, None) if event.generation == self._generation else None
         if timers is None or event.is_gone:
-            return []  # an earlier generation's, or not asked for; or nobody is left who could hang
+            return []  # an earlier generation's, or not asked for; or its process has ended
         if event.local_rank is None:
             return _some(self._complain(Kind.FOREIGN, f"pid {event.pid}"))
         if len(self._owners) >= OWNERS_MAX:

@@ -1,7 +1,7 @@
 """The HTTP server of an agent: probes, status, metrics, stacks.
 
-`server` answers at the `address` that the environment names, within `limits`, with `stacks_endpoint` for stack dumps;
-`foreign_server` drives a server that the program brings along.
+`server` answers, at an `address`, within the `limits` of connections; `stacks_endpoint` takes stack dumps for clients.
+`foreign_server` runs a server of torch's kind instead, which the program gives.
 """
 
 __all__ = ["foreign_server", "server"]

@@ -1,4 +1,4 @@
-"""Where health checks are answered: what `TORCHELASTIC_HEALTH_CHECK_PORT` says, and a socket that listens there."""
+"""The address of the health server: reads `TORCHELASTIC_HEALTH_CHECK_PORT`, and listens there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 
-# Who asks comes from this host, unless the user says otherwise.
+# Clients are on this host, unless the user says otherwise.
 LOOPBACK = "127.0.0.1"
-# Who comes while we are busy waits in the kernel; more than its usual limit (`somaxconn` before Linux 5.4) is not had.
+# Clients wait in the kernel while we are busy; its usual limit (`somaxconn` before Linux 5.4) is no higher.
 BACKLOG = 128
 
 
@@ -28,7 +28,7 @@ def read_address(text: str) -> Address:
     """Reads `8080`, `host:8080` or `[::1]:8080`.
 
     Raises:
-        InputError: it is nothing of that.
+        InputError: it is none of these.
     """
     host, colon, digits = text.strip().rpartition(":")
     if not colon:
@@ -45,22 +45,22 @@ def read_address(text: str) -> Address:
 
 
 def listen_at(address: Address) -> socket.socket:
-    """A socket that listens; whoever connects waits until somebody accepts.  Looks the host's name up, which may block.
+    """A socket that listens.  Looks the host's name up, which may block.
 
     Raises:
-        InputError: nobody can listen there.
+        InputError: the address cannot be used.
     """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no name server would take
-        _refuse(address.text, f"the host can't be found ({getattr(error, 'strerror', None) or error})")
+        _refuse(address.text, f"the host cannot be found ({getattr(error, 'strerror', None) or error})")
     reason: OSError | None = None
     for family, _, _, _, where in sorted(found, key=lambda each: each[0] != socket.AF_INET):  # as most clients do
         try:
             return _listen(family, where)
         except OSError as error:
             reason = reason or error
-    return _refuse(address.text, f"nobody can listen there ({reason and reason.strerror}); 0 takes a free port")
+    return _refuse(address.text, f"cannot listen there ({reason and reason.strerror}); 0 takes a free port")
 
 
 def _listen(family: int, where: tuple[object, ...]) -> socket.socket:
@@ -83,7 +83,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def close(listener: socket.socket) -> None:
-    """Ends it, also where a forked worker has inherited it."""
+    """Closes it, also if a forked worker has inherited it."""
     with suppress(OSError):  # closed already
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

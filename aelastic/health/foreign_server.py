@@ -1,7 +1,7 @@
-"""A health check server of torch's kind, as a program gives it: it is started, told that the loop turns, and stopped.
+"""A health check server of torch's kind, which the program gives: it is started, polls the agent, and is stopped.
 
-Its calls may block, and may raise: each has a thread of its own, which nobody waits for longer than a while.  What
-comes of it is logged; it is never the reason why a job ends.
+Its methods may block and may raise: each call has a thread of its own, and a time limit.  What comes of it is logged;
+it is never the reason why a job ends.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT_S = 10.0
 # Within what an observer has to close (`observer.CLOSE_TIMEOUT_S`).
 STOP_TIMEOUT_S = 3.0
-# What it is told has seconds.
+# `alive` gives whole seconds.
 TICK_S = 1.0
 
 
 def foreign_server_of(
     given: HealthCheckServer | HealthCheckServerFactory, read_port: Callable[[], int | None]
 ) -> ForeignServer | None:
-    """What looks after a given server, if there is to be one.
+    """The observer that runs a given server, if there is to be one.
 
     Args:
         given: a server, ours or torch's; or what makes one, if there is a port to be made for.
-        read_port: says where the environment wants one.
+        read_port: the port that the environment asks for.
 
     Raises:
         InputError: the environment does not make sense.
@@ -63,10 +63,10 @@ def _is_server(given: Any) -> TypeGuard[HealthCheckServer]:
 
 
 class ForeignServer(Observer):
-    """Looks after one server.
+    """Observer that runs one server.
 
     Args:
-        make: makes the server, or has it; its argument is what gives the time of the last progress.
+        make: makes or returns the server; its argument gives the time of the last progress.
     """
 
     def __init__(self, make: Callable[[Callable[[], int]], HealthCheckServer]) -> None:
@@ -79,7 +79,7 @@ class ForeignServer(Observer):
         return self._seen_alive
 
     def tell(self, event: RunEvent, now: float) -> None:
-        """It asks by itself."""
+        """Nothing to do: it polls `alive`."""
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -114,7 +114,7 @@ async def _call(what: str, function: Callable[[], Any], timeout_s: float) -> Non
             function()
         except BaseException as error:  # noqa: BLE001  a user's; the job is worth more
             _log.warning("the health check server's %s failed: %s: %s", what, type(error).__name__, error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(is_over.set)
 
     threading.Thread(target=body, name=f"health check server: {what}", daemon=True).start()

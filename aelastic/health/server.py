@@ -1,12 +1,13 @@
-"""What answers over HTTP for an agent: probes, status, metrics, stacks.
+"""The HTTP server of an agent: probes, status, metrics, stacks.
 
-Made where `TORCHELASTIC_HEALTH_CHECK_PORT` asks for it.  It listens before anything is started, answers through
-rendezvous and exit barrier, and closes at the end.  It runs on the agent's own loop, so an answer of `/livez` proves
-that the loop turns.  aiohttp is imported, in a thread, when the first connection comes: a start does not wait for it.
+Made if `TORCHELASTIC_HEALTH_CHECK_PORT` asks for it.  It listens before anything is started, answers through rendezvous
+and exit barrier, and closes at the end.  It runs on the agent's own loop, so an answer of `/livez` proves that the loop
+turns.  aiohttp is imported, in a thread, when the first connection comes: a start does not wait for it.
 
-Clients may be slow, hostile, or ten thousand: `health_door.py` is what they meet first.  Nobody has to show who they
-are: the loopback address is for this machine's people, and another address is the user's decision.  But a web page must
-not ask through the browser that shows it: the name in `Host` is looked at, and who sends an `Origin` changes nothing.
+Clients may be slow, hostile, or ten thousand: `limits.py` bounds their connections, aiohttp their requests.  There is
+no authentication: the loopback address is for this machine's users, and another address is the user's decision.  But a
+web page must not ask through a browser of theirs: the name in `Host` is checked, and a request with an `Origin`
+changes nothing.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ _log = logging.getLogger(__name__)
 _aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
 _aiohttp_log.disabled = True
 
-# How often the loop's lag is looked at: once a second costs nothing, and is what a person calls now.
+# How often the loop's lag is measured: once a second costs nothing.
 TICK_S = 1.0
 # The longest line a request may have, and how many; a path of ours has ten characters, a browser sends 20 lines.
 LINE_BYTES_MAX = 4096
 HEADERS_MAX = 32
-# A slow disk may take its time; what takes longer never ends, and is better said.
+# A slow disk may take its time; an import that takes longer never ends.
 IMPORT_TIMEOUT_S = 60.0
 # Handlers end with their connections, which are gone.
 SHUTDOWN_TIMEOUT_S = 1.0
@@ -78,7 +79,7 @@ async def open_health(
     *,
     is_local: bool,
 ) -> HealthServer | ForeignServer | None:
-    """Makes what answers, where the environment or the program asks for it.
+    """Makes the server, if the environment or the program asks for one.
 
     Args:
         where: what `TORCHELASTIC_HEALTH_CHECK_PORT` says, or "".
@@ -86,7 +87,7 @@ async def open_health(
         is_local: workers are processes of this machine.
 
     Raises:
-        InputError: nobody can listen there, or aiohttp is not installed.
+        InputError: the address cannot be used, or aiohttp is not installed.
     """
     if given is not None:
         from aelastic.health.foreign_server import foreign_server_of
@@ -101,16 +102,16 @@ async def open_health(
         listener = listen_at(address)
     else:  # a name server may take its time
         listener = await anyio.to_thread.run_sync(listen_at, address)
-    level = logging.INFO if address.port else logging.WARNING  # a port that nobody chose has to be told
+    level = logging.INFO if address.port else logging.WARNING  # the user does not know a port that was not chosen
     _log.log(level, "health checks are answered at %s", url_of(listener))
     return HealthServer(address, listener, collect_stacks, is_local=is_local)
 
 
 class HealthServer(Observer):
-    """Answers for one run.
+    """HTTP server of one run.
 
     Args:
-        address: as it was asked for.
+        address: as the user gave it.
         listener: where clients connect; closed at the end.
         collect_stacks: takes the workers' stacks; its argument says why.
         is_local: the workers' ids are pids of this machine.
@@ -189,7 +190,7 @@ class HealthServer(Observer):
         await self._limits.run()
 
     async def _tick(self) -> None:
-        """Looks how late the loop is."""
+        """Measures how late the loop is."""
         while True:
             before = time.monotonic()
             await anyio.sleep(TICK_S)
@@ -223,11 +224,11 @@ class HealthServer(Observer):
         try:
             return await answer(request)
         except Exception:  # noqa: BLE001  no answer is worth the job
-            _log.warning("%s %s can't be answered", request.method, request.path, exc_info=True)
+            _log.warning("cannot answer %s %s", request.method, request.path, exc_info=True)
             return _text("a bug in aelastic: its log says more\n", 500)
 
     def _is_welcome(self, request: BaseRequest) -> bool:
-        """Whether it may come from who we listen for, and not from a page that a browser of theirs shows."""
+        """False for a request that a web page may have made."""
         if request.method not in {"GET", "HEAD"} and "Origin" in request.headers:
             return False
         if self._hosts is None or "Host" not in request.headers:
@@ -248,7 +249,7 @@ class HealthServer(Observer):
             return _text("ok\n")
         name, why = request.path.strip("/"), self._status.readiness[1]
         return _text(
-            f"[+]loop ok: {self._lag_s * 1000:.1f} ms late when last looked at\n"
+            f"[+]loop ok: {self._lag_s * 1000:.1f} ms late when last measured\n"
             f"[ ]workers are not part of it: {why}\n{name} check passed\n"
         )
 
@@ -295,7 +296,7 @@ class HealthServer(Observer):
         collection = await self._stacks.take()
         taken = collection.taken
         if taken is None:
-            return _text(f"the stacks can't be taken: {collection.error}\n", 500)
+            return _text(f"cannot take the stacks: {collection.error}\n", 500)
         if not taken.source:
             return _text("no worker runs any more\n", 503)
         if JSON_TYPE in request.headers.get("Accept", ""):

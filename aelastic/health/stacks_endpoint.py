@@ -62,7 +62,7 @@ class StacksEndpoint:
             with anyio.fail_after(TIMEOUT_S):
                 taken = await self._collect_stacks("asked over HTTP")
                 texts = await anyio.to_thread.run_sync(_texts_of, taken, abandon_on_cancel=True)
-        except Exception as error:  # noqa: BLE001  said to who asked; it is no reason for anything else to end
+        except Exception as error:  # noqa: BLE001  it is the client's answer, and ends nothing else
             return Collection(error=str(error) or f"not within {TIMEOUT_S:g} s")
         return Collection(taken, texts)
 

@@ -1,8 +1,8 @@
-"""Run events, and what is made of them.
+"""Run events, and their observers.
 
-`run_event_source` makes `run_events` of what the worker group does, and an `observer` gets them: `log_lines`,
-`event_log`, `metrics` (as `prometheus` text), `status` (as `status_text`), `systemd`, and `torch_events` around
-`torch_events_core`.
+`run_events` are the words, `run_event_source` makes them from the worker group's events, `observer` passes them on.
+Observers: `log_lines`, `event_log`, `metrics` (text: `prometheus`), `status` (as a line: `status_text`), `systemd`,
+`torch_events` (rules: `torch_events_core`); health server and status line have folders of their own.
 """
 
 __all__ = [

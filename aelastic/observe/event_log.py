@@ -134,7 +134,7 @@ class _Writer:
         self._records = Records()
         self._unwritten: deque[tuple[bytes, int]] = deque()  # lines, and how many events each tells of
         self._trouble = "the disk did not take them in time"
-        self._has_ended = False  # the run: its last record is told
+        self._has_ended = False  # the run: its last event has come
         self._told_at = self._taken_at = 0.0  # the last run event: on the loop's clock, which may be any, and on ours
 
     def run(self) -> None:

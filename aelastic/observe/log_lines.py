@@ -1,4 +1,4 @@
-"""The agent's own log lines: what a person who watches a run wants to know, when it happens."""
+"""The agent's own log lines: an observer that logs what a user wants to know while a run goes on."""
 
 from __future__ import annotations
 

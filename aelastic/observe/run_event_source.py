@@ -3,11 +3,11 @@
 `RunEventSource` sees each event after the worker group has handled it, and gives run events; it decides nothing.
 What happened comes first, then how long what was before it took, then where the agent stands now.
 
-A phase is told when it is over.  From the start to the end of a run there is always exactly one of them, but for
+`PhaseTook` comes when a phase is over.  From the start to the end of a run there is always exactly one of them, but for
 `detect`, which lies at the end of `run` or in `stop`: the durations of the others add up to that of the run.
 
-A restart is told once on each node that takes part in it: when the coordinator's word comes, whatever this node does
-at that moment.  A node that leaves meanwhile has none.
+`Restarting` comes once on each node that takes part in the restart: when the coordinator announces it, whatever this
+node does at that moment.  A node that leaves meanwhile has none.
 """
 
 from __future__ import annotations

@@ -46,16 +46,16 @@ class RunBegan(Record):
 
 
 class Changed(Record):
-    """The agent stands elsewhere now, or its workers do."""
+    """The phase of the agent, or the state of its workers, has changed."""
 
     before: Phase
     phase: Phase
     state: WorkerState
-    reason: str  # a sentence; what happened, where nobody said why
+    reason: str  # a sentence; what happened, if no reason was given
 
 
 class PhaseTook(Record):
-    """Something that takes time is over; it ended just now."""
+    """A phase has just ended."""
 
     name: PhaseName
     duration_s: float
@@ -100,22 +100,22 @@ class WorkerEnded(Record):
 
 
 class Noticed(Record):
-    """A worker does not do what is expected of it."""
+    """A watch found a worker unhealthy."""
 
     generation: int
     local_rank: int
     rank: int
     by: WatchName
     reason: str
-    is_stopped: bool  # and counts as failed; else it is only told
+    is_stopped: bool  # and counts as failed; else it is only reported
 
 
 class StacksTaken(Record):
-    """Where the workers of this node stood."""
+    """The stacks of this node's workers were taken."""
 
     generation: int
     why: str
-    source: Mapping[int, str]  # local rank to what gave its stack, or why nothing did
+    source: Mapping[int, str]  # local rank to the source of its stack, or why there is none
     path: str  # the folder they are in
 
 

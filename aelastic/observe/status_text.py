@@ -1,8 +1,8 @@
-"""What the live line says: where a run stands, from what its observers are told.
+"""The status line's text: the state of a run, from its events.
 
-`StatusText` is told run events and gives the line, as text for a width.  `changes_at` says when it would read otherwise
-though nothing happens: the time that has passed is said in steps, the coarser the longer it is, so that a line that
-nobody looks at costs next to nothing.  A view of nodes and ranks (`live_view.py`) shows a `Picture`.
+`StatusText` takes run events and gives the line for a width.  `changes_at` says when the line would change without an
+event: the time that has passed is given in steps that grow, so an idle line costs next to nothing.  The view of nodes
+and ranks (`ui.rank_view`) shows a `Picture`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 
 SEPARATOR = " | "
-# Seconds that have passed, and the steps in which they are said from there on.
+# Seconds that have passed, and the steps in which they are given from there on.
 _STEPS = ((3600, 60), (60, 10), (10, 5), (0, 1))
 # What a restart takes, in this order, and the end of a run.
 _PHASES: tuple[ev.PhaseName, ...] = ("detect", "stop", "await", "rendezvous", "spawn", "barrier")
@@ -26,9 +26,9 @@ WORDS_MAX = 200
 
 
 class Frame(Record):
-    """What is to be shown now."""
+    """A frame of the status line."""
 
-    key: object  # equal where what would be shown is equal
+    key: object  # equal for equal rows
     rows: Callable[[], list[bytes]]  # makes it; may be called in another thread
 
 
@@ -39,7 +39,7 @@ class RankPicture(Record):
     local_rank: int
     pid: int | None = None
     state: str = "starting"
-    note: str = ""  # what it does not do, as somebody who watches has noticed
+    note: str = ""  # what a watch has found
 
 
 class Picture(Record):
@@ -53,7 +53,7 @@ class Picture(Record):
 
 
 class StatusText:
-    """Of one run."""
+    """State of one run, as a status line shows it."""
 
     def __init__(self) -> None:
         self.began: ev.RunBegan | None = None
@@ -99,7 +99,7 @@ class StatusText:
             case ev.RunEnded(_, _, cause):
                 self._on_failure(cause, now)
             case _:
-                pass  # the rest is for those who count and write down
+                pass  # not shown
 
     def _on_changed(self, phase: Phase) -> None:
         if phase is not self.phase:
@@ -131,13 +131,13 @@ class StatusText:
         return cut(SEPARATOR.join(self.parts(now)), width)
 
     def changes_at(self, now: float) -> float:
-        """When `line` would be another, should nothing happen."""
+        """When `line` changes if nothing happens."""
         passed = max(0.0, now - self.began_at)
         step = next(step for least, step in _STEPS if passed >= least)
         return self.began_at + (passed // step + 1) * step
 
     def parts(self, now: float) -> tuple[str, ...]:
-        """The time that has passed, what the run does, the round, who takes part, the restarts."""
+        """The time that has passed, what the run does, the round, its size, the restarts."""
         passed = "" if self.began is None else f" {duration(now - self.began_at)}"
         parts = (f"aelastic{passed}", *self.state, self.round, self.size, self.restarts)
         return tuple(part for part in parts if part)
@@ -149,7 +149,7 @@ class StatusText:
             case Phase.INIT:
                 return ("starting",)
             case Phase.JOINING:
-                return (self._joining(), *_who_is_missing_first(self._waited))
+                return (self._joining(), *_missing_first(self._waited))
             case Phase.SPAWNING | Phase.RUNNING:
                 return (self._running(),)
             case Phase.CANCELLING | Phase.STOPPING:
@@ -206,7 +206,7 @@ class StatusText:
         return f"restarts {self.restart_count} of {most}" if most else "no restarts"
 
     def picture(self, now: float) -> Picture:
-        """What there is to see besides."""
+        """What the view shows."""
         failure, took, failed = self.last_failure, self.took, ""
         if failure is not None:
             ago = duration(now - self.failed_at)
@@ -246,8 +246,8 @@ def duration(passed_s: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
-def _who_is_missing_first(waited: str) -> list[str]:
-    """A sentence about who is waited for, with those who are missing at its beginning: its end may be cut off."""
+def _missing_first(waited: str) -> list[str]:
+    """The clauses of a waiting text, missing nodes first: the end of the line may be cut off."""
     clauses = waited[:WORDS_MAX].split("; ") if waited else []
     return sorted(clauses, key=lambda clause: not clause.startswith("waiting for "))
 

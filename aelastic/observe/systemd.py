@@ -1,8 +1,8 @@
-"""Tells systemd how the job stands (`sd_notify(3)`), for a unit of `Type=notify`: `docs/systemd.md` has one.
+"""Notifies systemd of the job's state (`sd_notify(3)`), for a unit of `Type=notify`: `docs/systemd.md` has one.
 
-It is told once that the workers run, and that the agent leaves, with the time this may take; in between, where the job
-stands, on change, and as often as it wants, that the loop turns.  Nothing here blocks: what the socket has no room for
-is sent soon after, the newest of each kind.
+systemd gets: once, that the workers run; once, that the agent leaves, and how long this may take; the job's state, on
+change; and, as often as its watchdog wants, that the loop turns.  Nothing here blocks: if the socket has no room, the
+newest message of each kind is sent soon after.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAVE_S = 40.0
 
 
 class SdNotify(Observer):
-    """Of one run.
+    """systemd's notifications of one run.
 
     Args:
         env: the agent's environment: `NOTIFY_SOCKET`, `WATCHDOG_USEC`, `WATCHDOG_PID`.
@@ -38,21 +38,21 @@ class SdNotify(Observer):
     def __init__(self, env: Mapping[str, str], shutdown_timeout_s: float) -> None:
         name = env.get("NOTIFY_SOCKET", "")
         self._address = "\0" + name[1:] if name.startswith("@") else name
-        self._socket: socket.socket | None = None  # until there is something to tell
+        self._socket: socket.socket | None = None  # until the first message
         self._stop_us = round(1e6 * (shutdown_timeout_s + KILL_COUNT_MAX * KILL_WAIT_S + LEAVE_S))
-        # As it recommends: twice in the time after which it takes us for dead.
+        # As systemd recommends: twice in the time after which its watchdog kills us.
         self._interval_s = _watchdog_us(env) / 2e6
         self._text = StatusText()
         self._status = ""
         self._is_ready = False
-        self._beat = {"WATCHDOG": "1"} if self._interval_s else {}
+        self._heartbeat = {"WATCHDOG": "1"} if self._interval_s else {}
         self._unsent: dict[str, str] = {}
         self._has_warned = False
         self._is_full = anyio.Event()
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
         self._text.handle(event, now)
-        # What changes although nothing happens, the time that has passed, is the first part.
+        # The first part, the time that has passed, changes without an event.
         text = SEPARATOR.join(self._text.parts(now)[1:])
         said: dict[str, str] = {}
         match event:
@@ -63,7 +63,7 @@ class SdNotify(Observer):
                 said = {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": str(self._stop_us)}
             case ev.RunEnded(state, reason):
                 text = f"{state.value}: {reason}"
-                said = {"STOPPING": "1", **self._beat}  # `run` is over
+                said = {"STOPPING": "1", **self._heartbeat}  # `run` is over
             case _:
                 pass
         if (status := cut(text, WORDS_MAX)) != self._status:
@@ -72,7 +72,7 @@ class SdNotify(Observer):
 
     async def run(self) -> None:
         while True:
-            self._send(self._beat)
+            self._send(self._heartbeat)
             with anyio.move_on_after(self._interval_s or None):
                 await self._is_full.wait()
                 await anyio.sleep(RETRY_INTERVAL_S)
@@ -98,9 +98,9 @@ class SdNotify(Observer):
         except BlockingIOError:
             self._is_full.set()
             return
-        except OSError as error:  # systemd may be back when there is more to tell
+        except OSError as error:  # systemd may be back for the next message
             if not self._has_warned:
-                _log.warning("systemd can't be told how the job stands (%s): the job goes on", error)
+                _log.warning("cannot notify systemd (%s); the job goes on", error)
             self._has_warned = True
         else:
             self._unsent = {}
@@ -109,6 +109,6 @@ class SdNotify(Observer):
 
 
 def _watchdog_us(env: Mapping[str, str]) -> int:
-    """The time after which systemd takes us for dead; 0: never."""
+    """The time of systemd's watchdog; 0: off."""
     text, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
     return int(text) if text.isascii() and text.isdigit() and pid in {"", str(os.getpid())} else 0

@@ -1,14 +1,15 @@
-"""torchelastic's events and metrics, for those who listen to torch's (`torch.distributed.elastic.events`, `.metrics`).
+"""torchelastic's events and metrics, for listeners of torch's (`torch.distributed.elastic.events`, `.metrics`).
 
-The supervisor makes one where somebody may listen: `WorkerSpec.event_log_handler` names a handler, or the program
-around us uses those modules.  Handlers are called in a thread of its own, in order, so that one that blocks holds up
-nobody but the end of the run, and that not for ever.  What happens meanwhile is kept, with its time, up to a limit; so
-is what happens while that thread imports torch, for which no worker waits.  A handler that raises is reported once.
+The supervisor makes one if there may be a listener: `WorkerSpec.event_log_handler` names a handler, or the program
+around us uses those modules.  A thread calls the handlers, in order, so a handler that blocks delays nothing but the
+end of the run, up to a limit.  What happens meanwhile is kept, with its time, up to a limit, also while that thread
+imports torch, for which no worker waits.  A handler that raises is reported once.
+
 
 The events are those that torch's agent records, under its names, with their real times (`torch_events_core.py`).  The
 handler `dynamic_rendezvous` is for another kind, the `RdzvEvent`s of torch's dynamic rendezvous.  torch records them
-itself, under us as well, where its rendezvous is used (`torch:c10d`).  Ours makes none: of what it does, the events
-`RENDEZVOUS` and `ASSIGN_WORKER_RANKS` tell, and they go to the handler that was chosen.
+itself, under us as well, if its rendezvous is used (`torch:c10d`).  Ours makes none: the events `RENDEZVOUS` and
+`ASSIGN_WORKER_RANKS` tell the same, and go to the handler that was chosen.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class TorchEvents(Observer):
         self._translator = TorchTranslator(spec.role, spec.max_restarts, anyio.current_time())
         self._recorder = _Recorder(spec, run_id)
         self._told: SimpleQueue[tuple[int, Told] | None] = SimpleQueue()
-        self._is_over = threading.Event()  # all is recorded, or nobody waits for it any more
+        self._is_over = threading.Event()  # all is recorded, or `aclose` waits no longer
         self._thread: threading.Thread | None = None
         self._happened = self._recorded = 0
 
@@ -149,7 +150,7 @@ class TorchEvents(Observer):
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._record, name="torch telemetry", daemon=True)
+            self._thread = threading.Thread(target=self._record, name="torch events", daemon=True)
             self._thread.start()
 
     def _record(self) -> None:
@@ -187,7 +188,7 @@ class _Recorder:
             if self._events is not None and self._job is None:
                 self._job = _job_of(self._spec, self._run_id)
         except Exception as error:  # noqa: BLE001  importing torch runs whatever is installed
-            self._warn("nobody is told of events or metrics, since torch or the rendezvous handler failed", error)
+            self._warn("no torch events or metrics are recorded, since torch or the rendezvous handler failed", error)
 
     def record(self, at_ms: int, told: Told) -> None:
         try:

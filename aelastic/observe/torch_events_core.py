@@ -107,7 +107,7 @@ _AT_WORK = {Phase.SPAWNING, Phase.RUNNING}
 
 
 class TorchTranslator:
-    """What torchelastic's agent would tell of one run.
+    """Translates the run events of one run to torchelastic's events and metrics.
 
     Args:
         role: of the workers.

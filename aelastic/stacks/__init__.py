@@ -1,7 +1,8 @@
-"""Stacks of workers: where each stands in its Python code.
+"""Python stacks of workers.
 
-`before_kill` dumps them before SIGKILL, `collect` gets them from py-spy, faulthandler or the worker, `format` reads and
-shortens them; `control_sockets` are those on which torch's workers answer.
+`before_kill` has them taken before a worker is killed, and keeps what reports quote; `collect` asks py-spy, torch's
+worker server and the stack hook; `format` reads and quotes their answers.  `control_sockets` names the workers'
+sockets.
 """
 
 __all__ = ["before_kill", "control_sockets"]

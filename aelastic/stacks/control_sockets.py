@@ -1,12 +1,13 @@
-"""Where each worker can be asked what it is doing (torch: `torch.distributed.elastic.control_plane`).
+"""Paths of the workers' control sockets (torch: `torch.distributed.elastic.control_plane`).
 
 Under `worker_main`, a worker serves HTTP on the Unix socket that `TORCH_WORKER_SERVER_SOCKET` names.  Each worker of
 each attempt has a path of its own in the run's scratch folder: torch refuses one that exists, and leaves its own there.
 
-The variable is the agent's mark, too: all that a worker starts inherits it, and the name of the scratch is random.
+The variable is the agent's mark, too: every process that a worker starts inherits it, and the scratch folder's name is
+random.
 
-A path of more than 107 bytes can't be bound.  Where the temporary folder is that deep, the path goes through a
-descriptor of the agent's.  It leads to the same folder, so there is nothing more to remove.
+A path of more than 107 bytes can't be bound.  If the temporary folder is that deep, the path goes through a descriptor
+of the agent's.  It leads to the same folder, so there is nothing more to remove.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ControlSockets:
         self._folder: int | None = None
         self._prefix = str(scratch)
         if len(os.fsencode(scratch)) + NAME_BYTES_MAX >= PATH_BYTES_MAX:
-            with contextlib.suppress(OSError):  # who makes the scratch there says what is wrong
+            with contextlib.suppress(OSError):  # making the scratch folder fails with the reason
                 self._shorten(scratch)
 
     def _shorten(self, scratch: Path) -> None:
@@ -42,14 +43,14 @@ class ControlSockets:
 
     @property
     def mark(self) -> str:
-        """What the environment of every process of this run holds, and no other's."""
+        """What the environment of every process of this run contains, and no other."""
         return f"{CONTROL_SOCKET_VARIABLE}={self._prefix}/"
 
     def path(self, attempt: int, local_rank: int) -> str:
         return f"{self._prefix}/control_{attempt}_{local_rank}"
 
     def mark_env(self, env: dict[str, str]) -> dict[str, str]:
-        """The environment of a process that is no worker, and belongs to this run."""
+        """The environment of a process of this run that is no worker."""
         return {**env, CONTROL_SOCKET_VARIABLE: f"{self._prefix}/none"}
 
     def close(self) -> None:

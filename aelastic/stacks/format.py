@@ -1,7 +1,7 @@
-"""Where a process stood, as text: what py-spy and faulthandler say is read, and the lines worth quoting are picked.
+"""Reads the output of py-spy and faulthandler, and formats stacks for files and reports.
 
-Pure, and nothing here raises but `ValueError`, for what is no stack.  Threads and frames come innermost first, as both
-programs tell them.
+Pure; nothing here raises but `ValueError`, for text that is no stack.  Threads and frames come innermost first, as both
+programs write them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from aelastic.core.record import Record
 
-# What is quoted of a stack that is kept in a file: who waits in a library is in the caller's code a few frames further.
+# Frames quoted of a stack that is kept in a file: from a wait in a library to the caller's code it is a few frames.
 FRAMES_QUOTED = 10
-# What is quoted where no file remains: the stack of most training loops is not deeper.
+# Frames quoted if no file remains: the stack of most training loops is not deeper.
 FRAMES_QUOTED_ALONE = 40
-# Likewise, of each thread besides the main one, and of so many threads: pin-memory, autograd and NCCL's among them.
+# Frames of each thread besides the main one, and how many threads: pin-memory, autograd and NCCL's among them.
 FRAMES_OF_OTHERS = 4
 OTHERS_QUOTED = 8
 # A file's path or a function's name; paths have 4,096 bytes at most, most have a hundred.
@@ -85,7 +85,7 @@ def read_faulthandler(text: str) -> tuple[Thread, ...]:
     found = [(head, Thread(name, tuple(frames))) for head, name, frames in named if frames]
     if not found:
         raise ValueError("no Python frame is in it")
-    # Threads are told from the youngest to the oldest.  A signal that is sent to a process is mostly the main thread's.
+    # Threads come from the youngest to the oldest.  A signal that is sent to a process is mostly the main thread's.
     is_cut = any(line == _CUT for line in text.splitlines())
     current = next((at for at, (head, _) in enumerate(found) if head != "Thread"), None)
     main = current if is_cut and current is not None else len(found) - 1

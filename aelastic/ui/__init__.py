@@ -1,3 +1,3 @@
-"""The terminal: `status_line` below the output of a run, `rank_view` in its place if asked for."""
+"""The state of a run on a terminal: `status_line` draws it, `rank_view` lays out the view of all ranks."""
 
 __all__ = ["status_line"]

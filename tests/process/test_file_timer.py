@@ -201,9 +201,9 @@ BAD_PLACES = {
     "a file": (make_file, "", "exists and is no FIFO"),
     "a folder": (make_folder, "", "exists and is no FIFO"),
     "a link": (make_link_to_a_fifo, "", "exists and is no FIFO"),
-    "below a file": (make_file, "/timers", r"can't be made \(Not a directory\)"),
-    "nowhere": (make_nothing, "/timers", r"can't be made \(No such file or directory\)"),
-    "a name that is too long": (make_nothing, "x" * 300, r"can't be made \(File name too long\)"),
+    "below a file": (make_file, "/timers", r"cannot be made \(Not a directory\)"),
+    "nowhere": (make_nothing, "/timers", r"cannot be made \(No such file or directory\)"),
+    "a name that is too long": (make_nothing, "x" * 300, r"cannot be made \(File name too long\)"),
 }
 
 
@@ -273,7 +273,7 @@ async def test_a_timer_of_a_process_that_a_worker_has_started_is_the_workers(
         kennel.set("load", 0, pid=child.pid)
         (found,) = await kennel.wait_found()
     assert (found.local_rank, found.signum) == (0, signal.SIGKILL)
-    assert f"timer 'load' (of pid {child.pid}, which it has started), set for " in found.reason
+    assert f"timer 'load' (of its process {child.pid}), set for " in found.reason
 
 
 async def test_a_process_that_has_ended_does_not_hang(
@@ -323,9 +323,9 @@ async def test_lines_that_are_no_timers_are_logged_once_of_each_kind_and_the_oth
         await kennel.wait_found()
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 3
-    assert "it is no timer: 'nonsense'" in said[0]
+    assert "it is not a timer: 'nonsense'" in said[0]
     assert f"it is longer than {LINE_BYTES_MAX} bytes: 'xxx" in said[1]
-    assert "it is of a process that no worker of this agent has started: pid 1" in said[2]
+    assert "it is from a process that no worker of this agent has started: pid 1" in said[2]
     assert all(len(line) < 400 for line in said)
 
 

@@ -157,7 +157,7 @@ def test_a_port_that_somebody_has_is_a_usage_error_and_nothing_is_started(launch
         job = launch("say('start')", env={HEALTH_PORT_VARIABLE: address})
         assert job.wait() == 2
     (line,) = job.stderr.splitlines()
-    assert f"{HEALTH_PORT_VARIABLE}={address}: nobody can listen there" in line
+    assert f"{HEALTH_PORT_VARIABLE}={address}: cannot listen there" in line
     assert not job.stdout
     job.assert_nothing_left()
 

@@ -361,7 +361,7 @@ def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handler]:
 
 
 def is_telling() -> bool:
-    return any(thread.name == "torch telemetry" for thread in threading.enumerate())
+    return any(thread.name == "torch events" for thread in threading.enumerate())
 
 
 STATES = ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "SUCCEEDED", "SUCCEEDED"]
