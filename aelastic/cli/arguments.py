@@ -68,7 +68,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         groups: the options there are.
 
     Raises:
-        InputError: what was asked for cannot be; one line says why and what to do.
+        InputError: the job cannot be started as asked for; one line says why and what to do.
         SystemExit: after `--help` and `--version`.
     """
     chosen = read_options(argv, environ, groups)

@@ -1,6 +1,6 @@
 """The agent's stderr: log lines, reports and the status line, written in turn by one thread.
 
-A console that nobody reads blocks that thread, and never the agent.
+A console that stops reading blocks that thread, and never the agent.
 """
 
 from __future__ import annotations

@@ -117,15 +117,15 @@ def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) ->
 
 def _choose(logs: Sequence[Log], run_id: str | None) -> tuple[list[Log], list[str]]:
     """The logs of the run to draw, and the ids of the other runs."""
-    told = [log for log in logs if log.entries]
+    filled = [log for log in logs if log.entries]
     if run_id is not None:
-        chosen = [log for log in told if log.run_id == run_id]
+        chosen = [log for log in filled if log.run_id == run_id]
         if not chosen:
-            known = ", ".join(dict.fromkeys(log.run_id for log in told[:20]))
+            known = ", ".join(dict.fromkeys(log.run_id for log in filled[:20]))
             raise InputError(f"--run-id {run_id}: no such run here; found: {known}")
-        others = {log.run_id for log in told} - {run_id}
+        others = {log.run_id for log in filled} - {run_id}
         return chosen, sorted(others)
-    runs = runs_of(told)
+    runs = runs_of(filled)
     return runs[-1], [run[0].run_id for run in runs[:-1]]
 
 

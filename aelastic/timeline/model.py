@@ -6,7 +6,7 @@ the `Story` of all of them.
 - An agent's row is cut into phases without gaps.  `detect` is the end of the workers' `run`: from the moment when the
   first of them was gone until the agent knew why.
 - A worker's row holds its lives, one for each generation.
-- A log that does not say how it ended is told as far as it goes; what was going on then is open.
+- A log without an end is told as far as it goes; the phase of that moment is open.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class NodeStory:
     closing: Closing = "unknown"
     ends_at_start: bool = False  # the log's last entry says that the workers are started
     state: str = ""  # in the end
-    reason: str = ""  # likewise
+    reason: str = ""  # why it ended so
     entrypoint: str = ""
     workers: int = 0
     group_rank: int = NO_RANK  # when it first had one

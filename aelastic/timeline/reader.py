@@ -173,7 +173,7 @@ def _moment(record: dict[str, Any]) -> datetime:
     return moment
 
 
-# Which run, and whose clock.
+# Runs and clocks.
 
 
 def runs_of(logs: Sequence[Log]) -> list[list[Log]]:

@@ -12,7 +12,7 @@ _UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    """Text from a log for people: nothing in it is invisible, or tells a terminal what to do."""
+    """Text from a log for people: without invisible characters and control sequences of terminals."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
