@@ -171,7 +171,7 @@ def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
 
     before = signal.signal(signal.SIGUSR1, raise_enough)
     try:
-        with sending(signal.SIGUSR1, tmp_path), pytest.raises(EnoughError):
+        with sending(tmp_path, signal.SIGUSR1), pytest.raises(EnoughError):
             asyncio.run(main()) if is_under_a_loop else launch(stories.sleep_long, str(tmp_path))
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -182,14 +182,18 @@ def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
 
 
 class sending:  # noqa: N801  a context manager
-    """Sends a signal to this process once both workers of `sleep_long` are there."""
+    """Sends signals to this process once both workers of `sleep_long` are there, after calling `look`."""
 
-    def __init__(self, signum: int, folder: Path) -> None:
-        self._thread = threading.Thread(target=self._send, args=(signum, folder))
+    def __init__(self, folder: Path, *signums: int, look: Callable[[], Any] = lambda: None) -> None:
+        self._thread = threading.Thread(target=self._send, args=(folder, signums, look))
 
-    def _send(self, signum: int, folder: Path) -> None:
+    def _send(self, folder: Path, signums: tuple[int, ...], look: Callable[[], Any]) -> None:
         wait_for("two workers", lambda: (folder / "0").exists() and (folder / "1").exists())
-        os.kill(os.getpid(), signum)
+        look()
+        for number, signum in enumerate(signums):
+            if number and signum == signums[0]:
+                wait_for("a worker that was asked", (folder / "asked").exists)
+            os.kill(os.getpid(), signum)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -222,7 +226,7 @@ def test_a_signal_stops_the_job_and_its_handler_comes_back(
     async def under_a_loop() -> None:
         launch(stories.sleep_long, str(tmp_path))
 
-    with sending(signal.SIGTERM, tmp_path), pytest.raises(SignalException, match="got signal: 15") as caught:
+    with sending(tmp_path, signal.SIGTERM), pytest.raises(SignalException, match="got signal: 15") as caught:
         asyncio.run(under_a_loop()) if is_under_a_loop else launch(stories.sleep_long, str(tmp_path))
     assert caught.value.sigval is signal.SIGTERM
     assert_all_ended(tmp_path)
@@ -250,15 +254,10 @@ def test_only_the_signals_named_are_handled(own_handlers: dict[int, Any], tmp_pa
     during: dict[int, Any] = {}
 
     def look() -> None:
-        wait_for("two workers", lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         during.update({signum: signal.getsignal(signum) for signum in own_handlers})
-        os.kill(os.getpid(), signal.SIGUSR1)
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    with pytest.raises(SignalException) as caught:
+    with sending(tmp_path, signal.SIGUSR1, look=look), pytest.raises(SignalException) as caught:
         launch(stories.sleep_long, str(tmp_path), signals_to_handle="SIGUSR1")
-    looking.join(DEADLINE_S)
     assert caught.value.sigval is signal.SIGUSR1
     assert [signum for signum in own_handlers if during[signum] != own_handlers[signum]] == [signal.SIGUSR1]
 
@@ -266,17 +265,8 @@ def test_only_the_signals_named_are_handled(own_handlers: dict[int, Any], tmp_pa
 def test_a_signal_that_the_program_ignores_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-
-        def hang_up() -> None:
-            wait_for("two workers", lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGQUIT)
-
-        hanging_up = threading.Thread(target=hang_up)
-        hanging_up.start()
-        with pytest.raises(SignalException) as caught:
+        with sending(tmp_path, signal.SIGHUP, signal.SIGQUIT), pytest.raises(SignalException) as caught:
             launch(stories.sleep_long, str(tmp_path))
-        hanging_up.join(DEADLINE_S)
         assert caught.value.sigval is signal.SIGQUIT
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -284,17 +274,8 @@ def test_a_signal_that_the_program_ignores_stays_ignored(tmp_path: Path) -> None
 
 
 def test_a_second_signal_kills_workers_that_take_their_time(tmp_path: Path) -> None:
-    def ask_twice() -> None:
-        wait_for("two workers", lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_for("a worker that was asked", (tmp_path / "asked").exists)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    asking = threading.Thread(target=ask_twice)
-    asking.start()
-    with pytest.raises(SignalException):
+    with sending(tmp_path, signal.SIGTERM, signal.SIGTERM), pytest.raises(SignalException):
         launch(stories.ignore_sigterm, str(tmp_path), shutdown_timeout=600)
-    asking.join(DEADLINE_S)
     assert_all_ended(tmp_path)
 
 

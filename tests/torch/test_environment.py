@@ -11,65 +11,44 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.environments import (
-    AELASTIC,
-    DUMP,
-    assert_same_env,
-    both,
-)
+from kit.environments import AELASTIC, DUMP, assert_same_env, both
 from kit.launching import LAUNCH_TIMEOUT_S
 
 STRANGE = ["", "$", "$$", "${rank}", "$HOME", "${local_rank}${local_rank}", "a\nb", "ünïcode", "--", "-m", "'\"\\"]
 
-CASES: dict[str, tuple[list[str], dict[str, str]]] = {
-    "no flags": (["dump.py"], {"RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "elsewhere", "LOCAL_RANK": "3"}),
-    "standalone": (["--standalone", "dump.py", *STRANGE], {"OMP_NUM_THREADS": "5"}),
-    "port": (["--master-port", "PORT", "dump.py"], {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
-    "address and port": (["--master-addr", "localhost", "--master-port", "PORT", "dump.py"], {}),
-    "local address": (["--local-addr", "127.0.0.5", "dump.py"], {}),
-    "no store shared": (["--nproc-per-node=2", "dump.py"], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
-    "no store shared, but a port": (["--master-port", "PORT", "dump.py"], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
-    "c10d on its own": (
-        ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job-17", "dump.py"],
+CASES: dict[str, tuple[str, dict[str, str]]] = {
+    "no flags": ("dump.py", {"RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "elsewhere", "LOCAL_RANK": "3"}),
+    "standalone": ("--standalone dump.py STRANGE", {"OMP_NUM_THREADS": "5"}),
+    "port": ("--master-port PORT dump.py", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
+    "address and port": ("--master-addr localhost --master-port PORT dump.py", {}),
+    "local address": ("--local-addr 127.0.0.5 dump.py", {}),
+    "no store shared": ("--nproc-per-node=2 dump.py", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    "no store shared, but a port": ("--master-port PORT dump.py", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    "c10d, a single node": (
+        "--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --rdzv-id=job-17 dump.py",
         {"SLURM_NODEID": "3"},
     ),
-    "many": (
-        [
-            "--nproc_per_node=2",
-            "--role",
-            "x",
-            "--max-restarts",
-            "2",
-            "--signals-to-handle",
-            "SIGTERM,SIGUSR1",
-            "dump.py",
-        ],
-        {},
-    ),
-    "module": (["-m", "package.dump", "--flag"], {}),
-    "timers": (["dump.py"], {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}),
+    "many": ("--nproc_per_node=2 --role x --max-restarts 2 --signals-to-handle SIGTERM,SIGUSR1 dump.py", {}),
+    "module": ("-m package.dump --flag", {}),
+    "timers": ("dump.py", {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}),
     "timers in a place of their own": (
-        ["--master-port", "PORT", "dump.py"],
+        "--master-port PORT dump.py",
         {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": "./timers"},
     ),
     "no timers, but a place for them": (
-        ["dump.py"],
+        "dump.py",
         {"TORCHELASTIC_ENABLE_FILE_TIMER": "yes", "TORCHELASTIC_TIMER_FILE": "/nowhere/timers"},
     ),
-    "no python": (["--no-python", "./dump.sh", "${local_rank}", "--x=1"], {}),
-    "run path": (["--run-path", "dump.py", "1"], {}),
+    "no python": ("--no-python ./dump.sh ${local_rank} --x=1", {}),
+    "run path": ("--run-path dump.py 1", {}),
     "variables": (
-        ["dump.py"],
+        "dump.py",
         {
-            "PET_NPROC_PER_NODE": "2",
-            "PET_MAX_RESTARTS": "4",
-            "PET_ROLE": "y",
-            "PET_STANDALONE": "1",
-            "OMP_NUM_THREADS": "3",
-            "PYTHON_EXEC": "./python-of-theirs",
+            "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "4", "PET_ROLE": "y", "PET_STANDALONE": "1",
+            "OMP_NUM_THREADS": "3", "PYTHON_EXEC": "./python-of-theirs",
         },
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -92,7 +71,8 @@ QUICK = {"no flags", "standalone", "variables"}
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.all) for case in CASES])
 def test_workers_find_what_torchrun_gives_them(folder: Path, case: str) -> None:
-    options, env = CASES[case]
+    command, env = CASES[case]
+    options = [each for word in command.split() for each in (STRANGE if word == "STRANGE" else [word])]
     theirs, ours = both(folder, options, env)
     for rank in theirs:
         their, our = theirs[rank], ours[rank]
