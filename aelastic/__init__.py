@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aelastic.launcher.elastic_launch import elastic_launch, launch_agent
     from aelastic.launcher.errors import SignalException
     from aelastic.launcher.launch_config import LaunchConfig
+    from aelastic.observe.observer import Observer
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.result import RunResult
     from aelastic.spec import ExpectedOutput, Std, WorkerSpec
@@ -51,6 +52,7 @@ __all__ = [
     "InputError",
     "InternalError",
     "LaunchConfig",
+    "Observer",
     "ProcessFailure",
     "RendezvousClosedError",
     "RendezvousConnectionError",
@@ -92,6 +94,7 @@ _HOMES = {
     "spec": ("ExpectedOutput", "Std", "WorkerSpec"),
     "result": ("RunResult",),
     "supervisor": ("Supervisor",),
+    "observe.observer": ("Observer",),
     "group.backend": ("WorkerBackend", "WorkerExit", "WorkerStart"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -5,7 +5,7 @@
     ├── RendezvousError             infra failure    1           the other agents, or the network between
     │   ├── RendezvousTimeoutError  infra failure    75          too few agents came in time: retry
     │   ├── RendezvousClosedError   infra failure    1           the job is over: do not retry under this run id
-    │   ├── RendezvousConnectionError  infra failure 1           nobody answers at the endpoint: retry
+    │   ├── RendezvousConnectionError  infra failure 1           no answer from the endpoint: retry
     │   └── RendezvousStateError    infra failure    1           something else writes at the endpoint
     ├── ChildFailedError            worker failure   its own     the job: read the report
     ├── HostError                   infra failure    1           the host: a disk is full, descriptors ran out
@@ -13,12 +13,12 @@
     └── InternalError               agent failure    70          us: report it, with its story
 
 "Its own" is the root cause's exit code, or 128+n for signal n (`exit_code_of`).  A worker's failure is data, a
-`ProcessFailure`; these exceptions are for those who run the agent.  The error files are torch's, read and written
-(torch: `torch.distributed.elastic.multiprocessing.errors`), so `record` of either works under the agent of either.
+`ProcessFailure`; these exceptions are for the program that runs the agent.  The error files are torch's, read and
+written (torch: `torch.distributed.elastic.multiprocessing.errors`), so `record` of either works under either agent.
 Importing this module is cheap, since workers do: what only a failure needs is imported when there is one.
 """
 
-# Imports where a failure needs them, and no pathlib: start-up time is everybody's.
+# Imports where a failure needs them, and no pathlib: every worker pays for the start-up time.
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousConnectionError(RendezvousError):
-    """Nobody answers at the rendezvous endpoint.  Retry; look at its host name, port, firewall and server."""
+    """The rendezvous endpoint does not answer.  Retry; look at its host name, port, firewall and server."""
 
 
 class RendezvousStateError(RendezvousError):
@@ -355,7 +355,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is not of this module: `record` is not part of anybody's error."""
+    """The traceback from the first frame that is not of this module: `record` is not part of a user's error."""
     first = tb
     while first is not None and first.tb_frame.f_code.co_filename == __file__:
         first = first.tb_next

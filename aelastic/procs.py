@@ -5,8 +5,8 @@ checkpoint (data loaders, say) lives as long as it does; once it is gone, or at 
 session goes.  Its exit is an event: a pidfd becomes readable (`pidfd_open(2)`).
 
 A worker stays a zombie until its session is empty.  A zombie keeps its pid, and so the session's number,
-from being given to anybody else: nothing unrelated can ever be signalled.  (Only a fork server takes the status of
-its children itself, at once; there the number is safe as long as anybody lives in the session.)
+from being given to another process: nothing unrelated can ever be signalled.  (Only a fork server takes the status of
+its children itself, at once; there the number is safe as long as a process lives in the session.)
 
 `guard.py` kills what is left when the agent itself dies.
 """
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 # What shells answer for a program that is not there, or cannot be executed (`sh(1)`).
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-# For a child whose status somebody else in this process has taken (`waitpid(-1)`).
+# For a child whose status another part of this process has taken (`waitpid(-1)`).
 STATUS_LOST = 255
 # A killed process is gone at once, or is slow to tear down; then we look for others in the meantime.
 CLEAR_LOOK_AGAIN_S = 0.05
 # The guard needs milliseconds, unless a process survives SIGKILL; it says so itself after 5 s.
 GUARD_TIMEOUT_S = 8.0
-# Something on this host does not want it; to go on for ever helps nobody.
+# Something on this host kills it; to go on without end is of no use.
 GUARD_DEATHS_MAX = 10
 
 
@@ -108,7 +108,7 @@ def _holding_signals_over_fork(method: str) -> Iterator[Collection[int] | None]:
 
     Until `functions.run` has taken our handlers from the forked child, a signal would end in one of them, and be lost.
     """
-    if method != "fork":  # who is not forked comes without handlers, and would keep what is held off
+    if method != "fork":  # a child that is not forked has no handlers, and would keep what is held off
         yield None
         return
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -172,14 +172,14 @@ class _Worker:
 
     async def clear(self) -> None:
         """Kills what is left of the session, waits until it is gone, then takes the status."""
-        # The number is nobody else's while the leader is a zombie, or somebody lives in the session.
+        # The number is not given away while the leader is a zombie, or a process lives in the session.
         is_zombie = not isinstance(self._child, _Function) and self._status() != STATUS_LOST
         if is_zombie or self.others():
             proc_table.kill_group(self.pid)
         while left := self.others():
             for entry in left:
                 proc_table.kill(entry.pid)
-            with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):  # who forked meanwhile is found by the next look
+            with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):  # what was forked meanwhile is found by the next look
                 for entry in left:
                     await wait_ended(entry.pid)
         self.give_up()
@@ -193,7 +193,7 @@ class _Worker:
             self._pidfd = None
 
     def others(self) -> list[proc_table.Process]:
-        """Who lives in the worker's session besides the worker."""
+        """What lives in the worker's session besides the worker."""
         return [entry for entry in proc_table.session_members({self.pid}) if entry.pid != self.pid]
 
     def signal(self, signum: int) -> None:
@@ -217,7 +217,7 @@ class LocalWorkers(WorkerBackend):
     Args:
         start_method: for functions, as in `multiprocessing`.
         monitor_interval: seconds between two looks where the kernel has no pidfds.
-        mark: what the environment of every worker holds, and nobody else's: it tells the guard whom to kill.
+        mark: what the environment of every worker holds, and no other: the guard kills what has it.
         scratch: a folder that the guard removes if the agent dies; `None` for none.
     """
 
@@ -306,9 +306,9 @@ class _GuardProcess:
         theirs, self._control = os.pipe()
         try:
             paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
-            who = [guard.NAME, str(os.getpid()), *paths, str(theirs)]
+            arguments = [guard.NAME, str(os.getpid()), *paths, str(theirs)]
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-", *who],
+                [sys.executable, "-I", "-S", "-", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs,),
@@ -335,7 +335,7 @@ class _GuardProcess:
             await wait_ended(self._popen.pid)
             self.ensure()
         _log.warning(
-            "the guard process died %d times: should the agent be killed, look for leftovers", GUARD_DEATHS_MAX
+            "the guard process died %d times; if the agent is killed now, orphaned workers may remain", GUARD_DEATHS_MAX
         )
 
     def tell(self, sign: str, session: int) -> None:

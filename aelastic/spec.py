@@ -1,6 +1,6 @@
 """What the user asked for, checked once.
 
-A `WorkerSpec` is complete and valid from the moment it exists: whoever holds one need
+A `WorkerSpec` is complete and valid from the moment it exists: code that holds one need
 not check again.  Nothing here reads the environment, a clock or a file; the command
 line (`cli.py`) does that and then builds the same spec a library user would write.
 """
@@ -139,12 +139,12 @@ class WorkerSpec:
         local_world_size: workers on this node, at least 1.
         max_restarts: how often the job may restart its workers after a failure.
         monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its
-            exit (no `pidfd_open(2)`); elsewhere exits are events and nobody looks.
+            exit (no `pidfd_open(2)`); elsewhere exits are events, and nothing polls.
         rdzv: where and how the agents of several nodes meet; `None` is one node on its own, whose coordinator
             is in this process.
         rdzv_handler: a torch `RendezvousHandler` to meet through instead, as torchelastic's spec has it.
         master_addr: what workers get as `MASTER_ADDR`; with `rdzv` only `static` uses it, the others find one.
-        master_port: what workers get as `MASTER_PORT`, likewise; `None` or 0 picks a free one.
+        master_port: what workers get as `MASTER_PORT`, as above; `None` or 0 picks a free one.
         run_id: the job's name, the same on all of its nodes; `None` picks a random one, for one node.
         redirects: streams that go to files only; a map may name ranks that other nodes have and this one has not.
         tee: streams that go to files and to the console; wins over `redirects`.
@@ -155,11 +155,11 @@ class WorkerSpec:
             `None` is `[${role_name}${local_rank}]:`.
         local_ranks_filter: local ranks whose teed output the console shows; `None` is all.
         duplicate_stdout_filters: lines of kept stdout with one of these texts in them go to `filtered_stdout.log`, too.
-        duplicate_stderr_filters: likewise, of stderr.
+        duplicate_stderr_filters: the same for stderr.
         numa_binding: the CPUs each worker may run on, by its device: one of `NUMA_BINDINGS`; `None` is any.
         numa_fall_back: a worker whose CPUs can't be found out runs on any (torch: `should_fall_back_if_binding_fails`).
         virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
-        event_log_handler: who takes torchelastic's events: a name of torch's `events.handlers`.
+        event_log_handler: takes torchelastic's events: a name of torch's `events.handlers`.
         start_method: how `multiprocessing` starts a function.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         exit_barrier_timeout_s: seconds a finished node waits for the others.

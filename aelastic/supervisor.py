@@ -108,7 +108,7 @@ class Supervisor:
         """Finds out where the workers of this node stand in their Python code; they are not disturbed.
 
         Takes 2 s at most, and mostly less than 0.1 s.  The stacks are in the folder that the answer names, which also
-        says of each worker what gave its stack, or why nothing did.  Who asks while others wait gets what they get;
+        says of each worker what gave its stack, or why nothing did.  A call while others wait gets what they get;
         before the workers run, and after, there are none.  Cancelled, it changes nothing for others.
 
         Args:

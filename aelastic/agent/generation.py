@@ -144,7 +144,7 @@ class Generation:
         failure, gone_at = None, anyio.current_time()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if local_rank not in self._asked and local_rank not in self._group.failed:
-            async with self._looking_back:  # one by one: the first to end is told first
+            async with self._looking_back:  # one by one: the first to end is the first in the report
                 failure = await self._look_back(start, exit_)
         self._post(ev.Exited(self.number, local_rank, failure, gone_at))
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds

@@ -44,7 +44,7 @@ class Postmortem:
         """
         if isinstance(start.entrypoint, str) or not self._is_local:
             return exit_.return_value
-        from aelastic.workers.functions import read_return_value  # pickle is not for everybody's start
+        from aelastic.workers.functions import read_return_value  # pickle is not for every start
 
         assert start.return_file is not None
         return await read_return_value(start.return_file)
@@ -80,6 +80,8 @@ class Postmortem:
                 -signum,
                 error_file,
                 rank=worker.global_rank,
+                world_size=worker.world_size,
+                log_file=self._log_file(start),
                 host=socket.gethostname(),
                 stderr_tail=stderr_tail,
                 oom=self._oom.explain(0),  # it is alive: what the kernel killed may be what it waits for
@@ -101,11 +103,17 @@ class Postmortem:
             exitcode or 1,
             str(start.error_file),
             rank=worker.global_rank,
+            world_size=worker.world_size,
+            log_file=self._log_file(start),
             host=socket.gethostname(),
             stderr_tail=self._logs.tail(start.local_rank),
             oom=self._oom.explain(exitcode),
             note=note or self._logs.trouble(),
         )
+
+    def _log_file(self, start: WorkerStart) -> str:
+        """The file of its stderr, if that outlives the run."""
+        return str(start.stderr) if start.stderr is not None and self._logs.kept is not None else ""
 
 
 def _pid_of(worker: Worker) -> int:

@@ -56,7 +56,7 @@ class Run:
         self._has_begun = False
         self._link_error: AelasticError | None = None
         self._error: BaseException | None = None  # that the run ends with
-        self._result: RunResult | None = None  # likewise
+        self._result: RunResult | None = None  # or with this
         if (folder := self.resources.logs.kept) is not None:
             from aelastic.observe.event_log import FILE_NAME, EventLog
 
@@ -87,8 +87,8 @@ class Run:
                 held.open()
                 self._has_begun = True
                 settings, host = self._settings, socket.gethostname()
-                who = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
-                self._tell(introduction(settings.spec, **who, pid=os.getpid()))
+                names = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
+                self._tell(introduction(settings.spec, **names, pid=os.getpid()))
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(held.backend.run, name="backend")
                     tasks.start_soon(held.logs.run, name="logs")

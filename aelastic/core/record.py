@@ -26,7 +26,7 @@ class Record:
         names, values = self.__match_args__, self.__dict__
         values.update(zip(names, args, strict=False))
         values.update(fields)
-        # A coordinator makes tens of thousands in a second: the common case is told by its length alone.
+        # A coordinator makes tens of thousands in a second: the common case is known by its length alone.
         if len(args) != len(names) or fields:
             self._complete(args, fields)
 

@@ -1,7 +1,10 @@
-"""Why a worker failed: one value, from the end of its process to the report.
+"""Why a worker failed: one value, and what it is made of.
 
-`failure` is that value; `exit_reason` reads the tail of stderr and the exit code, `oom` asks the cgroup, `error_file`
-reads and writes torch's files, `report` is the final text.
+- `failure`: `ProcessFailure`, from the end of the process to the report on every node
+- `error_file`: the file in which a process records its exception, in torch's format
+- `exit_reason`: the cause in the end of stderr, and exit codes in words
+- `oom`: whether the kernel killed for want of memory
+- `report`: the final report of a failed job
 """
 
 __all__ = ["error_file", "exit_reason", "failure", "oom", "report"]

@@ -61,7 +61,7 @@ def printable(text: str) -> str:
 
 def read_error_file(path: str) -> Json | None:
     """What an error file holds; `None` where it is missing, damaged, too long, or something else."""
-    # Opening a FIFO would wait for a writer, for ever.
+    # Opening a FIFO would wait for a writer, without end.
     if not os.path.isfile(path):
         return None
     import json
@@ -118,7 +118,7 @@ def _write_file(path: str, content: bytes, flags: int) -> None:
 
 
 def log() -> logging.Logger:
-    """The logger of whoever reads and writes error files; `logging` is imported when there is something to say."""
+    """The logger of what reads and writes error files; `logging` is imported when there is something to say."""
     import logging
 
     return logging.getLogger("aelastic.errors")

@@ -66,13 +66,13 @@ _SIGNALS = {
     "SIGFPE": "an arithmetic error in native code",
     "SIGHUP": "its terminal or its session went away",
     "SIGILL": "an instruction this CPU does not have",
-    "SIGINT": "somebody interrupted it",
-    "SIGKILL": "somebody, or the kernel for want of memory, killed it without appeal",
-    "SIGPIPE": "it wrote to a pipe that nobody reads",
-    "SIGQUIT": "somebody asked it to quit with a core dump",
+    "SIGINT": "it was interrupted, by Ctrl-C or a scheduler",
+    "SIGKILL": "often the kernel's out-of-memory killer: see dmesg",
+    "SIGPIPE": "it wrote to a pipe that has no reader",
+    "SIGQUIT": "it was asked to quit with a core dump",
     "SIGSEGV": "the process touched memory it may not",
     "SIGSYS": "it made a system call that a sandbox forbids",
-    "SIGTERM": "somebody asked it to end",
+    "SIGTERM": "it was asked to end, by a scheduler or by hand",
     "SIGTRAP": "a breakpoint or a failed assertion in native code",
     "SIGXCPU": "it used up its CPU time limit",
     "SIGXFSZ": "it used up its file size limit",
@@ -258,7 +258,7 @@ def _read_traceback(lines: _Lines, at: int, header: str) -> tuple[_Block | None,
 
 
 def _is_frame_next(lines: _Lines, at: int, margin: str) -> bool:
-    """Whether the traceback goes on after this line, which was somebody else's then."""
+    """Whether the traceback goes on after this line, which another thread printed then."""
     if at + 1 >= len(lines):
         return False
     following = lines[at + 1][0].removeprefix(margin)

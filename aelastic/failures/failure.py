@@ -21,7 +21,7 @@ HOST_CHARS_MAX = 255  # of a name in DNS (RFC 1035)
 # What other nodes get of a failure; the rest is of use on its own host only.
 SHARED_FIELDS = (
     "host", "rank", "local_rank", "pid", "exitcode", "message", "traceback", "timestamp", "is_final", "stack", "oom",
-    "note",
+    "note", "world_size",
 )  # fmt: skip
 _NO_DATA: Json = {"message": NO_MESSAGE}
 
@@ -45,6 +45,8 @@ class ProcessFailure(Record):
         unhealthy: why the agent stopped it, as in "timer 'step' expired"; "" if it ended by itself.
         stack: where it was then, in lines, and what says so; or why that is not known.
         is_final: no restart may follow: the worker cannot be killed, and holds what its successor would need.
+        world_size: workers of the job, or 0 where that is not known.
+        log_file: the file that holds its stderr and outlives the run; "" where there is none.
     """
 
     host: str
@@ -59,10 +61,12 @@ class ProcessFailure(Record):
     stack: str
     oom: str
     note: str
+    world_size: int
     # Of use on its own host only.
     error_file: str
     error_file_data: Json
     stderr_tail: str
+    log_file: str
 
     def __init__(
         self,
@@ -79,6 +83,8 @@ class ProcessFailure(Record):
         unhealthy: str = "",
         stack: str = "",
         is_final: bool = False,
+        world_size: int = 0,
+        log_file: str = "",
     ) -> None:
         data = read_error_file(error_file)
         if data is None and not os.path.isfile(error_file):
@@ -101,9 +107,11 @@ class ProcessFailure(Record):
             stack,
             oom,
             note,
+            world_size,
             error_file,
             data or _NO_DATA,
             stderr_tail,
+            log_file,
         )
 
     @classmethod
@@ -121,6 +129,7 @@ class ProcessFailure(Record):
         stack: str = "",
         oom: str = "",
         note: str = "",
+        world_size: int = 0,
     ) -> ProcessFailure:
         """The failure of a worker of another host, as that host reports it: its error file is not here."""
         failure = cls.__new__(cls)
@@ -140,8 +149,10 @@ class ProcessFailure(Record):
             printable(stack)[:STACK_CHARS_MAX],  # the beginning is where it was
             printable(oom)[:SENTENCE_CHARS_MAX],
             printable(note)[:SENTENCE_CHARS_MAX],
+            world_size,
             NOT_AVAILABLE,
             _NO_DATA,
+            "",
             "",
         )
         return failure

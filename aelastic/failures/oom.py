@@ -64,7 +64,7 @@ class OomWatch:
         return "" if limit is None else _size_text(limit)
 
     def explain(self, exitcode: int) -> str:
-        """A sentence for a worker's exit, where the kernel killed somebody since; else "".
+        """A sentence for a worker's exit, where the kernel has killed a process since; else "".
 
         One kill explains one SIGKILL.  Another exit is not explained by it, but may follow from it: a data-loader
         that was killed makes its parent fail.  The kernel counts before it kills, so an exit that was seen is counted.

@@ -16,7 +16,7 @@ REPORT_TRACEBACK_CHARS = 32 * 1024
 REPORT_FAILURES_MAX = 64
 REPORT_PLACE_CHARS = 200
 REPORT_WIDTH_MAX = 60
-# Workers that had to be killed mostly stood in the same place, or waited in another for the one that did not.
+# Workers that had to be killed are mostly in the same place, or wait in another for the one that is not.
 REPORT_STACKS_MAX = 4
 # Stands before the file that holds more than what is quoted of a stack.
 ALL_THREADS = "\nall threads: "
@@ -31,9 +31,9 @@ def report(
     section_delim: str,
     stacks: Mapping[int, str] | None = None,
 ) -> str:
-    """The root cause with its traceback, the other failures with a line each, and who was stopped for them.
+    """The root cause with its traceback, the other failures with a line each, and the workers stopped for them.
 
-    `stacks` says of those that had to be killed where they stood.
+    `stacks` says of workers that had to be killed where they were.
     """
     root_rank, root = first
     index = {rank: at for at, rank in enumerate(failures)}
@@ -45,7 +45,9 @@ def report(
     title = f"{name} FAILED"
     width = max(len(line) for text in (title, cause, *blocks) for line in text.split("\n"))
     border, section = (delim * min(width, REPORT_WIDTH_MAX) for delim in (boarder_delim, section_delim))
-    lines = ["", border, title, section, "Failures:", *(blocks or ["  <NO_OTHER_FAILURES>"]), section]
+    lines = ["", border, title, section]
+    if blocks:
+        lines += ["Failures:", *blocks, section]
     lines += ["Root Cause (first observed failure):", cause]
     if victims:
         stopped = tuple(victims)
@@ -57,7 +59,7 @@ def report(
 
 
 def killed(stacks: Mapping[int, str]) -> list[str]:
-    """Lines on those that had to be killed; who stood in the same place is told once."""
+    """Lines on workers that had to be killed; those in the same place are told together."""
     ranks_of: dict[str, list[int]] = {}
     file_of: dict[str, str] = {}
     for rank, text in stacks.items():
@@ -80,15 +82,19 @@ def _named(ranks: Collection[int]) -> str:
 
 def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool = False) -> str:
     name = failure.signal_name()
+    world = f", world size: {failure.world_size}" if failure.world_size > 0 else ""
     lines = [
         f"[{index}]:",
         f"  time      : {failure.timestamp_isoformat()}",
         # The name this host calls itself; a look-up in DNS may take seconds, and fail.
         f"  host      : {failure.host or os.uname().nodename}",
-        f"  rank      : {rank} (local_rank: {failure.local_rank})",
+        f"  rank      : {rank} (local_rank: {failure.local_rank}){world}",
         f"  exitcode  : {failure.exitcode} (pid: {failure.pid}){f' ({name})' if name != NOT_AVAILABLE else ''}",
-        f"  error_file: {failure.error_file}",
     ]
+    if failure.error_file != NOT_AVAILABLE:
+        lines.append(f"  error_file: {failure.error_file}")
+    if failure.log_file:
+        lines.append(f"  log       : {failure.log_file}")
     if failure.note and failure.note not in failure.message:
         lines.append(f"  note      : {failure.note}")
     if failure.oom and failure.oom not in failure.message:
@@ -98,13 +104,12 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
         return "\n".join([*lines, f"  traceback : {failure.headline}", *where])
     lines.append(f"  cause     : {failure.headline}")
     text = failure.traceback.strip("\n")
-    if not text:
-        if said := last_line(failure.stderr_tail):
-            lines.append(f"  stderr    : {said}")
-        text = NOT_AVAILABLE
     if len(text) > REPORT_TRACEBACK_CHARS:
         text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
-    lines.append("  traceback : " + text.replace("\n", "\n  "))
+    if text:
+        lines.append("  traceback : " + text.replace("\n", "\n  "))
+    elif said := last_line(failure.stderr_tail):
+        lines.append(f"  stderr    : {said}")
     if failure.stack:
         lines.append("  stack     : " + failure.stack.replace("\n", "\n  "))
     return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""The worker group of this agent: what it does next.
+"""What this agent does next with its workers: a core, its words, and the interface to what runs them.
 
-`worker_group` is the core, with `phases`; `events` are its words, `worker_env` the environment of a worker, `backend`
-the interface of what starts the workers.
+- `worker_group`: the core; `events`: what it hears and asks for; `phases`: what it is doing
+- `worker_env`: the environment that a worker starts with
+- `backend`: the interface of what starts, waits for and stops workers
 """
 
 __all__ = ["backend", "events", "phases", "worker_env", "worker_group"]

@@ -1,4 +1,4 @@
-"""What the supervisor needs of whoever runs the workers: start, wait, stop.
+"""Interface of what runs the workers for the agent: start, wait, stop.
 
 This is the place to extend the agent (torch: `SimpleElasticAgent` and its abstract
 `_start_workers`, `_monitor_workers`, `_stop_workers`, `_shutdown`).  `procs.LocalWorkers` runs them
@@ -55,7 +55,9 @@ class WorkerBackend(ABC):
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, Any]:
         """Starts every worker; gives local rank to worker id (a pid here; any name elsewhere).
 
-        A worker that cannot be started counts as started and ends at once, with a note.
+        A worker that cannot be started counts as started and ends at once, with a note.  Cancelled, because the agent
+        is asked to stop meanwhile, it ends what it has started and lets the cancellation through.  A start that is not
+        cancelled within `shutdown_timeout_s` is left behind: what it starts then gets SIGKILL.
         """
 
     @abstractmethod

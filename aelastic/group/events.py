@@ -1,6 +1,6 @@
 """The words between the worker group and its supervisor: states, events in, actions out.
 
-Events are what happened, actions what is to be done; every action says who answers.  Events about
+Events are what happened, actions what is to be done; every action says what answers it.  Events about
 workers carry the generation they belong to, those of the rendezvous (`rdzv.messages`) their round.
 """
 

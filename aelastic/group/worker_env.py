@@ -16,7 +16,7 @@ from aelastic.spec import WorkerSpec
 
 CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not handed down
-# torch's: seconds that a worker may spend in uninterruptible sleep; none, 0 or less: for ever.
+# torch's: seconds that a worker may spend in uninterruptible sleep; none, 0 or less: without limit.
 STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 # systemd's, for the service itself (`sd_notify(3)`, `sd_watchdog_enabled(3)`).
 SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")

@@ -1,7 +1,8 @@
-"""This machine, as its kernel shows it: processes, files that grow.
+"""What the kernel tells of this machine.
 
-`proc_table` is the only reader of the process table, `usage` of CPU time and memory; `reaping` waits for children,
-`inotify` for files.
+- `proc_table`: the process table, the one place that reads it; `usage`: CPU time and memory of a process
+- `reaping`: waiting for child processes, and reaping them
+- `inotify`: when files grow
 """
 
 __all__ = ["inotify", "proc_table", "reaping", "usage"]

@@ -57,7 +57,7 @@ def processes() -> list[Process]:
 
 
 def session_members(sessions: set[int]) -> list[Process]:
-    """Who lives in one of the sessions, leaders included."""
+    """The processes in the sessions, leaders included."""
     table = (process(name) for name in os.listdir("/proc") if name.isdigit() and may_be_in(int(name), sessions))
     return [entry for entry in table if entry is not None and entry.session in sessions and entry.state not in "ZX"]
 
@@ -81,7 +81,7 @@ def carries(pid: int, mark: bytes) -> bool:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read()
     except OSError:
-        return False  # gone, or somebody else's
+        return False  # gone, or another user's
 
 
 def kill(pid: int) -> None:
@@ -96,4 +96,4 @@ def kill_group(leader: int) -> None:
     try:
         os.killpg(leader, signal.SIGKILL)
     except OSError:
-        pass  # nobody is left in it, or none is ours to kill
+        pass  # nothing is left in it, or nothing that we may kill

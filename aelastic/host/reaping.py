@@ -1,6 +1,6 @@
-"""Children of this process: when they end, and who takes their status.
+"""Waiting for child processes, and reaping them.
 
-Nobody here waits for "any child": that would take the status from whoever waits for that one.
+Nothing here waits for "any child": that would take the status from the code that waits for that one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aelastic.host import proc_table
 # Where the kernel has no pidfds, how often a process is looked at.
 LOOK_AGAIN_S = 0.05
 
-# Children that somebody in this process waits for.  `reap_orphans` leaves them alone.
+# Children that some code of this process waits for.  `reap_orphans` leaves them alone.
 waited_for: set[int] = set()
 
 
@@ -39,10 +39,10 @@ async def wait_ended(pid: int) -> None:
 
 
 def reap_orphans() -> None:
-    """Takes the status of dead children that nobody waits for.
+    """Takes the status of dead children that nothing waits for.
 
     A process with pid 1 inherits every orphan of its container; as zombies they would fill the
-    process table.  Orphans come from workers, and so from other sessions than ours: who is in ours was
+    process table.  Orphans come from workers, and so from other sessions than ours: what is in ours was
     started by this process, by `multiprocessing` say, and is waited for there.
     """
     for name in os.listdir("/proc"):
@@ -53,4 +53,4 @@ def reap_orphans() -> None:
             try:
                 os.waitpid(entry.pid, os.WNOHANG)
             except ChildProcessError:
-                pass  # somebody else in this process took it
+                pass  # other code of this process took it

@@ -25,7 +25,7 @@ def usage_of(pid: int | str, session: int | None = None) -> Usage | None:
 
     Args:
         pid: or `self`.
-        session: the session it must be in: a number may have gone to somebody else.
+        session: the session it must be in: a number may have gone to another process.
     """
     fields = proc_table.stat_fields(pid)
     if fields is None or fields[_STATE] in {b"Z", b"X"} or (session is not None and int(fields[_SESSION]) != session):

@@ -1,7 +1,8 @@
-"""Worker processes of this machine.
+"""Processes of this machine: how they are started, bound to CPUs and cleaned up after.
 
-`functions` runs a function in a child, `affinity` and `numa` choose its CPUs by the `topology`, `guard` is the process
-that cleans up if the agent dies.
+- `functions`: what runs in the child process of a function
+- `guard`: the process that kills an agent's workers when the agent dies
+- `numa`: which CPUs a worker may run on (a core); `topology` reads what the machine looks like, `affinity` binds
 """
 
 __all__ = ["affinity", "functions", "guard", "topology"]

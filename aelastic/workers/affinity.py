@@ -1,4 +1,4 @@
-"""The CPUs that a thread or a process runs on (`sched_setaffinity(2)`): a child inherits those of who starts it."""
+"""Binds threads and processes to CPUs (`sched_setaffinity(2)`); a child inherits those of the thread that starts it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A function as a worker: what runs in the child process of `multiprocessing`.
 
-The return value goes through a file, not a pipe: it may be of any size, and nobody has to read
+The return value goes through a file, not a pipe: it may be of any size, and nothing has to read
 it while the worker ends.
 """
 

@@ -1,15 +1,15 @@
-"""The guard: a small process that outlives its agent only to leave nothing behind.
+"""Clean-up process: kills an agent's workers when the agent dies.
 
 It waits until its agent is gone, by whatever death, and then kills every process that belongs to it.  It never acts
 while the agent lives.
 
 What belongs to an agent:
 
-- whoever is in the session of a worker (the agent tells which: lines `+PID` and `-PID` on a pipe);
-- whoever carries the agent's mark in its environment: `TORCH_WORKER_SERVER_SOCKET` inside the agent's
+- every process in the session of a worker (the agent tells which: lines `+PID` and `-PID` on a pipe);
+- every process that has the agent's mark in its environment: `TORCH_WORKER_SERVER_SOCKET` inside the agent's
   own scratch folder, whose name is random.  Daemons that left the session still carry it (but for those that a
   function worker forks and that never exec: theirs is the environment the agent was started with);
-- whoever descends from one of these.  A nested agent, its guard and its workers, say.
+- every descendant of one of these.  A nested agent, its guard and its workers, say.
 
 Nothing else is ever signalled.  The program is the text of `host.proc_table` and of this file, one behind the other
 (`program`), fed to an interpreter as its standard input: it starts without the package, and `pkill -f aelastic` does
@@ -31,7 +31,7 @@ LOOKS_MAX = 200
 LOOK_AGAIN_MS = 25
 # The guard of an agent within our agent knows of daemons that we can't find: it is left alone for so many looks.
 LOOKS_FOR_GUARDS = 100
-# How a guard is told from other processes, by its command line.
+# A guard is recognized by this word of its command line.
 NAME = "guards-the-workers-of"
 
 
@@ -45,7 +45,7 @@ def program() -> bytes:
 
 
 def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process]:
-    """Who belongs to an agent, as the module says; `spare` are pids that are never part of it."""
+    """The processes that belong to an agent, as the module says; `spare` are pids that are never part of it."""
     table = [entry for entry in processes() if entry.pid not in spare]
     found = {
         entry.pid
