@@ -17,6 +17,7 @@ from kit.effort import examples
 from aelastic.core.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import (
     DOWNWARD,
     FRAME_MAX,
@@ -30,36 +31,13 @@ from aelastic.rdzv.protocol.codec import (
     from_text,
     to_text,
 )
-from aelastic.rdzv.protocol.messages import (
-    Alive,
-    Assigned,
-    Departed,
-    Ended,
-    Failed,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Interrupted,
-    Left,
-    Node,
-    Outcome,
-    Past,
-    Probe,
-    Ready,
-    Refused,
-    Standing,
-    Succeeded,
-    Terms,
-    Waiting,
-    Welcome,
-)
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
 WORDS = UPWARD | DOWNWARD
-NODE = Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
+NODE = m.Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
 FAILURE = ProcessFailure.from_elsewhere("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
-PAST = Past(Standing.FAILED, 7, 2, 1, 4, 0, FAILURE)
-HELLO = Hello(PROTOCOL, Terms("job", 1, 4, 3), "t0k3n", NODE, PAST, 5)
+PAST = m.Past(m.Standing.FAILED, 7, 2, 1, 4, 0, FAILURE)
+HELLO = m.Hello(PROTOCOL, m.Terms("job", 1, 4, 3), "t0k3n", NODE, PAST, 5)
 RANKS = NodeRanks(
     group_rank=1,
     group_world_size=2,
@@ -71,23 +49,23 @@ RANKS = NodeRanks(
 )
 MESSAGES: list[Any] = [
     HELLO,
-    Hello(PROTOCOL, Terms("", 1, 1, 0), "", Node("n", "", "", 1, "", 0), Past(Standing.READY), 0),
-    Alive(),
-    Ready(NODE),
-    Failed("n1", 7, FAILURE),
-    Succeeded("n1", 7),
-    Left("n1", "SIGTERM"),
-    Welcome(5, 5.0),
-    Refused("why", True),
-    Heartbeat(12),
-    Probe(),
-    Goodbye("resigned", False),
-    Departed(3, 1),
-    Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),
-    Interrupted(7, "rank 4 failed", 3),
-    Ended(Outcome.FAILED, "rank 4 failed", FAILURE),
-    Ended(Outcome.SUCCEEDED, "every worker succeeded"),
-    Waiting("1 of 2 nodes are ready"),
+    m.Hello(PROTOCOL, m.Terms("", 1, 1, 0), "", m.Node("n", "", "", 1, "", 0), m.Past(m.Standing.READY), 0),
+    m.Alive(),
+    m.Ready(NODE),
+    m.Failed("n1", 7, FAILURE),
+    m.Succeeded("n1", 7),
+    m.Left("n1", "SIGTERM"),
+    m.Welcome(5, 5.0),
+    m.Refused("why", True),
+    m.Heartbeat(12),
+    m.Probe(),
+    m.Goodbye("resigned", False),
+    m.Departed(3, 1),
+    m.Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),
+    m.Interrupted(7, "rank 4 failed", 3),
+    m.Ended(m.Outcome.FAILED, "rank 4 failed", FAILURE),
+    m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded"),
+    m.Waiting("1 of 2 nodes are ready"),
 ]  # fmt: skip
 
 
@@ -153,7 +131,7 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         if kind is ProcessFailure:
             return st.builds(kind.from_elsewhere, **{name: any_of(hints[name]) for name in SHARED_FIELDS})
         fields = {name: any_of(hints[name]) for name in kind.__match_args__}
-        if kind is Hello:
+        if kind is m.Hello:
             fields["protocol"] = st.just(PROTOCOL)
         return st.builds(kind, **fields)
     if issubclass(kind, StrEnum):
@@ -184,9 +162,9 @@ def test_every_word_has_an_example_here() -> None:
 def test_no_word_goes_both_ways() -> None:
     assert not UPWARD.keys() & DOWNWARD.keys()
     with pytest.raises(WireError, match="no message of the protocol"):
-        decode(encode(Heartbeat(1)), UPWARD)
+        decode(encode(m.Heartbeat(1)), UPWARD)
     with pytest.raises(WireError, match="no message of the protocol"):
-        decode(encode(Alive()), DOWNWARD)
+        decode(encode(m.Alive()), DOWNWARD)
 
 
 @given(ANY_MESSAGE)
@@ -213,18 +191,18 @@ def test_bytes_that_come_one_by_one_are_the_same_messages() -> None:
 
 
 def test_what_was_complete_before_the_garbage_is_a_message_yet() -> None:
-    found = Decoder(UPWARD).feed(encode(Alive()) + encode(HELLO) + frame(b"garbage") + encode(Alive()))
-    assert [next(found), next(found)] == [Alive(), HELLO]
+    found = Decoder(UPWARD).feed(encode(m.Alive()) + encode(HELLO) + frame(b"garbage") + encode(m.Alive()))
+    assert [next(found), next(found)] == [m.Alive(), HELLO]
     with pytest.raises(WireError):
         next(found)
 
 
 def test_a_listener_that_fails_does_not_hear_the_same_message_again() -> None:
     decoder = Decoder(UPWARD)
-    messages: Any = decoder.feed(encode(Alive()) + encode(Succeeded("a", 1)))
-    assert next(messages) == Alive()
+    messages: Any = decoder.feed(encode(m.Alive()) + encode(m.Succeeded("a", 1)))
+    assert next(messages) == m.Alive()
     messages.close()
-    assert list(decoder.feed(b"")) == [Succeeded("a", 1)]
+    assert list(decoder.feed(b"")) == [m.Succeeded("a", 1)]
 
 
 # What is no message.
@@ -320,8 +298,8 @@ def test_what_should_be_a_length_of_time_is_a_finite_number(text: str) -> None:
 
 def test_a_length_of_time_may_come_as_a_whole_number() -> None:
     message = decode_json(["Welcome", {"epoch": 1, "lease_s": 5}])
-    assert_typed(message, Welcome)
-    assert message == Welcome(1, 5.0)
+    assert_typed(message, m.Welcome)
+    assert message == m.Welcome(1, 5.0)
 
 
 @pytest.mark.parametrize("value", [0, 1, "true", None])
@@ -355,9 +333,9 @@ def test_a_field_too_few_or_too_many_is_refused_at_any_depth() -> None:
 def test_of_a_failure_some_fields_stay_on_its_host_and_can_not_come_from_another(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text('{"message": "no GPU", "timestamp": 77}')
     failure = ProcessFailure(0, 77, 1, str(tmp_path / "e.json"), rank=4, host="host-1", is_final=True, oom="killed")
-    name, fields = as_json(Failed("n1", 7, failure))
+    name, fields = as_json(m.Failed("n1", 7, failure))
     assert tuple(fields["failure"]) == SHARED_FIELDS and not {"error_file", "stderr_tail"} & {*SHARED_FIELDS}
-    (heard,) = decode(encode(Failed("n1", 7, failure)))
+    (heard,) = decode(encode(m.Failed("n1", 7, failure)))
     assert heard.failure == failure.for_others()
     assert failure.error_file_data["timestamp"] == 77 and heard.failure.error_file == "<N/A>"
     assert (heard.failure.message, heard.failure.is_final, heard.failure.oom) == ("no GPU", True, "killed")
@@ -369,12 +347,12 @@ def test_of_a_failure_some_fields_stay_on_its_host_and_can_not_come_from_another
 
 
 def test_the_texts_of_a_failure_are_cut_so_that_it_can_go_on_to_other_nodes() -> None:
-    name, fields = as_json(Failed("n1", 7, FAILURE))
+    name, fields = as_json(m.Failed("n1", 7, FAILURE))
     texts = dict.fromkeys((key for key, value in fields["failure"].items() if isinstance(value, str)), "x" * TEXT_MAX)
     heard = decode_json([name, {**fields, "failure": {**fields["failure"], **texts}}])
     assert all(len(getattr(heard.failure, key)) < TEXT_MAX for key in texts)
     worst = ProcessFailure.from_elsewhere(**{**FAILURE.shared, **dict.fromkeys(texts, "💥" * TEXT_MAX)})
-    assert len(encode(Ended(Outcome.FAILED, "💥" * 1024, worst))) < FRAME_MAX
+    assert len(encode(m.Ended(m.Outcome.FAILED, "💥" * 1024, worst))) < FRAME_MAX
 
 
 def test_what_may_be_missing_is_null_and_not_left_out() -> None:
@@ -415,12 +393,12 @@ def test_what_is_said_of_garbage_is_short() -> None:
 
 
 def test_the_limit_of_a_frame_is_exact() -> None:
-    fits = Waiting("x" * (FRAME_MAX - len(encode(Waiting(""))) + 4))
+    fits = m.Waiting("x" * (FRAME_MAX - len(encode(m.Waiting(""))) + 4))
     assert len(encode(fits)) == FRAME_MAX + 4
     with pytest.raises(WireError, match=r"Waiting\.text .* should be a text of at most 40000 characters"):
         decode(encode(fits))  # the frame is taken, though not what is in it
     with pytest.raises(WireError, match=f"Waiting takes {FRAME_MAX + 1} bytes, {FRAME_MAX} are allowed"):
-        encode(Waiting(fits.text + "x"))
+        encode(m.Waiting(fits.text + "x"))
 
 
 def test_a_frame_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
@@ -433,7 +411,7 @@ def test_a_frame_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
 
 def test_what_has_no_place_on_the_wire_is_a_mistake_of_ours() -> None:
     with pytest.raises(TypeError, match="has no place on the wire"):
-        encode(Waiting(object()))  # type: ignore[arg-type]
+        encode(m.Waiting(object()))  # type: ignore[arg-type]
 
 
 # Other versions.
@@ -460,14 +438,14 @@ def test_the_answer_to_a_greeting_of_another_version_always_fits_into_a_frame() 
     longest = "é" * ((FRAME_MAX - 100) // 2)
     with pytest.raises(OtherProtocolError) as caught:
         decode(frame(f'["Hello",{{"protocol":"{longest}"}}]'.encode()))
-    assert len(encode(Refused(caught.value.reason, True))) < 1000
+    assert len(encode(m.Refused(caught.value.reason, True))) < 1000
 
 
 # On the board.
 
 
-@given(any_of(Ended))
-def test_a_verdict_comes_back_from_the_board(verdict: Ended) -> None:
+@given(any_of(m.Ended))
+def test_a_verdict_comes_back_from_the_board(verdict: m.Ended) -> None:
     text = to_text(verdict)
     assert text.isascii() and "\n" not in text
     assert from_text(text) == verdict

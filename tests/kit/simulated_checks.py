@@ -11,13 +11,7 @@ from typing import Any
 
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.member import Phase as MemberPhase
-from aelastic.rdzv.protocol.messages import (
-    Assigned,
-    CoordinatorMessage,
-    Ended,
-    Interrupted,
-    Outcome,
-)
+from aelastic.rdzv.protocol import messages as m
 from kit.simulated_agent import Agent
 from kit.simulated_board import Board
 from kit.simulated_world import World
@@ -43,7 +37,7 @@ class Round:
     token: str  # of the reign
     began_at: float
     common: tuple[Any, ...]  # what all are told alike
-    heard: dict[str, Assigned] = field(default_factory=dict)
+    heard: dict[str, m.Assigned] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"round {self.number} of {self.token}"
@@ -56,7 +50,7 @@ class Checks:
         self.agents: list[Agent] = []
         self.rounds: dict[tuple[str, int], Round] = {}
         self.failed_in: set[Round] = set()
-        self.verdicts: list[Ended] = []  # as agents have heard them
+        self.verdicts: list[m.Ended] = []  # as agents have heard them
         self.verdict_at: float | None = None
         self._is_published = False  # the board knew it first
         self._last_said: dict[tuple[str, str], Any] = {}  # token and node
@@ -68,13 +62,13 @@ class Checks:
 
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
         match message:
-            case Assigned():
+            case m.Assigned():
                 self._check_leadership(leader, message)
                 self._on_assigned(agent, leader, node_id, message)
-            case Interrupted():
+            case m.Interrupted():
                 self._check_leadership(leader, message)
-            case Ended():
-                if message.outcome is not Outcome.REPLACED:
+            case m.Ended():
+                if message.outcome is not m.Outcome.REPLACED:
                     self._on_verdict(message)
             case _:
                 return
@@ -93,7 +87,7 @@ class Checks:
                 f"{leader.sessions.token} decides ({message}), and the board says that {newest.candidate.token} leads"
             )
 
-    def _on_assigned(self, agent: Agent, leader: Leader, node_id: str, message: Assigned) -> None:
+    def _on_assigned(self, agent: Agent, leader: Leader, node_id: str, message: m.Assigned) -> None:
         ranks = message.ranks
         common = (
             message.restart_count,
@@ -111,7 +105,8 @@ class Checks:
         if round_.common != common or round_.heard.setdefault(node_id, message) != message:
             self.fail(f"{round_} looks different to different nodes")
         spans = sorted(
-            (m.ranks.group_rank, m.ranks.first_rank, m.ranks.local_world_size) for m in round_.heard.values()
+            (each.ranks.group_rank, each.ranks.first_rank, each.ranks.local_world_size)
+            for each in round_.heard.values()
         )
         at = 0
         for group_rank, first, size in spans:
@@ -123,7 +118,7 @@ class Checks:
         if len(spans) == ranks.group_world_size and sum(size for _, _, size in spans) != ranks.world_size:
             self.fail(f"ranks of {round_} are not 0 to n-1: {spans}")
 
-    def _on_begun(self, agent: Agent, leader: Leader, round_: Round, message: Assigned) -> None:
+    def _on_begun(self, agent: Agent, leader: Leader, round_: Round, message: m.Assigned) -> None:
         if self.verdict_at is not None:
             self._on_begun_again(round_)
         if not self._min_nodes <= message.ranks.group_world_size <= self._max_nodes:
@@ -142,8 +137,8 @@ class Checks:
             if not self._is_connected(other, agent):
                 continue  # it is lost, and will be told when it comes back
             last = self._last_said.get((leader.sessions.token, other.node_id))
-            is_told = isinstance(last, Interrupted | Ended) or (
-                isinstance(last, Assigned) and last.round >= round_.number
+            is_told = isinstance(last, m.Interrupted | m.Ended) or (
+                isinstance(last, m.Assigned) and last.round >= round_.number
             )
             if not is_told and other.group.phase.value not in {"stopping", "done"}:
                 self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: nobody has told it")
@@ -173,7 +168,7 @@ class Checks:
 
     # The agents.
 
-    def spawns(self, agent: Agent, assigned: Assigned) -> None:
+    def spawns(self, agent: Agent, assigned: m.Assigned) -> None:
         found = [
             r for r in self.rounds.values() if r.number == assigned.round and r.heard.get(agent.node_id) == assigned
         ]
@@ -195,13 +190,13 @@ class Checks:
         assert of.number == round_
         self.failed_in.add(of)
 
-    def heard(self, agent: Agent, message: CoordinatorMessage) -> None:
-        if isinstance(message, Ended):
+    def heard(self, agent: Agent, message: m.CoordinatorMessage) -> None:
+        if isinstance(message, m.Ended):
             self._ended.add(agent.node_id)
-            if message.outcome is not Outcome.REPLACED:
+            if message.outcome is not m.Outcome.REPLACED:
                 self._on_verdict(message)
 
-    def _on_verdict(self, verdict: Ended) -> None:
+    def _on_verdict(self, verdict: m.Ended) -> None:
         if self.verdict_at is None:
             self.verdict_at, self._is_published = self._world.now, self._board.closed_at is not None
         if verdict not in self.verdicts:

@@ -10,7 +10,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.protocol.messages import Assigned, Hello, Interrupted, Node, Past, Terms
+from aelastic.rdzv.protocol import messages as m
 
 
 def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
@@ -20,24 +20,24 @@ def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
             return f"epoch {what.epoch} of {what.candidate.token}{renewals}{', closed' if what.verdict else ''}"
         case Candidate():
             return f"candidate {what.token}"
-        case Node():
+        case m.Node():
             return what.node_id
         case ProcessFailure():
             return f"failure of rank {what.rank}"
-        case Terms():
+        case m.Terms():
             return ""
-        case Assigned():
+        case m.Assigned():
             ranks = what.ranks
             return (
                 f"Assigned round {what.round}, group rank {ranks.group_rank} of {ranks.group_world_size}, "
                 f"restarts {what.restart_count}"
             )
-        case Interrupted():
+        case m.Interrupted():
             return f"Interrupted round {what.round}, restarts {what.restart_count}: {what.reason!r}"
-        case Past():
+        case m.Past():
             place = f"round {what.round} rank {what.group_rank} of {what.group_world_size}" if what.round else "new"
             return f"{what.standing} ({place}, restarts {what.restart_count})"
-        case Hello():
+        case m.Hello():
             return f"Hello from {what.node.node_id}: {in_words(what.past)}, knows epoch {what.seen_epoch}"
         case Record():
             fields = " ".join(in_words(value) for value in what.__dict__.values() if value not in (None, ""))

@@ -17,20 +17,7 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Send
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.protocol.messages import (
-    Assigned,
-    CoordinatorMessage,
-    Departed,
-    Ended,
-    Failed,
-    Interrupted,
-    Left,
-    Node,
-    Outcome,
-    Ready,
-    Succeeded,
-    Waiting,
-)
+from aelastic.rdzv.protocol import messages as m
 
 NODES = 6
 # Settle time, then last call or join timeout.
@@ -52,12 +39,12 @@ class FakeNode:
     is_replaced: bool = False  # another came in its name: its workers are told to end, and nobody waits for that
     round: int = 0
     up: deque[Event] = field(default_factory=deque)
-    down: deque[CoordinatorMessage] = field(default_factory=deque)
+    down: deque[m.CoordinatorMessage] = field(default_factory=deque)
 
     def say_ready(self) -> None:
         self.phase = "ready"
-        node = Node(self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred)
-        self.up.append(Ready(node))
+        node = m.Node(self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred)
+        self.up.append(m.Ready(node))
 
     @property
     def lives(self) -> bool:
@@ -67,25 +54,25 @@ class FakeNode:
     def has_workers(self) -> bool:
         return self.phase in {"busy", "failed", "stopping"}
 
-    def hear(self, message: CoordinatorMessage) -> None:
+    def hear(self, message: m.CoordinatorMessage) -> None:
         if self.phase == "away":
             return
         assert self.phase != "ended", f"{message} after the end"
         match message:
-            case Assigned():
+            case m.Assigned():
                 assert self.phase == "ready", f"assigned while {self.phase}"
                 assert message.round > self.round
                 self.phase, self.round = "busy", message.round
-            case Interrupted():
+            case m.Interrupted():
                 assert message.round == self.round, "interruptions come in order"
                 if self.phase in {"busy", "failed"}:
                     self.phase = "stopping"
                 else:
                     assert self.phase in {"awaiting", "finished"}, f"interrupted while {self.phase}"
                     self.say_ready()
-            case Ended():
+            case m.Ended():
                 self.phase = "ended"
-            case Waiting():
+            case m.Waiting():
                 assert self.phase == "ready", f"told to wait while {self.phase}"
 
     def workers_gone(self) -> None:
@@ -109,30 +96,30 @@ class World:
     known_ready: set[str] = field(default_factory=set)  # nodes whose last word to the coordinator was Ready
     members: set[str] = field(default_factory=set)  # nodes it knows of
     holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
-    verdict: Ended | None = None
+    verdict: m.Ended | None = None
 
     def tell(self, event: Event) -> None:
         self.check_fence(event)
         replaced = self.replaced_by(event)
         self.note(event)
         sends = self.core.handle(event, self.now)
-        if isinstance(event, Failed) and sends and self.verdict is None:
+        if isinstance(event, m.Failed) and sends and self.verdict is None:
             assert event.round == self.round and event.node_id in self.participants
-            if any(isinstance(send.message, Interrupted) for send in sends):
+            if any(isinstance(send.message, m.Interrupted) for send in sends):
                 assert self.round not in self.paid_rounds, "two failures of one round were paid"
                 self.paid_rounds.add(self.round)
                 self.paid += 1
         if replaced is not None:
-            assert any(send.node_id == replaced and isinstance(send.message, Ended) for send in sends)
+            assert any(send.node_id == replaced and isinstance(send.message, m.Ended) for send in sends)
             self.nodes[replaced].is_replaced = True
         closed_before = self.verdict
-        if assigned := {s.node_id: s.message for s in sends if isinstance(s.message, Assigned)}:
+        if assigned := {s.node_id: s.message for s in sends if isinstance(s.message, m.Assigned)}:
             self.check_round(assigned)
         for send in sends:
             if closed_before:
-                assert isinstance(send.message, Ended) and isinstance(event, Ready), "closed stays closed"
+                assert isinstance(send.message, m.Ended) and isinstance(event, m.Ready), "closed stays closed"
             self.check_send(send, sends, event, replaced)
-            if not isinstance(send.message, Departed):  # that is for who coordinates next, and no supervisor
+            if not isinstance(send.message, m.Departed):  # that is for who coordinates next, and no supervisor
                 self.nodes[send.node_id].down.append(send.message)
         if self.round and self.members == self.known_ready and len(self.members) >= self.core.rules.min_nodes:
             assert self.core.phase != "forming", "a later round waits for nobody else"
@@ -140,33 +127,33 @@ class World:
     def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
         message = send.message
         match message:
-            case Interrupted():
+            case m.Interrupted():
                 assert message.round == self.round
                 assert message.restart_count == self.paid
                 assert send.node_id in self.participants
-            case Waiting():
+            case m.Waiting():
                 # Once when it comes, and once for each round that it has no part in.
-                comes = isinstance(event, Ready) and event.node.node_id == send.node_id
-                assert comes or any(isinstance(other.message, Assigned) for other in sends)
+                comes = isinstance(event, m.Ready) and event.node.node_id == send.node_id
+                assert comes or any(isinstance(other.message, m.Assigned) for other in sends)
                 assert sum(send == other for other in sends) == 1, "told once"
                 assert send.node_id in self.known_ready and send.node_id not in self.participants
                 assert len(self.participants) == self.core.rules.max_nodes
-            case Departed():
+            case m.Departed():
                 assert message.round == self.round
                 gone = self.participants[message.group_rank]
-                assert gone == replaced or (isinstance(event, Left | Lost) and event.node_id == gone)
-            case Ended(outcome=Outcome.REPLACED):
-                assert isinstance(event, Ready) and send.node_id == replaced
+                assert gone == replaced or (isinstance(event, m.Left | Lost) and event.node_id == gone)
+            case m.Ended(outcome=m.Outcome.REPLACED):
+                assert isinstance(event, m.Ready) and send.node_id == replaced
                 self.nodes[send.node_id].up.clear()  # its connection is closed, with what it has yet to say
-            case Ended():
+            case m.Ended():
                 self.verdict = self.verdict or message
                 assert message == self.verdict, "two verdicts"
-            case Assigned():
+            case m.Assigned():
                 pass  # `check_round` has looked at all of them
 
     def replaced_by(self, event: Event) -> str | None:
         """Whose next self an agent is, by the rank that both ask for."""
-        if not isinstance(event, Ready) or event.node.preferred_rank is None or self.verdict is not None:
+        if not isinstance(event, m.Ready) or event.node.preferred_rank is None or self.verdict is not None:
             return None
         old = self.holders.get(event.node.preferred_rank)
         self.holders[event.node.preferred_rank] = event.node.node_id
@@ -178,41 +165,41 @@ class World:
 
     def note(self, event: Event) -> None:
         match event:
-            case Ready():
+            case m.Ready():
                 self.known_ready.add(event.node.node_id)
                 self.members.add(event.node.node_id)
-            case Left() | Lost():
+            case m.Left() | Lost():
                 self.known_ready.discard(event.node_id)
                 self.members.discard(event.node_id)
             case _:
                 pass
 
     def check_fence(self, event: Event) -> None:
-        stale = isinstance(event, Failed | Succeeded) and event.round != self.round
+        stale = isinstance(event, m.Failed | m.Succeeded) and event.round != self.round
         early = isinstance(event, DeadlinePassed) and (self.core.deadline is None or self.now < self.core.deadline)
         if stale or early:
             trial = copy.deepcopy(self.core)
             assert trial.handle(event, self.now) == []
             assert everything(trial) == everything(self.core), f"{event} changed something"
 
-    def check_round(self, heard: dict[str, Assigned]) -> None:
+    def check_round(self, heard: dict[str, m.Assigned]) -> None:
         messages = list(heard.values())
         self.round += 1
-        assert {m.round for m in messages} == {self.round}
-        assert {m.restart_count for m in messages} == {self.paid}
+        assert {each.round for each in messages} == {self.round}
+        assert {each.restart_count for each in messages} == {self.paid}
         assert self.core.rules.min_nodes <= len(heard) <= self.core.rules.max_nodes
         assert set(heard) <= self.known_ready
         for node in self.nodes.values():
             assert not node.has_workers or node.is_replaced, "two rounds alive at once"
         by_rank = sorted(heard, key=lambda node_id: heard[node_id].ranks.group_rank)
         assert [heard[i].ranks.group_rank for i in by_rank] == list(range(len(heard)))
-        assert {m.ranks.group_world_size for m in messages} == {len(heard)}
+        assert {each.ranks.group_world_size for each in messages} == {len(heard)}
         ranks = [
             r for i in by_rank for r in range(heard[i].ranks.first_rank, heard[i].ranks.first_rank + self.nodes[i].size)
         ]
         assert ranks == list(range(len(ranks)))
-        assert {m.ranks.world_size for m in messages} == {len(ranks)}
-        assert {m.master_addr for m in messages} == {by_rank[0]}
+        assert {each.ranks.world_size for each in messages} == {len(ranks)}
+        assert {each.master_addr for each in messages} == {by_rank[0]}
         for rank, node_id in enumerate(self.participants):
             if node_id in heard and rank < len(heard):
                 assert by_rank[rank] == node_id, "a survivor lost its rank"
@@ -290,7 +277,7 @@ class Cluster(RuleBasedStateMachine):
         node = self.some(data)
         assert node is not None
         node.phase = "away"
-        node.up.append(Lost(node.node_id, "gone") if how == "crash" else Left(node.node_id, "asked to"))
+        node.up.append(Lost(node.node_id, "gone") if how == "crash" else m.Left(node.node_id, "asked to"))
 
     @precondition(lambda self: any(node.phase == "busy" for node in self.nodes))
     @rule(data=st.data())
@@ -298,7 +285,7 @@ class Cluster(RuleBasedStateMachine):
         node = self.some(data, "busy")
         assert node is not None
         node.phase = "failed"
-        node.up.append(Failed(node.node_id, node.round, FAILURE))
+        node.up.append(m.Failed(node.node_id, node.round, FAILURE))
 
     @precondition(lambda self: any(node.phase == "busy" for node in self.nodes))
     @rule(data=st.data())
@@ -306,7 +293,7 @@ class Cluster(RuleBasedStateMachine):
         node = self.some(data, "busy")
         assert node is not None
         node.phase = "finished"
-        node.up.append(Succeeded(node.node_id, node.round))
+        node.up.append(m.Succeeded(node.node_id, node.round))
 
     @precondition(lambda self: any(node.phase in {"failed", "stopping"} for node in self.nodes))
     @rule(data=st.data())
@@ -325,8 +312,8 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), off_by=st.sampled_from([-1, 1]))
     def somebody_speaks_of_another_round(self, data: Any, off_by: int) -> None:
         node_id = data.draw(st.sampled_from(sorted(self.world.nodes)))
-        self.world.check_fence(Failed(node_id, self.world.round + off_by, FAILURE))
-        self.world.check_fence(Succeeded(node_id, self.world.round + off_by))
+        self.world.check_fence(m.Failed(node_id, self.world.round + off_by, FAILURE))
+        self.world.check_fence(m.Succeeded(node_id, self.world.round + off_by))
 
     # Wires and clocks.
 
