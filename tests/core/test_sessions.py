@@ -568,6 +568,15 @@ def test_agents_that_greet_meanwhile_wait_with_it_and_nothing_is_decided() -> No
     }
 
 
+def test_a_board_that_answers_with_the_old_record_is_asked_again_and_its_renewals_count() -> None:
+    """The record was renewed on its way: the board has another than the one we campaigned with."""
+    term = running(renewals=3)
+    term.join("c", seen_epoch=9)
+    assert ev.Reclaim(9) in term.tell(ev.Reclaimed(LeaderRecord(4, CANDIDATE, 7)))
+    assert (term.leader.lease.epoch, term.leader.lease.renewals) == (4, 7)
+    assert term.hears(term.tell(reclaimed(10)))["c"] == [m.Welcome(10, LEASE_S), m.Heartbeat(0, True)]
+
+
 def test_a_leader_that_cannot_reclaim_steps_down() -> None:
     term = running()
     term.join("c", seen_epoch=9)

@@ -130,9 +130,9 @@ class Coordinator(Machine[Event, Send]):
                 self.roster.put(node, Standing.FINISHED)
                 return []
             case Return.STRAY:
-                self.roster.put_stray(node)
+                was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
                 stop = self._interrupted(node.node_id, past.round, WENT_ON.format(past.round))
-                return [stop, *(self._form(now) if self.phase is Phase.FORMING else [])]  # which may have waited for it
+                return [stop, *(self._form(now) if was_awaited else [])]
             case Return.MISSED_END:
                 return [self._interrupted(node.node_id, past.round, f"round {past.round} has ended; rejoining")]
             case Return.RUNS:

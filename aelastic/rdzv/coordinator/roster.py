@@ -48,8 +48,11 @@ class Roster:
         self._replace(Member(node, standing, failure))
         self.counts[standing] += 1
 
-    def put_stray(self, node: m.Node) -> None:
+    def put_stray(self, node: m.Node) -> bool:
+        """Gives whether it was a member, and no stray."""
+        before = self.members.get(node.node_id)
         self._replace(Member(node, Standing.STOPPING, is_stray=True))
+        return before is not None and not before.is_stray
 
     def _replace(self, member: Member) -> None:
         self.remove(member.node.node_id)
