@@ -228,7 +228,7 @@ def test_an_agent_of_another_version_is_told_so(running: tuple[Team, Round]) -> 
     (refused,) = answer_to(stream_port(team.coordinator), OLD_HELLO)
     assert isinstance(refused, Refused)
     assert refused.is_final
-    assert "this agent speaks protocol 0 and the job speaks 1: install the same version" in refused.reason
+    assert f"speaks protocol 0 and the job speaks {PROTOCOL}: install the same version" in refused.reason
 
 
 def test_nonsense_on_the_stream_is_refused_and_its_connection_closed(running: tuple[Team, Round]) -> None:
@@ -253,7 +253,7 @@ def test_nonsense_on_the_stream_is_refused_and_its_connection_closed(running: tu
         assert len(said) <= 1, (nonsense[:80], said)
         assert all(isinstance(word, Refused) for word in said), (nonsense[:80], said)
     (refused,) = answer_to(port, hello(team))
-    assert refused == Refused("this is the token of another reign", is_final=False)
+    assert refused == Refused("this agent read an outdated coordinator entry; retrying", is_final=False)
 
 
 def test_who_connects_and_says_nothing_is_dropped_after_the_lease(running: tuple[Team, Round]) -> None:
