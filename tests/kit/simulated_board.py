@@ -1,6 +1,6 @@
 """The board of the simulation: real semantics, and whatever may go wrong on the way to it.
 
-It does one thing at a time.  Request and answer may be late or lost, each by itself: a claim whose answer is lost has
+It does one thing at a time.  Request and answer may be late or lost, each by itself: a campaign whose answer is lost has
 been made.
 """
 
@@ -33,7 +33,7 @@ class Board:
 
     Args:
         world: where it stands.
-        ttl_s: seconds after which it forgets a reign that is not kept; `None`: it counts the keeps instead.
+        ttl_s: seconds after which it forgets a record that is not renewed; `None`: it counts renewals instead.
     """
 
     def __init__(self, world: World, ttl_s: float | None) -> None:
@@ -45,7 +45,7 @@ class Board:
         self.elections: list[tuple[float, LeaderRecord]] = []  # when each was made
         self.closed_at: float | None = None  # when it was told how the job ended
         self._closed_token = ""
-        self.usurper = ""  # who claimed a reign that said so
+        self.usurper = ""  # the agent that campaigned against a record that said so
         self.usurped_at = 0.0
         self._record: LeaderRecord | None = None
         self._epoch = 0

@@ -34,7 +34,7 @@ class Round:
     """What one coordinator said about one round."""
 
     number: int
-    token: str  # of the reign
+    token: str  # of the leader
     began_at: float
     common: tuple[Any, ...]  # what all are told alike
     heard: dict[str, m.Assigned] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Checks:
         if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
             return
         claimant = next(agent for agent in self.agents if agent.node_id == newest.candidate.node_id)
-        # Whose clock jumps may think too soon that a beat stands still; then two decide until the first is told by the
+        # Whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
         # board, each for those that are connected to it.
         if displaced_at - claimant.jumped_at > 2 * leader.lease.lease_s:
             self.fail(

@@ -38,7 +38,7 @@ class OthersBoard(InProcessBoard):
 
 
 def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[CoordinatorServer, int]:
-    """A server whose reign is over when it asks once that is so, and its port."""
+    """A server that another agent has displaced, which it hears when it asks once that is so; and its port."""
     listener = listen(0)
     port = listener.getsockname()[1]
     record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
@@ -77,13 +77,13 @@ class Crowd:
 
 
 @on_both_loops
-@pytest.mark.parametrize("end", ["vacated", "cancelled"])
+@pytest.mark.parametrize("end", ["displaced", "cancelled"])
 def test_who_connects_as_the_server_ends_is_hung_up_on(loop: str, end: str) -> None:
     """Nobody is left with a connection at whose other end nobody is: all ends come, while both ends live."""
 
     async def main() -> None:
         crowd = Crowd()
-        server, port = coordinator_server(LEASE_S if end == "vacated" else DEADLINE_S, crowd.is_met)
+        server, port = coordinator_server(LEASE_S if end == "displaced" else DEADLINE_S, crowd.is_met)
 
         async def cancel_in_time(scope: anyio.CancelScope) -> None:
             await crowd.is_met.wait()

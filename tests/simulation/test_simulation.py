@@ -298,7 +298,7 @@ def test_a_coordinator_writes_itself_anew_on_a_counting_board_that_was_wiped() -
 
 
 def test_a_newcomer_that_claims_a_wiped_board_takes_over_a_round_that_goes_on() -> None:
-    """Its epoch is below what the others have known, and its beat is on when they come."""
+    """Its epoch is below what the others have known, and it renews its record when they come."""
     story = whose_coordinator_is_a_spare(min_nodes=2)
     story.assert_undisturbed("12", lambda: story.agent("0").crash(FIN))
     story.begin("0")

@@ -330,8 +330,7 @@ class Coordinator(Machine[Event, Send]):
         return self._close(m.Ended(Outcome.SUCCEEDED, "every worker succeeded"))
 
     def _close(self, verdict: m.Ended) -> list[Send]:
-        self.phase, self.deadline, self.verdict = Phase.CLOSED, None, verdict
-        self.takeover = None
+        self.phase, self.deadline, self.verdict, self.takeover = Phase.CLOSED, None, verdict, None
         self.forming.end()
         return [Send(node_id, verdict) for node_id in self.roster.members]
 
@@ -382,7 +381,8 @@ class Coordinator(Machine[Event, Send]):
 
     def validate(self) -> None:
         self.roster.validate()
-        assert (self.verdict is not None) == self.is_closed, "the verdict closes the job"
+        assert (self.verdict is not None) == self.is_closed, "a verdict closes the job"
+        assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER), "a takeover has its phase"
         assert self.newest_round >= self.round, "the next round is above each that any node has told of"
         counts, is_due = self.roster.counts, self.deadline is not None
         workers = counts[Standing.BUSY] + counts[Standing.FAILED] + counts[Standing.FINISHED]
