@@ -28,19 +28,7 @@ import anyio.lowlevel
 
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
-from aelastic.hangs.timer_rules import (
-    Action,
-    Ask,
-    Belongs,
-    Complain,
-    DeadlinePassed,
-    Ended,
-    Event,
-    Expired,
-    Heard,
-    Started,
-    Timers,
-)
+from aelastic.hangs import timer_rules as rules
 from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.host import proc_table
 
@@ -79,7 +67,7 @@ class FileTimerServer(Watch):
         self._report = report
         self._fd: int | None = None
         self._coalesce_s = COALESCE_S
-        self._timers = Timers()
+        self._timers = rules.Timers()
         self._workers: dict[int, int] = {}  # pid to local rank, of this generation
 
     @property
@@ -125,10 +113,10 @@ class FileTimerServer(Watch):
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
         del starts
         self._workers = {pid: local_rank for local_rank, pid in ids.items() if isinstance(pid, int)}
-        self._handle(Started(generation, self._workers))
+        self._handle(rules.Started(generation, self._workers))
 
     def ended(self, generation: int, local_rank: int) -> None:
-        self._handle(Ended(generation, local_rank))
+        self._handle(rules.Ended(generation, local_rank))
 
     async def run(self) -> None:
         assert self._fd is not None  # `open` came first
@@ -139,7 +127,7 @@ class FileTimerServer(Watch):
             now, deadline = time.monotonic(), self._timers.deadline
             if deadline is not None and deadline <= now:
                 await self._read_all()  # a timer may have been cleared just before it expired
-                self._handle(DeadlinePassed(), now)
+                self._handle(rules.DeadlinePassed(), now)
             if is_more:
                 await anyio.lowlevel.checkpoint()
             else:
@@ -161,7 +149,7 @@ class FileTimerServer(Watch):
             data = os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
             return False
-        self._handle(Heard(data, time.time()))  # noqa: TID251  the clients' times are of this clock
+        self._handle(rules.Heard(data, time.time()))  # noqa: TID251  the clients' times are of this clock
         return len(data) == CHUNK_BYTES
 
     async def _read_all(self) -> None:
@@ -171,25 +159,25 @@ class FileTimerServer(Watch):
                 return
             await anyio.lowlevel.checkpoint()
 
-    def _handle(self, event: Event, now: float | None = None) -> None:
+    def _handle(self, event: rules.Event, now: float | None = None) -> None:
         for action in self._timers.handle(event, time.monotonic() if now is None else now):
             self._carry_out(action)
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: rules.Action) -> None:
         match action:
-            case Ask(generation, pid):
+            case rules.Ask(generation, pid):
                 local_rank, is_gone = self._owner_of(pid)
-                self._handle(Belongs(generation, pid, local_rank, is_gone))
-            case Expired():
+                self._handle(rules.Belongs(generation, pid, local_rank, is_gone))
+            case rules.Expired():
                 self._on_expired(action)
-            case Complain(kind, quote):
+            case rules.Complain(kind, quote):
                 _log.warning(
                     "ignoring a timer request (further ones of the kind are not logged): it %s: %s", kind, quote
                 )
             case _:
                 assert_never(action)
 
-    def _on_expired(self, expired: Expired) -> None:
+    def _on_expired(self, expired: rules.Expired) -> None:
         # Asked anew: the number may be another process's by now.
         local_rank, is_gone = self._owner_of(expired.pid)
         if local_rank is None or is_gone:

@@ -92,12 +92,12 @@ class EventLog(Observer):
             self._lost += 1
             self._lost_since += 1
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._writer.run, name="event log", daemon=True)
-            self._thread.start()
         self._put_down_lost(wall_ns, now)
         self._put += 1
         self._writer.entries.put(_Entry(event, wall_ns, now))
+        if self._thread is None:  # after the first event is put: nothing may come before it
+            self._thread = threading.Thread(target=self._writer.run, name="event log", daemon=True)
+            self._thread.start()
 
     async def aclose(self) -> None:
         """Returns when all is written, or the disk has not taken it for too long."""

@@ -10,27 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.hangs.hang_rules import (
-    CPU_FRACTION_MIN,
-    EARLY_S,
-    INTERVAL_MIN_S,
-    LATE_S,
-    LOOKS_PER_TIMEOUT,
-    PATTERN_CHARS,
-    Began,
-    Ended,
-    HangRules,
-    Looked,
-    Rules,
-    Sample,
-    Verdict,
-)
+from aelastic.hangs import hang_rules as h
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher
 from aelastic.spec import HANG_SIGNALS, ExpectedOutput
 
 TIMEOUT_S = 60.0
-INTERVAL_S = TIMEOUT_S / LOOKS_PER_TIMEOUT
-DEAD = Sample(output=7, cpu_s=1.0, io=9)
+INTERVAL_S = TIMEOUT_S / h.LOOKS_PER_TIMEOUT
+DEAD = h.Sample(output=7, cpu_s=1.0, io=9)
 
 
 class Watched:
@@ -38,36 +24,38 @@ class Watched:
 
     def __init__(self, *ranks: int, **rules: Any) -> None:
         given = {"hang_timeout_s": TIMEOUT_S, "hang_signals": HANG_SIGNALS, **rules}
-        self.core = HangRules(Rules(**given))
+        self.core = h.HangRules(h.Rules(**given))
         self.now = 1000.0
         self.looks = 0
-        self.core.handle(Began(ranks or (0,)), self.now)
+        self.core.handle(h.Began(ranks or (0,)), self.now)
 
-    def look(self, samples: Mapping[int, Sample] | Sample, late_s: float = 0.0) -> list[Verdict]:
+    def look(self, samples: Mapping[int, h.Sample] | h.Sample, late_s: float = 0.0) -> list[h.Verdict]:
         """The next look, when it is due; one sample is that of rank 0."""
         assert self.core.deadline is not None
-        assert self.core.deadline >= self.now + INTERVAL_MIN_S
+        assert self.core.deadline >= self.now + h.INTERVAL_MIN_S
         self.now = self.core.deadline + late_s
         self.looks += 1
-        return self.core.handle(Looked({0: samples} if isinstance(samples, Sample) else samples, self.now), self.now)
+        return self.core.handle(
+            h.Looked({0: samples} if isinstance(samples, h.Sample) else samples, self.now), self.now
+        )
 
-    def first(self, samples: Mapping[int, Sample] | Sample) -> tuple[float, list[Verdict]]:
+    def first(self, samples: Mapping[int, h.Sample] | h.Sample) -> tuple[float, list[h.Verdict]]:
         """The verdicts of the first look that gives any, and how long it took, with samples that stay the same."""
         begin = self.now
         while not (verdicts := self.look(samples)):
             assert self.now < begin + 10 * TIMEOUT_S, "no verdict"
         return self.now - begin, verdicts
 
-    def assert_none(self, samples: Mapping[int, Sample] | Sample, for_s: float = 3 * TIMEOUT_S) -> None:
+    def assert_none(self, samples: Mapping[int, h.Sample] | h.Sample, for_s: float = 3 * TIMEOUT_S) -> None:
         until = self.now + for_s
         while self.now < until:
             assert self.look(samples) == []
 
 
 def test_a_worker_that_shows_nothing_hangs_after_the_timeout() -> None:
-    took_s, verdicts = Watched().first(Sample(output=0, cpu_s=0.0, io=0))
+    took_s, verdicts = Watched().first(h.Sample(output=0, cpu_s=0.0, io=0))
     assert took_s == TIMEOUT_S + INTERVAL_S  # what the first look shows may have come just before it
-    assert verdicts == [Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True)]
+    assert verdicts == [h.Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True)]
 
 
 def test_looks_are_ten_within_a_timeout_and_at_most_one_a_second() -> None:
@@ -79,7 +67,9 @@ def test_looks_are_ten_within_a_timeout_and_at_most_one_a_second() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"output": 8}, {"io": 10}, {"cpu_s": 1.0 + CPU_FRACTION_MIN * INTERVAL_S}], ids=lambda c: next(iter(c))
+    "changed",
+    [{"output": 8}, {"io": 10}, {"cpu_s": 1.0 + h.CPU_FRACTION_MIN * INTERVAL_S}],
+    ids=lambda c: next(iter(c)),
 )
 def test_any_sign_puts_it_off_for_the_whole_timeout(changed: dict[str, Any]) -> None:
     watched = Watched()
@@ -96,11 +86,11 @@ def test_only_the_chosen_signs_count(sign: str, words: str) -> None:
     watched = Watched(hang_signals=(sign,))
     key = {"output": "output", "cpu": "cpu_s", "io": "io"}[sign]
     step = 0
-    verdicts: list[Verdict] = []
+    verdicts: list[h.Verdict] = []
     while not verdicts:
         step += 1
         busy: dict[str, Any] = {"output": step, "cpu_s": float(10 * step), "io": step}
-        verdicts = watched.look(Sample(**busy).replace(**{key: 1}))
+        verdicts = watched.look(h.Sample(**busy).replace(**{key: 1}))
     assert [verdict.reason for verdict in verdicts] == [f"no {words} for 60 s"]
 
 
@@ -112,33 +102,33 @@ def test_two_signs_are_told_in_words() -> None:
 def test_less_than_a_hundredth_of_a_core_is_no_sign() -> None:
     for share, hangs in ((0.009, True), (0.011, False)):
         watched = Watched(hang_signals=("cpu",))
-        verdicts: list[Verdict] = []
+        verdicts: list[h.Verdict] = []
         for step in range(1, 30):
-            verdicts += watched.look(Sample(cpu_s=share * INTERVAL_S * step))
+            verdicts += watched.look(h.Sample(cpu_s=share * INTERVAL_S * step))
         assert bool(verdicts) is hangs, share
 
 
 def test_one_step_of_the_kernels_clock_is_no_sign_however_soon_we_look_again() -> None:
     watched = Watched(hang_timeout_s=1.0, hang_signals=("cpu",))
-    verdicts = [verdict for step in range(8) for verdict in watched.look(Sample(cpu_s=0.01 * step))]
+    verdicts = [verdict for step in range(8) for verdict in watched.look(h.Sample(cpu_s=0.01 * step))]
     assert verdicts
 
 
 def test_what_cannot_be_seen_is_no_reason() -> None:
-    Watched().assert_none(Sample())
-    Watched(hang_signals=("io",)).assert_none(Sample(output=1, cpu_s=1.0))
+    Watched().assert_none(h.Sample())
+    Watched(hang_signals=("io",)).assert_none(h.Sample(output=1, cpu_s=1.0))
     Watched().assert_none({})
-    _, (verdict,) = Watched().first(Sample(output=1, cpu_s=1.0))
+    _, (verdict,) = Watched().first(h.Sample(output=1, cpu_s=1.0))
     assert verdict.reason == "no output or CPU use for 60 s"
 
 
 def test_several_that_hang_are_told_at_once_by_rank_and_those_that_work_are_not() -> None:
     watched = Watched(3, 1, 2, 0)
-    verdicts: list[Verdict] = []
+    verdicts: list[h.Verdict] = []
     step = 0
     while not verdicts:
         step += 1
-        verdicts = watched.look({0: DEAD, 1: DEAD, 2: Sample(output=step, cpu_s=0.0, io=0), 3: DEAD})
+        verdicts = watched.look({0: DEAD, 1: DEAD, 2: h.Sample(output=step, cpu_s=0.0, io=0), 3: DEAD})
     assert [verdict.local_rank for verdict in verdicts] == [0, 1, 3]
 
 
@@ -147,7 +137,7 @@ def test_a_hang_is_told_once_and_again_only_after_life() -> None:
     _, (verdict,) = watched.first(DEAD)
     assert not verdict.is_stopped
     watched.assert_none(DEAD)
-    alive = Sample(output=8, cpu_s=1.0, io=9)
+    alive = h.Sample(output=8, cpu_s=1.0, io=9)
     assert watched.look(alive) == []
     assert watched.first(alive)[0] == TIMEOUT_S
 
@@ -156,13 +146,13 @@ def test_nobody_is_looked_at_who_has_ended_and_a_new_generation_begins_anew() ->
     watched = Watched(0, 1)
     for _ in range(8):
         watched.look({0: DEAD, 1: DEAD})
-    watched.core.handle(Ended(0), watched.now)
-    watched.core.handle(Ended(0), watched.now)
+    watched.core.handle(h.Ended(0), watched.now)
+    watched.core.handle(h.Ended(0), watched.now)
     took_s, verdicts = watched.first({1: DEAD})
     assert [verdict.local_rank for verdict in verdicts] == [1]
-    watched.core.handle(Ended(1), watched.now)
+    watched.core.handle(h.Ended(1), watched.now)
     assert watched.core.deadline is None
-    watched.core.handle(Began((0, 1)), watched.now)
+    watched.core.handle(h.Began((0, 1)), watched.now)
     assert watched.first({0: DEAD, 1: DEAD})[0] == TIMEOUT_S + INTERVAL_S > took_s
 
 
@@ -183,9 +173,9 @@ def test_the_time_in_which_the_agent_was_suspended_does_not_count() -> None:
 def test_a_timer_that_is_a_moment_early_does_not_put_it_off() -> None:
     watched = Watched()
     watched.look(DEAD)
-    for _ in range(LOOKS_PER_TIMEOUT - 1):
+    for _ in range(h.LOOKS_PER_TIMEOUT - 1):
         assert watched.look(DEAD) == []
-    assert watched.look(DEAD, late_s=-EARLY_S / 2)
+    assert watched.look(DEAD, late_s=-h.EARLY_S / 2)
 
 
 # ExpectedOutputMatcher output.
@@ -196,33 +186,33 @@ def expecting(within_s: float = 30.0, **rules: Any) -> Watched:
 
 
 def test_output_that_never_comes_is_missed_after_the_start() -> None:
-    took_s, verdicts = expecting().first(Sample(matches=0))
+    took_s, verdicts = expecting().first(h.Sample(matches=0))
     assert took_s == 30.0
-    assert verdicts == [Verdict(0, "output", r"no output that matches 'loss=\\d' in its first 30 s", is_stopped=True)]
+    assert verdicts == [h.Verdict(0, "output", r"no output that matches 'loss=\\d' in its first 30 s", is_stopped=True)]
 
 
 def test_output_that_came_and_comes_no_more_is_missed_after_the_last() -> None:
     watched = expecting()
     for count in range(20):
-        assert watched.look(Sample(matches=count)) == []
-    took_s, (verdict,) = watched.first(Sample(matches=19))
+        assert watched.look(h.Sample(matches=count)) == []
+    took_s, (verdict,) = watched.first(h.Sample(matches=19))
     assert took_s == 30.0
     assert verdict.reason == r"no output that matches 'loss=\\d' for 30 s"
 
 
 def test_whoever_is_not_expected_to_write_or_not_searched_in_time_is_not_missed() -> None:
-    expecting().assert_none(Sample())
+    expecting().assert_none(h.Sample())
 
 
 def test_output_that_is_missed_is_only_told_where_that_is_asked_for() -> None:
-    _, (verdict,) = expecting(hang_action="report").first(Sample(matches=0))
+    _, (verdict,) = expecting(hang_action="report").first(h.Sample(matches=0))
     assert not verdict.is_stopped
 
 
 def test_a_long_pattern_is_quoted_in_part() -> None:
     watched = Watched(hang_timeout_s=None, expect_output=ExpectedOutput("x" * 10_000, 5.0))
-    _, (verdict,) = watched.first(Sample(matches=0))
-    assert len(verdict.reason) < PATTERN_CHARS + 80
+    _, (verdict,) = watched.first(h.Sample(matches=0))
+    assert len(verdict.reason) < h.PATTERN_CHARS + 80
 
 
 # Uninterruptible sleep.
@@ -230,18 +220,18 @@ def test_a_long_pattern_is_quoted_in_part() -> None:
 
 def test_the_same_uninterruptible_sleep_is_stuck_whatever_else_may_only_be_told() -> None:
     watched = Watched(hang_timeout_s=None, stuck_timeout_s=20.0, hang_action="report")
-    took_s, verdicts = watched.first(Sample(sleep=4096))
+    took_s, verdicts = watched.first(h.Sample(sleep=4096))
     assert took_s == 22.0
     reason = "in uninterruptible sleep (state D), which no signal ends, for 20 s"
-    assert verdicts == [Verdict(0, "stuck", reason, is_stopped=True)]
+    assert verdicts == [h.Verdict(0, "stuck", reason, is_stopped=True)]
 
 
 def test_sleep_that_is_left_or_in_which_io_goes_on_is_not_stuck() -> None:
     watched = Watched(hang_timeout_s=None, stuck_timeout_s=20.0)
     for step in range(40):
-        assert watched.look(Sample(sleep=step)) == []
+        assert watched.look(h.Sample(sleep=step)) == []
     for step in range(40):
-        assert watched.look(Sample(sleep=None if step % 5 == 0 else 1)) == []
+        assert watched.look(h.Sample(sleep=None if step % 5 == 0 else 1)) == []
 
 
 def test_each_rule_keeps_its_own_time() -> None:
@@ -250,7 +240,7 @@ def test_each_rule_keeps_its_own_time() -> None:
     begin = watched.now
     while len(told) < 3:
         told += [
-            (v.by, watched.now - begin) for v in watched.look(Sample(output=0, cpu_s=0.0, io=0, matches=0, sleep=1))
+            (v.by, watched.now - begin) for v in watched.look(h.Sample(output=0, cpu_s=0.0, io=0, matches=0, sleep=1))
         ]
     assert told == [("stuck", 22.0), ("output", 40.0), ("hang", 62.0)]
 
@@ -260,22 +250,24 @@ def test_each_rule_keeps_its_own_time() -> None:
 
 @given(
     st.sampled_from([1.0, 3.0, 10.0, 45.0]),
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3, LATE_S / 2])), min_size=5, max_size=60),
+    st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3, h.LATE_S / 2])), min_size=5, max_size=60
+    ),
 )
 def test_no_verdict_is_early_and_none_is_late_by_more_than_the_looks_are_apart(
     timeout_s: float, course: list[tuple[bool, bool, float]]
 ) -> None:
     watched = Watched(0, 1, hang_timeout_s=timeout_s, hang_signals=("output",))
-    interval_s = max(INTERVAL_MIN_S, timeout_s / LOOKS_PER_TIMEOUT)
+    interval_s = max(h.INTERVAL_MIN_S, timeout_s / h.LOOKS_PER_TIMEOUT)
     outputs = [0, 0]
     since = [watched.now, watched.now]  # the look at which life was seen last
     told = [False, False]
-    watched.look({0: Sample(output=0), 1: Sample(output=0)})
+    watched.look({0: h.Sample(output=0), 1: h.Sample(output=0)})
     since = [watched.now, watched.now]
     for *lives, late_s in course:
         for rank, lived in enumerate(lives):
             outputs[rank] += bool(lived)
-        verdicts = watched.look({rank: Sample(output=outputs[rank]) for rank in (0, 1)}, late_s=late_s)
+        verdicts = watched.look({rank: h.Sample(output=outputs[rank]) for rank in (0, 1)}, late_s=late_s)
         named = {verdict.local_rank for verdict in verdicts}
         for rank, lived in enumerate(lives):
             silent_s = watched.now - since[rank]
@@ -283,11 +275,11 @@ def test_no_verdict_is_early_and_none_is_late_by_more_than_the_looks_are_apart(
                 assert rank not in named
                 since[rank], told[rank] = watched.now, False
             elif rank in named:
-                assert silent_s >= timeout_s - EARLY_S
+                assert silent_s >= timeout_s - h.EARLY_S
                 assert not told[rank], "told twice"
                 told[rank] = True
             else:
-                assert told[rank] or silent_s < timeout_s + interval_s + LATE_S
+                assert told[rank] or silent_s < timeout_s + interval_s + h.LATE_S
 
 
 # The search.

@@ -11,17 +11,7 @@ import pytest
 
 from aelastic.core.machine import InvalidTransition
 from aelastic.errors import ProcessFailure
-from aelastic.group.events import (
-    Cleared,
-    DeadlinePassed,
-    Event,
-    Exited,
-    FoundUnhealthy,
-    Spawned,
-    Start,
-    StopRequested,
-    WorkerState,
-)
+from aelastic.group import events as g
 from aelastic.group.phases import KILL_COUNT_MAX, Phase
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import run_events as ev
@@ -52,7 +42,7 @@ class Story:
         self.began_at = self.done_at = self.now
         self.told: list[ev.RunEvent] = []
 
-    def put(self, *events: Event, after_s: float = 0.0) -> list[ev.RunEvent]:
+    def put(self, *events: g.Event, after_s: float = 0.0) -> list[ev.RunEvent]:
         """What the last of the events is worth telling."""
         told: list[ev.RunEvent] = []
         self.now += after_s
@@ -68,15 +58,15 @@ class Story:
     def pass_deadline(self) -> list[ev.RunEvent]:
         assert self.group.deadline is not None
         self.now = self.group.deadline
-        return self.put(DeadlinePassed())
+        return self.put(g.DeadlinePassed())
 
     def end(self, *local_ranks: int, failure: ProcessFailure | None = None, after_s: float = 0.0) -> list[ev.RunEvent]:
         """Workers end, and nothing of them is left."""
         generation = self.group.generation
         told: list[ev.RunEvent] = []
         for local_rank in local_ranks:
-            told = self.put(Exited(generation, local_rank, failure), after_s=after_s)
-            told += self.put(Cleared(generation, local_rank))
+            told = self.put(g.Exited(generation, local_rank, failure), after_s=after_s)
+            told += self.put(g.Cleared(generation, local_rank))
         return told
 
     def of(self, kind: type[T]) -> list[T]:
@@ -98,7 +88,7 @@ def assigned(round_: int, restart_count: int = 0) -> Assigned:
 
 def running(round_: int = 1, restart_count: int = 0) -> Story:
     story = Story()
-    story.put(Start(), assigned(round_, restart_count), Spawned(1, {0: 700, 1: 701}))
+    story.put(g.Start(), assigned(round_, restart_count), g.Spawned(1, {0: 700, 1: 701}))
     return story
 
 
@@ -111,31 +101,31 @@ def names(told: list[ev.RunEvent]) -> list[str]:
 
 def test_a_round_is_told_with_what_it_took_to_form_it_and_where_the_agent_stands_then() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     assert story.put(assigned(7, restart_count=2), after_s=3) == [
         ev.RoundFormed(7, 1, 2, 1, 3, 4, 2, 10, story.group.workers),
         ev.PhaseTook("rendezvous", 3.0),
-        ev.Changed(Phase.JOINING, Phase.SPAWNING, WorkerState.HEALTHY, "round 7 is complete"),
+        ev.Changed(Phase.JOINING, Phase.SPAWNING, g.WorkerState.HEALTHY, "round 7 is complete"),
     ]
 
 
 def test_the_start_of_the_workers_ends_the_phase_spawn() -> None:
     story = Story()
-    story.put(Start(), assigned(1))
-    assert story.put(Spawned(1, {0: 700, 1: 701}), after_s=0.5) == [
+    story.put(g.Start(), assigned(1))
+    assert story.put(g.Spawned(1, {0: 700, 1: 701}), after_s=0.5) == [
         ev.WorkersStarted(1, {0: 700, 1: 701}),
         ev.PhaseTook("spawn", 0.5),
-        ev.Changed(Phase.SPAWNING, Phase.RUNNING, WorkerState.HEALTHY, "all workers of this node are started"),
+        ev.Changed(Phase.SPAWNING, Phase.RUNNING, g.WorkerState.HEALTHY, "all workers of this node are started"),
     ]
-    assert story.put(Spawned(1, {0: 700, 1: 701})) == []
+    assert story.put(g.Spawned(1, {0: 700, 1: 701})) == []
 
 
 def test_workers_that_are_stopped_before_they_have_started_are_told_once_they_have() -> None:
     story = Story()
-    story.put(Start(), assigned(1), StopRequested())
-    assert story.put(Spawned(1, {0: 700, 1: 701})) == [
+    story.put(g.Start(), assigned(1), g.StopRequested())
+    assert story.put(g.Spawned(1, {0: 700, 1: 701})) == [
         ev.WorkersStarted(1, {0: 700, 1: 701}),
-        ev.Changed(Phase.CANCELLING, Phase.STOPPING, WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)"),
+        ev.Changed(Phase.CANCELLING, Phase.STOPPING, g.WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)"),
     ]
     story.end(0, 1)
     assert "run" not in story.durations
@@ -143,9 +133,9 @@ def test_workers_that_are_stopped_before_they_have_started_are_told_once_they_ha
 
 def test_every_transition_has_a_sentence() -> None:
     story = running()
-    story.put(Exited(1, 0, FAILURE, story.now), Cleared(1, 0))
+    story.put(g.Exited(1, 0, FAILURE, story.now), g.Cleared(1, 0))
     story.end(1)
-    story.put(Interrupted(1, "rank 4 failed on host; restart 1 of 3", 1), assigned(2, 1), Spawned(2, {0: 1, 1: 2}))
+    story.put(Interrupted(1, "rank 4 failed on host; restart 1 of 3", 1), assigned(2, 1), g.Spawned(2, {0: 1, 1: 2}))
     story.end(0, 1)
     story.put(SUCCEEDED)
     changes = story.of(ev.Changed)
@@ -156,7 +146,7 @@ def test_every_transition_has_a_sentence() -> None:
     assert [after.before for after in changes[1:]] == [before.phase for before in changes[:-1]]
     assert all(change.reason for change in changes)
     assert changes[0].reason == "the run begins"
-    assert changes[-1] == ev.Changed(Phase.BARRIER, Phase.DONE, WorkerState.SUCCEEDED, "every worker succeeded")
+    assert changes[-1] == ev.Changed(Phase.BARRIER, Phase.DONE, g.WorkerState.SUCCEEDED, "every worker succeeded")
 
 
 # Durations.
@@ -165,18 +155,18 @@ def test_every_transition_has_a_sentence() -> None:
 def run_with_everything() -> Story:
     """A crash with a restart, an interruption, a stop that is not heard, and the exit barrier."""
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     story.put(assigned(1), after_s=1)
-    story.put(Spawned(1, {0: 700, 1: 701}), after_s=2)
-    story.put(Exited(1, 0, FAILURE, story.now + 4), Cleared(1, 0), after_s=4.5)
+    story.put(g.Spawned(1, {0: 700, 1: 701}), after_s=2)
+    story.put(g.Exited(1, 0, FAILURE, story.now + 4), g.Cleared(1, 0), after_s=4.5)
     story.end(1, after_s=8)
     story.put(Interrupted(1, "rank 4 failed on host; restart 1 of 3", 1), after_s=16)
     story.put(assigned(2, 1), after_s=32)
-    story.put(Spawned(2, {0: 702, 1: 703}), after_s=64)
+    story.put(g.Spawned(2, {0: 702, 1: 703}), after_s=64)
     story.put(Interrupted(2, "node c has come", 1), after_s=128)
     story.end(0, 1, after_s=128)
     story.put(assigned(3, 1), after_s=256)
-    story.put(Spawned(3, {0: 704, 1: 705}), after_s=512)
+    story.put(g.Spawned(3, {0: 704, 1: 705}), after_s=512)
     story.end(0, 1, after_s=512)
     story.put(SUCCEEDED, after_s=3)
     return story
@@ -208,9 +198,9 @@ def test_every_name_of_a_phase_is_used() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_worker_that_is_found_unhealthy_has_failed_and_was_detected_before_it_ended(order: tuple[int, int]) -> None:
     story = running()
-    assert names(story.put(FoundUnhealthy(1, 0, EXPIRED, signal.SIGKILL))) == ["Noticed", "PhaseTook", "Changed"]
+    assert names(story.put(g.FoundUnhealthy(1, 0, EXPIRED, signal.SIGKILL))) == ["Noticed", "PhaseTook", "Changed"]
     for local_rank in order:
-        story.put(Exited(1, local_rank, None, story.now), Cleared(1, local_rank), after_s=1)
+        story.put(g.Exited(1, local_rank, None, story.now), g.Cleared(1, local_rank), after_s=1)
     ended = {each.local_rank: (each.outcome, each.failure) for each in story.of(ev.WorkerEnded)}
     assert ended == {0: ("failed", EXPIRED), 1: ("stopped", None)}
     assert "detect" not in {took.name for took in story.of(ev.PhaseTook)}
@@ -221,9 +211,9 @@ def test_a_worker_that_is_found_unhealthy_has_failed_and_was_detected_before_it_
 
 def test_a_worker_ends_once_with_its_rank_and_what_became_of_it() -> None:
     story = running()
-    story.put(Exited(1, 1, None))
-    story.put(Exited(1, 1, FAILURE))  # told twice
-    story.put(Exited(1, 0, FAILURE, 99.0))
+    story.put(g.Exited(1, 1, None))
+    story.put(g.Exited(1, 1, FAILURE))  # told twice
+    story.put(g.Exited(1, 0, FAILURE, 99.0))
     assert story.of(ev.WorkerEnded) == [
         ev.WorkerEnded(1, 1, 5, "succeeded"),
         ev.WorkerEnded(1, 0, 4, "failed", FAILURE),
@@ -232,7 +222,7 @@ def test_a_worker_ends_once_with_its_rank_and_what_became_of_it() -> None:
 
 def test_victims_are_stopped_and_who_fails_meanwhile_has_failed() -> None:
     story = running()
-    story.put(StopRequested())
+    story.put(g.StopRequested())
     story.end(0)
     story.end(1, failure=FAILURE)
     assert [(each.local_rank, each.outcome) for each in story.of(ev.WorkerEnded)] == [(0, "stopped"), (1, "failed")]
@@ -242,26 +232,26 @@ def test_the_end_of_a_worker_of_an_earlier_generation_is_not_told() -> None:
     story = running()
     story.put(Interrupted(1, "node c has come"))
     story.end(0, 1)
-    story.put(assigned(2), Spawned(2, {0: 702, 1: 703}))
-    assert story.put(Exited(1, 0, FAILURE)) == []
-    assert story.put(FoundUnhealthy(1, 0, FAILURE, signal.SIGKILL)) == []
+    story.put(assigned(2), g.Spawned(2, {0: 702, 1: 703}))
+    assert story.put(g.Exited(1, 0, FAILURE)) == []
+    assert story.put(g.FoundUnhealthy(1, 0, FAILURE, signal.SIGKILL)) == []
 
 
 def test_a_kill_is_told_once_with_who_is_left_and_why() -> None:
     story = running()
-    story.put(StopRequested())
+    story.put(g.StopRequested())
     story.end(0)
     assert ev.Killed(1, (1,), "not ended after 30 s") in story.pass_deadline()
     for _ in range(KILL_COUNT_MAX):
         story.pass_deadline()
-    assert story.group.state is WorkerState.UNKNOWN
+    assert story.group.state is g.WorkerState.UNKNOWN
     assert len(story.of(ev.Killed)) == 1
 
 
 def test_a_kill_because_somebody_asked_again_says_so() -> None:
     story = running()
-    story.put(StopRequested(signal.SIGINT))
-    told = story.put(StopRequested(signal.SIGINT))
+    story.put(g.StopRequested(signal.SIGINT))
+    told = story.put(g.StopRequested(signal.SIGINT))
     assert told == [ev.StopAsked(signal.SIGINT), ev.Killed(1, (0, 1), "asked to stop again")]
 
 
@@ -285,7 +275,7 @@ def test_a_restart_is_told_once_although_it_is_said_again() -> None:
 
 def test_the_word_that_comes_after_the_failure_is_the_one_that_is_told() -> None:
     story = running()
-    story.put(Exited(1, 0, FAILURE))
+    story.put(g.Exited(1, 0, FAILURE))
     assert story.of(ev.Restarting) == []
     told = story.put(Interrupted(1, "restart 1 of 3", 1))  # the other worker is still being stopped
     assert told == [ev.Restarting("failure", "restart 1 of 3", 1)]
@@ -302,15 +292,15 @@ def test_every_restart_of_a_run_is_told() -> None:
 
 def test_no_restart_is_told_of_another_round_or_before_the_first() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     assert story.put(Interrupted(3, "late")) == []
-    story.put(assigned(5), Spawned(1, {0: 1, 1: 2}))
+    story.put(assigned(5), g.Spawned(1, {0: 1, 1: 2}))
     assert story.put(Interrupted(4, "late")) == []
 
 
 def test_a_node_that_leaves_has_no_restart() -> None:
     story = running()
-    story.put(StopRequested())
+    story.put(g.StopRequested())
     assert story.put(Interrupted(1, "node c has come")) == []
     story = running()
     told = story.put(Ended(Outcome.FAILED, "no restart is left", FAILURE))
@@ -320,10 +310,10 @@ def test_a_node_that_leaves_has_no_restart() -> None:
 
 def test_an_agent_that_cannot_go_on_was_not_asked_to_stop() -> None:
     story = running()
-    told = story.put(StopRequested(reason="the coordinator can't be reached"))
+    told = story.put(g.StopRequested(reason="the coordinator can't be reached"))
     assert told[0] == ev.RendezvousLost("the coordinator can't be reached")
     assert told[-1] == ev.Changed(
-        Phase.RUNNING, Phase.STOPPING, WorkerState.STOPPED, "the coordinator can't be reached"
+        Phase.RUNNING, Phase.STOPPING, g.WorkerState.STOPPED, "the coordinator can't be reached"
     )
     assert story.of(ev.StopAsked) == []
 
@@ -331,22 +321,22 @@ def test_an_agent_that_cannot_go_on_was_not_asked_to_stop() -> None:
 # Whatever happens.
 
 
-def some_event(random: Random, story: Story) -> Event:
+def some_event(random: Random, story: Story) -> g.Event:
     """Of now or of before; many of them can't come in this phase."""
     if random.random() < 0.02:
-        return random.choice((SUCCEEDED, Ended(Outcome.FAILED, "no restart is left", FAILURE), StopRequested()))
+        return random.choice((SUCCEEDED, Ended(Outcome.FAILED, "no restart is left", FAILURE), g.StopRequested()))
     generation = max(1, story.group.generation - random.choice((0, 0, 0, 1)))
     rank, failure = random.randrange(2), random.choice((None, FAILURE))
     return random.choice(
         (
-            Start(),
+            g.Start(),
             assigned(story.group.generation + 1, random.randrange(3)),
-            Spawned(generation, {0: 700, 1: 701}),
+            g.Spawned(generation, {0: 700, 1: 701}),
             Interrupted(generation, "why", random.randrange(3)),
-            Exited(generation, rank, failure, story.now),
-            Cleared(generation, rank),
-            FoundUnhealthy(generation, rank, EXPIRED, signal.SIGKILL),
-            DeadlinePassed(),
+            g.Exited(generation, rank, failure, story.now),
+            g.Cleared(generation, rank),
+            g.FoundUnhealthy(generation, rank, EXPIRED, signal.SIGKILL),
+            g.DeadlinePassed(),
         )
     )
 
@@ -356,7 +346,7 @@ def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
     random, story = Random(seed), Story()
     while not story.group.is_done:
         event = some_event(random, story)
-        if isinstance(event, Cleared) and event.local_rank in story.group.alive:
+        if isinstance(event, g.Cleared) and event.local_rank in story.group.alive:
             continue  # it follows its `Exited`
         with suppress(InvalidTransition):  # then nothing has changed
             story.put(event, after_s=random.randrange(3))

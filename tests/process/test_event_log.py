@@ -32,16 +32,7 @@ from aelastic.errors import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.event_log import EventLog, Json, Records, rfc3339
-from aelastic.rdzv.protocol.messages import (
-    Assigned,
-    CoordinatorMessage,
-    Ended,
-    Interrupted,
-    NodeMessage,
-    Outcome,
-    Ready,
-    Waiting,
-)
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
@@ -69,7 +60,7 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.Restarting("failure", "rank 5 failed", 3),
     ev.StopAsked(15),
     ev.RendezvousLost("the store is gone"),
-    ev.JobEnded(Outcome.FAILED, "rank 5 failed", FAILURE),
+    ev.JobEnded(m.Outcome.FAILED, "rank 5 failed", FAILURE),
     ev.RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback"),
 )
 
@@ -287,30 +278,30 @@ class Coordinator:
 
     def __init__(self, *_: Any) -> None:
         self._round = 0
-        self._told = asyncio.Queue[NodeMessage]()
+        self._told = asyncio.Queue[m.NodeMessage]()
 
-    def tell(self, message: NodeMessage) -> None:
+    def tell(self, message: m.NodeMessage) -> None:
         self._told.put_nowait(message)
 
     async def finish(self) -> None:
         pass
 
-    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+    async def run(self, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         while True:
             message = await self._told.get()
-            if isinstance(message, Ready):
+            if isinstance(message, m.Ready):
                 self._round += 1
                 await anyio.sleep(2)
-                deliver(Waiting("1 of 2 nodes"))
+                deliver(m.Waiting("1 of 2 nodes"))
                 await anyio.sleep(2)
                 ranks = NodeRanks(0, self._round, 0, 2 * self._round, 0, 2 * self._round, 2)
-                deliver(Assigned(self._round, 0, ranks, "host0", 1))
+                deliver(m.Assigned(self._round, 0, ranks, "host0", 1))
                 if self._round == 1:
                     await anyio.sleep(5)
-                    deliver(Interrupted(1, "node b has come", 0))
+                    deliver(m.Interrupted(1, "node b has come", 0))
             else:
                 await anyio.sleep(60)
-                deliver(Ended(Outcome.SUCCEEDED, "every worker succeeded"))
+                deliver(m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded"))
 
 
 @on_virtual_time

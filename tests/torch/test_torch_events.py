@@ -22,7 +22,7 @@ from kit.ports import quiet_port
 from kit.torch_event_stories import ONE_NODE, STOPPED, TWO_NODES
 
 from aelastic import InputError, ProcessFailure, Supervisor, WorkerSpec, WorkerState
-from aelastic.group.events import Cleared, DeadlinePassed, Event, Exited, FoundUnhealthy, Spawned, Start, StopRequested
+from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import torch_events
 from aelastic.observe.run_event_source import RunEventSource
@@ -191,7 +191,7 @@ class Story:
         self.translator = TorchTranslator("default", self.group.spec.max_restarts, 0.0)
         self.now = 0.0
 
-    def put(self, *events: Event) -> list[str]:
+    def put(self, *events: g.Event) -> list[str]:
         told: list[Told] = []
         for event in events:
             self.now += 1
@@ -206,7 +206,7 @@ class Story:
     def begin(self, round_: int = 1, restart_count: int = 0) -> list[str]:
         ranks = assign_ranks([("default", len(self.group.workers) or 2)])[0]
         assigned = Assigned(round_, restart_count, ranks, "localhost", 29500)
-        return self.put(assigned, Spawned(self.group.generation + 1, {0: 100, 1: 101}))
+        return self.put(assigned, g.Spawned(self.group.generation + 1, {0: 100, 1: 101}))
 
 
 def words_of(told: Sequence[Told]) -> list[str]:
@@ -221,7 +221,7 @@ SPAWNED = ["_start_workers.success", "START", "START", "_initialize_workers.succ
 
 def test_where_no_round_comes_the_rendezvous_has_failed() -> None:
     story = Story()
-    assert story.put(Start()) == []
+    assert story.put(g.Start()) == []
     lost = ["RENDEZVOUS", "_rendezvous.failure", "_initialize_workers.failure"]
     assert story.put(Ended(Outcome.TIMED_OUT, "nobody came")) == lost
     assert words_of(story.end(WorkerState.UNKNOWN, reason="nobody came")) == ["run.failure", "FAILED"]
@@ -229,28 +229,28 @@ def test_where_no_round_comes_the_rendezvous_has_failed() -> None:
 
 def test_where_no_further_round_comes_the_restart_has_failed() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     assert story.begin() == ASSIGNED + SPAWNED
     stopped = story.put(Interrupted(1, "a node was lost"), *gone(1))
     assert stopped == ["_stop_workers.success"]
     lost = ["RENDEZVOUS", "_rendezvous.failure", "_initialize_workers.failure", "_restart_workers.failure"]
-    assert story.put(StopRequested()) == lost
+    assert story.put(g.StopRequested()) == lost
 
 
-def gone(generation: int) -> list[Event]:
-    exits: list[Event] = [Exited(generation, rank, None) for rank in (0, 1)]
-    return [*exits, *[Cleared(generation, rank) for rank in (0, 1)]]
+def gone(generation: int) -> list[g.Event]:
+    exits: list[g.Event] = [g.Exited(generation, rank, None) for rank in (0, 1)]
+    return [*exits, *[g.Cleared(generation, rank) for rank in (0, 1)]]
 
 
 def test_a_spare_that_was_never_needed_has_succeeded_without_workers() -> None:
     story = Story()
-    story.put(Start(), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
+    story.put(g.Start(), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
     assert words_of(story.end(WorkerState.SUCCEEDED)) == ["run.success", "SUCCEEDED"]
 
 
 def test_workers_of_an_earlier_round_have_not_succeeded_with_a_job_that_went_on_without_them() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     story.begin()
     story.put(Interrupted(1, "a node was lost"), *gone(1), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
     assert words_of(story.end(WorkerState.SUCCEEDED)) == ["run.success", "SUCCEEDED"]
@@ -258,7 +258,7 @@ def test_workers_of_an_earlier_round_have_not_succeeded_with_a_job_that_went_on_
 
 def test_of_a_job_that_another_node_failed_our_workers_are_victims() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     story.begin()
     assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE), *gone(1)) == ["_stop_workers.success"]
     words = words_of(story.end(WorkerState.FAILED))
@@ -268,9 +268,9 @@ def test_of_a_job_that_another_node_failed_our_workers_are_victims() -> None:
 
 def test_a_failure_that_ends_the_job_after_all_workers_are_gone_is_told() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     story.begin()
-    failed: list[Event] = [Exited(1, 1, FAILURE), Exited(1, 0, None), Cleared(1, 0), Cleared(1, 1)]
+    failed: list[g.Event] = [g.Exited(1, 1, FAILURE), g.Exited(1, 0, None), g.Cleared(1, 0), g.Cleared(1, 1)]
     look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.failed"]
     assert story.put(*failed) == [*look, "_stop_workers.success"]
     assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE)) == []
@@ -281,10 +281,10 @@ def test_a_failure_that_ends_the_job_after_all_workers_are_gone_is_told() -> Non
 
 def test_a_worker_that_is_stopped_for_a_hang_has_failed_as_if_a_look_at_it_had_found_that() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     story.begin()
     look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.failed"]
-    assert story.put(FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL)) == look
+    assert story.put(g.FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL)) == look
     assert story.translator.look() == []
     assert story.put(*gone(1)) == ["_stop_workers.success"]
     story.put(Ended(Outcome.FAILED, "it hung", FAILURE))
@@ -295,13 +295,13 @@ def test_a_worker_that_is_stopped_for_a_hang_has_failed_as_if_a_look_at_it_had_f
 
 def test_workers_that_survive_sigkill_were_not_stopped() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     story.begin()
     story.put(Interrupted(1, "a node was lost"))
     told = []
     while not story.group.is_done:
         story.now = story.group.deadline or 0.0
-        told += story.put(DeadlinePassed())
+        told += story.put(g.DeadlinePassed())
     assert told == ["_stop_workers.failure"]
 
 
@@ -309,7 +309,7 @@ def test_nobody_is_healthy_before_there_are_workers_or_after() -> None:
     story = Story()
     look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.healthy"]
     assert story.translator.look() == []
-    story.put(Start())
+    story.put(g.Start())
     story.begin()
     assert words_of(story.translator.look()) == look
     story.put(Interrupted(1, "a node was lost"))
@@ -318,7 +318,7 @@ def test_nobody_is_healthy_before_there_are_workers_or_after() -> None:
 
 def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round() -> None:
     story = Story()
-    story.put(Start())
+    story.put(g.Start())
     story.begin()
     story.put(Interrupted(1, "it broke elsewhere", 1), *gone(1))
     told = story.end(WorkerState.STOPPED, reason="asked to stop")
