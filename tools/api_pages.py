@@ -13,7 +13,6 @@ from sources import Source, fields_of, find, methods_of, source
 PAGE = "docs/api.md"
 # Modules whose names programs import from there, with the names; none named: all that are public.
 MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("aelastic.observe.observer", "Observers of a run", ("Observer",)),
     ("aelastic.observe.run_events", "Run events, as observers get them", ()),
     ("aelastic.rdzv.board", "A board of your own: where agents find their coordinator", ()),
     ("aelastic.rdzv.registry", "Names of rendezvous back ends", ("register", "names", "AgentContext")),
