@@ -1,8 +1,8 @@
-"""Takes connections from a listening socket, and leaves none half made when it is told to stop.
+"""Accept loop that never drops a half-attached connection on cancellation (asyncio's Server does).
 
-asyncio's own server, closed in the step in which it has accepted a connection, drops that on the floor: nobody speaks
-to the client, and nobody hangs up (CPython's `Server._attach`).  The story behind it: an agent stops coordinating
-while a node connects; the node says hello to nobody, and by the time it looks elsewhere its place has been given away.
+asyncio's own server, closed in the step in which it has accepted a connection, drops that: the client gets neither an
+answer nor an end of the connection (CPython's `Server._attach`).  The story behind it: an agent stops coordinating
+while a node connects; the node's hello is never read, and when it looks elsewhere its place has been given away.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ async def attach(conns: Iterable[socket.socket], make_protocol: Callable[[], asy
         except OSError:
             conn.close()
 
-    with anyio.CancelScope(shield=True):  # a step or two; what is half made would be nobody's to close
+    with anyio.CancelScope(shield=True):  # a step or two; a half-made connection would never be closed
         await asyncio.gather(*map(attach_one, conns))

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Whoever runs a core waits here for its next event.
+    """The queue of a core's events: the task that runs the core waits here.
 
     Its length is bounded by its writers: each task posts a known number of events and ends.
     """

@@ -1,12 +1,12 @@
 """The board: where the agents of a job find their coordinator, and elect one.
 
-A board is a strongly consistent store outside the agents that says one thing about a run id: who
-coordinates it, and in which reign.  It holds nothing else, and decides nothing.  Each back end
-implements the five operations here on something real (`boards/`); `member.py` says when to use which.
+A board is a strongly consistent store outside the agents that holds one value for a run id: the leader record, which
+names its coordinator.  It holds nothing else, and decides nothing.  Each back end implements the five operations here
+on a real store (`boards/`); `member.py` says when to use which.
 
 An operation takes one round trip or a few and never waits for something to happen.  It may be cancelled at
 any moment, in which case it has taken effect or not; it raises `RendezvousConnectionError` where the store cannot be
-asked now (whoever asks tries again) and `RendezvousStateError` or `InputError` where trying again is of no use.
+reached now (the caller tries again) and `RendezvousStateError` or `InputError` where trying again is of no use.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ class Board(ABC):
     async def open(self) -> None:
         """Reaches the store, or serves it where that is this agent's part.
 
-        Asked again after a `read` or a `claim` that failed; the other operations reach a lost store by themselves.
+        Called again after a `read` or a `campaign` that failed; the other operations reach a lost store by themselves.
 
         Raises:
-            RendezvousConnectionError: nobody answers; it may come up yet.
+            RendezvousConnectionError: there is no answer; the store may come up yet.
             RendezvousStateError: what answers is no such store.
             InputError: it is one, but of another job; or it wants other credentials.
         """
 
     @abstractmethod
     async def read(self) -> LeaderRecord | None:
-        """Who coordinates; `None` where nobody does."""
+        """The leader record; `None` if no agent leads."""
 
     @abstractmethod
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        """Makes `claim` the coordinator, unless somebody else came first.
+        """Makes `candidate` the coordinator, unless another agent came first.
 
         Args:
-            claim: who wants to coordinate.
+            candidate: this agent.
             seen: what the last `read` gave: if the board says anything else by now, nothing is changed.
             above: the new epoch is above this one, and above every earlier one of this board.
 
         Returns:
-            Who coordinates now, us or another; `None` where it is not for this agent to do so.
+            The leader record now, this agent's or another's; `None` where this agent may not lead.
         """
 
     @abstractmethod
@@ -91,29 +91,29 @@ class Board(ABC):
 
     @abstractmethod
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        """Writes how the job ended into our reign, for those who will not hear it from us.
+        """Writes how the job ended into our record, for nodes that will not hear it from this coordinator.
 
         Returns:
-            Whether the reign was still ours.
+            Whether this agent was still the leader.
         """
 
     @abstractmethod
     async def resign(self, record: LeaderRecord) -> None:
-        """Ends our reign at once, so that nobody need wait for its lease."""
+        """Gives up the leadership, so that no node need wait for its lease to end."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Gives everything back.  Of a store that this agent serves, the store."""
+        """Releases everything, also the store if this agent serves it."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What people call it: back end and endpoint, as in `c10d at node0:29400`."""
+        """Back end and endpoint, as messages name them: `c10d at node0:29400`."""
 
     @property
     @abstractmethod
     def own_address(self) -> str:
-        """Our end of the way to the store: an address under which others may reach us; empty where unknown."""
+        """This agent's address on its connection to the store; other nodes may reach it there; empty if unknown."""
 
     @property
     @abstractmethod

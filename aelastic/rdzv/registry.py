@@ -1,4 +1,4 @@
-"""Names of rendezvous back ends, and what is behind them.
+"""Rendezvous back ends by name.
 
 A board of your own gets a name with `register`, and is chosen as `RendezvousSettings.backend`.  Names that are neither
 here nor registered are torch's: its own, and those of the entry-point group `torchrun.handlers`; `torch:NAME` says so.
@@ -20,7 +20,7 @@ from aelastic.spec import WorkerSpec
 
 
 class AgentContext(Record):
-    """What of its agent a board may need: the run id, the environment of helper processes, the workers' store."""
+    """Agent context handed to board factories: run id, environment of helper processes, the workers' store."""
 
     run_id: str
     env: Mapping[str, str]
@@ -30,9 +30,9 @@ class AgentContext(Record):
 BoardFactory: TypeAlias = Callable[[RendezvousSettings, AgentContext], Board]
 
 
-def _board(room: str, name: str) -> Callable[..., Any]:
-    """A class in `boards/`, imported when a job wants it: each costs what the others need not pay."""
-    return getattr(import_module(f"aelastic.rdzv.boards.{room}"), name)  # type: ignore[no-any-return]
+def _board(module: str, name: str) -> Callable[..., Any]:
+    """A class in `boards/`, imported when a job uses it: jobs on other boards do not pay for it."""
+    return getattr(import_module(f"aelastic.rdzv.boards.{module}"), name)  # type: ignore[no-any-return]
 
 
 _FACTORIES: dict[str, BoardFactory] = {

@@ -71,7 +71,7 @@ class RendezvousSettings(Record):
     local_addr: str | None = None
     config: Mapping[str, str] = MappingProxyType({})
 
-    if not TYPE_CHECKING:  # who calls it is checked against the fields
+    if not TYPE_CHECKING:  # type checkers check callers against the fields
 
         def __init__(self, *args: Any, **fields: Any) -> None:
             super().__init__(*args, **fields)

@@ -5,7 +5,7 @@ child does (`server.py`), which serves a store or is a client of one.  `StoreHos
 TCPStore each have their own.  It starts when it is first needed, in quick mode; one that dies before it has
 carried out anything is started once more in careful mode.  It ends with the agent, by whatever death.
 
-Commands have numbers, and so have answers: one that nobody waits for any more is dropped.
+Commands have numbers, and so have answers: one that no task waits for any more is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ END_TIMEOUT_S = 5.0
 # torch may come from a slow network disk, and that of many nodes at once.
 START_TIMEOUT_S = 300.0
 _SERVER = Path(__file__).with_name("server.py")
-READY = 0  # the number of the answer that nobody asked for
+READY = 0  # the number of the first answer, which is to no command
 _ANSWER_BYTES_MAX = 192 * 1024
 
 
@@ -80,7 +80,7 @@ class StoreProcess:
 
     Args:
         env: the environment of the child.
-        purpose: what it does, for people: "served the workers' store".
+        purpose: what it did, as a message says it: "served the workers' store".
     """
 
     def __init__(self, env: Mapping[str, str], purpose: str) -> None:
@@ -99,7 +99,7 @@ class StoreProcess:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is at work for somebody who does not wait any more."""
+        """Whether it is at work for a caller that does not wait any more."""
         return self._popen is not None and self._answered != self._said
 
     @property
@@ -138,7 +138,7 @@ class StoreProcess:
             try:
                 socket.send_fds(self._control, [command], descriptors)
             except OSError:
-                pass  # it has died, or hears nothing any more: who listens for an answer finds that out
+                pass  # it has died, or hears nothing any more: the wait for an answer finds that out
         return self._said
 
     async def hear(self) -> Answer:
@@ -192,7 +192,7 @@ class StoreProcess:
         with anyio.move_on_after(timeout_s):
             while True:
                 answer = await self.hear()
-                if answer.number == number:  # others are late: who asked was cancelled
+                if answer.number == number:  # others are late: their callers were cancelled
                     if answer.error:
                         raise Refusal(answer.error)
                     return answer.value
@@ -228,11 +228,11 @@ class StoreProcess:
         self._popen = self._control = None
         if control is not None:
             control.close()
-        # Shielded: a process that nobody waits for would stay a zombie.
+        # Shielded: a process that is not waited for would stay a zombie.
         with anyio.move_on_after(END_TIMEOUT_S, shield=True) as waited:
             await wait_ended(popen.pid)
         if waited.cancelled_caught:
             popen.kill()  # it need not have been killed before
-            _log.warning("process %d, which %s, survives SIGKILL", popen.pid, self._purpose)
+            _log.warning("process %d, which %s, survived SIGKILL", popen.pid, self._purpose)
         waited_for.discard(popen.pid)
         return popen.poll()

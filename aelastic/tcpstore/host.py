@@ -4,12 +4,12 @@ The agent never imports torch: that takes a second, holds the interpreter's lock
 It binds the port once, starts the workers, and hands the listening socket to the child (`server.py`),
 which imports torch while the workers do.  Workers that connect early wait in the socket's queue.  Every
 round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
-can't be taken by somebody else in between.
+can't be taken by another process in between.
 
 Where the agents find each other through this very store (`--rdzv-backend static`), they do so before there is a
 round: then it is there from `open` on, and holds the preset keys.
 
-If no store can be served, that is told, and the port is closed: workers that need it fail by themselves,
+If no store can be served, a warning says so, and the port is closed: workers that need it fail by themselves,
 others never notice.
 """
 
@@ -47,7 +47,7 @@ class StoreHost:
         self._process = StoreProcess(env, "served the workers' store")
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
-        self._is_new = False  # nobody's workers have used the store
+        self._is_new = False  # no workers have used the store
         self._presets: dict[str, str] = {}
 
     def open(self, port: int) -> int:
@@ -71,7 +71,7 @@ class StoreHost:
         return number
 
     def hold(self, port: int) -> int:
-        """Makes sure that nobody is given a port that a worker serves a store on, and gives its number.
+        """Reserves a port on which a worker will serve a store, and gives its number.
 
         Args:
             port: 0 picks a free one.
@@ -133,7 +133,7 @@ class StoreHost:
         if not self._is_wanted:
             return  # the next round starts another
         if death.has_worked:
-            # Its keys are lost, so this round's workers will fail.  Those yet to connect must not wait for nobody.
+            # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.
             _log.warning("the process that serves the workers' store died (exit code %s); starting another", death.code)
         elif death.is_hopeless:
             self._close_port()

@@ -1,4 +1,4 @@
-"""The program that holds torch's TCPStore for the agent; `store_process.py` starts it and speaks to it.
+"""The program that holds torch's TCPStore for the agent; `child.py` starts it and speaks to it.
 
 Started as `python -P server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
 it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or by
@@ -9,7 +9,7 @@ store.  The end of the control socket is the end of the program, whatever it is 
 The store is a C++ object, and 80 % of `import torch` is Python code that it does not need.  On a
 machine whose workers are importing torch at that moment, that time is theirs.  So the quick mode loads torch's
 extension module alone.  This leans on torch's inside: where it fails, by whatever death, the agent
-starts the program again in careful mode, which imports torch as everybody does.
+starts the program again in careful mode, which imports torch as every program does.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def ask_no_name_server() -> None:
     """Lets this program know only those hosts that stand in `/etc/hosts`.
 
     Of each connection, torch wants to know the name behind the address, for its own log.  A name server that
-    does not answer would hold up the store, and all who use it, for many seconds each time.
+    does not answer would hold up the store, and all its clients, for many seconds each time.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "__nss_configure_lookup"):  # glibc, see its nss.h; what else there is has no such choice

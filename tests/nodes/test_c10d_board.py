@@ -416,9 +416,12 @@ async def test_silence_is_no_store_in_the_end(world: World, monkeypatch: pytest.
     with silent() as sock:
         port = sock.getsockname()[1]
         board = world.c10d(f"127.0.0.1:{port}", read_timeout="2.5")
-        with pytest.raises(RendezvousStateError, match=f"{port} is no TCPStore: it is silent for 2.5 s"):
+        with pytest.raises(
+            RendezvousStateError,
+            match=f"{port} is no TCPStore: it accepted the connection but did not answer for 2.5 s",
+        ):
             await board.open()
-        assert board.pid is None, "it would wait for ever"
+        assert board.pid is None, "it would wait without end"
 
 
 @pytest.mark.usefixtures("hurry")
@@ -466,7 +469,9 @@ async def test_what_no_agent_wrote_is_an_error(world: World, text: bytes) -> Non
     await board._store.compare_set("aelastic/job/leader", b"", text)
 
     for operation in (board.read(), board.campaign(A, None, 0), board.renew(LeaderRecord(epoch=1, candidate=A))):
-        with pytest.raises(RendezvousStateError, match=r"key aelastic/job/leader .* holds what no agent wrote"):
+        with pytest.raises(
+            RendezvousStateError, match=r"key aelastic/job/leader .* was not written by an aelastic agent"
+        ):
             await operation
 
 
@@ -599,14 +604,17 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
     try:
         with monkeypatch.context() as patch:
             patch.setattr(tcp_store, "ANSWER_TIMEOUT_S", 0.5)
-            with pytest.raises(RendezvousConnectionError, match=r"hangs: no answer within"):
+            with pytest.raises(RendezvousConnectionError, match=r"no answer from .* within"):
                 await client.read()
-            assert client.pid is None, "it would wait for ever"
+            assert client.pid is None, "it would wait without end"
             # To who has known it as a store it is one that hangs, and not something else.
-            with pytest.raises(RendezvousConnectionError, match=r"hangs: it is silent for 2.5 s"):
+            with pytest.raises(
+                RendezvousConnectionError,
+                match=r"no answer from .*: it accepted the connection but did not answer for 2.5 s",
+            ):
                 await client.open()
             # Nor does the agent that serves it give the store up so soon.
-            with pytest.raises(RendezvousConnectionError, match=r"hangs: no answer within"):
+            with pytest.raises(RendezvousConnectionError, match=r"no answer from .* within"):
                 await server.renew(record)
     finally:
         os.kill(server.pid, signal.SIGCONT)
@@ -700,10 +708,10 @@ anyio.run(main)
 """
 
 
-@pytest.mark.parametrize("what", ["serves", "waits for ever"])
+@pytest.mark.parametrize("what", ["serves", "waits without end"])
 async def test_of_a_killed_agent_nothing_is_left(world: World, what: str) -> None:
     with silent() as sock:
-        port = sock.getsockname()[1] if what == "waits for ever" else quiet_port()
+        port = sock.getsockname()[1] if what == "waits without end" else quiet_port()
         with subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-c", AGENT, f"127.0.0.1:{port}"], env=world.env, stdout=subprocess.PIPE, text=True
         ) as agent:
@@ -733,7 +741,7 @@ async def test_without_torch_the_user_is_told(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     board = world.c10d(endpoint, env=env)
 
-    with pytest.raises(InputError, match="can't import torch"):
+    with pytest.raises(InputError, match="cannot import torch: pip install torch"):
         await board.open()
 
     with pytest.raises(RefusedError):

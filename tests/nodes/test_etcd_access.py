@@ -68,7 +68,7 @@ async def test_tls_that_cannot_work_says_why(
     wrong = {
         "not trusted .*name its CA": board_of(backend, tls.endpoint, protocol="https"),
         "not trusted .*name its CA, cacert": board_of(backend, tls.endpoint, cacert=other_ca),
-        "do not agree on TLS .*cert": board_of(backend, mutual.endpoint, cacert=ca),
+        "the TLS handshake with .*cert": board_of(backend, mutual.endpoint, cacert=ca),
     }
     for what, board in wrong.items():
         with pytest.raises(InputError, match=what):

@@ -276,7 +276,7 @@ def test_a_newcomer_that_finds_an_empty_store_does_not_disturb_those_who_go_on(l
         newcomer = team.start()
         members.append(spare)
         again = team.wait_round(members, after=three)
-        coordinator.wait_said("another agent is coordinator now|the store of .* is a new one")
+        coordinator.wait_said("another agent is coordinator now|the TCPStore of .* was restarted and is empty")
         # The newcomer is a spare, whoever coordinates, and nobody was interrupted for that.
         newcomer.wait_said(IS_SPARE)
         team.assert_untouched(again)

@@ -284,7 +284,7 @@ async def test_workers_go_on_while_the_rendezvous_cannot_be_asked(caplog: pytest
         handler.waiting = 1
         await agent.next(Interrupted)
     (said,) = [record.message for record in caplog.records if "no route" in record.message]
-    assert said.startswith("the rendezvous can't be asked now; the workers go on: ")
+    assert said.startswith("torch's rendezvous does not answer; the workers continue: ")
 
 
 async def test_a_failure_is_answered_though_the_handler_hangs() -> None:

@@ -180,7 +180,7 @@ def test_a_key_that_no_agent_wrote_is_no_state(etcds: EtcdServers, run_id: str) 
     with keys_of(server.endpoint, run_id) as thread:
         name = JobKeys(key, run_id, 60)._state_key
         server.ask("/v3/kv/put", {"key": b64encode(name.encode()).decode(), "value": ""})
-        with pytest.raises(torch_rdzv.RendezvousStateError, match=r"holds what no agent wrote .* delete it"):
+        with pytest.raises(torch_rdzv.RendezvousStateError, match=r"was not written by an aelastic agent .* delete it"):
             handlers.EtcdV3Backend(thread).get_state()
 
 
@@ -419,7 +419,7 @@ def test_an_etcd_that_is_away_stops_no_workers_and_who_joins_waits_for_it(
         # torch looks once in a second.
         wait_for("a word", lambda: agent.num_nodes_waiting() == 0 and "the workers go on" in caplog.text)
         assert agent.num_nodes_waiting() == 0
-        said = [record for record in caplog.records if "can't be asked now; the workers go on" in record.message]
+        said = [record for record in caplog.records if "etcd does not answer; the workers continue" in record.message]
         assert len(said) == 1 and "Connection refused" in said[0].message
         again = pool.submit(agent.next_rendezvous)
         own.start()
@@ -505,9 +505,7 @@ def test_a_server_that_starts_late_is_waited_for_a_while(tmp_path: Path) -> None
 def test_where_no_etcd_answers_it_is_said_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "OPEN_PATIENCE_S", 0.1)
     nobody = f"127.0.0.1:{quiet_port()}"
-    with pytest.raises(
-        torch_rdzv.RendezvousConnectionError, match=f"{nobody}: Connection refused.*look at its servers"
-    ):
+    with pytest.raises(torch_rdzv.RendezvousConnectionError, match=f"{nobody}: Connection refused.*check its servers"):
         for_torchrun.etcd_v3()(parameters(nobody, "job"))
     assert not [each for each in threading.enumerate() if each.name == "etcd-v3"]
 
@@ -525,7 +523,7 @@ def test_torchrun_ends_with_the_same_words(launch: Launcher) -> None:
     nobody = f"127.0.0.1:{quiet_port()}"
     (job,) = torchrun(launch, nobody, [[]])
     assert job.wait(LAUNCH_TIMEOUT_S) == 1
-    assert f"RendezvousConnectionError: no etcd answers ({nobody}: Connection refused)" in job.stderr
+    assert f"RendezvousConnectionError: no answer from etcd ({nobody}: Connection refused)" in job.stderr
 
 
 # --- whole jobs

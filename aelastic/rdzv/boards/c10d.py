@@ -1,12 +1,12 @@
-"""The board `c10d`: torch's TCPStore at `host:port`, served by the agent that can bind it, or by anybody else.
+"""The board `c10d`: torch's TCPStore at `host:port`, served by the agent that can bind it, or by any other process.
 
 Binding decides, not names alone: of the agents on the host with that address one gets the port and serves the store,
 in a child process; the others, there and elsewhere, are its clients.  When the one that serves dies, so does the
-store, and whoever binds the port next serves an empty one.  The coordinator, if it lives, finds that out by its
-next `keep`, and writes its reign there anew.
+store, and the agent that binds the port next serves an empty one.  The coordinator, if it lives, finds that out by its
+next `renew`, and writes its record there again.
 
-All that is said about a run id is one key (`texts.py`), changed by compare-and-set only and never deleted.  So of a
-beat and a claim, or of two claims, one comes first, and the epoch rises as long as the store lives.
+All that is said about a run id is one key (`encoding.py`), changed by compare-and-set only and never deleted.  So of a
+renewal and a candidate, or of two candidates, one comes first, and the epoch rises as long as the store lives.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from aelastic.tcpstore.host import listen
 
 _log = logging.getLogger(__name__)
 
-# Only a coordinator and those that want to be one write, rarely.
+# Only a coordinator and candidates write, rarely.
 TRIES_MAX = 20
-# No agent of this job finds a board where it gets one of these.
+# No agent of this job finds a board where one of these is raised.
 _NO_BOARD = (RefusedError, OtherJobError, NoStoreError)
 
 
@@ -68,7 +68,7 @@ class C10dBoard(Board):
         await self.open()
         record = (await self._look()).record
         if record is None:
-            await self._store.check_run_id()  # whoever began to serve as we came may have told us too late
+            await self._store.check_run_id()  # an agent that began to serve just now may have set it too late
         return record
 
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
@@ -76,7 +76,7 @@ class C10dBoard(Board):
 
     async def _campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         await self.open()
-        await self._store.check_run_id()  # likewise
+        await self._store.check_run_id()  # for the same reason
         state = await self._look()
         if state.record != seen:
             return state.record
@@ -145,7 +145,7 @@ class C10dBoard(Board):
         await self._store.connect()
 
     def _listen(self) -> socket.socket | None:
-        """The port, open; `None` if somebody on this machine has it."""
+        """The port, open; `None` if another process on this machine has it."""
         endpoint = self._store.endpoint
         try:
             listener = listen(endpoint.port)
@@ -158,7 +158,7 @@ class C10dBoard(Board):
             ) from None
         if endpoint.port == 0:
             self._store.endpoint = Endpoint(endpoint.host, listener.getsockname()[1])
-            # The user has to tell the other agents.
+            # The user must give it to the other agents.
             _log.warning("the rendezvous endpoint is %s", self._store.endpoint)
         return listener
 
@@ -166,29 +166,31 @@ class C10dBoard(Board):
         return self._state_of(await self._store.get(self._key) or b"")
 
     async def _change(self, state: KeyState, record: LeaderRecord, new_text: Callable[[LeaderRecord], bytes]) -> bool:
-        """Replaces what the store says of our reign, if it still says so.
+        """Replaces our record in the store, if it is still there.
 
-        A store that says nothing of the run id is a new one, since nothing is ever deleted: then ours is the last
-        reign, and goes on.
+        A store without the key is a new one, since nothing is ever deleted: then this agent was the last leader, and
+        goes on.
         """
         for _ in range(TRIES_MAX):
             if state.text and not record.is_same_term(state.record):
                 return False
             if not state.text:
-                _log.warning("the store of %s is a new one: the coordinator writes itself there anew", self.name)
+                _log.warning(
+                    "the TCPStore of %s was restarted and is empty: registering the coordinator again", self.name
+                )
             text = new_text(state.record or record)
             state = self._state_of(await self._store.compare_set(self._key, state.text, text))
             if state.text == text:
                 self._last = state
                 return True
-        raise RendezvousConnectionError(f"the rendezvous endpoint {self._store.endpoint} changes all the time")
+        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to key {self._key}")
 
     def _state_of(self, text: bytes) -> KeyState:
         try:
             return state_of(text)
         except ValueError as error:
             raise RendezvousStateError(
-                f"key {self._key} at {self._store.endpoint} holds what no agent wrote ({error}): "
+                f"key {self._key} at {self._store.endpoint} was not written by an aelastic agent ({error}): "
                 "choose another run id, or another endpoint"
             ) from None
 

@@ -1,6 +1,6 @@
 """An endpoint of one host and port: whether it is this machine, and what is found there.
 
-Everything here is bounded and looks only: nothing is said to what answers, but for `first_words`.
+Everything here is bounded and only looks: nothing is sent, except by `first_words`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Endpoint(Record):
 
 
 class RefusedError(RendezvousConnectionError):
-    """The port is closed: nobody serves anything there."""
+    """The port is closed: no process listens there."""
 
 
 class Way(Record):
@@ -62,7 +62,7 @@ async def local_address_of(endpoint: Endpoint) -> str | None:
 
 
 def useful_elsewhere(address: str) -> str:
-    """An address of this machine, if others may reach us there; else nothing."""
+    """An address of this machine, if other nodes may reach it; else empty."""
     address = plain_address(address)
     is_of_no_use = is_loopback(address) or address in {"0.0.0.0", "::"} or "%" in address  # noqa: S104  compared only
     return "" if is_of_no_use else address
@@ -116,7 +116,7 @@ async def _connect(endpoint: Endpoint) -> SocketStream:
             is_refused &= other is not None
             reason = os.strerror(errno.ECONNRESET if other is None else errno.ECONNREFUSED)
         reasons.append(reason)
-    words = f"nobody answers at the rendezvous endpoint {endpoint}: {', '.join(dict.fromkeys(reasons))}"
+    words = f"cannot connect to the rendezvous endpoint {endpoint}: {', '.join(dict.fromkeys(reasons))}"
     raise (RefusedError if is_refused else RendezvousConnectionError)(words)
 
 
@@ -140,7 +140,7 @@ async def _addresses(endpoint: Endpoint) -> list[tuple[int, tuple[Any, ...]]]:
         except OSError as error:
             reason = error.strerror or str(error)
     if not infos:
-        raise RendezvousConnectionError(f"the host of the rendezvous endpoint {endpoint} can't be found: {reason}")
+        raise RendezvousConnectionError(f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}")
     return [(family, sockaddr) for family, _, _, _, sockaddr in infos]
 
 

@@ -1,8 +1,8 @@
-"""Asking an etcd cluster over HTTP: several endpoints, TLS, a limit for everything; which API is not said here.
+"""Asking an etcd cluster over HTTP: several endpoints, TLS, a limit for everything; whatever the API.
 
 An endpoint that does not answer in time, or says that it cannot now, is passed over for the next.  A question may so
 be asked twice though its first answer was merely lost: the boards ask only what may be repeated.  Proxies
-that the environment names are not used: they would see who coordinates, and its token.
+that the environment names are not used: they would see the coordinator's address and token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# etcd answers in milliseconds, and in tens of them while its disk is slow.  The others must have their turn in a lease.
+# etcd answers in milliseconds, and in tens of them while its disk is slow.  All endpoints must be asked in a lease.
 ANSWER_LIMIT_S = 2.0
 # The largest value etcd takes by default (1.5 MiB), as base64; a larger answer is none to us.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -42,11 +42,11 @@ class NoSuchApiError(RendezvousStateError):
 
 
 class Elsewhere(Exception):
-    """This member cannot answer now, another may: raised by those who understand answers."""
+    """This member cannot answer now, another may.  Raised by the caller's `understand`."""
 
 
 class NotUnderstood(Exception):
-    """No such answer is in the API: raised by those who understand answers."""
+    """The API has no such answer.  Raised by the caller's `understand`."""
 
 
 class Answer(Record):
@@ -96,7 +96,7 @@ class EtcdHttp:
     def endpoint_host(self) -> str:
         endpoint = self.settings.endpoints[self._first]
         ours, theirs = self._ends.get(endpoint, ("", ""))
-        # Who connects to one of this machine's own addresses does so from there; from 127.0.0.1 to any of 127/8.
+        # A connection to one of this machine's own addresses comes from there; from 127.0.0.1 to any of 127/8.
         is_here = bool(ours) and (ours == theirs or ip_address(ours).is_loopback)
         return endpoint.host if is_here else ""
 
@@ -108,7 +108,7 @@ class EtcdHttp:
 
     @contextmanager
     def within_lease(self) -> Iterator[None]:
-        """Bounds an operation of several questions: what takes longer helps nobody.
+        """Bounds an operation of several questions: a later answer is of no use.
 
         Raises:
             RendezvousConnectionError: it took longer.
@@ -163,7 +163,9 @@ class EtcdHttp:
                 reasons.append(f"{self._asked}: {error}")
             except NotUnderstood:
                 raise await self._who_is(answer) from None
-        raise RendezvousConnectionError(f"no etcd answers ({'; '.join(reasons)}): look at its servers and the network")
+        raise RendezvousConnectionError(
+            f"no answer from etcd ({'; '.join(reasons)}): check its servers and the network"
+        )
 
     async def stream_until(
         self, path: str, is_enough: Callable[[bytes], bool], *, body: Mapping[str, Any], headers: Mapping[str, str]
@@ -174,7 +176,7 @@ class EtcdHttp:
             path: as it goes over the wire.
             is_enough: of all that has come so far.
             body: as for `ask`.
-            headers: likewise.
+            headers: as for `ask`.
 
         Returns:
             What came.  If it is not enough, the answer broke off, or there was none: ask, and see why.
@@ -278,13 +280,13 @@ class EtcdHttp:
         if tls_error is not None and not isinstance(tls_error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             reason = (tls_error.reason or str(tls_error)).lower().replace("_", " ")
             return InputError(
-                f"etcd at {self._asked} and we do not agree on TLS ({reason}): look at the rendezvous settings "
+                f"the TLS handshake with etcd at {self._asked} failed ({reason}): check the rendezvous settings "
                 "protocol, cert, key and cacert"
             )
         if isinstance(error, aiohttp.ClientResponseError):
             return RendezvousStateError(f"what answers at {self._asked} does not speak HTTP: is it etcd?")
         if isinstance(error, aiohttp.ServerDisconnectedError) or isinstance(cause, ConnectionResetError | ssl.SSLError):
-            # An etcd hangs up on who speaks TLS and should not, or the other way round; and so does one that is ending.
+            # An etcd closes a connection that should not use TLS, or should; so does one that is ending.
             hint = "does it speak TLS?" if self._asked.scheme == "https" else "does it want TLS, protocol=https?"
             return Elsewhere(f"it closes the connection without an answer ({hint})")
         if isinstance(cause, OSError):  # asyncio has words of its own for what the system says; a resolver has no errno
@@ -293,7 +295,7 @@ class EtcdHttp:
         return Elsewhere(str(cause) or type(error).__name__)
 
     async def _who_is(self, answer: Answer) -> Exception:
-        """Who gave an answer that the API does not have."""
+        """Which server gave an answer that the API does not have."""
         if b"HTTP request to an HTTPS server" in answer.body:
             return InputError(f"etcd at {answer.endpoint} wants TLS: add the rendezvous setting protocol=https")
         if answer.status == 404 and (version := await self._version()):

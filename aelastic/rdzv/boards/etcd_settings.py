@@ -71,7 +71,7 @@ def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
     protocol = config.get("protocol", "").lower()
     if protocol not in {"", "http", "https"}:
         raise InputError(f"rendezvous setting protocol={config['protocol']}: use http or https")
-    # Who names certificates wants TLS; torch would go without and say nothing.
+    # Certificates mean TLS; torch would silently go without.
     default = protocol or ("https" if cert or key or cacert else "http")
     endpoints = tuple(
         _endpoint(text.strip(), protocol, default) for text in settings.endpoint.split(",") if text.strip()

@@ -1,13 +1,13 @@
 """The board `etcd-v2`: a key with a time to live, through the v2 API that etcd up to 3.5 serves with `--enable-v2`.
 
-    <prefix>/<run id>/coordinator   the reign, with a time to live: it vanishes with its coordinator
+    <prefix>/<run id>/coordinator   the leader record, with a time to live: it vanishes with its coordinator
     <prefix>/+epoch                 the highest epoch that is not of etcd's own making; mostly there is none
 
-The epoch rises for ever because etcd's index does, which outlives the key: it is the index at which the key was
+The epoch always rises because etcd's index does, which outlives the key: it is the index at which the key was
 made, or one above that at which it was last overwritten.  Only where an agent has seen a higher one (etcd's data was
 lost meanwhile) does the second key keep it.
 
-Every write names the index that it replaces.  Keeping a reign counts as a write, but changes neither its value nor the
+Every write names the index that it replaces.  A renewal counts as a write, but changes neither the value nor the
 index at which it was made.  Reads go through the cluster's quorum: a member may be behind.
 """
 
@@ -29,8 +29,8 @@ from aelastic.rdzv.settings import RendezvousSettings
 
 # Documentation/v2/errorcode.md of etcd 3.4.
 KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS, UNAUTHORIZED = 100, 101, 105, 110
-SOMEBODY_WAS_FASTER = {KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS}
-# How often somebody else may write between our look and our write: each time one of them gets ahead.
+ANOTHER_WAS_FASTER = {KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS}
+# How often others may write between our read and our write: each time one of them gets ahead.
 MAX_LOOKS = 20
 
 
@@ -95,7 +95,7 @@ class EtcdV2Board(Board):
                 written = await self._put_record(node, LeaderRecord(epoch=epoch, candidate=candidate))
                 if written is not None:
                     return self._record_of(written)
-        raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
+        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._http.within_lease():
@@ -120,7 +120,7 @@ class EtcdV2Board(Board):
                 closed = record.replace(verdict=verdict)
                 if await self._put_record(node, closed) is not None:
                     return True
-        raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
+        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
 
     async def resign(self, record: LeaderRecord) -> None:
         with self._http.within_lease():
@@ -130,7 +130,7 @@ class EtcdV2Board(Board):
                     return
                 if await self._ask("DELETE", self._key, node.replaced_by) is not None:
                     return
-        raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
+        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -155,11 +155,12 @@ class EtcdV2Board(Board):
         try:
             record = record_from_bytes(node.value.encode(errors="surrogatepass") if node.is_mortal else b"")
         except ValueError as error:
-            reason = error if node.is_mortal else "for ever"
+            reason = error if node.is_mortal else "it has no lease"
             raise RendezvousStateError(
-                f"{self.name}: key {self._key} holds what no agent wrote ({reason}): delete it, or use another run id"
+                f"{self.name}: key {self._key} was not written by an aelastic agent ({reason}): "
+                "delete it, or use another run id"
             ) from None
-        # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
+        # Of two agents that both saw no leader, the later one may have read before the earlier one's record came and
         # went, and so wrote the same epoch.  But it wrote at a higher index.
         return record.replace(epoch=max(record.epoch, node.made))
 
@@ -168,22 +169,24 @@ class EtcdV2Board(Board):
             return int(node.value or "0")
         except ValueError:
             key = self._http.settings.floor_key
-            raise RendezvousStateError(f"{self.name}: key {key} holds what no agent wrote: delete it") from None
+            raise RendezvousStateError(
+                f"{self.name}: key {key} was not written by an aelastic agent: delete it"
+            ) from None
 
     async def _put_record(self, node: _Node, record: LeaderRecord) -> _Node | None:
         try:
             text = record_to_bytes(record).decode()
         except ValueError as error:
-            raise RendezvousStateError(f"this cannot be written on the board: {error}") from None
+            raise RendezvousStateError(f"the leader record cannot be written: {error}") from None
         return await self._put(self._key, node, text, ttl=str(self._ttl_s))
 
     async def _put(self, key: str, replaced: _Node, value: str, **form: str) -> _Node | None:
-        """What is written now; `None` where somebody wrote since we looked."""
+        """What is written now; `None` if another agent wrote since the read."""
         return await self._ask("PUT", key, replaced.replaced_by, {"value": value, **form})
 
     async def _get(self, key: str) -> _Node:
         node = await self._ask("GET", key, "quorum=true", understand=_understand_read)
-        assert node is not None  # nobody is faster than a read
+        assert node is not None  # no write gets ahead of a read
         return node
 
     async def _ask(
@@ -194,7 +197,7 @@ class EtcdV2Board(Board):
         form: dict[str, str] | None = None,
         understand: Callable[[Answer], _Node] | None = None,
     ) -> _Node | None:
-        """The node that etcd answers with; `None` where somebody wrote since we looked."""
+        """The node that etcd answers with; `None` if another agent wrote since the read."""
         settings = self._http.settings
         headers = {}
         if settings.user:
@@ -205,7 +208,7 @@ class EtcdV2Board(Board):
                 method, path, understand or _understand, body={"data": form} if form else {}, headers=headers
             )
         except _Refusal as refusal:
-            if method != "GET" and refusal.code in SOMEBODY_WAS_FASTER:
+            if method != "GET" and refusal.code in ANOTHER_WAS_FASTER:
                 return None
             if refusal.code == UNAUTHORIZED:
                 who = (

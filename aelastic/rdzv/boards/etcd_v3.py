@@ -1,9 +1,9 @@
 """The board `etcd-v3`: a leased key on etcd 3.4 or newer, through the JSON gateway that every such etcd serves.
 
-    <prefix>/<run id>/coordinator   the reign, under a lease: it vanishes with its coordinator
+    <prefix>/<run id>/coordinator   the leader record, under a lease: it vanishes with its coordinator
     <prefix>/+epoch                 the highest epoch that is not of etcd's own making; mostly there is none
 
-The epoch rises for ever because etcd's revision does, which outlives the key: it is the revision at which the key was
+The epoch always rises because etcd's revision does, which outlives the key: it is the revision at which the key was
 made, or one above that at which it was last overwritten.  Only where an agent has seen a higher one (etcd's data was
 lost meanwhile) does the second key keep it.
 """
@@ -28,7 +28,7 @@ from aelastic.rdzv.boards.etcd_v3_calls import (
 )
 from aelastic.rdzv.settings import RendezvousSettings
 
-# How often somebody else may write between our look and our write: each time one of them gets ahead.
+# How often others may write between our read and our write: each time one of them gets ahead.
 MAX_LOOKS = 20
 
 
@@ -37,12 +37,12 @@ class _Seen(Record):
 
     record: LeaderRecord | None
     revision: int  # of etcd
-    modified: int = 0  # revision of the last write to the reign; 0: there is none
+    modified: int = 0  # revision of the last write to the record; 0: there is none
     lease: int = 0
 
 
 class _Floor(Record):
-    """A key that is older than our reigns, or 0."""
+    """The key that holds the highest epoch not of etcd's making; 0 if there is none."""
 
     epoch: int
     modified: int
@@ -80,7 +80,7 @@ class EtcdV3Board(Board):
                     return now.record
                 if (record := await self._write_candidate(candidate, now, above)) is not None:
                     return record
-        raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
+        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._http.within_lease():
@@ -101,7 +101,7 @@ class EtcdV3Board(Board):
                 closed = record.replace(verdict=verdict)
                 if await self._write(now, [self._put(self._key, _bytes_of(closed), now.lease)]):
                     return True
-        raise RendezvousConnectionError(f"{self.name}: too many others write {self._key}")
+        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
 
     async def resign(self, record: LeaderRecord) -> None:
         with self._http.within_lease():
@@ -153,18 +153,19 @@ class EtcdV3Board(Board):
         try:
             record = record_from_bytes(b64decode(kv.get("value", "")) if lease else b"")
         except (TypeError, ValueError) as error:
-            reason = error if lease else "for ever"
+            reason = error if lease else "it has no lease"
             raise RendezvousStateError(
-                f"{self.name}: key {self._key} holds what no agent wrote ({reason}): delete it, or use another run id"
+                f"{self.name}: key {self._key} was not written by an aelastic agent ({reason}): "
+                "delete it, or use another run id"
             ) from None
-        # Of two agents that both saw no reign, the later one may have looked before the earlier one's reign came and
+        # Of two agents that both saw no leader, the later one may have read before the earlier one's record came and
         # went, and so wrote the same epoch.  But it wrote at a higher revision.
         made = self._etcd.number(kv, "create_revision")
         record = record.replace(epoch=max(record.epoch, made))
         return _Seen(record, revision, modified=self._etcd.number(kv, "mod_revision"), lease=lease)
 
     async def _write_candidate(self, candidate: Candidate, now: _Seen, above: int) -> LeaderRecord | None:
-        """The reign of `claim`; `None` where somebody wrote since we looked."""
+        """The record of `candidate`; `None` if another agent wrote since the read."""
         floor = await self._floor()
         epoch = max(above, floor.epoch, now.revision, now.record.epoch if now.record else 0) + 1
         lease = secrets.randbelow(2**63 - 1) + 1  # ours to choose, so that asking twice makes one
@@ -178,7 +179,7 @@ class EtcdV3Board(Board):
         return LeaderRecord(epoch=epoch if now.record else max(epoch, written), candidate=candidate)
 
     async def _write(self, now: _Seen, puts: list[JsonObject], floor: _Floor | None = None) -> int:
-        """Writes if nobody has since we looked; gives the revision, 0 if somebody has."""
+        """Writes if no other agent has since the read; gives the revision, 0 if one has."""
         compared = [(self._key, now.modified)]
         if floor is not None:
             compared.append((self._http.settings.floor_key, floor.modified))
@@ -199,4 +200,4 @@ def _bytes_of(record: LeaderRecord) -> bytes:
     try:
         return record_to_bytes(record)
     except ValueError as error:
-        raise RendezvousStateError(f"this cannot be written on the board: {error}") from None
+        raise RendezvousStateError(f"the leader record cannot be written: {error}") from None

@@ -3,8 +3,8 @@
 Of the gateway (all seen on 3.4 and 3.5): integers come as text, what is zero or empty is left out, keys
 and values are base64, a lost lease is kept alive with status 200 and no `TTL`, errors have a gRPC `code`.
 
-Never ask for a transaction that only reads: whoever asks for one and goes away meanwhile, as an agent that is killed
-does, ends the etcd server, before 3.4.20 and 3.5.5 (etcd-io/etcd#14110).
+Never ask for a transaction that only reads: a client that asks for one and is killed meanwhile ends the etcd server,
+before 3.4.20 and 3.5.5 (etcd-io/etcd#14110).
 """
 
 from __future__ import annotations

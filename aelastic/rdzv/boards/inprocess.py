@@ -1,7 +1,7 @@
-"""A board in this process, for several agents that share one: in tests, and for who embeds them.
+"""A board in this process, for several agents that share one: in tests, and in programs that embed them.
 
-It does not forget a dead coordinator: like a plain store without leases it counts how often a reign was kept, and the
-others see the count stand still.
+It does not forget a dead coordinator: like a plain store without leases it counts renewals, and the other
+agents see the count stand still.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class SharedWorld:
 
     def __init__(self) -> None:
         self.records: dict[str, LeaderRecord] = {}
-        self.epochs: dict[str, int] = {}  # the last of each run id; outlives its reign
+        self.epochs: dict[str, int] = {}  # the last of each run id; outlives the leader
         self.is_down = False
 
 
@@ -59,7 +59,7 @@ class InProcessBoard(Board):
             del self._world.records[self._run_id]
 
     async def aclose(self) -> None:
-        """Nothing to give back: the world is whose who made it."""
+        """Nothing to release: the world belongs to its maker."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class InProcessBoard(Board):
 
     @property
     def endpoint_host(self) -> str:
-        return "127.0.0.1"  # for all who share it
+        return "127.0.0.1"  # for all agents that share it
 
     async def _reach(self) -> None:
         await anyio.lowlevel.checkpoint()

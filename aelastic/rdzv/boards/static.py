@@ -1,8 +1,8 @@
-"""The board `static`: node rank 0 coordinates, and says so in the store that its agent serves for the workers.
+"""The board `static`: node rank 0 coordinates, and writes so to the store that its agent serves for the workers.
 
-Nothing is elected: which node is which was said on the command lines.  Node 0's board is its own memory, and
-what others are to know are preset keys of torch's TCPStore at `--master-addr:--master-port`, which is made afresh
-for each round; so the others connect again and again.
+There is no election: the command lines say which node is which.  Node 0's board is its own memory; the other nodes
+read preset keys of torch's TCPStore at `--master-addr:--master-port`, which is a new one for each round; so they
+connect again and again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class KeyHost(Protocol):
-    """Who serves the workers' store: `aelastic.tcpstore.host.StoreHost`, which must be running."""
+    """Serves the workers' store: `aelastic.tcpstore.host.StoreHost`, which must be running."""
 
     def open(self, port: int) -> int: ...
 
@@ -33,11 +33,11 @@ class StaticBoard(Board):
     """One run id, as one node sees it (torch: `StaticTCPRendezvous`).
 
     Args:
-        settings: `endpoint` is the master's `host:port`; `node_rank` says who we are.
+        settings: `endpoint` is the master's `host:port`; `node_rank` is this node's.
             `config` knows `read_timeout` (60 s: how long the store may be silent).
         run_id: the job's name.
         env: the environment of the child process, on other nodes than 0.
-        host: who serves the workers' store on this node.
+        host: serves the workers' store on this node.
 
     Raises:
         InputError: a value that cannot work.
@@ -66,7 +66,7 @@ class StaticBoard(Board):
         try:
             self._local_address = await local_address_of(self._endpoint)
         except RendezvousConnectionError as error:
-            _log.warning("%s: it is for the other nodes to find", error)
+            _log.warning("%s; only the other nodes need it", error)
 
     async def _connect(self) -> None:
         if not self._store.is_connected:
@@ -81,16 +81,17 @@ class StaticBoard(Board):
             record = state_of(text).record
         except ValueError as error:
             raise RendezvousStateError(
-                f"key {self._key} at {self._endpoint} holds what no agent wrote ({error}): choose another run id"
+                f"key {self._key} at {self._endpoint} was not written by an aelastic agent ({error}): "
+                "choose another run id"
             ) from None
-        # Node 0 does not count for others: nobody can take its place.
+        # The other nodes see no count of renewals: no node can take node 0's place.
         return None if record is None else record.replace(renewals=None)
 
     async def _get(self) -> bytes:
         await self._connect()
         text = await self._store.get(self._key)
         if text is None:
-            await self._store.check_run_id()  # who began to serve as we came may have told us too late
+            await self._store.check_run_id()  # an agent that began to serve just now may have set it too late
         return text or b""
 
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:

@@ -1,11 +1,11 @@
 """torch's TCPStore as the boards use it: a child process that serves one at an endpoint, or is a client of it.
 
-torch's own client says all that is said to a store.  It has no limits, though: it waits for ever for an answer, and
-repeats what cannot work.  So the way to the endpoint is first tried by a connection of our own, which also
-shows what our address is, and a child that does not come back is killed.
+torch's own client makes all requests.  It has no limits, though: it waits without end for an answer, and repeats what
+cannot work.  So the endpoint is first tried by a connection of our own, which also shows this agent's address, and a
+child that does not come back is killed.
 
-A store whose process is starting accepts connections and says nothing, for half a second or for a minute.  What
-says something else is certainly no store.
+A store whose process is starting accepts connections and does not answer, for half a second or for a minute.  A server
+that sends something else is certainly no store.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 # The default of torch's setting `read_timeout`.
 READ_TIMEOUT_S = 60.0
-# For so long torch's client repeats a connection that fails; after that we know.  A moment ago it did not fail.
+# For so long torch's client repeats a connection that fails.  The probe before it did not fail.
 CONNECT_TIMEOUT_S = 1.0
 # A process that dies closes its connections a moment before its port, or after.
 DEATH_S = 0.03
-# After so long without a word we look whether something else answers, which waits for the end of a line.
+# After so long without an answer the endpoint is tried for another protocol, whose server waits for a line of text.
 SILENCE_S = 5.0
 # A round trip to a process that does nothing else.
 ANSWER_TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ class NoStoreError(RendezvousStateError):
 
 
 class LostError(RendezvousConnectionError):
-    """The connection to the store that we had is no more."""
+    """The connection to the store was lost."""
 
 
 class OtherJobError(InputError):
@@ -127,8 +127,8 @@ class TcpStore:
         if listener is not None:
             self._listener = listener
             if self._process.is_busy:
-                # With a connection, for somebody who was cancelled: it has come through to this very port, and waits
-                # for an answer of the store that it would serve next.
+                # With a connection, for a caller that was cancelled: it has reached this very port, and waits for an
+                # answer of the store that it would serve next.
                 await self._process.aclose()
         assert self._listener is not None
         keys = {SERVED_FOR: printable(self._run_id)}
@@ -154,7 +154,7 @@ class TcpStore:
         self.is_connected = self.is_serving = False
         way = await probe(self.endpoint)
         self.own_address = "" if "%" in way.own_address else way.own_address  # a scope is known to this machine only
-        if self._process.is_busy:  # with what may never end, for somebody who was cancelled
+        if self._process.is_busy:  # with a request that may never end, for a caller that was cancelled
             await self._process.aclose()
         await self._handshake(way.address)
         self.is_connected = self._was_reached = True
@@ -176,16 +176,20 @@ class TcpStore:
         except Refusal as refusal:
             if _NOT_UNDERSTOOD in str(refusal):
                 raise self._no_store(str(refusal)) from None
-            raise RendezvousConnectionError(f"the rendezvous endpoint {self.endpoint} hangs up: {refusal}") from None
+            raise RendezvousConnectionError(
+                f"the rendezvous endpoint {self.endpoint} closed the connection: {refusal}"
+            ) from None
         except Death as death:
             raise self._died(death) from None
         except Unanswered as late:
             if not late.number:
                 raise self._is_starting() from None
             await self._process.aclose()
-            silence = f"it is silent for {self._read_timeout_s:g} s"
+            silence = f"it accepted the connection but did not answer for {self._read_timeout_s:g} s"
             if self._was_reached:
-                raise RendezvousConnectionError(f"the rendezvous endpoint {self.endpoint} hangs: {silence}") from None
+                raise RendezvousConnectionError(
+                    f"no answer from the rendezvous endpoint {self.endpoint}: {silence}"
+                ) from None
             raise self._no_store(silence) from None
 
     def _no_store(self, why: str) -> NoStoreError:
@@ -194,9 +198,9 @@ class TcpStore:
         )
 
     async def insist(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Does something that reaches the store by itself, and does it again if the connection is lost on the way.
+        """Does something that connects to the store by itself, and does it again if the connection is lost meanwhile.
 
-        Whoever served the store has gone, mostly; another may serve one by now, or this very agent can.
+        Mostly the process that served the store has ended; another may serve one by now, or this very agent can.
         """
         try:
             return await do()
@@ -251,8 +255,8 @@ class TcpStore:
         try:
             value = await self._process.ask(do, *descriptors, timeout_s=limit_s, **arguments)
         except anyio.get_cancelled_exc_class():
-            # Whoever asked had no more time.  If the network was cut and is mended, TCP takes as long as that lasted
-            # to find out, on the connection there is; a new one works at once.
+            # The caller had no more time.  If the network was cut and is mended, TCP takes as long as the cut lasted to
+            # find out, on this connection; a new one works at once.
             self.is_connected &= self.is_serving
             raise
         except Refusal as refusal:
@@ -266,7 +270,7 @@ class TcpStore:
                 raise self._is_starting() from None
             await self._on_silence()
             raise RendezvousConnectionError(
-                f"the rendezvous endpoint {self.endpoint} hangs: no answer within {limit_s:g} s"
+                f"no answer from the rendezvous endpoint {self.endpoint} within {limit_s:g} s"
             ) from None
         self._late = 0
         return value
@@ -283,7 +287,9 @@ class TcpStore:
 
     def _died(self, death: Death) -> LostError | InputError:
         if death.is_hopeless and death.code == 1:  # an exception
-            return InputError(f"the rendezvous needs torch's TCPStore: {sys.executable} can't import torch")
+            return InputError(
+                f"the rendezvous needs torch's TCPStore: {sys.executable} cannot import torch: pip install torch"
+            )
         what = "served" if self.is_serving else "was connected to"
         return LostError(
             f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})"

@@ -1,4 +1,4 @@
-"""Any torch `RendezvousHandler` as our rendezvous, so that a node of ours joins a job of torchrun agents.
+"""Any torch `RendezvousHandler` as this agent's rendezvous: the node can join a job of torchrun agents.
 
 What this node does is what torchelastic's agent does with a handler (`SimpleElasticAgent`), and by the same code of
 torch's: ranks and the exit barrier are agreed through the store that the handler hands out.  torch is imported here, in
@@ -6,14 +6,14 @@ a thread, and in this mode only.
 
 Limits, all of the interface that torch gives a handler:
 
-- Nobody is told anything.  Newcomers, and nodes that start over, are asked for each `monitor_interval`; a node that
-  died is noticed when its workers' partners fail.
+- There are no notifications.  Newcomers, and nodes that start again, are polled for each `monitor_interval`; a node
+  that died is noticed when the workers of other nodes fail.
 - The restart budget is each agent's own, so `TORCHELASTIC_RESTART_COUNT` differs between nodes.
 - How another node's part ended is not known: no verdict, no first failure from elsewhere.
-- Whoever serves torch's store takes it along when it ends.
+- torch's store ends with the process that serves it.
 
 Where torch lets us, we do better than torchrun.  A node that has finished still watches, and starts again if others do.
-A rendezvous that can't be reached stops nobody's workers.  The workers' store is emptied between rounds.  Only the
+A rendezvous that can't be reached stops no workers.  The workers' store is emptied between rounds.  Only the
 job's end closes the rendezvous: being stopped, late or alone does not.
 """
 
@@ -226,7 +226,7 @@ class TorchHandlerLink:
             )
         )
         round_ = self._round
-        while not await self._interrupts(round_, deliver):  # noqa: ASYNC110  torch tells nobody anything
+        while not await self._interrupts(round_, deliver):  # noqa: ASYNC110  torch has no notifications
             await anyio.sleep(self._spec.monitor_interval)
 
     def _without_a_round(self, error: RendezvousError) -> Ended:
@@ -255,7 +255,8 @@ class TorchHandlerLink:
             deliver(Ended(Outcome.FAILED, f"{where}; {refusal}", failed.failure))
             return
         self._restart_count += 1
-        reason = f"{where}; restart {self._restart_count} of {self._policy.max_restarts} that this agent has"
+        count = f"restart {self._restart_count} of {self._policy.max_restarts}"
+        reason = f"{where}; {count} (this agent's budget, as in torchrun)"
         deliver(Interrupted(self._round, reason, self._restart_count))
 
     async def _interrupts(self, round_: int, deliver: Callable[[CoordinatorMessage], None]) -> bool:
@@ -265,7 +266,7 @@ class TorchHandlerLink:
         except RendezvousError as error:
             count = 0
             if self._is_reachable:
-                _log.warning("the rendezvous can't be asked now; the workers go on: %s", error)
+                _log.warning("torch's rendezvous does not answer; the workers continue: %s", error)
             self._is_reachable = False
         else:
             self._is_reachable = True
@@ -275,7 +276,7 @@ class TorchHandlerLink:
         return not self._is_current(round_)
 
     async def _wait_for_others(self, round_: int, deliver: Callable[[CoordinatorMessage], None]) -> None:
-        """torch's exit barrier, with open eyes."""
+        """torch's exit barrier, while newcomers are still watched for."""
         timeout_s = self._spec.exit_barrier_timeout_s
         reason = f"every worker of this node succeeded; other nodes did not finish within {timeout_s:g} s of them"
         with anyio.move_on_after(timeout_s):
@@ -286,7 +287,7 @@ class TorchHandlerLink:
                         return
                     await anyio.sleep(min(self._spec.monitor_interval, BARRIER_INTERVAL_S))
             except RendezvousError as error:
-                # Mostly, the node that served the store was through the barrier before we looked.
+                # Mostly, the node that served the store had left the barrier before this one read the key.
                 reason = f"every worker of this node succeeded; other nodes can't be waited for any more: {error}"
             else:
                 reason, self._is_job_over = "every worker succeeded", True

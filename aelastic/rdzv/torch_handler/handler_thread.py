@@ -1,6 +1,6 @@
 """The blocking calls into torch's rendezvous, and the one thread that makes them.
 
-Errors come out as ours.  Nothing here decides anything: `torch_handler.py` does.
+Errors come out as this package's.  Nothing here decides:  `handler_link.py` does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# torch's handlers look around every second, so one that is told to give up does within that.
+# torch's handlers wake up every second, so one that is asked to give up does so within that.
 END_TIMEOUT_S = 2.0
 STORE_TIMEOUT_S = 10.0
 # Private parts of torchelastic: agents agree by running the same code.
@@ -131,7 +131,7 @@ class HandlerCalls:
 
     def forget(self) -> None:
         """Lets go of the handler without closing the rendezvous for others."""
-        # Else they would take this node for a live one as long as somebody holds the handler.
+        # Else the other nodes would take this node for alive while something holds the handler.
         stop_heartbeats = getattr(self._handler, "_stop_heartbeats", None)
         if stop_heartbeats is not None:
             stop_heartbeats()
@@ -150,7 +150,9 @@ def _part(path: str) -> Any:
         found = getattr(found, name, None)
         if found is None:
             version = importlib.import_module("torch").__version__
-            raise InputError(f"torch {version} has no {path}, which its rendezvous needs here: use a back end of ours")
+            raise InputError(
+                f"torch {version} has no {path}, which this back end needs: use one of aelastic's own back ends"
+            )
     return found
 
 
@@ -158,7 +160,7 @@ def _empty_workers_store(handler: Any, master_addr: str, master_port: int) -> No
     """Drops what the workers of earlier rounds wrote.
 
     torch's handler serves one store for all rounds.  New workers find the addresses of dead ones in it, and
-    fail (pytorch#135712): torchrun alone does not survive a restart with gloo.  Nobody uses that store now: the last
+    fail (pytorch#135712): torchrun alone does not survive a restart with gloo.  No worker uses that store now: the last
     round's workers are gone, and the next start once the ranks are agreed, which needs our word.
     """
     if not isinstance(
@@ -174,7 +176,7 @@ def _empty_workers_store(handler: Any, master_addr: str, master_port: int) -> No
         for key in store.list_keys():
             store.delete_key(key)
     except (RuntimeError, AttributeError) as error:  # AttributeError: a torch that can't list keys
-        _log.warning("the workers' store keeps what it holds, which may fail workers that start again: %s", error)
+        _log.warning("could not empty the workers' store, so restarted workers may fail: %s", error)
 
 
 class NotAdmitted(RendezvousError):
@@ -194,7 +196,7 @@ _OURS: dict[str, type[AelasticError]] = {
 
 @contextmanager
 def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> Iterator[None]:
-    """Turns what torch raises into what we do."""
+    """Turns torch's errors into this package's."""
     try:
         yield
     except AelasticError:
@@ -212,7 +214,7 @@ def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> I
 
 
 class _GiveUp(BaseException):  # so that no handler takes it for an error of its own
-    """Raised in the thread, between two steps of a call that nobody waits for any more."""
+    """Raised in the thread, between two steps of a call that no task waits for any more."""
 
 
 class CallThread:
@@ -240,7 +242,7 @@ class CallThread:
                 return
             try:
                 result = function(*args)
-            except Exception as error:  # noqa: BLE001  handed to whoever waits
+            except Exception as error:  # noqa: BLE001  raised again in the waiting task
                 _post(loop, _settle, answer, None, error)
             else:
                 _post(loop, _settle, answer, result, None)
@@ -276,7 +278,7 @@ class CallThread:
 
 def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if answer.cancelled():
-        return  # nobody waits any more
+        return  # no task waits any more
     if error is None:
         answer.set_result(result)
     else:
@@ -284,5 +286,5 @@ def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -
 
 
 def _post(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed: no task waits any more
         loop.call_soon_threadsafe(*call)

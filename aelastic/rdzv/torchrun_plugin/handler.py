@@ -1,13 +1,13 @@
 """torch's own dynamic rendezvous, with its state and the agents' store on etcd v3.
 
 It is on torch's documented interface: a `RendezvousBackend` and a `Store` for `create_handler`, and a
-`RendezvousHandler` around what that gives.  So who takes part, in which order, and when a round is complete is decided
-by torch.  This handler differs in three things:
+`RendezvousHandler` around what that gives.  So which nodes take part, in which order, and when a round is complete is
+decided by torch.  This handler differs in three things:
 
-- The workers' store is new in each round.  torch keeps the one of a node's first round and does not tell of it again:
-  who joins later waits for its address in vain, a node whose rank changes sends its workers elsewhere than the
+- The workers' store is new in each round.  torch keeps the one of a node's first round and does not publish it again:
+  a node that joins later waits for its address in vain, a node whose rank changes sends its workers elsewhere than the
   others, and new workers find the addresses of dead ones (pytorch#135712).
-- While etcd can't be reached running workers are left alone, and who joins waits for it, up to `PATIENCE_S`.
+- While etcd can't be reached running workers are left alone, and a node that joins waits for it, up to `PATIENCE_S`.
 - Errors say what to do.
 """
 
@@ -67,13 +67,13 @@ class EtcdV3Handler(RendezvousHandler):
 
     Raises:
         ValueError: a setting that cannot work; says which and what to do.
-        torch's RendezvousConnectionError: no etcd answers there, or not in its v3 API.
+        torch's RendezvousConnectionError: etcd does not answer there, or not in its v3 API.
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._ttl_s = _ttl_s(parameters)
         self._thread = KeysThread(partial(JobKeys, _settings(parameters), parameters.run_id, self._ttl_s))
-        self._stop_thread = weakref.finalize(self, self._thread.stop)  # for who lets go without `shutdown`
+        self._stop_thread = weakref.finalize(self, self._thread.stop)  # for programs that drop it without `shutdown`
         self._backend = EtcdV3Backend(self._thread)
         self._rendezvous = create_handler(EtcdV3Store(self._thread), self._backend, parameters)
         self._is_reachable = True
@@ -124,7 +124,7 @@ class EtcdV3Handler(RendezvousHandler):
             count = self._rendezvous.num_nodes_waiting()
         except RendezvousConnectionError as error:
             if self._is_reachable:
-                _log.warning("the rendezvous can't be asked now; the workers go on: %s", error)
+                _log.warning("etcd does not answer; the workers continue: %s", error)
             self._is_reachable = False
             return 0
         self._is_reachable = True

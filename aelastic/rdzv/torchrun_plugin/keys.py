@@ -4,9 +4,10 @@
     <prefix>/<run id>/torchrun/store/<key>    the agents' store: ranks, barriers, where the workers' store is
     <prefix>/<run id>/torchrun/added/<any>    what an addition came to, should its answer be lost
 
-All of them hang on one lease: who makes the state makes it, who has written the state keeps it alive.  When no such
-agent is left they vanish, in one step: a rendezvous never meets keys of an earlier one.  Who merely looks
-keeps nothing alive, so agents that are started over and over cannot keep a closed rendezvous closed.
+All of them hang on one lease: the agent that makes the state makes it, agents that have written the state keep it
+alive.  When no such agent is left they vanish, in one step: a rendezvous never meets keys of an earlier one.  An
+agent that only reads keeps nothing alive, so agents that are started over and over cannot keep a closed rendezvous
+closed.
 
 Every write may be asked twice, since an answer may be lost: it is done once.
 """
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A server that is restarted is back within this time; nobody's workers stand still for longer than they must.
+# A server that is restarted is back within this time; no workers stand still for longer than they must.
 PATIENCE_S = 30.0
 ASK_AGAIN_S = 0.5
 # A watch whose connection has died unnoticed costs no more than this.
@@ -147,8 +148,8 @@ class JobKeys:
     def _adopt(self, entry: Entry) -> None:
         if entry.modified and not entry.lease:
             raise RendezvousStateError(
-                f"{self._etcd.name}: key {self._state_key} holds what no agent wrote (for ever): delete it, or use "
-                "another run id"
+                f"{self._etcd.name}: key {self._state_key} was not written by an aelastic agent (it has no lease): "
+                "delete it, or use another run id"
             )
         self._lease = entry.lease
 
@@ -212,7 +213,9 @@ class JobKeys:
         if not self._lease:
             await self.state()
         if not self._lease:
-            raise RendezvousStateError(f"{self._etcd.name}: nobody takes part in {self._folder}: join before you store")
+            raise RendezvousStateError(
+                f"{self._etcd.name}: no agent takes part in {self._folder}: join before you store"
+            )
         return self._lease
 
     async def _all_of(self, keys: Sequence[str], *, keys_only: bool = False) -> list[Entry]:
