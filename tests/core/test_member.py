@@ -312,7 +312,9 @@ def test_a_final_refusal_ends_the_search() -> None:
 
 def test_a_refusal_for_now_is_tried_again_after_a_read() -> None:
     for story in (greeting(), busy()):
-        assert story.hear(m.Refused("this agent read an outdated leader record; retrying", False)) == [ev.Disconnect()]
+        assert story.hear(m.Refused("this agent read an outdated coordinator entry; retrying", False)) == [
+            ev.Disconnect()
+        ]
         assert story.left_s == READ_AGAIN_S
         assert story.pass_deadline() == [ev.ReadBoard()]
 
@@ -320,11 +322,11 @@ def test_a_refusal_for_now_is_tried_again_after_a_read() -> None:
 def test_a_member_that_is_refused_again_and_again_gives_up_like_any_other() -> None:
     story = busy()
     refused_at = story.now
-    story.hear(m.Refused("this agent read an outdated leader record; retrying", False))
+    story.hear(m.Refused("this agent read an outdated coordinator entry; retrying", False))
     while story.core.phase is not Phase.OVER:
         if ev.ReadBoard() in story.pass_deadline():
             story.tell(ev.BoardRead(record()), ev.Connected(story.core.conn + 1))
-            story.hear(m.Refused("this agent read an outdated leader record; retrying", False))
+            story.hear(m.Refused("this agent read an outdated coordinator entry; retrying", False))
     assert story.now == refused_at + JOIN_S
 
 

@@ -406,7 +406,7 @@ async def test_a_web_server_at_the_endpoint_is_no_store(world: World) -> None:
 async def test_who_hangs_up_may_be_a_store_that_starts(world: World) -> None:
     with answering(b"") as port:
         board = world.c10d(f"127.0.0.1:{port}")
-        with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} hangs up"):
+        with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} closed the connection"):
             await board.open()
 
 

@@ -417,7 +417,7 @@ def test_an_etcd_that_is_away_stops_no_workers_and_who_joins_waits_for_it(
         own.kill()
         waits = pool.submit(store.get, "a")
         # torch looks once in a second.
-        wait_for("a word", lambda: agent.num_nodes_waiting() == 0 and "the workers go on" in caplog.text)
+        wait_for("a word", lambda: agent.num_nodes_waiting() == 0 and "the workers continue" in caplog.text)
         assert agent.num_nodes_waiting() == 0
         said = [record for record in caplog.records if "etcd does not answer; the workers continue" in record.message]
         assert len(said) == 1 and "Connection refused" in said[0].message
@@ -667,7 +667,7 @@ def test_a_job_goes_on_while_etcd_is_restarted(launch: Launcher, server: str, tm
             wait_for("a worker works", partial(said, job, "stdout", "sum 2 "), LAUNCH_TIMEOUT_S)
         own.kill()
         for job in jobs:
-            wait_for("its agent notices", partial(said, job, "stderr", "the workers go on"))
+            wait_for("its agent notices", partial(said, job, "stderr", "the workers continue"))
         own.start()
         launch.folder.joinpath("go").touch()
         assert_done(jobs, 2)
