@@ -209,7 +209,7 @@ class _Job:
 
 @contextmanager
 def _status_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
-    """The live line on our terminal, if it may be drawn there."""
+    """The status line on our terminal, if it may be drawn there."""
     if not _may_draw(invocation.ui, os.environ):
         yield ()
         return

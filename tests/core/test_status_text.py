@@ -1,4 +1,4 @@
-"""What the live line says."""
+"""The text of the status line."""
 
 from __future__ import annotations
 

@@ -30,9 +30,8 @@ from kit.this_process import descriptors, python, threads
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
-from aelastic.health import foreign_server
-from aelastic.health import limits as health_door
-from aelastic.health import stacks_endpoint as health_stacks
+from aelastic.health import foreign_server, stacks_endpoint
+from aelastic.health import limits as connection_limits
 from aelastic.health.address import Address, close, listen_at, read_address, url_of
 from aelastic.health.server import HealthServer, open_health
 from aelastic.launch import LaunchConfig, elastic_launch
@@ -426,7 +425,7 @@ async def test_all_who_ask_for_stacks_at_the_same_time_share_one_look(tmp_path: 
 async def test_stacks_come_as_json_and_only_those_of_the_last_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health_stacks, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(stacks_endpoint, "INTERVAL_S", 0.0)
     stacks = Stacks(tmp_path)
     stacks.go.set()
     async with serving(collect=stacks, is_running=True) as (_, url):
@@ -516,7 +515,7 @@ def test_hostile_clients_keep_neither_others_nor_the_job_waiting(launch: Launche
             began = time.monotonic()
             assert ask(f"{url}/{path}").status == 200
             assert time.monotonic() - began < ANSWER_S
-        assert files_of(job.pid) <= files + health_door.CONNECTIONS_MAX + 2
+        assert files_of(job.pid) <= files + connection_limits.CONNECTIONS_MAX + 2
         seen = len(job.lines)
         wait_for("the worker's lines go on", lambda: len(job.lines) > seen + 5)
         assert values(ask(f"{url}/metrics").text)['aelastic_http_connections_dropped_total{reason="crowd"}'] > 0
@@ -544,7 +543,7 @@ def test_a_flood_of_output_does_not_keep_probes_waiting(launch: Launcher) -> Non
 
 
 async def test_who_is_slow_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_door, "LIFE_S", 0.5)
+    monkeypatch.setattr(connection_limits, "LIFE_S", 0.5)
     async with serving() as (_, url):
         place = urlsplit(url)
         clients = [await asyncio.open_connection(place.hostname, place.port) for _ in range(3)]
@@ -582,7 +581,7 @@ async def test_a_request_may_have_so_many_bytes_and_no_more() -> None:
 async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_room(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(health_door, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 4)
     stacks = Stacks(tmp_path)
     async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
         answers: list[Answer] = []
@@ -607,7 +606,7 @@ def test_few_open_files_mean_fewer_connections(monkeypatch: pytest.MonkeyPatch) 
     found = {}
     for limit in (16, 256, 1 << 20, -1):
         monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
-        found[limit] = health_door.connections_max()
+        found[limit] = connection_limits.connections_max()
     assert found == {16: 4, 256: 32, 1 << 20: 128, -1: 128}
 
 

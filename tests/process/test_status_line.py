@@ -1,4 +1,4 @@
-"""The live line on a terminal: it is there while nothing else is written, in nobody's way, and gone in the end."""
+"""The status line on a terminal: it is there while nothing else is written, disturbs no output, and is gone in the end."""
 
 from __future__ import annotations
 
