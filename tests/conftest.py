@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from kit.warm import Warm
 from aelastic.core.machine import check_invariants
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.etcd_v3_calls import EtcdV3Calls
+from aelastic.tcpstore import child
 
 TESTS = Path(__file__).parent
 RINGS_WITHOUT_PROCESSES = {"core", "property", "simulation", "shell"}
@@ -88,10 +90,12 @@ def warm_store() -> Iterator[Warm]:
 
 
 @pytest.fixture
-def warm_stores(request: pytest.FixtureRequest, warm_store: Warm) -> None:
-    """The agents' stores start warm, in tests whose subject they are not."""
-    if "launch" in request.fixturenames and request.node.get_closest_marker("cold") is None:
-        request.getfixturevalue("launch").store_python = warm_store.python
+def warm_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, warm_store: Warm) -> None:
+    """The stores of agents, also of those in this process, start warm in tests whose subject they are not."""
+    if request.node.get_closest_marker("cold") is None:
+        monkeypatch.setattr(child, "sys", SimpleNamespace(executable=warm_store.python))
+        if "launch" in request.fixturenames:
+            request.getfixturevalue("launch").store_python = warm_store.python
 
 
 @pytest.fixture

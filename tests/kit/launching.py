@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -145,9 +147,10 @@ class Job:
 
     def __init__(self, folder: Path, command: Sequence[str], env: dict[str, str], **popen: Any) -> None:
         self.folder = folder
-        self.tmp = folder / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not in the test's folder: `multiprocessing` binds sockets there, and their paths have 107 characters at most.
+        self.tmp = Path(tempfile.mkdtemp(prefix="job"))
         self.mark = f"{MARK}={uuid.uuid4()}"
-        self.tmp.mkdir(parents=True, exist_ok=True)
         base = {
             name: value
             for name, value in os.environ.items()
@@ -244,6 +247,7 @@ class Job:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(DEADLINE_S)
+        shutil.rmtree(self.tmp, ignore_errors=True)
 
 
 class Launcher:

@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.usefixtures("warm_stores"),
+]
 
 
 def sleeper(path: Path, **spec: Any) -> WorkerSpec:

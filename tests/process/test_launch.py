@@ -29,7 +29,10 @@ from aelastic.spec import Std
 
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.usefixtures("warm_stores"),
+]
 
 
 def launch(entrypoint: Any, *args: Any, **fields: Any) -> dict[int, Any]:

@@ -28,7 +28,10 @@ from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.spec import Std
 
 METHODS = ("spawn", "fork", "forkserver")
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.usefixtures("warm_stores"),
+]
 BOTH = {0: [0, "x"], 1: [1, "x"]}
 
 

@@ -14,6 +14,8 @@ from kit.ports import quiet_port
 
 from aelastic import LaunchConfig, elastic_launch
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 # Role and workers of each agent: roles mixed, local world sizes unequal, within a role, too.
 AGENTS = (("trainer", 2), ("ps", 1), ("trainer", 3))
 

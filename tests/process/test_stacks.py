@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -11,20 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, wait_for
 
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState, stack_hook
-from aelastic.errors import ChildFailedError, ProcessFailure
+from aelastic.errors import ChildFailedError
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
 from aelastic.observe import run_events as ev
@@ -32,17 +27,6 @@ from aelastic.observe.observer import Observer
 from aelastic.stacks import collect as stacks
 from aelastic.stacks.before_kill import _append
 from aelastic.stacks.collect import HOOK, HOOK_SUFFIX, Stack, Target, Tools, find_py_spy, take
-from aelastic.stacks.format import (
-    FRAMES_QUOTED,
-    FRAMES_QUOTED_ALONE,
-    Frame,
-    Thread,
-    listing,
-    place,
-    quote,
-    read_faulthandler,
-    read_py_spy,
-)
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -80,111 +64,6 @@ IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(sig
 
 
 # Text, read and quoted.
-
-
-def told_by_py_spy(*threads: dict[str, Any]) -> str:
-    usual = {"pid": 7, "active": False, "owns_gil": False, "os_thread_id": 8, "thread_id": 99, "frames": []}
-    return json.dumps([{**usual, **thread} for thread in threads])
-
-
-def frame(name: str, line: int, file: str = "/job/train.py") -> dict[str, Any]:
-    return {"name": name, "filename": file, "line": line, "module": None}
-
-
-def test_py_spys_main_thread_comes_first_innermost_frame_first() -> None:
-    text = told_by_py_spy(
-        {"thread_name": "loader", "frames": [frame("get", 3)]},
-        {
-            "os_thread_id": 7,
-            "thread_name": None,
-            "active": True,
-            "owns_gil": True,
-            "frames": [frame("f", 1), frame("g", 2)],
-        },
-    )
-
-    main, loader = read_py_spy(text, 7)
-
-    assert main.is_main and main.frames == (Frame("/job/train.py", 1, "f"), Frame("/job/train.py", 2, "g"))
-    assert (main.state, loader.name, loader.state, loader.is_main) == ("runs, has the GIL", "loader", "waits", False)
-
-
-DUMP = """\
-Thread 0x00007f0000000003 (most recent call first):
-  File "/lib/pin.py", line 3 in pin
-
-Current thread 0x00007f0000000002 (most recent call first):
-  <no Python frame>
-
-Thread 0x00007f0000000001 (most recent call first):
-  File "/job/a b (c).py", line 5 in <module>
-"""
-
-
-def test_faulthandlers_main_thread_is_the_oldest_which_it_tells_last() -> None:
-    main, pin = read_faulthandler(DUMP)
-
-    assert main.is_main and main.frames == (Frame("/job/a b (c).py", 5, "<module>"),)
-    assert pin.frames == (Frame("/lib/pin.py", 3, "pin"),)
-
-
-def test_where_faulthandler_stops_before_the_oldest_thread_the_one_that_took_the_signal_counts() -> None:
-    cut = DUMP.replace("  <no Python frame>", '  File "/job/main.py", line 9 in step') + "...\n"
-
-    assert read_faulthandler(cut)[0].frames[0].function == "step"
-
-
-def test_faulthandlers_newer_and_shorter_forms_are_read() -> None:
-    named = 'Thread 0x01 [loader 1] (most recent call first):\n  File "a.py", line 1 in f\n'
-    alone = 'Stack (most recent call first):\n  File "a.py", line ??? in f\n'
-
-    assert read_faulthandler(named)[0].name == "loader 1"
-    assert read_faulthandler(alone)[0].frames == (Frame("a.py", 0, "f"),)
-    assert str(read_faulthandler(alone)[0].frames[0]) == 'File "a.py", in f'
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '[{"frames": 3}]', '[{"frames": [{"name": "f"}]}]', "[" * 50])
-def test_what_is_no_stack_is_refused_in_one_way(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        read_py_spy(text, 7)
-    with pytest.raises(ValueError, match="no Python frame"):
-        read_faulthandler(text)
-
-
-@given(st.text(alphabet='[]{}":,0aThread (most recent call first):\n File line in'))
-def test_no_text_makes_reading_raise_anything_else(text: str) -> None:
-    for refuse in (partial(read_py_spy, text, 7), partial(read_faulthandler, text)):
-        with suppress(ValueError):
-            refuse()
-
-
-def deep(frames: int, name: str = "MainThread", *, is_main: bool = True) -> Thread:
-    return Thread(name, tuple(Frame("/job/train.py", at, f"f{at}") for at in range(frames)), is_main, "waits")
-
-
-def test_of_a_stack_in_a_file_the_innermost_frames_of_the_main_thread_are_quoted() -> None:
-    lines = quote([deep(25), deep(3, "loader", is_main=False)], is_kept=True).split("\n")
-
-    assert lines[0] == '  File "/job/train.py", in f0'
-    assert len(lines) == FRAMES_QUOTED + 1 and lines[-1] == "  ... and 15 more frames"
-
-
-def test_of_a_stack_in_no_file_more_is_quoted_of_every_thread() -> None:
-    text = quote([deep(25), *(deep(9, f"t{at}", is_main=False) for at in range(20))], is_kept=False)
-
-    assert all(f" in f{at}\n" in text for at in range(25))
-    assert "t0 (waits), most recent call first:" in text
-    assert text.endswith("... and 12 more threads")
-    assert len(text.split("\n")) <= FRAMES_QUOTED_ALONE + 60
-
-
-def test_what_a_worker_calls_its_functions_can_not_draw_on_a_terminal() -> None:
-    evil = Thread("a\x1b[2Jb", (Frame("/x\n" + "y" * 9000, 1, "f\r"),), True)
-
-    text = listing([evil]) + quote([evil], is_kept=True) + place([evil])
-
-    assert all(each.isprintable() for each in text.split("\n"))
-    assert len(text) < 2000
 
 
 # Sources.
@@ -959,32 +838,3 @@ atexit.register(lambda: print("imported", {"aelastic.stacks.collect", "aelastic.
     assert job.wait(LAUNCH_TIMEOUT_S) == 1
     assert job.lines[-1] == "imported set()"
     assert "stack" not in job.stderr
-
-
-# In the report.
-
-
-def test_ranks_that_stood_in_the_same_place_are_told_once_and_few_places_are() -> None:
-    def at(place: str, rank: int) -> str:
-        return f"was killed; stack by py-spy:\n  in {place}\nall threads: /logs/{rank}/stack.txt"
-
-    stacks_of = {
-        **{rank: at("all_reduce", rank) for rank in range(7)},
-        **{rank: at(f"f{rank}", rank) for rank in range(7, 14)},
-    }
-    failures = {14: ProcessFailure(0, 1, 1, "")}
-
-    text = str(ChildFailedError("job", failures, range(14), stacks_of))
-
-    assert "  ranks 0-6 was killed; stack by py-spy:\n    in all_reduce\n" in text
-    assert "    all threads: /logs/0/stack.txt and beside it\n" in text
-    assert text.count("in all_reduce") == 1
-    assert "in f9\n" in text and "in f10\n" not in text
-    assert "  ... and ranks 10-13\n" in text
-
-
-def test_a_failure_besides_the_cause_has_its_place_in_a_line() -> None:
-    stuck = ProcessFailure(1, 2, -9, "", unhealthy="no sign of life", stack="where it stood:\n  in f\n  in g")
-    text = str(ChildFailedError("job", {0: ProcessFailure(0, 1, 1, ""), 1: stuck}))
-
-    assert "  stack     : where it stood: in f in g\n" in text

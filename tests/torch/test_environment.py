@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from kit.environments import AELASTIC, DUMP, assert_same_env, both
 from kit.launching import LAUNCH_TIMEOUT_S
+from kit.warm import Warm
 
 STRANGE = ["", "$", "$$", "${rank}", "$HOME", "${local_rank}${local_rank}", "a\nb", "ünïcode", "--", "-m", "'\"\\"]
 
@@ -70,10 +71,10 @@ QUICK = {"no flags", "standalone", "variables"}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.all) for case in CASES])
-def test_workers_find_what_torchrun_gives_them(folder: Path, case: str) -> None:
+def test_workers_find_what_torchrun_gives_them(folder: Path, warm: Warm, case: str) -> None:
     command, env = CASES[case]
     options = [each for word in command.split() for each in (STRANGE if word == "STRANGE" else [word])]
-    theirs, ours = both(folder, options, env)
+    theirs, ours = both(folder, options, env, warm.python)
     for rank in theirs:
         their, our = theirs[rank], ours[rank]
         assert_same_env(their.pop("env"), our.pop("env"), env)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S
+from kit.warm import Warm
 
 from aelastic import ChildFailedError, InputError
 from aelastic import launch as ours_of_launch
@@ -232,14 +233,14 @@ def test_launch_hands_the_local_rank_to_the_script(script: str, told: Any) -> No
     "line", ["--nproc-per-node=2 S a", "--nproc-per-node=2 --use_env S a", "--use-e S", "--no-python --use-env true",
              "--no-python true", "--run-path S q", "S --local-rank=5", "--nope S"]
 )  # fmt: skip
-def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any, tmp_path: Path) -> None:
+def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any, tmp_path: Path, warm: Warm) -> None:
     outcomes = []
     for module in ("aelastic.launch", "torch.distributed.launch"):
         for path in tmp_path.glob("told?"):
             path.unlink()
         argv = [script if word == "S" else word for word in line.split()]
         done = subprocess.run(
-            [sys.executable, "-m", module, *argv],
+            [sys.executable if module == "aelastic.launch" else warm.python, "-m", module, *argv],
             env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False,
         )  # fmt: skip
         outcomes.append((bool(done.returncode), told(), "FutureWarning" in done.stderr))

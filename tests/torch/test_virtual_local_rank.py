@@ -56,10 +56,10 @@ def test_workers_find_what_torchrun_gives_them(
         assert_same_env(theirs[rank]["env"], ours[rank]["env"], env)
 
 
-def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: Path) -> None:
+def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "worker.py").write_text("import os; print('told', os.environ['LOCAL_RANK'])")
     said = {}
-    for name, launcher in (("torchrun", TORCHRUN), ("aelastic", AELASTIC)):
+    for name, launcher in (("torchrun", (warm.python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
         ran = subprocess.run(
             [*launcher, "--virtual-local-rank", "--nproc-per-node=2", "--tee=3", f"--log-dir={name}", "worker.py"],
             cwd=tmp_path,
@@ -82,7 +82,7 @@ def test_fewer_devices_than_workers_are_refused_where_torchrun_fails(
     (tmp_path / "worker.py").write_text("print('started')")
     options = ["--virtual-local-rank", "--nproc-per-node=3"]
     ran = subprocess.run(
-        [*TORCHRUN, *options, "worker.py"],
+        [launch.warm.python, *TORCHRUN[1:], *options, "worker.py"],
         cwd=tmp_path,
         env={**os.environ, VARIABLE: visible},
         capture_output=True,
