@@ -42,6 +42,7 @@ soak: $(INSTALLED)  ## run all tests on thousands of seeds, with each interprete
 	TEST_EFFORT=soak $(PYTEST) --timeout 3600 $(RING) $(ARGS)
 
 coverage: $(INSTALLED)  ## say which lines the tests without processes reach, by folder; 95 % of the cores at least
+	@mkdir -p build
 	$(PYTEST) $(QUIET_RINGS) --cov=aelastic --cov-report= $(ARGS)
 	$(BIN)/python tests/kit/coverage_by_folder.py
 

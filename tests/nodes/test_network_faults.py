@@ -203,7 +203,7 @@ def test_workers_reach_rank_0_from_every_node(v4: Net, launch: Launcher, first: 
     agents.finish()
 
 
-@pytest.mark.parametrize("family", ["v4", "v6"])
+@pytest.mark.parametrize("family", ["v4", pytest.param("v6", marks=pytest.mark.all)])
 def test_torch_meets_across_nodes(family: str, launch: Launcher) -> None:
     with netns.opened(has_v4=family == "v4", has_v6=family == "v6") as net:
         nodes = [net.node() for _ in range(2)]
@@ -226,6 +226,7 @@ def test_a_network_without_ipv4_forms_and_restarts(v6: Net, launch: Launcher) ->
     agents.finish()
 
 
+@pytest.mark.all
 def test_a_node_joins_and_another_replaces_the_coordinator_without_ipv4(v6: Net, launch: Launcher) -> None:
     endpoint = serve_board(v6, v6.node("board"))
     nodes = [v6.node() for _ in range(3)]
@@ -242,6 +243,7 @@ def test_a_node_joins_and_another_replaces_the_coordinator_without_ipv4(v6: Net,
     assert left[0].master_addr in {node.v6() for i, node in enumerate(nodes) if i != coordinator}
 
 
+@pytest.mark.all
 def test_where_the_name_server_is_silent_none_is_asked(v4: Net, launch: Launcher, tmp_path: Path) -> None:
     # Each question would take 20 s.
     server, asked = name_server(v4, tmp_path, "silent")
@@ -301,7 +303,11 @@ def names(folder: Path, server: Node) -> dict[str, Path]:
     return {name: folder / name for name in contents}
 
 
-@pytest.mark.parametrize("hosts", [("node10", "node2", "node1"), ("same", "same", "same")], ids=" ".join)
+@pytest.mark.parametrize(
+    "hosts",
+    [("node10", "node2", "node1"), pytest.param(("same", "same", "same"), marks=pytest.mark.all)],
+    ids=" ".join,
+)
 def test_group_ranks_follow_host_names_in_their_natural_order(v4: Net, launch: Launcher, hosts: tuple[str]) -> None:
     nodes = [v4.node(host) for host in hosts]
     agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "3")
@@ -313,7 +319,7 @@ def test_group_ranks_follow_host_names_in_their_natural_order(v4: Net, launch: L
     agents.finish()
 
 
-@pytest.mark.parametrize("is_told", [False, True], ids=["found out", "told"])
+@pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=pytest.mark.all)], ids=["found out", "told"])
 def test_of_two_networks_workers_use_the_one_the_agents_met_on_unless_told(
     v4: Net, launch: Launcher, is_told: bool
 ) -> None:
@@ -391,6 +397,7 @@ def test_the_endpoint_s_own_node_is_cut_off_and_comes_back(v4: Net, launch: Laun
     agents.finish()
 
 
+@pytest.mark.all
 def test_a_cut_that_is_shorter_than_a_lease_disturbs_nobody(v4: Net, launch: Launcher) -> None:
     nodes = [v4.node(f"node{i}") for i in range(2)]
     agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", lease_s=6.0)
@@ -426,6 +433,7 @@ def test_while_the_board_is_cut_off_workers_run_on_and_a_restart_waits_for_it(v4
     agents.finish()
 
 
+@pytest.mark.all
 def test_a_node_that_stays_cut_off_gives_up_in_the_end(v4: Net, launch: Launcher) -> None:
     nodes = [v4.node(f"node{i}") for i in range(2)]
     agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", join_timeout_s=JOIN_TIMEOUT_S)
@@ -440,6 +448,7 @@ def test_a_node_that_stays_cut_off_gives_up_in_the_end(v4: Net, launch: Launcher
     agents.wait_round(jobs, after=[2])
 
 
+@pytest.mark.all
 def test_whoever_is_cut_off_from_the_coordinator_alone_disturbs_nobody(v4: Net, launch: Launcher) -> None:
     endpoint = serve_board(v4, v4.node("board"))
     nodes = [v4.node(f"node{i}") for i in range(3)]
@@ -470,6 +479,7 @@ def test_whoever_is_cut_off_from_the_coordinator_alone_disturbs_nobody(v4: Net, 
     agents.finish()
 
 
+@pytest.mark.all
 def test_a_slow_network_that_loses_packets_carries_a_job_through_a_restart(v4: Net, launch: Launcher) -> None:
     # From node to node a packet takes 100 ms; of 20, one is lost.
     nodes = [v4.node(delay_s=0.05, loss=0.025) for _ in range(3)]
