@@ -94,25 +94,9 @@ class ProcessFailure(Record):
             message = f"{unhealthy}; its last words: {message}" if message else unhealthy
         if not message:
             message, traceback = _explain(exitcode, stderr_tail, oom, note)
-        super().__init__(
-            host,
-            rank,
-            local_rank,
-            pid,
-            exitcode,
-            message,
-            traceback,
-            timestamp or int(time.time()),
-            is_final,
-            stack,
-            oom,
-            note,
-            world_size,
-            error_file,
-            data or _NO_DATA,
-            stderr_tail,
-            log_file,
-        )
+        known = (host, rank, local_rank, pid, exitcode, message, traceback, timestamp or int(time.time()), is_final)
+        own = (error_file, data or _NO_DATA, stderr_tail, log_file)
+        super().__init__(*known, stack, oom, note, world_size, *own)
 
     @classmethod
     def from_elsewhere(
@@ -135,26 +119,14 @@ class ProcessFailure(Record):
         failure = cls.__new__(cls)
         # Stripped after it is cut: what is read from a message is what is read from the message that it becomes.
         headline = printable(message.strip())[:MESSAGE_CHARS_MAX].strip()
-        Record.__init__(
-            failure,
-            printable(host)[:HOST_CHARS_MAX],
-            rank,
-            local_rank,
-            pid,
-            exitcode,
-            headline or printable(_explain(exitcode, "", oom.strip(), note.strip())[0])[:MESSAGE_CHARS_MAX].strip(),
-            printable(traceback)[-TRACEBACK_CHARS_MAX:],
-            epoch_s(timestamp),
-            is_final,
-            printable(stack)[:STACK_CHARS_MAX],  # the beginning is where it was
-            printable(oom)[:SENTENCE_CHARS_MAX],
-            printable(note)[:SENTENCE_CHARS_MAX],
-            world_size,
-            NOT_AVAILABLE,
-            _NO_DATA,
-            "",
-            "",
-        )
+        if not headline:
+            headline = printable(_explain(exitcode, "", oom.strip(), note.strip())[0])[:MESSAGE_CHARS_MAX].strip()
+        where = (printable(host)[:HOST_CHARS_MAX], rank, local_rank, pid, exitcode)
+        what = (headline, printable(traceback)[-TRACEBACK_CHARS_MAX:], epoch_s(timestamp), is_final)
+        more = (printable(text)[:limit] for text, limit in (
+            (stack, STACK_CHARS_MAX), (oom, SENTENCE_CHARS_MAX), (note, SENTENCE_CHARS_MAX)
+        ))  # fmt: skip
+        Record.__init__(failure, *where, *what, *more, world_size, NOT_AVAILABLE, _NO_DATA, "", "")
         return failure
 
     def __hash__(self) -> int:

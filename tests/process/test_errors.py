@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aelastic import errors
@@ -246,6 +246,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)  # its first example imports what explains an exit
 @given(data=st.dictionaries(st.sampled_from(["message", "timestamp", "callstack"]), JSON))
 def test_no_shape_of_error_file_raises(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "shape.json"

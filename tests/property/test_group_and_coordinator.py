@@ -25,21 +25,7 @@ from aelastic.rdzv.coordinator import coordinator_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.protocol.messages import (
-    Assigned,
-    CoordinatorMessage,
-    Departed,
-    Ended,
-    Failed,
-    Interrupted,
-    Left,
-    Node,
-    NodeMessage,
-    Outcome,
-    Ready,
-    Succeeded,
-    Waiting,
-)
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 from aelastic.spec import WorkerSpec
 
@@ -78,7 +64,7 @@ class Agent:
     finished: str | None = None
     alive: dict[int, int] = field(default_factory=dict)  # local rank to generation, until it exits
     uncleared: set[tuple[int, int]] = field(default_factory=set)
-    heard: list[CoordinatorMessage] = field(default_factory=list)
+    heard: list[m.CoordinatorMessage] = field(default_factory=list)
 
 
 class Simulation:
@@ -93,8 +79,8 @@ class Simulation:
         self.agents: dict[str, Agent] = {}
         self.failures_of: set[int] = set()  # rounds in which somebody failed
         self.unhealthy = 0  # workers that count as failed, and lived
-        self.rounds: dict[int, dict[str, Assigned]] = {}
-        self.verdicts: set[Ended] = set()
+        self.rounds: dict[int, dict[str, m.Assigned]] = {}
+        self.verdicts: set[m.Ended] = set()
         self.log: list[str] = []
         for index in range(nodes):
             self.at(self.random.uniform(0, 3), partial(self.come, f"node{index}"))
@@ -129,17 +115,17 @@ class Simulation:
         self.wires[source, target] = arrives
         self.at(arrives, deliver)
 
-    def tell_coordinator(self, agent: Agent, message: NodeMessage) -> None:
+    def tell_coordinator(self, agent: Agent, message: m.NodeMessage) -> None:
         self.send(agent.node_id, "", lambda: self.coordinate(message))
 
     def coordinate(self, event: c.Event) -> None:
         for send in self.core.handle(event, self.now):
             self.log.append(f"{self.now:.2f} {send.node_id} <- {send.message}")
-            if isinstance(send.message, Assigned):
+            if isinstance(send.message, m.Assigned):
                 self.rounds.setdefault(send.message.round, {})[send.node_id] = send.message
-            if isinstance(send.message, Ended):
+            if isinstance(send.message, m.Ended):
                 self.verdicts.add(send.message)
-            if not isinstance(send.message, Departed):  # that is for who coordinates next
+            if not isinstance(send.message, m.Departed):  # that is for who coordinates next
                 self.send("", send.node_id, partial(self.hear, self.agents[send.node_id], send.message))
         if self.core.deadline is not None:
             self.at(self.core.deadline, lambda: self.coordinate_if_due(self.core.deadline))
@@ -148,10 +134,10 @@ class Simulation:
         if deadline is not None and self.now >= deadline:
             self.coordinate(c.DeadlinePassed())
 
-    def hear(self, agent: Agent, message: CoordinatorMessage) -> None:
+    def hear(self, agent: Agent, message: m.CoordinatorMessage) -> None:
         if agent.lives:
             agent.heard.append(message)
-            if isinstance(message, Waiting):
+            if isinstance(message, m.Waiting):
                 assert agent.finished is not None or agent.group.phase == "joining"  # for people only
             else:
                 self.post(agent, message)
@@ -214,19 +200,19 @@ class Simulation:
         match action:
             case g.Join():
                 assert not agent.alive and not agent.uncleared
-                node = Node(agent.node_id, agent.host, "default", agent.group.spec.local_world_size, agent.node_id, 1)
-                self.tell_coordinator(agent, Ready(node))
+                node = m.Node(agent.node_id, agent.host, "default", agent.group.spec.local_world_size, agent.node_id, 1)
+                self.tell_coordinator(agent, m.Ready(node))
             case g.Spawn(generation):
                 assert not agent.alive and not agent.uncleared, "two generations alive at once"
                 self.spawn(agent, generation)
             case g.TellFailed(round_, failure):
                 self.failures_of.add(round_)
-                self.tell_coordinator(agent, Failed(agent.node_id, round_, failure))
+                self.tell_coordinator(agent, m.Failed(agent.node_id, round_, failure))
             case g.TellSucceeded(round_):
-                self.tell_coordinator(agent, Succeeded(agent.node_id, round_))
+                self.tell_coordinator(agent, m.Succeeded(agent.node_id, round_))
             case g.TellLeft(reason):
                 agent.left = True
-                self.tell_coordinator(agent, Left(agent.node_id, reason))
+                self.tell_coordinator(agent, m.Left(agent.node_id, reason))
             case g.Stop(generation, local_ranks, signum):
                 for rank in local_ranks:
                     self.signal(agent, generation, rank, signum)
@@ -340,7 +326,7 @@ def test_a_failure_restarts_everybody_at_the_price_of_one_until_the_budget_is_us
     faults = Faults(crashes=0, stops=0, worker_fails=1, worker_hangs=0, worker_ignores_term=0, until_s=10_000)
     world = simulate(seed, faults, restarts=2)
     assert (len(world.rounds), world.core.restart_count) == (3, 2)
-    assert {verdict.outcome for verdict in world.verdicts} == {Outcome.FAILED}
+    assert {verdict.outcome for verdict in world.verdicts} == {m.Outcome.FAILED}
     assert ends(world) == {WorkerState.FAILED}
 
 
@@ -351,7 +337,7 @@ def test_a_worker_that_hangs_costs_what_a_failure_does(seed: int) -> None:
     assert (len(world.rounds), world.core.restart_count) == (3, 2)
     assert world.unhealthy >= 3
     (verdict,) = world.verdicts
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is m.Outcome.FAILED
     assert verdict.cause is not None
     assert verdict.cause.message == HANGS
     assert ends(world) == {WorkerState.FAILED}
@@ -361,9 +347,9 @@ def test_a_worker_that_hangs_costs_what_a_failure_does(seed: int) -> None:
 def test_whatever_goes_wrong_every_agent_comes_to_an_end_and_all_to_the_same(seed: int) -> None:
     world = simulate(seed, Faults())
     outcomes = {verdict.outcome for verdict in world.verdicts}
-    told = [m for a in world.agents.values() for m in a.heard if isinstance(m, Ended)]
+    told = [said for a in world.agents.values() for said in a.heard if isinstance(said, m.Ended)]
     assert set(told) <= world.verdicts
-    if outcomes == {Outcome.SUCCEEDED}:
+    if outcomes == {m.Outcome.SUCCEEDED}:
         assert ends(world) <= {WorkerState.SUCCEEDED}
 
 
@@ -384,8 +370,8 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     worlds = [simulate(seed, Faults()) for seed in range(40)]
     heard = [message for world in worlds for agent in world.agents.values() for message in agent.heard]
     assert max(len(world.rounds) for world in worlds) >= 4
-    assert {verdict.outcome for world in worlds for verdict in world.verdicts} == set(Outcome) - {Outcome.REPLACED}
-    assert sum(isinstance(message, Interrupted) for message in heard) > 50
+    assert {verdict.outcome for world in worlds for verdict in world.verdicts} == set(m.Outcome) - {m.Outcome.REPLACED}
+    assert sum(isinstance(message, m.Interrupted) for message in heard) > 50
     assert sum(world.unhealthy for world in worlds) > 10
     states: set[Any] = {agent.group.state for world in worlds for agent in world.agents.values()}
     assert {WorkerState.SUCCEEDED, WorkerState.FAILED, WorkerState.STOPPED} <= states
