@@ -22,7 +22,7 @@ from aelastic.errors import EXIT_FAILURE
 JOIN_TIMEOUT_S = 8.0
 PORT = 29400
 LEASE_S = 2.0
-# What a node is missed after: so DESIGN and README promise it.
+# What a node is missed after: so the README promises it.
 MISSED_S = LEASE_S + 1.0
 COORDINATES = "this agent is coordinator now ("
 
