@@ -66,7 +66,8 @@ def worker_of(ranks: NodeRanks, local_rank: int) -> Worker:
 # Events.
 
 
-class Start(Record): ...
+class Start(Record):
+    """The run begins."""
 
 
 class Spawned(Record):
@@ -121,7 +122,8 @@ class StopRequested(Record):
         return self.reason or f"the agent was asked to stop ({_name_of(self.signum)})"
 
 
-class DeadlinePassed(Record): ...
+class DeadlinePassed(Record):
+    """The deadline of the core has come."""
 
 
 Event: TypeAlias = (

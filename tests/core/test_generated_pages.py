@@ -119,3 +119,9 @@ def test_what_a_core_ignores_has_a_reason(module: Source, cls: ast.ClassDef) -> 
     core = read_core(module, cls.name)
     silent = {pair for pair, ways in core.ways.items() for way in ways if way.is_ignored and not way.note}
     assert not silent, "say why in a comment: `return []  # …`"
+
+
+@pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))
+def test_phases_events_and_actions_of_a_core_are_explained(module: Source, cls: ast.ClassDef) -> None:
+    core = read_core(module, cls.name)
+    assert [name for name, text in [*core.phases.items(), *core.events, *core.actions] if not text] == []

@@ -26,7 +26,8 @@ class Lost(Record):
     reason: str
 
 
-class DeadlinePassed(Record): ...
+class DeadlinePassed(Record):
+    """The deadline of the core has come."""
 
 
 Event: TypeAlias = Registered | m.NodeMessage | Lost | DeadlinePassed

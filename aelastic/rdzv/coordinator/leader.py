@@ -38,7 +38,7 @@ class Phase(StrEnum):
     LEADING = auto()  # leadership is certain: the coordinator decides
     DOUBTFUL = auto()  # the board has not answered for a lease: decisions wait
     RECLAIMING = auto()  # the board is asked for a newer epoch: decisions and welcomes wait
-    STEPPED_DOWN = auto()
+    STEPPED_DOWN = auto()  # another agent leads, or this one is leaving
 
 
 @dataclass(slots=True)

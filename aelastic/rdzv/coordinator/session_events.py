@@ -24,6 +24,8 @@ class Opened(Record):
 
 
 class Received(Record):
+    """A message of an agent came in."""
+
     conn: int
     message: Upward
 
@@ -37,6 +39,8 @@ class Garbled(Record):
 
 
 class Closed(Record):
+    """A connection broke, or was closed."""
+
     conn: int
 
 
@@ -68,7 +72,8 @@ class Resigned(Record):
     """This agent leaves, and has told the board."""
 
 
-class DeadlinePassed(Record): ...
+class DeadlinePassed(Record):
+    """The deadline of the core has come."""
 
 
 Event: TypeAlias = (
