@@ -119,7 +119,7 @@ class StopRequested(Record):
     @property
     def why(self) -> str:
         """The sentence, in any case."""
-        return self.reason or f"the agent was asked to stop ({_name_of(self.signum)})"
+        return self.reason or f"the agent was asked to stop ({signal_words(self.signum)})"
 
 
 class DeadlinePassed(Record):
@@ -197,7 +197,8 @@ class Finish(Record):
 Action: TypeAlias = Join | Spawn | CancelSpawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish
 
 
-def _name_of(signum: int) -> str:
+def signal_words(signum: int) -> str:
+    """`SIGTERM`, or `signal 40` for one that has no name."""
     try:
         return signal.Signals(signum).name
     except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from aelastic.failures.exit_reason import signal_name
+from aelastic.group.events import signal_words
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
@@ -73,7 +73,7 @@ class LogLines(Observer):
     def _on_stop_asked(self, signum: int) -> None:
         if self._phase not in _WITH_WORKERS:
             return  # nothing runs: the agent leaves at once
-        name = signal_name(signum) or f"signal {signum}"
+        name = signal_words(signum)
         if self._is_stop_asked or self._is_killing:
             _log.warning("second %s: killing workers", name)
         else:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.failures.exit_reason import signal_name
 from aelastic.failures.failure import ProcessFailure
+from aelastic.group.events import signal_words
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 
@@ -95,7 +95,7 @@ class StatusText:
             case ev.Restarting(_, reason, restart_count):
                 self.restart_count, self.why_stopping = restart_count, reason
             case ev.StopAsked(signum):
-                self.why_stopping = f"asked to by {signal_name(signum) or f'signal {signum}'}"
+                self.why_stopping = f"asked to by {signal_words(signum)}"
             case ev.RunEnded(_, _, cause):
                 self._on_failure(cause, now)
             case _:

@@ -17,6 +17,15 @@ def test_importing_pulls_in_neither_torch_nor_aiohttp(module: str) -> None:
     assert seen.stdout == "[]\n"
 
 
+def test_what_only_a_failure_needs_is_imported_while_the_workers_start_or_later() -> None:
+    rooms = ["aelastic.failures.exit_reason", "aelastic.failures.report"]
+    code = f"import aelastic.cli.main, aelastic.supervisor, sys; print(sorted({{*{rooms}}} & set(sys.modules)))"
+
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+    assert seen.stdout == "[]\n"
+
+
 def test_importing_the_package_alone_imports_none_of_its_rooms() -> None:
     code = "import aelastic, sys; print([name for name in sys.modules if name.startswith('aelastic.')])"
 
