@@ -1,4 +1,4 @@
-"""What the user may say of etcd, and what a board takes for a reign."""
+"""The settings of etcd, and what a board reads as a leader record."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ candidates = st.builds(
 
 
 @given(candidates, st.integers(1), texts)
-def test_a_reign_written_is_read_as_it_was(candidate: Candidate, epoch: int, verdict: str) -> None:
+def test_a_record_written_is_read_as_it_was(candidate: Candidate, epoch: int, verdict: str) -> None:
     record = LeaderRecord(epoch=epoch, candidate=candidate, verdict=verdict)
 
     assert record_from_bytes(record_to_bytes(record)) == record
@@ -118,13 +118,13 @@ json_values = st.recursive(
 
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_nothing_else_is_read_as_a_reign(text: bytes) -> None:
+def test_nothing_else_is_read_as_a_record(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         record_from_bytes(text)
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_no_reign(text: bytes) -> None:
+def test_garbage_is_no_record(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         record_from_bytes(text)
 

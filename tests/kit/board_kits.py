@@ -49,7 +49,7 @@ class Kit:
 
     @property
     def forgets(self) -> bool:
-        """Whether a reign that nobody keeps vanishes; else its beat stands still."""
+        """Whether a leader that does not renew vanishes; else its count of renewals stands still."""
         return bool(self.server)
 
     @asynccontextmanager

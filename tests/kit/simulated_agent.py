@@ -262,7 +262,7 @@ class Agent(SimulatedProcess):
             case m.Campaign(seen, above):
                 self._campaign(seen, above)
             case m.Lead(record, is_heir):
-                self._take_chair(record, is_heir=is_heir)
+                self._lead(record, is_heir=is_heir)
             case m.Connect(conn, record):
                 self._disconnect()
                 self._connect(conn, record)
@@ -297,7 +297,7 @@ class Agent(SimulatedProcess):
         candidate = Candidate(self.node_id, (self.host,), self.listener.port, f"{self.node_id} {self._tokens}")
         self._ask_board("campaign", lambda: self.board.campaign(candidate, seen, above), is_campaign=True)
 
-    def _take_chair(self, record: LeaderRecord, *, is_heir: bool) -> None:
+    def _lead(self, record: LeaderRecord, *, is_heir: bool) -> None:
         if self.listener is None or record.candidate.port != self.listener.port:
             self.mail(self._member_desk, m.LeadershipLost())
             return

@@ -113,7 +113,7 @@ class Board:
 
     def _mine(self, record: LeaderRecord) -> LeaderRecord | None:
         if self._is_new and self._ttl_s is None:
-            return record  # the store is a new one, so nobody has claimed it: what it said goes on
+            return record  # the store is a new one, so no agent was elected there: this leader goes on
         return self.record if record.is_same_term(self.record) else None
 
     def _reach(self) -> None:

@@ -31,7 +31,7 @@ def candidate_of(node: str) -> Candidate:
 
 pytestmark = pytest.mark.usefixtures("kind_to_etcd")
 
-# The boards that do not forget: there the others see whether a coordinator lives by its beat.
+# The boards that do not forget: there the others see by its renewals whether a coordinator lives.
 counting = pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.forgets], ids=lambda kit: kit.name)
 
 A, B, C = candidate_of("a"), candidate_of("b"), candidate_of("c")
@@ -63,7 +63,7 @@ async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None 
 
 
 def same(one: LeaderRecord | None, other: LeaderRecord | None) -> bool:
-    """Whether they are one reign, whatever its beat."""
+    """Whether both are of one term, whatever the renewals."""
     return one is other or (
         one is not None and other is not None and (one.epoch, one.candidate) == (other.epoch, other.candidate)
     )
@@ -77,7 +77,7 @@ async def until(what: str, condition: Callable[[], Awaitable[T]], limit_s: float
     pytest.fail(f"not after {limit_s:g} s: {what}")
 
 
-async def test_nobody_reigns_at_first(boards: MakeBoard) -> None:
+async def test_no_agent_leads_at_first(boards: MakeBoard) -> None:
     board = await opened(boards)
 
     assert await board.read() is None
@@ -92,7 +92,7 @@ async def test_opening_again_is_allowed(boards: MakeBoard) -> None:
     assert same(await board.read(), record)
 
 
-async def test_the_first_claim_wins_and_everybody_reads_it(boards: MakeBoard) -> None:
+async def test_the_first_candidate_wins_and_all_read_it(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
 
     record = await a.campaign(A, None, 0)
@@ -103,7 +103,7 @@ async def test_the_first_claim_wins_and_everybody_reads_it(boards: MakeBoard) ->
     assert await a.read() == await b.read() == record
 
 
-async def test_a_later_claim_learns_who_was_first(boards: MakeBoard) -> None:
+async def test_a_later_candidate_learns_which_was_first(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     first = await elected(a, A)
 
@@ -111,7 +111,7 @@ async def test_a_later_claim_learns_who_was_first(boards: MakeBoard) -> None:
     assert await a.read() == first
 
 
-async def test_of_many_concurrent_claims_one_wins_and_everybody_learns_which(boards: MakeBoard) -> None:
+async def test_of_many_concurrent_candidates_one_wins_and_all_learn_which(boards: MakeBoard) -> None:
     candidates = [candidate_of(f"node{n}") for n in range(12)]
     agents = [await opened(boards) for _ in candidates]
     answers: list[LeaderRecord | None] = []
@@ -128,7 +128,7 @@ async def test_of_many_concurrent_claims_one_wins_and_everybody_learns_which(boa
     assert answers[0] is not None and answers[0] == await agents[0].read()
 
 
-async def test_the_epoch_rises_with_each_reign_also_after_a_resignation(boards: MakeBoard) -> None:
+async def test_the_epoch_rises_with_each_leader_also_after_a_resignation(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     epochs = []
     for board, campaign in ((a, A), (b, B), (b, B), (a, A)):
@@ -139,7 +139,7 @@ async def test_the_epoch_rises_with_each_reign_also_after_a_resignation(boards: 
     assert epochs == sorted(set(epochs))
 
 
-async def test_the_epoch_is_above_what_the_claimer_has_seen_and_never_falls_back(boards: MakeBoard) -> None:
+async def test_the_epoch_is_above_what_the_candidate_has_seen_and_never_falls_back(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     high = await elected(a, A, above=1_000_000)
     assert high.epoch > 1_000_000
@@ -154,8 +154,8 @@ async def test_the_epoch_is_above_what_the_claimer_has_seen_and_never_falls_back
     assert (await elected(b, B)).epoch > over.epoch
 
 
-async def test_the_epoch_rises_though_a_claim_is_slow(boards: MakeBoard) -> None:
-    """Both look at an empty board; one reigns and resigns before the other gets to write."""
+async def test_the_epoch_rises_though_a_campaign_is_slow(boards: MakeBoard) -> None:
+    """Both read an empty board; one leads and resigns before the other gets to write."""
     a, *others = [await opened(boards) for _ in range(5)]
     for _ in range(10):
         epochs: list[int] = []
@@ -179,7 +179,7 @@ async def test_a_stale_view_changes_nothing(boards: MakeBoard) -> None:
     first = await elected(a, A)
     await a.resign(first)
 
-    # Who saw the first reign, and not its end, does not know who came after.
+    # An agent that saw the first leader, and not its end, does not know the next one.
     assert await b.campaign(B, first, first.epoch) is None
     assert await a.read() is None
     second = await elected(a, A)
@@ -187,7 +187,7 @@ async def test_a_stale_view_changes_nothing(boards: MakeBoard) -> None:
     assert same(await a.read(), second)
 
 
-async def test_a_living_reign_can_be_taken_by_who_has_just_seen_it(boards: MakeBoard) -> None:
+async def test_a_living_leader_can_be_replaced_by_an_agent_that_has_just_seen_it(boards: MakeBoard) -> None:
     a, b, c = await opened(boards), await opened(boards), await opened(boards)
     old = await elected(a, A)
     assert await a.renew(old)
@@ -204,7 +204,7 @@ async def test_a_living_reign_can_be_taken_by_who_has_just_seen_it(boards: MakeB
     assert await b.renew(new)
 
 
-async def test_an_old_reign_of_the_same_agent_is_not_its_new_one(boards: MakeBoard) -> None:
+async def test_an_old_term_of_the_same_agent_is_not_its_new_one(boards: MakeBoard) -> None:
     a = await opened(boards)
     old = await elected(a, A)
     await a.resign(old)
@@ -218,19 +218,19 @@ async def test_an_old_reign_of_the_same_agent_is_not_its_new_one(boards: MakeBoa
 
 
 @pytest.mark.parametrize("server", ["debian", "distro"])
-async def test_a_kept_reign_stays_and_one_that_nobody_keeps_is_forgotten(server: str, etcds: EtcdServers) -> None:
+async def test_a_leader_that_renews_stays_and_one_that_does_not_is_forgotten(server: str, etcds: EtcdServers) -> None:
     """All boards with leases at once: it takes some."""
     async with AsyncExitStack() as stack, anyio.create_task_group() as group:
         for kit in (kit for kit in KITS if kit.server == server):
             make = await stack.enter_async_context(kit.boards(etcds))
-            group.start_soon(_keep_and_forget, await opened(make), await opened(make))
+            group.start_soon(_renew_and_forget, await opened(make), await opened(make))
 
 
-async def _keep_and_forget(a: Board, b: Board) -> None:
+async def _renew_and_forget(a: Board, b: Board) -> None:
     record = await elected(a, A)
     lives_until = anyio.current_time() + 1.5 * LEASE_S
     while anyio.current_time() < lives_until:
-        assert await a.renew(record), "the machine is too slow for this test, or the reign was lost"
+        assert await a.renew(record), "the machine is too slow for this test, or the leadership was lost"
         assert await b.read() == record
         await anyio.sleep(LEASE_S / 10)
 
@@ -244,7 +244,7 @@ async def _keep_and_forget(a: Board, b: Board) -> None:
 
 
 @counting
-async def test_a_beat_rises_while_the_reign_is_kept_and_then_stands_still(boards: MakeBoard) -> None:
+async def test_renewals_rise_while_the_leader_renews_and_then_stand_still(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     record = await elected(a, A)
     counts = []
@@ -262,7 +262,7 @@ async def test_a_beat_rises_while_the_reign_is_kept_and_then_stands_still(boards
 
 
 @counting
-async def test_a_beat_between_look_and_claim_keeps_the_reign(boards: MakeBoard) -> None:
+async def test_a_renewal_between_read_and_campaign_keeps_the_leader(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     record = await elected(a, A)
     seen = await b.read()
@@ -288,7 +288,7 @@ async def test_a_verdict_is_read_by_the_others(boards: MakeBoard) -> None:
     assert seen is not None and seen.verdict == verdict
 
 
-async def test_a_reign_can_be_closed_and_then_resigned(boards: MakeBoard) -> None:
+async def test_a_verdict_can_be_published_and_the_leader_resign_then(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     record = await elected(a, A)
     assert await a.publish(record, "done")
@@ -392,7 +392,7 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
     choice = random.Random(seed)
     agents = [(await opened(boards), candidate) for candidate in (A, B, C)]
     views: list[LeaderRecord | None] = [None]  # what anybody ever saw
-    now: LeaderRecord | None = None  # the model: the reign, without its beat
+    now: LeaderRecord | None = None  # the model: the record, without its renewals
     kept = anyio.current_time()
     top = 0  # the model: the highest epoch so far
     for step in range(60):

@@ -875,7 +875,7 @@ async def test_every_rounds_store_is_new_and_says_who_coordinates(nodes: Nodes) 
         assert await one._store.compare_set("visit", b"", b"x") == b"%d" % visit
 
 
-async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_reign(nodes: Nodes) -> None:
+async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_leader(nodes: Nodes) -> None:
     zero, one = nodes.board(0), nodes.board(1)
     await zero.open()
     await zero.campaign(A, None, 0)

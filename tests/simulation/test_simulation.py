@@ -265,7 +265,7 @@ def test_a_coordinator_that_is_not_sure_of_its_reign_waits_for_the_board() -> No
 
 
 @both_boards
-def test_an_agent_whose_claim_was_granted_and_never_heard_of_it_claims_again(is_leased: bool) -> None:
+def test_an_agent_that_was_elected_and_never_heard_of_it_campaigns_again(is_leased: bool) -> None:
     story = Story("", nodes=3, max_nodes=3, is_leased=is_leased)
     story.begin("0")
     story.until(lambda: story.agent("0").member.phase == "campaigning", 5)
@@ -280,7 +280,7 @@ def test_an_agent_whose_claim_was_granted_and_never_heard_of_it_claims_again(is_
 
 
 @both_boards
-def test_of_two_agents_that_claim_at_once_one_reigns(is_leased: bool) -> None:
+def test_of_two_agents_that_campaign_at_once_one_leads(is_leased: bool) -> None:
     story = Story("", nodes=2, min_nodes=2, max_nodes=2, is_leased=is_leased)
     agents = [story.begin("0"), story.begin("1")]
     story.until(lambda: all(agent.member.phase == "campaigning" for agent in agents), 1)
@@ -297,7 +297,7 @@ def test_a_coordinator_writes_itself_anew_on_a_counting_board_that_was_wiped() -
     assert story.agent("3").member.phase == "member"
 
 
-def test_a_newcomer_that_claims_a_wiped_board_takes_over_a_round_that_goes_on() -> None:
+def test_a_newcomer_elected_on_a_wiped_board_takes_over_a_round_that_goes_on() -> None:
     """Its epoch is below what the others have known, and it renews its record when they come."""
     story = whose_coordinator_is_a_spare(min_nodes=2)
     story.assert_undisturbed("12", lambda: story.agent("0").crash(FIN))

@@ -28,18 +28,7 @@ from aelastic.errors import (
     RendezvousError,
     RendezvousStateError,
 )
-from aelastic.rdzv.protocol.messages import (
-    Assigned,
-    CoordinatorMessage,
-    Ended,
-    Failed,
-    Interrupted,
-    Left,
-    Node,
-    Outcome,
-    Ready,
-    Succeeded,
-)
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler import handler_thread
@@ -50,7 +39,7 @@ torch_rdzv: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
 torch_dist: Any = pytest.importorskip("torch.distributed")
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 1, 1, 4711, 3, "it broke", "", 0)
-Message = TypeVar("Message", bound=CoordinatorMessage)
+Message = TypeVar("Message", bound=m.CoordinatorMessage)
 
 
 class Handler:
@@ -96,23 +85,23 @@ class Agent:
     """Stands in for the supervisor."""
 
     link: TorchHandlerLink
-    mailbox: Mailbox[CoordinatorMessage]
-    node: Node
+    mailbox: Mailbox[m.CoordinatorMessage]
+    node: m.Node
 
     async def next(self, kind: type[Message]) -> Message:
         message = await self.mailbox.next(anyio.current_time() + DEADLINE_S)
         assert isinstance(message, kind), message
         return message
 
-    async def join(self) -> Assigned:
-        self.link.tell(Ready(self.node))
-        return await self.next(Assigned)
+    async def join(self) -> m.Assigned:
+        self.link.tell(m.Ready(self.node))
+        return await self.next(m.Assigned)
 
     async def fail(self, round_: int) -> None:
-        self.link.tell(Failed("us", round_, FAILURE))
+        self.link.tell(m.Failed("us", round_, FAILURE))
 
     async def succeed(self, round_: int) -> None:
-        self.link.tell(Succeeded("us", round_))
+        self.link.tell(m.Succeeded("us", round_))
 
 
 @asynccontextmanager
@@ -121,7 +110,7 @@ async def agent_with(
 ) -> AsyncIterator[Agent]:
     spec = WorkerSpec(entrypoint="train.py", **{"monitor_interval": 0.01, "max_restarts": 1, **options})
     link = TorchHandlerLink((lambda: handler) if isinstance(handler, Handler) else handler, spec)
-    agent = Agent(link, Mailbox(), Node("us", "here", role, workers, "localhost", 1))
+    agent = Agent(link, Mailbox(), m.Node("us", "here", role, workers, "localhost", 1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(link.run, agent.mailbox.post)
         try:
@@ -142,7 +131,7 @@ async def error_of(handler: Callable[[], Any] | Handler) -> Exception:
     """What a node that wants to join ends with."""
     try:
         async with agent_with(handler) as agent:
-            agent.link.tell(Ready(agent.node))
+            agent.link.tell(m.Ready(agent.node))
             with anyio.fail_after(DEADLINE_S):
                 await anyio.sleep_forever()
     except ExceptionGroup as group:
@@ -163,7 +152,7 @@ def torch_threads() -> list[threading.Thread]:
 async def test_a_round_is_what_the_handler_says_it_is() -> None:
     async with agent_with(Handler((0, 1))) as agent:
         assigned = await agent.join()
-    assert assigned == Assigned(1, 0, NodeRanks(0, 1, 0, 2, 0, 2, 2), "node0", 29511, store_server="rendezvous")
+    assert assigned == m.Assigned(1, 0, NodeRanks(0, 1, 0, 2, 0, 2, 2), "node0", 29511, store_server="rendezvous")
 
 
 async def test_nodes_agree_on_their_ranks_as_torchs_agents_do_whatever_their_roles_and_sizes() -> None:
@@ -175,8 +164,8 @@ async def test_nodes_agree_on_their_ranks_as_torchs_agents_do_whatever_their_rol
     ):
         agents = [third, second, first]
         for agent in agents:
-            agent.link.tell(Ready(agent.node))
-        ranks = [(await agent.next(Assigned)).ranks for agent in agents]
+            agent.link.tell(m.Ready(agent.node))
+        ranks = [(await agent.next(m.Assigned)).ranks for agent in agents]
     assert ranks == [NodeRanks(2, 3, 5, 7, 4, 6, 2), NodeRanks(1, 3, 4, 7, 0, 1, 1), NodeRanks(0, 3, 0, 7, 0, 6, 4)]
 
 
@@ -204,8 +193,8 @@ async def test_a_handler_that_names_no_address_has_the_nodes_agree_on_one() -> N
     for handler in handlers:
         handler.where = None
     async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
-        first.link.tell(Ready(first.node))
-        there, here = await second.join(), await first.next(Assigned)
+        first.link.tell(m.Ready(first.node))
+        there, here = await second.join(), await first.next(m.Assigned)
     assert (there.master_addr, there.master_port) == (here.master_addr, here.master_port)
     assert (there.store_server, here.store_server) == ("worker", "worker")
     assert here.master_port > 0
@@ -219,7 +208,7 @@ async def test_a_node_that_waits_interrupts_the_round_for_free() -> None:
     async with agent_with(handler, max_restarts=0) as agent:
         assert (await agent.join()).restart_count == 0
         handler.waiting = 2
-        interrupted = await agent.next(Interrupted)
+        interrupted = await agent.next(m.Interrupted)
         handler.waiting = 0
         again = await agent.join()
     assert (interrupted.round, interrupted.reason) == (1, "2 node(s) wait for the next round")
@@ -231,13 +220,13 @@ async def test_a_failure_pays_from_this_agents_budget_and_the_last_one_closes_th
     async with agent_with(handler, max_restarts=1) as agent:
         await agent.join()
         await agent.fail(1)
-        assert "restart 1 of 1" in (await agent.next(Interrupted)).reason
+        assert "restart 1 of 1" in (await agent.next(m.Interrupted)).reason
         assert (await agent.join()).restart_count == 1
         await agent.fail(1)  # late: of a round that is over
         await agent.fail(2)
-        ended = await agent.next(Ended)
+        ended = await agent.next(m.Ended)
         assert handler.shutdowns == 0  # the workers are still being stopped
-    assert ended == Ended(Outcome.FAILED, "rank 1 failed on node7; all 1 restarts are used up", FAILURE)
+    assert ended == m.Ended(m.Outcome.FAILED, "rank 1 failed on node7; all 1 restarts are used up", FAILURE)
     assert handler.shutdowns == 1
 
 
@@ -254,7 +243,7 @@ async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> N
     async with agent_with(handler, max_restarts=0) as agent:
         await agent.join()
         await agent.fail(1)
-        await agent.next(Ended)
+        await agent.next(m.Ended)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(agent.link.aclose)
             await wait_for(has_begun.is_set)
@@ -267,7 +256,7 @@ async def test_a_failure_after_the_round_was_interrupted_costs_nothing() -> None
     async with agent_with(handler, max_restarts=0) as agent:
         await agent.join()
         handler.waiting = 1
-        await agent.next(Interrupted)
+        await agent.next(m.Interrupted)
         handler.waiting = 0
         await agent.fail(1)
         assert (await agent.join()).restart_count == 0
@@ -282,7 +271,7 @@ async def test_workers_go_on_while_the_rendezvous_cannot_be_asked(caplog: pytest
             await wait_for(handler.asked.is_set)
             handler.asked.clear()
         handler.waiting = 1
-        await agent.next(Interrupted)
+        await agent.next(m.Interrupted)
     (said,) = [record.message for record in caplog.records if "no route" in record.message]
     assert said.startswith("torch's rendezvous does not answer; the workers continue: ")
 
@@ -300,7 +289,7 @@ async def test_a_failure_is_answered_though_the_handler_hangs() -> None:
         await agent.join()
         await wait_for(handler.asked.is_set)
         await agent.fail(1)
-        assert (await agent.next(Ended)).outcome is Outcome.FAILED
+        assert (await agent.next(m.Ended)).outcome is m.Outcome.FAILED
         hangs.set()
 
 
@@ -311,14 +300,18 @@ async def test_a_node_that_has_finished_waits_for_the_others_and_then_the_rendez
     store = torch_dist.HashStore()
     handlers = Handler((0, 2), store=store), Handler((1, 2), store=store)
     async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
-        first.link.tell(Ready(first.node))
+        first.link.tell(m.Ready(first.node))
         await second.join()
-        await first.next(Assigned)
+        await first.next(m.Assigned)
         await first.succeed(1)
         handlers[0].asked.clear()
         await wait_for(handlers[0].asked.is_set)  # it looks around while it waits
         await second.succeed(1)
-        assert await first.next(Ended) == await second.next(Ended) == Ended(Outcome.SUCCEEDED, "every worker succeeded")
+        assert (
+            await first.next(m.Ended)
+            == await second.next(m.Ended)
+            == m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
+        )
     assert [handler.shutdowns for handler in handlers] == [1, 1]
 
 
@@ -331,7 +324,7 @@ async def test_torchs_own_exit_barrier_and_ours_are_one() -> None:
         assert (await agent.join()).ranks == NodeRanks(0, 2, 0, 5, 0, 5, 2)
         await agent.succeed(1)
         await anyio.to_thread.run_sync(barrier, store, 2, "torchelastic/agent/terminal_state", DEADLINE_S)
-        assert (await agent.next(Ended)).outcome is Outcome.SUCCEEDED
+        assert (await agent.next(m.Ended)).outcome is m.Outcome.SUCCEEDED
 
 
 async def test_waiting_for_others_ends_in_time_and_leaves_the_rendezvous_to_them() -> None:
@@ -342,8 +335,8 @@ async def test_waiting_for_others_ends_in_time_and_leaves_the_rendezvous_to_them
     async with agent_with(handler, exit_barrier_timeout_s=0.1) as agent:
         await agent.join()
         await agent.succeed(1)
-        ended = await agent.next(Ended)
-    assert ended.outcome is Outcome.SUCCEEDED
+        ended = await agent.next(m.Ended)
+    assert ended.outcome is m.Outcome.SUCCEEDED
     assert "other nodes did not finish within 0.1 s" in ended.reason
     assert handler.shutdowns == 0
 
@@ -357,7 +350,7 @@ async def test_a_node_that_has_finished_starts_again_with_the_others() -> None:
         await agent.join()
         await agent.succeed(1)
         handler.waiting = 1
-        await agent.next(Interrupted)
+        await agent.next(m.Interrupted)
         handler.waiting = 0
         assert (await agent.join()).round == 2
 
@@ -371,10 +364,10 @@ async def test_a_node_that_has_finished_has_succeeded_though_the_others_go_befor
         await agent.join()
         await agent.succeed(1)
         handler.waiting = 1
-        await agent.next(Interrupted)
-        agent.link.tell(Ready(agent.node))
-        ended = await agent.next(Ended)
-    assert (ended.outcome, handler.shutdowns) == (Outcome.SUCCEEDED, 0)
+        await agent.next(m.Interrupted)
+        agent.link.tell(m.Ready(agent.node))
+        ended = await agent.next(m.Ended)
+    assert (ended.outcome, handler.shutdowns) == (m.Outcome.SUCCEEDED, 0)
 
 
 # No round.
@@ -402,16 +395,16 @@ async def test_an_error_of_torchs_is_one_of_ours(theirs: Exception, ours: type[E
 async def test_too_few_nodes_are_a_verdict_of_their_own() -> None:
     handler = Handler(torch_rdzv.RendezvousTimeoutError("too late"))
     async with agent_with(handler) as agent:
-        agent.link.tell(Ready(agent.node))
-        ended = await agent.next(Ended)
-    assert (ended.outcome, handler.shutdowns) == (Outcome.TIMED_OUT, 0)
+        agent.link.tell(m.Ready(agent.node))
+        ended = await agent.next(m.Ended)
+    assert (ended.outcome, handler.shutdowns) == (m.Outcome.TIMED_OUT, 0)
 
 
 async def test_a_spare_that_was_never_needed_has_not_failed() -> None:
     handler = Handler(torch_rdzv.RendezvousGracefulExitError("is closed, terminating pending rendezvous"))
     async with agent_with(handler) as agent:
-        agent.link.tell(Ready(agent.node))
-        assert (await agent.next(Ended)).outcome is Outcome.SUCCEEDED
+        agent.link.tell(m.Ready(agent.node))
+        assert (await agent.next(m.Ended)).outcome is m.Outcome.SUCCEEDED
 
 
 async def test_our_own_failure_is_the_cause_where_no_round_follows_it() -> None:
@@ -419,10 +412,10 @@ async def test_our_own_failure_is_the_cause_where_no_round_follows_it() -> None:
     async with agent_with(handler) as agent:
         await agent.join()
         await agent.fail(1)
-        await agent.next(Interrupted)
-        agent.link.tell(Ready(agent.node))
-        ended = await agent.next(Ended)
-    assert (ended.outcome, ended.cause) == (Outcome.FAILED, FAILURE)
+        await agent.next(m.Interrupted)
+        agent.link.tell(m.Ready(agent.node))
+        ended = await agent.next(m.Ended)
+    assert (ended.outcome, ended.cause) == (m.Outcome.FAILED, FAILURE)
     assert "closed" in ended.reason
 
 
@@ -447,7 +440,7 @@ async def test_leaving_does_not_close_the_rendezvous_and_stops_saying_that_we_li
     handler = Handler((0, 1))
     async with agent_with(handler) as agent:
         await agent.join()
-        agent.link.tell(Left("us", "told to stop"))
+        agent.link.tell(m.Left("us", "told to stop"))
     assert (handler.shutdowns, handler.has_heartbeats, torch_threads()) == (0, False, [])
 
 
@@ -459,9 +452,9 @@ async def test_a_handler_that_waits_for_nodes_gives_up_when_we_leave() -> None:
 
     handler = Handler(waits_as_torchs_do)
     async with agent_with(handler) as agent:
-        agent.link.tell(Ready(agent.node))
+        agent.link.tell(m.Ready(agent.node))
         await wait_for(handler.asked.is_set)
-        agent.link.tell(Left("us", "told to stop"))
+        agent.link.tell(m.Left("us", "told to stop"))
     await wait_for(lambda: not torch_threads())
     assert not handler.has_heartbeats
 
@@ -567,20 +560,20 @@ async def test_no_worker_reads_what_one_of_an_earlier_round_wrote() -> None:
         workers = torch_dist.TCPStore(assigned.master_addr, assigned.master_port, is_master=False)
         workers.set("default_pg/0", "the address of a worker that will be dead")
         await agent.fail(1)
-        await agent.next(Interrupted)
+        await agent.next(m.Interrupted)
         again = await agent.join()
         assert (again.master_addr, again.master_port) == (assigned.master_addr, assigned.master_port)
         assert not workers.check(["default_pg/0"])
         await agent.succeed(2)
-        assert (await agent.next(Ended)).outcome is Outcome.SUCCEEDED
+        assert (await agent.next(m.Ended)).outcome is m.Outcome.SUCCEEDED
 
 
 async def test_torchs_handler_gives_up_joining_when_this_node_leaves() -> None:
     async with agent_with(c10d(nodes=2)) as agent:
-        agent.link.tell(Ready(agent.node))
+        agent.link.tell(m.Ready(agent.node))
         await wait_for(lambda: agent.link._calls._handler is not None)
         await wait_for(lambda: agent.link._calls._handler._state_holder.state.participants)
-        agent.link.tell(Left("us", "told to stop"))
+        agent.link.tell(m.Left("us", "told to stop"))
     # It looks around every second, on a machine that has time for it; the join itself would go on for minutes.
     await wait_for(lambda: not torch_threads())
 

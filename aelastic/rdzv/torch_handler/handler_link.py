@@ -31,19 +31,7 @@ from anyio.abc import TaskGroup
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.protocol.messages import (
-    Assigned,
-    CoordinatorMessage,
-    Ended,
-    Failed,
-    Interrupted,
-    Left,
-    Node,
-    NodeMessage,
-    Outcome,
-    Ready,
-    Succeeded,
-)
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.handler_thread import CallThread, HandlerCalls, NotAdmitted
 from aelastic.spec import WorkerSpec
@@ -133,21 +121,21 @@ class TorchHandlerLink:
         self._policy = RestartPolicy(spec.max_restarts)
         self._calls = HandlerCalls(open_handler, spec, local_addr)
         self._thread = CallThread(self._calls.forget)
-        self._mailbox: Mailbox[NodeMessage] = Mailbox()
+        self._mailbox: Mailbox[m.NodeMessage] = Mailbox()
         # What we do until the next message: join and watch, or wait for the others to finish.
         self._activity = anyio.CancelScope()
         self._round = 0
         self._is_on = False  # the workers of that round run here, or have succeeded
         self._restart_count = 0
-        self._why_over: Failed | Succeeded | None = None  # what this node did in the last round, if it did
+        self._why_over: m.Failed | m.Succeeded | None = None  # what this node did in the last round, if it did
         self._is_job_over = False
         self._is_reachable = True
         self._closing = anyio.Lock()
 
-    def tell(self, message: NodeMessage) -> None:
+    def tell(self, message: m.NodeMessage) -> None:
         self._mailbox.post(message)
 
-    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+    async def run(self, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         """Does what torchelastic's agent would.  Cancelled, it leaves a call that blocks to its thread.
 
         Raises:
@@ -163,17 +151,17 @@ class TorchHandlerLink:
                 await self.aclose()
 
     def _on_told(
-        self, message: NodeMessage | None, tasks: TaskGroup, deliver: Callable[[CoordinatorMessage], None]
+        self, message: m.NodeMessage | None, tasks: TaskGroup, deliver: Callable[[m.CoordinatorMessage], None]
     ) -> None:
         match message:
-            case Ready(node):
+            case m.Ready(node):
                 self._begin(tasks, self._take_part, node, deliver)
-            case Failed() as failed if self._is_current(failed.round):
+            case m.Failed() as failed if self._is_current(failed.round):
                 self._on_failed(failed, deliver)
-            case Succeeded() as succeeded if self._is_current(succeeded.round):
+            case m.Succeeded() as succeeded if self._is_current(succeeded.round):
                 self._why_over = succeeded
                 self._begin(tasks, self._wait_for_others, self._round, deliver)
-            case Left():
+            case m.Left():
                 self._is_on = False
                 self._activity.cancel()
             case _:
@@ -202,13 +190,13 @@ class TorchHandlerLink:
     def _is_current(self, round_: int) -> bool:
         return self._is_on and round_ == self._round
 
-    async def _take_part(self, node: Node, deliver: Callable[[CoordinatorMessage], None]) -> None:
+    async def _take_part(self, node: m.Node, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         """Joins the next round, then watches until it is over."""
         self._is_on = False
         try:
             place = await self._thread.call(self._calls.next_round, node)
         except NotAdmitted as error:
-            deliver(Ended(Outcome.SUCCEEDED, f"the job ended without this node: {error}"))
+            deliver(m.Ended(m.Outcome.SUCCEEDED, f"the job ended without this node: {error}"))
             return
         except RendezvousError as error:
             deliver(self._without_a_round(error))
@@ -216,7 +204,7 @@ class TorchHandlerLink:
         self._round += 1
         self._is_on, self._why_over = True, None
         deliver(
-            Assigned(
+            m.Assigned(
                 round=self._round,
                 restart_count=self._restart_count,
                 ranks=place.ranks,
@@ -229,37 +217,37 @@ class TorchHandlerLink:
         while not await self._interrupts(round_, deliver):  # noqa: ASYNC110  torch has no notifications
             await anyio.sleep(self._spec.monitor_interval)
 
-    def _without_a_round(self, error: RendezvousError) -> Ended:
+    def _without_a_round(self, error: RendezvousError) -> m.Ended:
         """How it ends if no next round comes.
 
         What our own workers did is worth more than that the others have gone, which mostly follows from it.
         """
         match self._why_over:
-            case Succeeded():
-                return Ended(Outcome.SUCCEEDED, f"every worker of this node had succeeded; then {error}")
-            case Failed(_, _, failure) if not isinstance(error, RendezvousTimeoutError):
+            case m.Succeeded():
+                return m.Ended(m.Outcome.SUCCEEDED, f"every worker of this node had succeeded; then {error}")
+            case m.Failed(_, _, failure) if not isinstance(error, RendezvousTimeoutError):
                 where = f"rank {failure.rank} failed on {failure.host}"
-                return Ended(Outcome.FAILED, f"{where}, and there is no new round: {error}", failure)
+                return m.Ended(m.Outcome.FAILED, f"{where}, and there is no new round: {error}", failure)
             case _ if isinstance(error, RendezvousTimeoutError):
-                return Ended(Outcome.TIMED_OUT, str(error))
+                return m.Ended(m.Outcome.TIMED_OUT, str(error))
             case _:
                 raise error
 
-    def _on_failed(self, failed: Failed, deliver: Callable[[CoordinatorMessage], None]) -> None:
+    def _on_failed(self, failed: m.Failed, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         self._is_on, self._why_over = False, failed
         self._activity.cancel()
         refusal = self._policy.refusal(self._restart_count, is_final=failed.failure.is_final)
         where = f"rank {failed.failure.rank} failed on {failed.failure.host}"
         if refusal is not None:
             self._is_job_over = True
-            deliver(Ended(Outcome.FAILED, f"{where}; {refusal}", failed.failure))
+            deliver(m.Ended(m.Outcome.FAILED, f"{where}; {refusal}", failed.failure))
             return
         self._restart_count += 1
         count = f"restart {self._restart_count} of {self._policy.max_restarts}"
         reason = f"{where}; {count} (this agent's budget, as in torchrun)"
-        deliver(Interrupted(self._round, reason, self._restart_count))
+        deliver(m.Interrupted(self._round, reason, self._restart_count))
 
-    async def _interrupts(self, round_: int, deliver: Callable[[CoordinatorMessage], None]) -> bool:
+    async def _interrupts(self, round_: int, deliver: Callable[[m.CoordinatorMessage], None]) -> bool:
         """Whether the round is over because others wait for the next: newcomers, or nodes that start over."""
         try:
             count = await self._thread.call(self._calls.num_nodes_waiting)
@@ -272,10 +260,10 @@ class TorchHandlerLink:
             self._is_reachable = True
         if count > 0 and self._is_current(round_):
             self._is_on = False
-            deliver(Interrupted(round_, f"{count} node(s) wait for the next round", self._restart_count))
+            deliver(m.Interrupted(round_, f"{count} node(s) wait for the next round", self._restart_count))
         return not self._is_current(round_)
 
-    async def _wait_for_others(self, round_: int, deliver: Callable[[CoordinatorMessage], None]) -> None:
+    async def _wait_for_others(self, round_: int, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         """torch's exit barrier, while newcomers are still watched for."""
         timeout_s = self._spec.exit_barrier_timeout_s
         reason = f"every worker of this node succeeded; other nodes did not finish within {timeout_s:g} s of them"
@@ -292,7 +280,7 @@ class TorchHandlerLink:
             else:
                 reason, self._is_job_over = "every worker succeeded", True
         if self._is_current(round_):
-            deliver(Ended(Outcome.SUCCEEDED, reason))
+            deliver(m.Ended(m.Outcome.SUCCEEDED, reason))
 
 
 async def _within(scope: anyio.CancelScope, activity: Callable[..., Any], *args: Any) -> None:
