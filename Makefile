@@ -53,7 +53,7 @@ lint: $(INSTALLED)  ## check style and format
 types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
 
-docs:  ## make the pages that come from the code anew: the cores' tables and diagrams
+docs:  ## write the pages that come from the code: the cores' tables and diagrams, the API reference
 	$(PYTHON) tools/generate_docs.py
 
 bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures go to benchmarks/results/
