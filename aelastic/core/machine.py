@@ -14,6 +14,7 @@ from aelastic.errors import InternalError
 
 # Events that a bug report shows.
 STORY_EVENTS_MAX = 64
+STORY_EVENT_CHARS_MAX = 400  # of each
 
 EventT = TypeVar("EventT")
 ActionT = TypeVar("ActionT")
@@ -50,7 +51,14 @@ class Story:
         self._entries.append((now, before, event, after))
 
     def told(self) -> tuple[str, ...]:
-        return tuple(f"{now:.3f} {before} --{event!r}--> {after}" for now, before, event, after in self._entries)
+        entries = self._entries
+        return tuple(f"{now:.3f} {before} --{_shortened(event)}--> {after}" for now, before, event, after in entries)
+
+
+def _shortened(event: Any) -> str:
+    """An event as a line of a story: one with a traceback has thousands of letters."""
+    text = repr(event)
+    return text if len(text) <= STORY_EVENT_CHARS_MAX else f"{text[:STORY_EVENT_CHARS_MAX]}…"
 
 
 class Machine(Generic[EventT, ActionT]):
@@ -72,10 +80,15 @@ class Machine(Generic[EventT, ActionT]):
             InvalidTransition: the event is impossible in this phase.
         """
         before = self.phase
-        actions = self._dispatch(event, now)
-        self._story.add(now, before, event, self.phase)
-        if _is_checking:
-            self.validate()
+        try:
+            actions = self._dispatch(event, now)
+            self._story.add(now, before, event, self.phase)
+            if _is_checking:
+                self.validate()
+        except AssertionError as error:  # a traceback shows its notes, and so does a bug report
+            lines = f"{type(self).__name__} at {now:.3f}, event {_shortened(event)}, after:", *self.story
+            error.add_note("\n  ".join(lines))
+            raise
         return actions
 
     def validate(self) -> None:

@@ -1,4 +1,4 @@
-"""This agent's line to a coordinator that may run anywhere, even here: carries out what the member core asks for."""
+"""This agent's line to the coordinator, on another host or in this process: carries out the member core's actions."""
 
 from __future__ import annotations
 
@@ -19,29 +19,8 @@ from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
-from aelastic.rdzv.member.member_events import (
-    Action,
-    BoardFailed,
-    BoardRead,
-    Campaign,
-    Connect,
-    Connected,
-    ConnectFailed,
-    ConnectionLost,
-    DeadlinePassed,
-    Deliver,
-    Disconnect,
-    Event,
-    GiveUp,
-    Lead,
-    LeadershipLost,
-    NotEligible,
-    ReadBoard,
-    Received,
-    Send,
-    Submitted,
-)
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.addresses import is_loopback
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
@@ -59,14 +38,14 @@ FAREWELL_S = 1.0
 
 
 class AgentLink:
-    """Finds the coordinator on a board, stays with it, and is it where the board says so (`Link`).
+    """Finds the coordinator on a board, stays with it, and hosts it when this agent is elected (`Link`).
 
     Args:
-        board: where the agents of this job find each other.
+        board: where the agents of this job find their coordinator.
         settings: what the user chose.
         run_id: the job's name.
         node_id: this agent's.
-        policy: for the coordinator, should it be here.
+        policy: of the coordinator, if this agent hosts it.
     """
 
     def __init__(
@@ -78,7 +57,7 @@ class AgentLink:
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
         trouble = f"no answer from {board.name} yet; is the rendezvous store running there?"
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble))
-        self._mailbox: Mailbox[Event] = Mailbox()
+        self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._listener: Any = None  # the socket that our next candidacy names
         self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for
         self._campaigned_at = 0.0
@@ -87,13 +66,13 @@ class AgentLink:
         self._connecting = anyio.CancelScope()
 
     def tell(self, message: NodeMessage) -> None:
-        self._mailbox.post(Submitted(message))
+        self._mailbox.post(ev.Submitted(message))
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    event = await self._mailbox.next(self._member.deadline) or DeadlinePassed()
+                    event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
                     for action in self._member.handle(event, anyio.current_time()):
                         self._carry_out(action, deliver, tasks)
         finally:
@@ -105,33 +84,33 @@ class AgentLink:
                 await self._board.aclose()
 
     async def finish(self) -> None:
-        await anyio.lowlevel.checkpoint()  # what was told last is in the mailbox yet
-        if self._stream is not None:  # first: who coordinates, be it here, is to know that this node leaves
+        await anyio.lowlevel.checkpoint()  # the last messages are still in the mailbox
+        if self._stream is not None:  # first: the coordinator, here or elsewhere, must hear that this node leaves
             self._stream.close()
             with anyio.move_on_after(FAREWELL_S):
                 await self._stream.closed.wait()
         if self._server is not None:
             await self._server.finish()
 
-    def _carry_out(self, action: Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup) -> None:
+    def _carry_out(self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup) -> None:
         match action:
-            case ReadBoard():
+            case ev.ReadBoard():
                 tasks.start_soon(self._read_board, name="read the board")
-            case Campaign(seen, above):
+            case ev.Campaign(seen, above):
                 tasks.start_soon(self._campaign, seen, above, name="campaign")
-            case Lead(record, is_heir):
+            case ev.Lead(record, is_heir):
                 self._lead(record, tasks, is_heir=is_heir)
-            case Connect(conn, record):
+            case ev.Connect(conn, record):
                 self._disconnect()
                 tasks.start_soon(self._connect, conn, record, name="connect to the coordinator")
-            case Disconnect():
+            case ev.Disconnect():
                 self._disconnect()
-            case Send(message):
+            case ev.Send(message):
                 if self._stream is not None:
                     self._stream.send(encode(message))
-            case Deliver(message):
+            case ev.Deliver(message):
                 deliver(message)
-            case GiveUp(reason, is_refused):
+            case ev.GiveUp(reason, is_refused):
                 raise InputError(reason) if is_refused else RendezvousConnectionError(reason)
             case _:
                 assert_never(action)
@@ -141,19 +120,19 @@ class AgentLink:
     async def _read_board(self) -> None:
         await self._ask(self._read)
 
-    async def _read(self) -> Event:
-        return BoardRead(await self._board.read())
+    async def _read(self) -> ev.Event:
+        return ev.BoardRead(await self._board.read())
 
     async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
-        async def campaign() -> Event:
+        async def campaign() -> ev.Event:
             self._candidate = self._new_candidate()
             record = await self._board.campaign(self._candidate, seen, above)
-            return NotEligible() if record is None else BoardRead(record)
+            return ev.NotEligible() if record is None else ev.BoardRead(record)
 
         self._campaigned_at = anyio.current_time()
         await self._ask(campaign)
 
-    async def _ask(self, question: Callable[[], Awaitable[Event]]) -> None:
+    async def _ask(self, question: Callable[[], Awaitable[ev.Event]]) -> None:
         """Asks the board, reaching it first where that is needed; posts its answer."""
         try:
             await self._board.ensure_open()
@@ -164,7 +143,9 @@ class AgentLink:
             is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch
             if is_hopeless:
                 raise
-            answer = BoardFailed(str(error) or f"{self._board.name} does not answer")
+            answer = ev.BoardFailed(
+                str(error) or f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
+            )
         self._mailbox.post(answer)
 
     def _new_candidate(self) -> Candidate:
@@ -184,7 +165,7 @@ class AgentLink:
     def _lead(self, record: LeaderRecord, tasks: TaskGroup, *, is_heir: bool) -> None:
         if self._listener is None or record.candidate != self._candidate:
             # The record is of a term that this agent had once.
-            self._mailbox.post(LeadershipLost())
+            self._mailbox.post(ev.LeadershipLost())
             return
         rules = RoundRules.of(self._settings)
         coordinator = Coordinator(rules, self._policy, own_node_id=self._member.node_id, is_heir=is_heir)
@@ -197,7 +178,7 @@ class AgentLink:
 
     def _on_stepped_down(self) -> None:
         self._server = None
-        self._mailbox.post(LeadershipLost())
+        self._mailbox.post(ev.LeadershipLost())
 
     # The connection.
 
@@ -214,20 +195,23 @@ class AgentLink:
             try:
                 stream = await connect(addresses, record.candidate.port, lambda: Stream(self, DOWNWARD))
             except NoConnectionError as error:
-                self._mailbox.post(ConnectFailed(conn, error.is_refused, str(error)))
+                self._mailbox.post(ev.ConnectFailed(conn, error.is_refused, str(error)))
+                return
+            if stream.closed.is_set():  # before it had its number: the member was not told
+                self._mailbox.post(ev.ConnectFailed(conn, False, "the coordinator closed the connection at once"))
                 return
             stream.conn, self._stream = conn, stream
-            self._mailbox.post(Connected(conn))
+            self._mailbox.post(ev.Connected(conn))
 
     def on_message(self, stream: Stream, message: Any) -> None:
-        self._mailbox.post(Received(stream.conn, message))
+        self._mailbox.post(ev.Received(stream.conn, message))
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
-        self._mailbox.post(ConnectionLost(stream.conn, str(error)))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error)))
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        self._mailbox.post(ConnectionLost(stream.conn, f"the coordinator is gone: {reason}"))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the coordinator: {reason}"))
 
 
 class _OneByOne(Board):

@@ -1,6 +1,6 @@
 """One connection between an agent and the coordinator: bytes in, messages out, and the other way round.
 
-Callbacks instead of tasks: a coordinator has thousands of these, and each says a word every other second.
+Callbacks instead of tasks: a coordinator has thousands of these, and each sends a message every other second.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aelastic.core.record import Record
 from aelastic.rdzv.protocol.addresses import is_address
 from aelastic.rdzv.protocol.codec import Decoder, OtherProtocolError, WireError
 
-# A peer that reads nothing (it is suspended, or cut off) is dropped before it costs more memory than this.
+# A peer that reads nothing (suspended, or cut off) is dropped before it costs more memory than this.
 UNSENT_MAX = 4 << 20
 # A network that carries on at all answers a connection attempt within this; SYNs are sent again after 1 s.
 CONNECT_TIMEOUT_S = 2.5
 
 
 class Listener(Protocol):
-    """Who is told what happens on a connection."""
+    """Callbacks of a `Stream`."""
 
     def on_message(self, stream: Stream, message: Any) -> None: ...
 
@@ -38,8 +38,8 @@ class Stream(asyncio.Protocol):
     """A connection, seen from either end.
 
     Args:
-        listener: is told of each message, once of garbage, and once of the end.
-        words: what the other end may say: `wire.UPWARD` or `wire.DOWNWARD`.
+        listener: called for each message, once for garbage, and once at the end.
+        words: the messages that the other end may send: `codec.UPWARD` or `codec.DOWNWARD`.
         on_open: called when there is a connection.
     """
 
@@ -52,7 +52,7 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_deaf = False
         self.closed = anyio.Event()
-        self.conn = 0  # what its owner calls it
+        self.conn = 0  # its owner's number for it
 
     @property
     def peer(self) -> str:
@@ -69,7 +69,7 @@ class Stream(asyncio.Protocol):
         return str(name[0]) if isinstance(name, tuple) else ""
 
     def send(self, frame: bytes) -> None:
-        """Never blocks.  To a connection that has closed: does nothing, its end is told by `on_closed`."""
+        """Never blocks.  On a closed connection it does nothing: `on_closed` was called."""
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(frame)
@@ -107,16 +107,16 @@ class Stream(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()
-        self._listener.on_closed(self, "its connection closed" if error is None else f"its connection broke: {error}")
+        self._listener.on_closed(self, "connection closed" if error is None else f"connection broken: {error}")
 
 
 class NoConnectionError(Exception):
-    """Nobody could be connected to.  `is_refused`: the host is there, and nobody listens at that port."""
+    """No address could be connected to.  `is_refused`: the host answers, and no process listens at that port."""
 
     def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int) -> None:
         reasons = {f"{address}: {_in_words(error)}": None for address, error in attempts}
-        super().__init__(f"nobody answers at port {port} ({'; '.join(reasons) or 'no address is known'})")
-        # A name that can't be resolved here says nothing about who listens there.
+        super().__init__(f"cannot connect to port {port} ({'; '.join(reasons) or 'no address is known'})")
+        # A name that can't be resolved here says nothing about the port there.
         heard = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
         self.is_refused = bool(heard) and all(error.errno == errno.ECONNREFUSED for error in heard)
 
@@ -125,7 +125,7 @@ async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream
     """Connects to the first of some addresses, of the same host, that answers.
 
     Raises:
-        NoConnectionError: none does.
+        NoConnectionError: none answers.
     """
     loop = asyncio.get_running_loop()
     attempts: list[tuple[str, OSError]] = []
@@ -159,7 +159,7 @@ async def _resolve(host: str) -> list[str]:
 def outward_addresses() -> list[str]:
     """This machine's addresses on its way out, by the kernel's routes; no packet is sent (`connect(2)` on UDP)."""
     found = []
-    # Addresses set aside for documentation (RFC 5737, RFC 3849): nobody has them, so the default route counts.
+    # Addresses set aside for documentation (RFC 5737, RFC 3849): no host has them, so the default route counts.
     for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

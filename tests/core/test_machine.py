@@ -1,0 +1,51 @@
+"""The base of a core: what a bug report shows of it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+
+import pytest
+
+from aelastic.core.machine import STORY_EVENT_CHARS_MAX, STORY_EVENTS_MAX, Machine, Story
+
+
+@dataclass(slots=True)
+class Counter(Machine[str, int]):
+    """Counts letters; two at a time are a bug."""
+
+    phase: str = "counting"
+    count: int = 0
+    _story: Story = field(default_factory=Story)
+
+    def _dispatch(self, event: str, now: float) -> list[int]:
+        assert event != "xx", "one at a time"
+        self.count += len(event)
+        return [self.count]
+
+    def validate(self) -> None:
+        assert self.count < 10_000, "it counts that far"
+
+
+def test_an_assertion_in_a_core_brings_its_story() -> None:
+    core = Counter()
+    core.handle("a", 1.0)
+    with pytest.raises(AssertionError, match="one at a time") as caught:
+        core.handle("xx", 2.0)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "Counter at 2.000, event 'xx', after:\n  1.000 counting --'a'--> counting\n" in told
+
+
+def test_an_invariant_that_does_not_hold_brings_the_story_too() -> None:
+    core = Counter(count=9_999)
+    with pytest.raises(AssertionError, match="it counts that far") as caught:
+        core.handle("a", 2.0)
+    assert "--'a'-->" in caught.value.__notes__[0]
+
+
+def test_a_story_is_bounded() -> None:
+    core = Counter(count=-1_000_000)
+    for _ in range(100):
+        core.handle("y" * 5_000, 1.0)
+    assert len(core.story) == STORY_EVENTS_MAX
+    assert max(map(len, core.story)) < STORY_EVENT_CHARS_MAX + 50
