@@ -26,6 +26,9 @@ def say(line: str) -> None:
 def main() -> int:
     data = coverage.Coverage(config_file=str(ROOT / "pyproject.toml"))
     data.load()
+    if not data.get_data().measured_files():
+        say("no coverage was measured: run the tests with --cov first, as `make coverage` does")
+        return 2
     folders: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
     for path in sorted((ROOT / "aelastic").rglob("*.py")):
         _, lines, _, missing, _ = data.analysis2(str(path))

@@ -199,6 +199,7 @@ def test_a_rank_that_is_not_shown_still_tells_why_it_failed_and_takes_bounded_di
         "its output", lambda: [path for path in job.tmp.glob("*/stderr_0_1.log") if path.stat().st_size == 16 * MIB]
     )
     wait_for("what nobody is shown given back", lambda: 0 < kept() < 4 * MIB)
+    job.wait_line("seen")
     job.go()
     assert job.wait() == 1
     assert job.lines == ["seen"]
