@@ -88,7 +88,7 @@ class RendezvousError(AelasticError):
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """Too few agents came in time.  Retry; look at which nodes are missing, and why they did not start."""
+    """Too few agents joined in time.  Retry; look at which nodes are missing, and why they did not start."""
 
     exit_code = EXIT_TRY_AGAIN
 

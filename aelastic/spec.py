@@ -163,11 +163,11 @@ class WorkerSpec:
         start_method: how `multiprocessing` starts a function.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         exit_barrier_timeout_s: seconds a finished node waits for the others.
-        hang_timeout_s: a worker hangs that shows no sign of life for so many seconds; `None` is not looked at.
+        hang_timeout_s: seconds without a sign of life after which a worker counts as hung; `None`: off.
         hang_signals: the signs that count: some of `HANG_SIGNALS`.
-        hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) it is
-            only told.
-        expect_output: what workers have to write lest they be taken for hanging; `None` is nothing.
+        hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) is
+            only reported.
+        expect_output: what workers have to write, or they count as hung; `None`: nothing.
         env: the environment workers start from; `None` is the agent's own.
 
     Raises:

@@ -154,7 +154,9 @@ class Supervisor:
                 await self._open_health()
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
-            return Run(self._settings, self._group, self._mailbox, self._observers)
+            run = Run(self._settings, self._group, self._mailbox, self._observers)
+            await run.open()
+            return run
         except BaseException as error:
             if self._health is not None:
                 self._health.close()

@@ -70,6 +70,19 @@ class Run:
         assert self._result is not None
         return self._result
 
+    async def open(self) -> None:
+        """Makes the folders of the run, or lets go what it holds.
+
+        Raises:
+            InputError: they can't be made.
+        """
+        try:
+            self.resources.open()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.resources.closing(None).aclose()
+            raise
+
     async def collect_stacks(self, why: str) -> StacksTaken:
         if not self._has_begun:
             return StacksTaken(self._group.generation, why, {}, "")
@@ -83,9 +96,8 @@ class Run:
         """
         with anyio.CancelScope(shield=True):
             held = self.resources
+            self._has_begun = True
             try:
-                held.open()
-                self._has_begun = True
                 settings, host = self._settings, socket.gethostname()
                 names = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
                 self._tell(introduction(settings.spec, **names, pid=os.getpid()))
@@ -184,8 +196,7 @@ class Run:
 
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):
-            if self._has_begun:
-                self._tell(self._ending())
+            self._tell(self._ending())
 
     def _ending(self) -> RunEnded:
         group, error = self._group, self._error
@@ -196,6 +207,9 @@ class Run:
             self._result = self._make_result()
         except AelasticError as error:
             self._error = error
+        except Exception as error:  # noqa: BLE001  raised by `result`, once the observers have their last event
+            self._error = error
+            return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}", traceback=_traceback_of(error))
         cause = None if group.verdict is None else group.verdict.cause
         failures = {} if self._result is None else self._result.failures
         told = "" if self._error is None else _traceback_of(self._error)

@@ -6,7 +6,6 @@ being stopped, or has ended, is left alone: what it does meanwhile is no failure
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.agent.postmortem import Postmortem
@@ -18,8 +17,6 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watch import Found
 from aelastic.observe.run_events import Noticed
 from aelastic.stacks.before_kill import StackDumps
-
-_log = logging.getLogger(__name__)
 
 
 class UnhealthyWorkers:

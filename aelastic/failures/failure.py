@@ -133,6 +133,11 @@ class ProcessFailure(Record):
         return hash((self.host, self.rank, self.pid, self.exitcode, self.message))
 
     @property
+    def short_message(self) -> str:
+        """The message, cut to what fits into a log line, an event and a message to other nodes."""
+        return self.message[:MESSAGE_CHARS_MAX]
+
+    @property
     def shared(self) -> dict[str, Any]:
         """The fields that other nodes get."""
         return {name: self.__dict__[name] for name in SHARED_FIELDS}

@@ -363,7 +363,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         assert self.assigned is not None
         self.failed[local_rank] = failure
         tell = ev.TellFailed(self.assigned.round, failure)
-        return [tell, *self._stop(Await(), WorkerState.UNHEALTHY, failure.message, now)]
+        return [tell, *self._stop(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
     def _stop(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish

@@ -47,7 +47,7 @@ CountMatches: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 def rules_of(spec: WorkerSpec, env: Mapping[str, str]) -> Rules:
-    """What is asked of the workers.
+    """Hang-detection settings.
 
     Raises:
         InputError: the variable is no number.

@@ -57,7 +57,7 @@ class Sample(Record):
 
 
 class Rules(Record):
-    """What is asked of the workers; `None` is off."""
+    """Hang-detection settings; `None` is off."""
 
     hang_timeout_s: float | None = None
     hang_signals: tuple[HangSignal, ...] = ()

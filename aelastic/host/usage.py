@@ -14,7 +14,7 @@ _STATE, _SESSION, _UTIME, _STIME, _RSS = 0, 3, 11, 12, 21
 
 
 class Usage(Record):
-    """Of one process alone, not of those it has started."""
+    """CPU time and memory of one process, without its children."""
 
     cpu_s: float
     rss_bytes: int

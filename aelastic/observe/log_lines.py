@@ -49,7 +49,7 @@ class LogLines(Observer):
             case ev.WorkerEnded(_, local_rank, _, _, failure) if failure is not None:
                 self._has_failed = True
                 if local_rank not in self._unhealthy:
-                    _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.message)
+                    _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
             case ev.Restarting(_, reason):
                 _log.warning("restarting worker group: %s", reason)
             case ev.Killed():
@@ -74,8 +74,12 @@ class LogLines(Observer):
         if self._phase not in _WITH_WORKERS:
             return  # nothing runs: the agent leaves at once
         name = signal_words(signum)
-        if self._is_stop_asked or self._is_killing:
+        if self._is_stop_asked and self._phase in {Phase.SPAWNING, Phase.CANCELLING}:
+            _log.warning("second %s: leaving; the start of workers does not end", name)
+        elif self._is_stop_asked:
             _log.warning("second %s: killing workers", name)
+        elif self._is_killing:
+            _log.warning("%s: workers are being killed already", name)
         else:
             _log.warning(
                 "%s: stopping workers (up to %g s); send it again to kill them", name, self._shutdown_timeout_s

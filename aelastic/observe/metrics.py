@@ -57,7 +57,7 @@ class RunMetrics:
             self._phase_took.declare(phase_name)
         text, name = "From the first worker's end until all run again.", "aelastic_restart_duration_seconds"
         self._restart_took = histogram(name, text, buckets=DURATION_BUCKETS_S)
-        text = "How late the agent's loop came to a task; looked at every second."
+        text = "Delay of the agent's event loop, sampled every second."
         self._lag = histogram("aelastic_loop_lag_seconds", text, buckets=LAG_BUCKETS_S)
         # Workers and agent.
         text, outcomes = "Workers of this node that have ended.", ("succeeded", "failed", "stopped")

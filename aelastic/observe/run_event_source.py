@@ -130,7 +130,7 @@ class RunEventSource:
         if local_rank in self._unhealthy:
             return []
         self._unhealthy.add(local_rank)
-        rank, reason = self._group.workers[local_rank].global_rank, event.reason or event.failure.message
+        rank, reason = self._group.workers[local_rank].global_rank, event.reason or event.failure.short_message
         return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
 
     def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:

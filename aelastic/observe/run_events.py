@@ -21,7 +21,7 @@ from aelastic.rdzv.protocol.messages import Outcome
 # What a run spends its time on.
 #   rendezvous: ready for a round, until it is complete          spawn: from there until all workers are started
 #   run: workers run                                             detect: a worker has ended, until the agent knows why
-#   stop: workers are asked to end, until nothing of them lives  await: all are gone, until it is said what follows
+#   stop: workers are asked to end, until nothing of them lives  await: all are gone, until the coordinator decides
 #   barrier: ours have succeeded, until those of other nodes have
 PhaseName: TypeAlias = Literal["rendezvous", "spawn", "run", "detect", "stop", "await", "barrier"]
 PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
@@ -30,7 +30,7 @@ RestartCause: TypeAlias = Literal["failure", "membership"]
 
 
 class RunBegan(Record):
-    """The first of all."""
+    """The run began: always the first event."""
 
     run_id: str
     node_id: str
@@ -63,7 +63,7 @@ class PhaseTook(Record):
 
 
 class Waited(Record):
-    """Nodes are missing, for some while now."""
+    """Nodes are still missing; repeated every 10 s."""
 
     text: str
 
@@ -156,7 +156,7 @@ class JobEnded(Record):
 
 
 class RunEnded(Record):
-    """The last of all."""
+    """The run ended: always the last event."""
 
     state: WorkerState
     reason: str

@@ -155,7 +155,10 @@ class StatusText:
             case Phase.CANCELLING | Phase.STOPPING:
                 return (f"stopping {self._left()}{self._why()}",)
             case Phase.AWAITING:
-                return (self._why().removeprefix(": ") or "a worker failed", self._waited or "waiting for what follows")
+                return (
+                    self._why().removeprefix(": ") or "a worker failed",
+                    self._waited or "waiting for the coordinator's decision",
+                )
             case Phase.BARRIER if self.formed is not None and self.formed.group_world_size == 1:
                 return ("done",)
             case Phase.BARRIER:

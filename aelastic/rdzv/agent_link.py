@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 import anyio
 import anyio.lowlevel
@@ -31,7 +31,6 @@ from aelastic.tcpstore.host import listen
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 # What is unsent when we leave is small and on its way already.
 FAREWELL_S = 1.0

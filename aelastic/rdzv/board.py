@@ -57,7 +57,7 @@ class Board(ABC):
         Raises:
             RendezvousConnectionError: there is no answer; the store may come up yet.
             RendezvousStateError: what answers is no such store.
-            InputError: it is one, but of another job; or it wants other credentials.
+            InputError: it is one, but of another job; or it refused the credentials.
         """
 
     @abstractmethod

@@ -138,7 +138,8 @@ class RendezvousSettings(Record):
 
     def _refuse_free_port(self) -> NoReturn:
         raise InputError(
-            f"rendezvous endpoint {self.endpoint}: port 0 is a free one, which no other node knows: name one"
+            f"rendezvous endpoint {self.endpoint}: port 0 picks a random port, which other nodes cannot know: "
+            "give a fixed port"
         )
 
     @property

@@ -84,7 +84,7 @@ def read_faulthandler(text: str) -> tuple[Thread, ...]:
     named = list(_blocks(text.splitlines()))
     found = [(head, Thread(name, tuple(frames))) for head, name, frames in named if frames]
     if not found:
-        raise ValueError("no Python frame is in it")
+        raise ValueError("no Python frames found")
     # Threads come from the youngest to the oldest.  A signal that is sent to a process is mostly the main thread's.
     is_cut = any(line == _CUT for line in text.splitlines())
     current = next((at for at, (head, _) in enumerate(found) if head != "Thread"), None)

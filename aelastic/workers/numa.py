@@ -128,7 +128,7 @@ def _gpus_of(machine: Topology, node: int) -> list[int]:
 
 def _cpus_near(machine: Topology, node: int) -> frozenset[int]:
     if not (cpus := machine.node_cpus.get(node, frozenset())):
-        raise _UnknownError(f"the kernel tells of no CPU of NUMA node {node}: leave it out")
+        raise _UnknownError(f"the kernel lists no CPUs of NUMA node {node}: leave it out")
     if not (allowed := cpus & machine.allowed):
         raise _UnknownError(
             f"of the CPUs of NUMA node {node} ({ranges(cpus)}) none is allowed here ({ranges(machine.allowed)} are): "

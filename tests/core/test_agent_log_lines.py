@@ -65,7 +65,12 @@ def test_what_happens_is_said_in_one_line(
         ([], signal.SIGTERM, STOPPING),
         ([], signal.SIGRTMIN + 2, f"signal {signal.SIGRTMIN + 2}: " + STOPPING.partition(": ")[2]),
         ([ev.StopAsked(signal.SIGTERM)], signal.SIGINT, "second SIGINT: killing workers"),
-        ([ev.Killed(3, (0,), "not ended after 30 s")], signal.SIGTERM, "second SIGTERM: killing workers"),
+        ([ev.Killed(3, (0,), "not ended after 30 s")], signal.SIGTERM, "SIGTERM: workers are being killed already"),
+        (
+            [changed(Phase.RUNNING, Phase.CANCELLING), ev.StopAsked(signal.SIGTERM)],
+            signal.SIGTERM,
+            "second SIGTERM: leaving; the start of workers does not end",
+        ),
         ([changed(Phase.RUNNING, Phase.AWAITING)], signal.SIGTERM, ""),  # nothing is left to stop
     ],
 )

@@ -60,7 +60,7 @@ OPTIONS = [
     ("--rdzv-endpoint host train.py", "the port is missing: use host:PORT"),
     ("--nnodes 2 --rdzv-endpoint node7 train.py", "the port is missing: use node7:PORT"),
     ("--nnodes 2 --rdzv-backend c10d train.py", "c10d needs --rdzv-endpoint HOST:PORT: the same on every node"),
-    (f"{C10D}:0 train.py", "port 0 is a free one"),
+    (f"{C10D}:0 train.py", "port 0 picks a random port"),
     (f"{C10D}:70000 train.py", "the highest port is 65535"),
     (f"{C10D}:1,b:2 train.py", "use HOST:PORT"),
     ("--nnodes 2 --rdzv-backend torch:c10d train.py", "torch:c10d needs --rdzv-endpoint"),
@@ -84,7 +84,7 @@ OPTIONS = [
     ("--local-addr= train.py", "use a host name or an address"),
     ("--master-port 65536 train.py", "use a port from 0"),
     ("--master-port http train.py", "use a whole number"),
-    ("--nnodes 2 --master-port 0 train.py", "port 0 is a free one, which no other node knows"),
+    ("--nnodes 2 --master-port 0 train.py", "port 0 picks a random port, which other nodes cannot know"),
     ("--master-port 1 --master-addr= train.py", "use a host name or an address"),
     # When they fail, or must stop.
     ("--max-restarts x train.py", "--max-restarts x: use a whole number"),

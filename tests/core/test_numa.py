@@ -39,7 +39,7 @@ def our_cpus(mode: Any, given: Machine, sysfs: Path, monkeypatch: pytest.MonkeyP
         (machine(), "node", 2, "no GPU for local rank 2, since torch sees 2"),
         (machine(gpu_nodes=(None,)), "node", 0, "the NUMA node of GPU 0"),
         (machine().allowing(0, 1), "socket", 1, "of NUMA node 1 (4-7,20-23) none is allowed here (0-1 are)"),
-        (machine(gpu_nodes=(9,)), "node", 0, "no CPU of NUMA node 9"),
+        (machine(gpu_nodes=(9,)), "node", 0, "no CPUs of NUMA node 9"),
         (machine(cores=1, gpu_nodes=(0, 0)), "exclusive", 0, "has 2 GPUs and 1 allowed cores: use node or socket"),
         (dataclasses.replace(machine(), silent=("cache",)), "core-complex", 0, "the last cache of CPU"),
         (dataclasses.replace(machine(), silent=("physical_package_id",)), "socket", 0, "the socket of CPU 0"),

@@ -86,7 +86,7 @@ def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
     text.handle(ev.WorkerEnded(1, 0, 2, "stopped"), 101.0)
     assert line(text).startswith("aelastic 7 s | stopping what workers left behind: rank 3 failed | ")
     text.handle(changed(Phase.AWAITING), 101.0)
-    assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for what follows | ")
+    assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for the coordinator's decision | ")
 
 
 def test_a_restart_says_why_and_counts() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from aelastic.core.machine import InvalidTransition
 from aelastic.errors import ProcessFailure
+from aelastic.failures.failure import MESSAGE_CHARS_MAX
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S, Phase
@@ -317,6 +318,12 @@ def test_a_failure_is_told_first_and_the_others_are_stopped_second() -> None:
         FAILURE.message,
     )
     assert story.left_s == SHUTDOWN_S
+
+
+def test_a_message_of_a_megabyte_is_no_reason_of_a_megabyte() -> None:
+    story = running(round_=3)
+    story.tell(ev.Exited(1, 0, FAILURE.replace(message="x" * (1 << 20))))
+    assert story.group.reason == "x" * MESSAGE_CHARS_MAX
 
 
 def test_once_all_are_gone_the_coordinator_is_waited_for() -> None:

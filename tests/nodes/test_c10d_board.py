@@ -271,7 +271,7 @@ async def test_another_machine_is_never_served_for(world: World) -> None:
     assert await local_address_of(Endpoint("192.0.2.1", 1)) is None
     a = world.c10d("192.0.2.1:0")
 
-    with pytest.raises(InputError, match="port 0 is for a host that is this machine"):
+    with pytest.raises(InputError, match="port 0 needs an endpoint host on this machine"):
         await a.open()
 
 

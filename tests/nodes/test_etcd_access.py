@@ -120,7 +120,7 @@ async def test_a_user_of_etcd_v3_reigns_and_others_are_told(
         board_of("etcd-v3", endpoint),
         board_of("etcd-v3", endpoint, user="joe:joe's: password", etcd_prefix="/elsewhere"),
     ):
-        with pytest.raises(InputError, match="wants other credentials") as caught:
+        with pytest.raises(InputError, match="refused the credentials") as caught:
             await closing(board).open()
         assert "mistaken" not in str(caught.value) and "s: " not in str(caught.value)
 
@@ -152,7 +152,7 @@ async def test_a_user_of_etcd_v2_reigns_and_others_are_told(tmp_path: Path, clos
         await board.open()
         assert await board.renew(await elected(board, A))
         for config in ({}, {"user": "root:mistaken"}):
-            with pytest.raises(InputError, match="wants other credentials"):
+            with pytest.raises(InputError, match="refused the credentials"):
                 await closing(board_of("etcd-v2", server.endpoint, **config)).open()
 
 

@@ -248,7 +248,7 @@ async def test_torchs_worker_server_tells_of_a_loop_and_a_lock_and_a_stopped_pro
     [
         (b"HTTP/1.0 404 Not Found\r\n\r\n", "it answers 'HTTP/1.0 404 Not Found'"),
         (b"", "it answers ''"),
-        (b"HTTP/1.0 200 OK\r\n\r\nhello", "no Python frame is in it"),
+        (b"HTTP/1.0 200 OK\r\n\r\nhello", "no Python frames found"),
         (None, "no answer in time"),
     ],
 )

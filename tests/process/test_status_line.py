@@ -293,16 +293,21 @@ def ends() -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
-def read(fd: int) -> bytes:
-    """What is there, up to a mark of our own."""
-    return os.read(fd, 1 << 16)
+def read(ends: tuple[int, int]) -> bytes:
+    """What was written until now: the kernel hands it over in pieces, so it is read up to a mark of our own."""
+    master, theirs = ends
+    os.write(theirs, b"\0")
+    read = b""
+    while not read.endswith(b"\0"):
+        read += os.read(master, 1 << 16)
+    return read[:-1]
 
 
 def test_others_take_the_line_away_with_what_they_write(ends: tuple[int, int]) -> None:
-    ours, theirs = ends
+    _, theirs = ends
     terminal = Terminal(theirs)
     assert terminal.draw(lambda: [b"the line"])
-    assert DRAWN.fullmatch(read(ours))[1] == b"the line"  # type: ignore[index]
+    assert DRAWN.fullmatch(read(ends))[1] == b"the line"  # type: ignore[index]
     with terminal.writing(b"out\n") as whole:
         assert whole == b"\x1b[Jout\n"
     assert not terminal.is_shown
@@ -313,13 +318,13 @@ def test_others_take_the_line_away_with_what_they_write(ends: tuple[int, int]) -
 def test_a_line_that_stays_is_drawn_again_below_what_others_write(
     ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = ends
+    _, theirs = ends
     monkeypatch.setattr(Terminal, "is_ours", True)
     terminal = Terminal(theirs, stays=True)
     with terminal.writing(b"out\n") as whole:
         assert whole == b"out\n"  # nothing is shown yet
     assert terminal.draw(lambda: [b"the line"])
-    frame = read(ours)
+    frame = read(ends)
     with terminal.writing(b"out\n") as whole:
         assert whole == b"\x1b[Jout\n" + frame
     shown = [terminal.is_shown]
@@ -336,7 +341,7 @@ def test_a_line_that_stays_is_drawn_again_below_what_others_write(
 
 
 def test_nothing_is_drawn_while_a_line_is_open_or_somebody_writes_or_it_is_over(ends: tuple[int, int]) -> None:
-    ours, theirs = ends
+    _, theirs = ends
     terminal = Terminal(theirs)
     line = lambda: [b"the line"]  # noqa: E731
     with terminal.writing(b"whole\n"):
@@ -353,23 +358,23 @@ def test_nothing_is_drawn_while_a_line_is_open_or_somebody_writes_or_it_is_over(
     assert terminal.draw(line)
     terminal.end()
     assert not terminal.draw(line)
-    assert DRAWN.sub(b"", read(ours)) == b"\x1b[J"
+    assert DRAWN.sub(b"", read(ends)) == b"\x1b[J"
 
 
 def test_a_stopped_terminal_is_not_drawn_on_and_not_waited_for(
     ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal_module, "ERASE_TIMEOUT_S", 0.01)
-    ours, theirs = ends
+    _, theirs = ends
     terminal = Terminal(theirs)
     assert terminal.draw(lambda: [b"the line"])
-    read(ours)
+    read(ends)
     termios.tcflow(theirs, termios.TCOOFF)
     assert not terminal.draw(lambda: [b"another"])
     terminal.end()
     termios.tcflow(theirs, termios.TCOON)
     os.write(theirs, b"!")
-    assert read(ours) == b"!"
+    assert read(ends) == b"!"
 
 
 def test_writers_take_turns_and_none_writes_twice_while_another_waits(ends: tuple[int, int]) -> None:
@@ -402,14 +407,14 @@ def test_who_prints_amid_a_write_waits_for_nobody(ends: tuple[int, int]) -> None
 
 
 def test_a_view_makes_room_before_it_is_drawn(ends: tuple[int, int]) -> None:
-    ours, theirs = ends
+    _, theirs = ends
     terminal = Terminal(theirs)
     assert terminal.draw(lambda: [b"one", b"two", b"three"])
-    assert read(ours) == (b"\x1bD\x1bD\x1b[2A\x1b7\x1b[?7l\x1b[0mone\x1b[K\r\ntwo\x1b[K\r\nthree\x1b[J\x1b[?7h\x1b8")
+    assert read(ends) == (b"\x1bD\x1bD\x1b[2A\x1b7\x1b[?7l\x1b[0mone\x1b[K\r\ntwo\x1b[K\r\nthree\x1b[J\x1b[?7h\x1b8")
 
 
 def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]) -> None:
-    ours, theirs = ends
+    _, theirs = ends
     terminal = Terminal(theirs)
     with open(theirs, "w", closefd=False) as plain:
         stream = TerminalStream(plain, terminal)
@@ -417,17 +422,17 @@ def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]
         assert out is err
         cut = PrefixedLines(None)
         terminal.draw(lambda: [b"the line"])
-        read(ours)
+        read(ends)
         out.show(cut, cut.feed(b"from a worker\n"))
-        assert read(ours) == b"\x1b[Jfrom a worker\n"
+        assert read(ends) == b"\x1b[Jfrom a worker\n"
         terminal.draw(lambda: [b"the line"])
-        read(ours)
+        read(ends)
         print("größer\n", end="", file=stream)
-        assert read(ours) == b"\x1b[Jgr\xc3\xb6\xc3\x9fer\n"
+        assert read(ends) == b"\x1b[Jgr\xc3\xb6\xc3\x9fer\n"
 
 
 def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes_next(ends: tuple[int, int]) -> None:
-    ours, theirs = ends
+    _, theirs = ends
     terminal = Terminal(theirs)
     with open(theirs, "w", closefd=False) as plain:
         stream = TerminalStream(plain, terminal)
@@ -439,7 +444,7 @@ def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes
         sink.show(bar, bar.feed(b"\r 41/120"))
         print("a prompt: ", end="", file=stream, flush=True)
         sink.show(other, other.feed(b"more\n"))
-    assert read(ours) == (b"\r 40/120\naelastic: W rank 1 failed\nfrom another worker\n\r 41/120\na prompt: \nmore\n")
+    assert read(ends) == (b"\r 40/120\naelastic: W rank 1 failed\nfrom another worker\n\r 41/120\na prompt: \nmore\n")
 
 
 def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

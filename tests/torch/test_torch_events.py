@@ -21,7 +21,7 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, 
 from kit.ports import quiet_port
 from kit.torch_event_stories import ONE_NODE, STOPPED, TWO_NODES
 
-from aelastic import InputError, ProcessFailure, Supervisor, WorkerSpec, WorkerState
+from aelastic import InputError, ProcessFailure, Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import torch_events
@@ -435,6 +435,13 @@ async def test_an_unknown_handler_is_refused_before_anything_is_started(tmp_path
         await program.run()
     assert not os.listdir(tmp_path)
     check_event_log_handler("ours")
+
+
+async def test_an_agent_that_cannot_make_its_folders_has_failed(tmp_path: Path, handler: Handler) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError):
+        await supervisor(log_dir=tmp_path / "file" / "logs", redirects=Std.ALL).run()
+    assert handler.names == ["FAILED"]
 
 
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:

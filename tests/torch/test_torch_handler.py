@@ -441,7 +441,8 @@ async def test_leaving_does_not_close_the_rendezvous_and_stops_saying_that_we_li
     async with agent_with(handler) as agent:
         await agent.join()
         agent.link.tell(m.Left("us", "told to stop"))
-    assert (handler.shutdowns, handler.has_heartbeats, torch_threads()) == (0, False, [])
+    await wait_for(lambda: not torch_threads())
+    assert (handler.shutdowns, handler.has_heartbeats) == (0, False)
 
 
 async def test_a_handler_that_waits_for_nodes_gives_up_when_we_leave() -> None:

@@ -701,8 +701,8 @@ def test_a_job_meets_over_tls_with_a_user_of_etcd(launch: Launcher, server: str,
         assert_done(jobs, 2)
         for conf, message in (
             ("protocol=https", "not trusted .*name its CA, cacert=FILE"),
-            (tls, "wants other credentials .*add the rendezvous setting user"),
-            (f"{tls},user=joe,password=mistaken", "wants other credentials .*has another password"),
+            (tls, "refused the credentials .*add the rendezvous setting user"),
+            (f"{tls},user=joe,password=mistaken", "refused the credentials .*has another password"),
         ):
             config = dict(each.split("=") for each in conf.split(","))
             with pytest.raises(ValueError, match=message):

@@ -51,7 +51,7 @@ class C10dBoard(Board):
         endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
         self._is_host = _switch(settings, "is_host")
         if endpoint.port == 0 and self._is_host is False:
-            raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: say the port at which it is served")
+            raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
         self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings))
         self._key = run_key(run_id, "leader")
         self._local_address: str | None = None  # of the endpoint, if that is this machine
@@ -141,7 +141,9 @@ class C10dBoard(Board):
             await self._store.serve(listener)
             return
         if self._store.endpoint.port == 0:
-            raise InputError(f"rendezvous endpoint {self._store.endpoint}: port 0 is for a host that is this machine")
+            raise InputError(
+                f"rendezvous endpoint {self._store.endpoint}: port 0 needs an endpoint host on this machine"
+            )
         await self._store.connect()
 
     def _listen(self) -> socket.socket | None:

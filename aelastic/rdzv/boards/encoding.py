@@ -57,7 +57,7 @@ def record_from_bytes(text: bytes) -> LeaderRecord:
     candidate = _field(data, "candidate", dict)
     addresses = _field(candidate, "addresses", list)
     if not all(isinstance(address, str) for address in addresses):
-        raise ValueError("addresses that are no text")
+        raise ValueError("addresses are not text")
     epoch, port = _field(data, "epoch", int), _field(candidate, "port", int)
     if epoch < 1 or not 0 < port < 2**16:
         raise ValueError(f"epoch {epoch:.9g}, port {port:.9g}" if max(epoch, port) < 2**63 else "numbers too large")

@@ -55,7 +55,7 @@ async def local_address_of(endpoint: Endpoint) -> str | None:
 
     Raises:
         RendezvousConnectionError: the name is not known, at least not yet.
-        InputError: no host can have this name.
+        InputError: invalid host name.
     """
     found = [str(sockaddr[0]) for family, sockaddr in await _addresses(endpoint) if _can_be_bound(family, sockaddr)]
     return next((address for address in found if not is_loopback(address)), found[0] if found else None)
@@ -74,7 +74,7 @@ async def probe(endpoint: Endpoint) -> Way:
     Raises:
         RefusedError: the port is closed.
         RendezvousConnectionError: the host is not known, or can't be reached.
-        InputError: no host can have this name.
+        InputError: invalid host name.
     """
     async with await _connect(endpoint) as stream:
         own, other = _ends(stream)
@@ -136,7 +136,7 @@ async def _addresses(endpoint: Endpoint) -> list[tuple[int, tuple[Any, ...]]]:
         try:
             infos = await anyio.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         except UnicodeError:
-            raise InputError(f"rendezvous endpoint {endpoint}: no host can have this name") from None
+            raise InputError(f"rendezvous endpoint {endpoint}: invalid host name") from None
         except OSError as error:
             reason = error.strerror or str(error)
     if not infos:

@@ -119,7 +119,7 @@ class EtcdHttp:
                 yield
         except TimeoutError:
             raise RendezvousConnectionError(
-                f"{self.name} is too slow: no end of an operation within a lease ({self._lease_s:g} s)"
+                f"{self.name} did not finish an operation within the lease ({self._lease_s:g} s)"
             ) from None
 
     async def ask(

@@ -216,7 +216,7 @@ class EtcdV2Board(Board):
                     if settings.user
                     else "add the rendezvous setting user"
                 )
-                raise InputError(f"{self.name} wants other credentials: {who}") from None
+                raise InputError(f"{self.name} refused the credentials: {who}") from None
             raise RendezvousStateError(f"{self.name} refuses: {refusal.message}") from None
 
 

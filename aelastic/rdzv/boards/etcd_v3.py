@@ -145,7 +145,7 @@ class EtcdV3Board(Board):
         kvs = answer.get("kvs") or [{}]
         revision = self._etcd.number(part_of(answer, "header"), "revision")
         if not (revision and isinstance(kvs, list) and isinstance(kvs[0], dict)):
-            raise RendezvousStateError(f"{self.name} answers kv/range with what no etcd does")
+            raise RendezvousStateError(f"{self.name} gave an unexpected answer to kv/range; is this etcd?")
         return kvs[0], revision
 
     def _seen(self, kv: JsonObject, revision: int) -> _Seen:

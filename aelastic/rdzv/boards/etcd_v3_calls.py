@@ -67,7 +67,7 @@ class EtcdV3Calls:
         try:
             return int(message.get(name, 0))
         except (TypeError, ValueError):
-            raise RendezvousStateError(f"{self.name} says a {name} that is no number") from None
+            raise RendezvousStateError(f"{self.name} returned a {name} that is not a number") from None
 
     async def call(self, path: str, message: JsonObject, or_no: int | None = None) -> JsonObject | None:
         """Calls a method of etcd's, with a new token for our user if the old one has expired.
@@ -115,7 +115,7 @@ class EtcdV3Calls:
             raise self._error(refusal) from None
         token = answer.get("token")
         if not isinstance(token, str) or not token.isprintable():
-            raise RendezvousStateError(f"{self.name} authenticates, but gives no token")
+            raise RendezvousStateError(f"{self.name} accepted the password but returned no token")
         return token
 
     def _error(self, refusal: _Refusal) -> Exception:
@@ -127,7 +127,7 @@ class EtcdV3Calls:
             if user
             else "add the rendezvous setting user"
         )
-        return InputError(f"{self.name} wants other credentials ({refusal.message}): {who}")
+        return InputError(f"{self.name} refused the credentials ({refusal.message}): {who}")
 
 
 def _understand(answer: Answer) -> JsonObject:

@@ -99,7 +99,7 @@ class JobKeys:
         if self._kept != lease or self._etcd.number(part_of(answer or {}, "result"), "TTL") > 0:
             return
         self._kept = 0
-        _log.warning("%s: no agent of this job was heard of for %d s: its keys are gone", self._etcd.name, self._ttl_s)
+        _log.warning("%s: the job's keys expired: no agent refreshed them for %d s", self._etcd.name, self._ttl_s)
 
     # The state of the rendezvous.
 
@@ -214,7 +214,7 @@ class JobKeys:
             await self.state()
         if not self._lease:
             raise RendezvousStateError(
-                f"{self._etcd.name}: no agent takes part in {self._folder}: join before you store"
+                f"{self._etcd.name}: no agent has joined {self._folder}: join the rendezvous before using the store"
             )
         return self._lease
 
@@ -234,7 +234,7 @@ class JobKeys:
             return int(entry.value or b"0")
         except ValueError:
             raise RendezvousStateError(
-                f"{self._etcd.name}: key {name} holds no number, and is to be added to"
+                f"{self._etcd.name}: key {name} holds no number: nothing can be added to it"
             ) from None
 
     # What etcd is asked.
@@ -278,7 +278,7 @@ class JobKeys:
         if (answer := await self._call("kv/txn", message, or_no=NOT_FOUND)) is None:
             self._lease = 0
             raise RendezvousConnectionError(
-                f"{self._etcd.name}: no agent of this job was heard of for {self._ttl_s} s: its keys are gone"
+                f"{self._etcd.name}: the job's keys expired: no agent refreshed them for {self._ttl_s} s"
             )
         if answer.get("succeeded") is True:
             return self._etcd.number(part_of(answer, "header"), "revision"), [_NOTHING] * len(else_look)
@@ -289,7 +289,9 @@ class JobKeys:
         try:
             return {b64decode(kv["key"]): self._entry(kv) for kv in answer.get("kvs", [])}
         except (LookupError, TypeError, ValueError, AttributeError):
-            raise RendezvousStateError(f"{self._etcd.name} answers kv/range with what no etcd does") from None
+            raise RendezvousStateError(
+                f"{self._etcd.name} gave an unexpected answer to kv/range; is this etcd?"
+            ) from None
 
     def _entries(self, answer: JsonObject, count: int) -> list[Entry]:
         """What the ranges of a transaction gave, each of one key."""
@@ -299,7 +301,7 @@ class JobKeys:
         except (LookupError, TypeError, ValueError, AttributeError):
             entries = []
         if len(entries) != count:
-            raise RendezvousStateError(f"{self._etcd.name} answers kv/txn with what no etcd does")
+            raise RendezvousStateError(f"{self._etcd.name} gave an unexpected answer to kv/txn; is this etcd?")
         return entries
 
     def _entry(self, kv: JsonObject) -> Entry:
