@@ -23,7 +23,8 @@ def run_demo(launch: Launcher, *options: str) -> Job:
     return job
 
 
-@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("backend", ["c10d", "etcd-v3"])
 def test_a_training_loses_a_node_in_mid_epoch_and_gains_another_and_reaches_its_accuracy(
     launch: Launcher, etcds: EtcdServers, backend: str
 ) -> None:

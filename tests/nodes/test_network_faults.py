@@ -346,6 +346,7 @@ def test_agents_that_met_elsewhere_use_the_network_on_which_they_met(v4: Net, la
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.all
 def test_nodes_are_cut_off_and_come_back_again_and_again(v4: Net, launch: Launcher) -> None:
     """A plain member and the coordinator's node in turn; the board is elsewhere, and the run id stays the same."""
     endpoint = serve_board(v4, v4.node("board"))

@@ -532,7 +532,9 @@ class TestTorch:
         assert theirs.error_file_data == ours.error_file_data
         assert "batch is empty" in torch_errors.ChildFailedError("x", {0: theirs}).format_msg()
 
-    @pytest.mark.parametrize("worker, above", [(OURS, THEIRS), (THEIRS, OURS), (OURS, OURS)])
+    @pytest.mark.parametrize(
+        "worker, above", [(OURS, THEIRS), pytest.param(THEIRS, OURS, marks=pytest.mark.all), (OURS, OURS)]
+    )
     def test_a_cause_passes_through_nested_agents_of_either_kind(self, tmp_path: Path, worker: str, above: str) -> None:
         files = [tmp_path / f"{n}.json" for n in range(3)]
         run(worker + WORKER, files[0])

@@ -49,6 +49,7 @@ def failure_of(entrypoint: Any, *args: Any, **fields: Any) -> ChildFailedError:
 
 
 @pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
+@pytest.mark.all
 def test_every_story_ends_as_it_does_with_torch(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{quiet_port()}"
     told = {}

@@ -54,6 +54,7 @@ def held() -> tuple[dict[str, str], set[str]]:
 
 
 @on_each_loop
+@pytest.mark.all
 def test_dozens_of_launches_hold_no_more_descriptors_and_threads_than_one(
     loop: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

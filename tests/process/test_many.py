@@ -10,6 +10,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, LOOPS, Job, Launcher
 LAUNCHES = 50
 
 
+@pytest.mark.all
 def test_fifty_jobs_at_once_have_a_port_each_and_leave_nothing(launch: Launcher) -> None:
     together = launch.folder / "together"
     together.mkdir()

@@ -156,6 +156,7 @@ def test_a_metric_says_at_each_interval_that_the_workers_are_healthy(runs: dict[
 
 
 @pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
+@pytest.mark.all
 def test_of_two_nodes_each_tells_its_part(two_node_runs: dict[str, Any]) -> None:
     tables = []
     for who in ("torch", "ours"):

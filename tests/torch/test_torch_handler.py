@@ -465,6 +465,7 @@ async def test_a_link_that_was_never_used_closes() -> None:
         pass
 
 
+@pytest.mark.all
 def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
     code = """
         import anyio, sys, time
@@ -588,6 +589,7 @@ WORKER = """
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     say("sum", int(tensor), "rank", dist.get_rank(), "of", dist.get_world_size())
+    dist.barrier()  # every rank has said its sum
     if os.environ["RANK"] == sys.argv[1] and not os.path.exists(sys.argv[2]):
         open(sys.argv[2], "w").close()
         os._exit(3)

@@ -342,6 +342,7 @@ def test_what_became_of_an_agent_whose_keys_are_gone_is_said(
 # --- the handler
 
 
+@pytest.mark.all
 def test_a_run_id_is_closed_until_etcd_forgets_it_and_new_after_that(etcds: EtcdServers, run_id: str) -> None:
     server = etcds.of("distro")
     for _ in range(20):
@@ -542,6 +543,7 @@ WORKER = """
 """
 FAILS_ONCE = WORKER.format(
     between="""
+    dist.barrier()  # every rank has said its sum
     if os.environ["RANK"] == sys.argv[1] and not os.path.exists(sys.argv[2]):
         open(sys.argv[2], "w").close()
         os._exit(3)
@@ -630,6 +632,7 @@ def test_a_node_joins_a_job_that_runs(launch: Launcher, etcds: EtcdServers, serv
 
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
 @pytest.mark.parametrize("who_fails", ["0", "2"])
+@pytest.mark.all
 def test_a_worker_that_fails_restarts_those_of_all_nodes(
     launch: Launcher, etcds: EtcdServers, who_fails: str, run_id: str
 ) -> None:
@@ -640,7 +643,9 @@ def test_a_worker_that_fails_restarts_those_of_all_nodes(
 
 
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
-@pytest.mark.parametrize("who_fails", ["nobody", "0", "3"])
+@pytest.mark.parametrize(
+    "who_fails", ["nobody", pytest.param("0", marks=pytest.mark.all), pytest.param("3", marks=pytest.mark.all)]
+)
 def test_a_torchrun_agent_and_ours_do_one_job(
     launch: Launcher, etcds: EtcdServers, who_fails: str, run_id: str
 ) -> None:

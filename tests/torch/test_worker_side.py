@@ -310,7 +310,10 @@ def test_ddp_trains_and_starts_again_after_a_crash(launch: Launcher) -> None:
     assert len(steps) == 2
 
 
-@pytest.mark.parametrize("how", ["sync", "async", "async in a process"])
+@pytest.mark.parametrize(
+    "how",
+    ["sync", pytest.param("async", marks=pytest.mark.all), pytest.param("async in a process", marks=pytest.mark.all)],
+)
 def test_a_distributed_checkpoint_is_found_again_after_a_restart(launch: Launcher, how: str) -> None:
     script = TRAINING + textwrap.dedent(
         """
@@ -365,6 +368,7 @@ def test_a_distributed_checkpoint_is_found_again_after_a_restart(launch: Launche
     ]
 
 
+@pytest.mark.all
 def test_a_worker_spawns_processes_of_its_own(launch: Launcher) -> None:
     told = both(
         launch,
