@@ -1,7 +1,7 @@
 """Immutable values that cost nothing to define: the words that cores and shells exchange.
 
 A frozen dataclass of the standard library takes half a millisecond to define, because its methods are
-generated and compiled one by one.  There are some thirty such words, and the command's first worker
+generated and compiled one by one.  There are some 150 such words, and the command's first worker
 waits for them.  A `Record` is defined in 10 µs; in all else that matters here it is a frozen dataclass: by
 position or by name, with defaults, equal by value, `match` by position.
 """
