@@ -342,7 +342,7 @@ async def test_torch_itself_can_read_the_endpoint(world: World) -> None:
         ({"is_host": "perhaps"}, "is_host=perhaps: use true or false"),
         ({"read_timeout": "-1"}, "read_timeout=-1: use a number of seconds above 0"),
         ({"read_timeout": "long"}, "read_timeout=long: use a number of seconds above 0"),
-        ({"is_host": "no"}, "is_host=false: say the port"),
+        ({"is_host": "no"}, "is_host=false: give the store"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(config: dict[str, str], words: str) -> None:
