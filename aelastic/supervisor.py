@@ -149,20 +149,24 @@ class Supervisor:
 
     async def _open(self) -> Run:
         """Makes what the run needs, before anything is started."""
+        run: Run | None = None
         try:
             if self._health_port or self._given_health is not None:
                 await self._open_health()
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
             run = Run(self._settings, self._group, self._mailbox, self._observers)
-            await run.open()
-            return run
+            run.resources.open()
         except BaseException as error:
-            if self._health is not None:
-                self._health.close()
             if self._torch_events is not None:
                 await self._torch_events.fail(error)
+            if run is not None:
+                with anyio.CancelScope(shield=True):
+                    await run.resources.closing(self._observers).aclose()
+            elif self._health is not None:
+                self._health.close()
             raise
+        return run
 
     async def _watch_over(self, run: Run) -> RunResult:
         """Waits for the end of the run, which no cancellation reaches: it becomes a request to stop."""

@@ -105,19 +105,14 @@ class Resources:
             last.start_soon(self.link.finish, name="leave")
             last.start_soon(self.logs.finish, name="the rest of the logs")
 
-    def closing(self, observers: Observers | None) -> AsyncExitStack:
-        """Closes what is open, the back end first; each is closed, whatever the others raise.
-
-        Args:
-            observers: to be closed with it, before the logs; `None` where the run has not begun.
-        """
+    def closing(self, observers: Observers) -> AsyncExitStack:
+        """Closes what is open, the back end first; each is closed, whatever the others raise."""
         self.stack_dumps.close()
         stack = AsyncExitStack()
         stack.callback(self.sockets.close)
         stack.callback(self.logs.close)
         stack.callback(self.watches.close)
-        if observers is not None:
-            stack.push_async_callback(observers.aclose)
+        stack.push_async_callback(observers.aclose)
         stack.push_async_callback(self.store.aclose)
         stack.push_async_callback(self.backend.aclose)
         return stack

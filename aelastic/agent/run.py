@@ -70,19 +70,6 @@ class Run:
         assert self._result is not None
         return self._result
 
-    async def open(self) -> None:
-        """Makes the folders of the run, or lets go what it holds.
-
-        Raises:
-            InputError: they can't be made.
-        """
-        try:
-            self.resources.open()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.resources.closing(None).aclose()
-            raise
-
     async def collect_stacks(self, why: str) -> StacksTaken:
         if not self._has_begun:
             return StacksTaken(self._group.generation, why, {}, "")
@@ -202,14 +189,14 @@ class Run:
         group, error = self._group, self._error
         if error is not None:
             error = first_of(error) if isinstance(error, BaseExceptionGroup) else error
-            return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}", traceback=_traceback_of(error))
+            return _crashed(error)
         try:
             self._result = self._make_result()
         except AelasticError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001  raised by `result`, once the observers have their last event
             self._error = error
-            return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}", traceback=_traceback_of(error))
+            return _crashed(error)
         cause = None if group.verdict is None else group.verdict.cause
         failures = {} if self._result is None else self._result.failures
         told = "" if self._error is None else _traceback_of(self._error)
@@ -232,6 +219,10 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The cause in a group that task groups made: what followed from it is cancelled tasks."""
     causes = [first_of(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
     return next((cause for cause in causes if isinstance(cause, AelasticError)), causes[0])
+
+
+def _crashed(error: BaseException) -> RunEnded:
+    return RunEnded(WorkerState.UNKNOWN, f"{type(error).__name__}: {error}", traceback=_traceback_of(error))
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -8,28 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.machines import Machine, machine
+from kit.machines import Machine, machine, our_cpus
 
 from aelastic import InputError
 from aelastic.workers import topology
 from aelastic.workers.numa import cpus_of_worker
-
-# More than any of the machines has.
-WORKERS = 10
-
-
-def our_cpus(mode: Any, given: Machine, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int] | None]:
-    """Of each worker; `None` where there is no answer."""
-    with monkeypatch.context() as patched:
-        patched.setattr(topology, "SYSFS", sysfs)
-        read = topology.read_topology(given.allowed_cpus, given.gpus)
-    found: list[frozenset[int] | None] = []
-    for local_rank in range(WORKERS):
-        try:
-            found.append(cpus_of_worker(mode, read, local_rank))
-        except InputError:
-            found.append(None)
-    return found
 
 
 @pytest.mark.parametrize(

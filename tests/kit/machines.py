@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aelastic.workers.numa import ranges
+import pytest
+
+from aelastic import InputError
+from aelastic.workers import topology
+from aelastic.workers.numa import cpus_of_worker, ranges
+
+# More than any of the machines has.
+WORKERS = 10
 
 
 @dataclass(frozen=True)
@@ -197,3 +204,17 @@ def write_torch(folder: Path, gpus: Sequence[str], before: str = "") -> str:
     folder.mkdir()
     (folder / "torch.py").write_text(f"GPUS = {list(gpus)}\n{before}\n{FAKE_TORCH}")
     return str(folder)
+
+
+def our_cpus(mode: Any, given: Machine, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int] | None]:
+    """Of each worker; `None` where there is no answer."""
+    with monkeypatch.context() as patched:
+        patched.setattr(topology, "SYSFS", sysfs)
+        read = topology.read_topology(given.allowed_cpus, given.gpus)
+    found: list[frozenset[int] | None] = []
+    for local_rank in range(WORKERS):
+        try:
+            found.append(cpus_of_worker(mode, read, local_rank))
+        except InputError:
+            found.append(None)
+    return found

@@ -12,15 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
-from kit.machines import Cpu, Machine, TorchOn, machine
+from kit.machines import WORKERS, Cpu, Machine, TorchOn, machine, our_cpus
 
-from aelastic import InputError
 from aelastic.spec import NUMA_BINDINGS
 from aelastic.workers import topology
-from aelastic.workers.numa import cpus_of_worker, ranges
-
-# More than any of the machines has.
-WORKERS = 10
+from aelastic.workers.numa import ranges
 
 MACHINES = {
     "one node": machine(sockets=1, nodes=1, gpu_nodes=(0, 0)),
@@ -69,20 +65,6 @@ TORCH_STUMBLES = {
 @pytest.fixture(scope="module")
 def binding() -> Any:
     return pytest.importorskip("torch.numa.binding")
-
-
-def our_cpus(mode: Any, given: Machine, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int] | None]:
-    """Of each worker; `None` where there is no answer."""
-    with monkeypatch.context() as patched:
-        patched.setattr(topology, "SYSFS", sysfs)
-        read = topology.read_topology(given.allowed_cpus, given.gpus)
-    found: list[frozenset[int] | None] = []
-    for local_rank in range(WORKERS):
-        try:
-            found.append(cpus_of_worker(mode, read, local_rank))
-        except InputError:
-            found.append(None)
-    return found
 
 
 def without_empty_nodes(given: Machine) -> Machine:
