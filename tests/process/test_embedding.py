@@ -24,6 +24,8 @@ from kit.this_process import children, descriptors, python, threads, until
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.logs_specs import DefaultLogsSpecs
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import RunEvent
 from aelastic.procs import GUARD_TIMEOUT_S
 from aelastic.rdzv import registry
 from aelastic.rdzv.board import Board
@@ -545,3 +547,20 @@ def test_a_stop_while_a_users_hook_hangs_ends_the_run_and_starts_nothing(loop: s
         answer.set()
     assert (result.state, result.reason) == (WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)")
     assert not started.exists()
+
+
+async def test_observers_of_a_run_that_cannot_make_its_folders_are_closed(tmp_path: Path) -> None:
+    class Closed(Observer):
+        times = 0
+
+        def tell(self, event: RunEvent, now: float) -> None:
+            raise AssertionError("nothing has begun")
+
+        async def aclose(self) -> None:
+            self.times += 1
+
+    (tmp_path / "file").touch()
+    spec, observer = WorkerSpec(entrypoint="true", log_dir=tmp_path / "file" / "logs", redirects=Std.ALL), Closed()
+    with pytest.raises(InputError):
+        await Supervisor(spec, observers=[observer]).run()
+    assert observer.times == 1
