@@ -14,12 +14,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import anyio
-import anyio.to_thread
 
 from aelastic.errors import InputError
-from aelastic.host.reaping import waited_for
+from aelastic.host.reaping import wait_ended, waited_for
 from aelastic.spec import WorkerSpec
 from aelastic.workers.numa import Topology, cpus_of_worker, ranges
 
@@ -124,32 +125,40 @@ def _text(path: str) -> str:
 
 async def _gpu_addresses(environ: Mapping[str, str]) -> list[str]:
     """Where the GPUs that workers would see are on the PCI bus, in torch's order."""
-    asked = _ask_for_gpus(environ)
-    waited_for.add(asked.pid)
-    try:
-        with anyio.fail_after(_ASK_TIMEOUT_S):
-            said, complained = await anyio.to_thread.run_sync(asked.communicate, abandon_on_cancel=True)
-    except TimeoutError:
-        raise InputError(
-            f"numa_binding is given, but torch did not answer in {_ASK_TIMEOUT_S:g} s: leave it out"
-        ) from None
-    finally:
-        asked.kill()  # the thread that waits for it takes its status
-        waited_for.discard(asked.pid)
+    # Files, not pipes: what waits for the process reads nothing, and so can be cancelled at any moment.
+    with TemporaryFile("w+") as said_file, TemporaryFile("w+") as complained_file:
+        asked = _ask_for_gpus(environ, said_file, complained_file)
+        waited_for.add(asked.pid)
+        try:
+            with anyio.fail_after(_ASK_TIMEOUT_S):
+                await wait_ended(asked.pid)
+        except TimeoutError:
+            raise InputError(
+                f"numa_binding is given, but torch did not answer in {_ASK_TIMEOUT_S:g} s: leave it out"
+            ) from None
+        finally:
+            asked.kill()
+            asked.wait()  # SIGKILL takes effect at once
+            waited_for.discard(asked.pid)
+        said, complained = _contents(said_file), _contents(complained_file)
     if asked.returncode != 0:
         reason = next((line.strip() for line in reversed(complained.splitlines()) if line.strip()), "no reason given")
         raise InputError(f"numa_binding is given, but torch can't tell where the GPUs are ({reason}): leave it out")
     return [line.split()[1] for line in said.splitlines() if line.startswith("GPU ")]
 
 
-def _ask_for_gpus(environ: Mapping[str, str]) -> subprocess.Popen[str]:
+def _contents(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _ask_for_gpus(environ: Mapping[str, str], said: IO[str], complained: IO[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # -P: a torch.py or random.py beside the script is not meant.
         [sys.executable, "-P", "-c", _ASK_FOR_GPUS],
         env=environ,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        stdout=said,
+        stderr=complained,
         start_new_session=True,  # a Ctrl-C at the terminal is not for it
     )
