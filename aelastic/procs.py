@@ -28,6 +28,7 @@ import anyio
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
+from aelastic.host.helpers import start_helper
 from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
 from aelastic.workers import guard
 
@@ -83,6 +84,8 @@ class _Function:
         from aelastic.workers import functions
 
         context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            _preload_fork_server(context)
         name = f"worker {start.local_rank}"
         try:
             with _holding_signals_over_fork(method) as usual:
@@ -100,6 +103,17 @@ class _Function:
         self._process.join(timeout=1.0)  # at once, but for a fork server, which passes the status on
         exitcode: int | None = self._process.exitcode
         return exitcode
+
+
+def _preload_fork_server(context: Any) -> None:
+    """Has the fork server, unless it runs already, ignore signals; what the program has it preload stays."""
+    from multiprocessing import forkserver
+
+    ours = "aelastic.workers.fork_server"
+    # There is no public way to ask for it; the default is the documented one.
+    theirs = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])  # noqa: SLF001
+    if ours not in theirs:
+        context.set_forkserver_preload([*theirs, ours])
 
 
 @contextmanager
@@ -307,12 +321,11 @@ class _GuardProcess:
         try:
             paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
             arguments = [guard.NAME, str(os.getpid()), *paths, str(theirs)]
-            self._popen = subprocess.Popen(
+            self._popen = start_helper(
                 [sys.executable, "-I", "-S", "-", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs,),
-                start_new_session=True,  # a Ctrl-C at the terminal is not for it
                 cwd="/",  # no file system is kept busy
             )
             assert self._popen.stdin is not None
@@ -323,7 +336,6 @@ class _GuardProcess:
                 pass  # it has died, and is replaced
         finally:
             os.close(theirs)
-        waited_for.add(self._popen.pid)
         for session in sorted(self._sessions):
             self._write("+", session)
 

@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 
 from aelastic.core.record import Record
+from aelastic.host.helpers import start_helper
 from aelastic.host.reaping import wait_ended, waited_for
 
 _log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class StoreProcess:
         ours.setblocking(False)
         try:
             with theirs:
-                self._popen = subprocess.Popen(
+                self._popen = start_helper(
                     # -P: the folder of the program holds our modules, not ones it may import.
                     [sys.executable, "-P", str(_SERVER), str(theirs.fileno()), self._mode],
                     env=self._env,
@@ -121,12 +122,10 @@ class StoreProcess:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # a Ctrl-C at the terminal is not for it
                 )
         except BaseException:
             ours.close()
             raise
-        waited_for.add(self._popen.pid)
         self._control, self._answered = ours, self._said
         self._is_ready = self._has_worked = False
 

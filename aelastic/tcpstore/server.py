@@ -20,6 +20,7 @@ import importlib
 import importlib.util
 import json
 import os
+import runpy
 import select
 import socket
 import sys
@@ -186,5 +187,12 @@ def told(value: bytes) -> str:
     return binascii.b2a_base64(value[:VALUE_BYTES_MAX], newline=False).decode()
 
 
+def ignore_signals() -> None:
+    """As `host.signals` has it: workers need the store for what they save when all processes are asked to end."""
+    module = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "host", "signals.py")
+    runpy.run_path(module)["ignore_signals"]()
+
+
 if __name__ == "__main__":
+    ignore_signals()
     main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -1,6 +1,7 @@
 """Processes of this machine: how they are started, bound to CPUs and cleaned up after.
 
 - `functions`: what runs in the child process of a function
+- `fork_server`: what the fork server of `multiprocessing` preloads
 - `guard`: the process that kills an agent's workers when the agent dies
 - `numa`: which CPUs a worker may run on (a core); `topology` reads what the machine looks like, `affinity` binds
 """

@@ -11,19 +11,19 @@ What belongs to an agent:
   function worker forks and that never exec: theirs is the environment the agent was started with);
 - every descendant of one of these.  A nested agent, its guard and its workers, say.
 
-Nothing else is ever signalled.  The program is the text of `host.proc_table` and of this file, one behind the other
-(`program`), fed to an interpreter as its standard input: it starts without the package, and `pkill -f aelastic` does
-not find it.
+Nothing else is ever signalled.  The program is the text of `host.proc_table`, of `host.signals` and of this file, one
+behind the other (`program`), fed to an interpreter as its standard input: it starts without the package, and
+`pkill -f aelastic` does not find it.
 """
 
 import os
 import select
-import signal
 import sys
 
 if __name__ != "__main__":  # the program has these in its own text, above
-    from aelastic.host import proc_table
+    from aelastic.host import proc_table, signals
     from aelastic.host.proc_table import Process, carries, kill, kill_group, processes
+    from aelastic.host.signals import ignore_signals
 
 # Processes fork while they are being killed, so we look again until nothing is found.  This many looks
 # that each still find something mean that a process survives SIGKILL (uninterruptible sleep).
@@ -38,7 +38,7 @@ NAME = "guards-the-workers-of"
 def program() -> bytes:
     """The text of the program, for an interpreter that is started with `-I -S -`."""
     texts = []
-    for path in (proc_table.__file__, __file__):
+    for path in (proc_table.__file__, signals.__file__, __file__):
         with open(path, "rb") as file:
             texts.append(file.read())
     return b"\n\n".join(texts)
@@ -139,8 +139,7 @@ def remove(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(ignored, signal.SIG_IGN)
+    ignore_signals()
     # In hexadecimal: our own name is part of the paths, and `pkill -f aelastic` is not to find it here.
     agent_pid, mark_hex, scratch_hex, control_fd = sys.argv[2:]
     main(int(agent_pid), bytes.fromhex(mark_hex), os.fsdecode(bytes.fromhex(scratch_hex)), int(control_fd))

@@ -9,8 +9,10 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_each_loop, run, wait_for
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
@@ -198,6 +200,44 @@ say("second", store.check(["key"]))
     job.go()
     assert job.wait() == 0, job.story
     assert job.lines == ["first", "second False"]
+    job.assert_nothing_left()
+
+
+# As a last checkpoint is: the ranks agree by way of the store, then each saves.
+SAVE_TOGETHER = """
+store = connect()
+
+
+def save(*_):
+    store.add("asked", 1)
+    while store.add("asked", 0) < 2:
+        time.sleep(0.01)
+    say("saved")
+    os._exit(0)
+
+
+signal.signal(signal.{signum}, save)
+say("ready")
+rest()
+"""
+
+
+@pytest.mark.parametrize(
+    "signum, options", [(signal.SIGTERM, ()), (signal.SIGUSR1, ("--signals-to-handle", "SIGTERM,SIGUSR1"))]
+)
+def test_a_signal_to_every_process_of_the_job_leaves_the_store_and_the_guard_running(
+    launch: Launcher, signum: signal.Signals, options: Sequence[str]
+) -> None:
+    job = launch(CLIENT + SAVE_TOGETHER.replace("{signum}", signum.name), "--nproc-per-node", "2", *options)
+    job.wait_line("ready", 2)
+    helpers = {job.child(SERVER), job.child("guards-the-workers-of")}
+    everything = job.left()
+    # The workers last, so that the helpers are gone, if they can be, when these need them.
+    for pid in [*sorted(helpers), *(pid for pid in everything if pid not in helpers)]:
+        os.kill(pid, signum)
+    assert job.wait() == -signum, job.story
+    assert job.lines.count("saved") == 2, job.story
+    assert "died" not in job.stderr, job.story
     job.assert_nothing_left()
 
 

@@ -128,6 +128,25 @@ def test_signals_are_passed_on_as_they_come_and_the_agent_dies_of_them(
     job.assert_nothing_left()
 
 
+def test_a_fork_server_outlives_signals_which_are_as_ever_in_its_workers(launch: Launcher) -> None:
+    job = launch(
+        """
+        say("ready", os.getppid(), *(signal.getsignal(each).name for each in (signal.SIGTERM, signal.SIGHUP)))
+        wait_for("go")
+        """,
+        "--run-path",
+        "--start-method=forkserver",
+    )
+    (line,) = job.wait_line("ready")
+    _, fork_server, *handlers = line.split()
+    assert handlers == ["SIG_DFL", "SIG_DFL"]
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
+        os.kill(int(fork_server), signum)
+    job.go()
+    assert job.wait() == 0, job.story
+    job.assert_nothing_left()
+
+
 @on_both_loops
 def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher, loop: str) -> None:
     worker = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import textwrap
@@ -158,6 +159,42 @@ def test_a_tcp_address_of_ones_own_finds_nobody_where_the_store_is_shared(
         **free_ports,
     )
     assert told == by_rank("nobody serves it")
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("launcher", [TORCHRUN, AELASTIC])
+def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
+    launch: Launcher, launcher: str
+) -> None:
+    """As a scheduler ends a job: agent, workers and helpers get SIGTERM at the same time."""
+    job = start(
+        launch,
+        launcher,
+        """
+        dist.init_process_group("gloo")
+        is_asked = False
+
+        def ask(*_):
+            global is_asked
+            is_asked = True
+
+        signal.signal(signal.SIGTERM, ask)
+        say("ready")
+        while True:
+            time.sleep(0.05)
+            asked = torch.tensor([float(is_asked)])
+            dist.all_reduce(asked)
+            if asked.item():
+                break
+        dist.barrier(dist.new_group(timeout=SOON))
+        say("saved")
+        """,
+    )
+    wait_for("both workers ready", lambda: len(job.wait_line("ready")) == 2, LAUNCH_TIMEOUT_S)
+    for pid in job.left():
+        os.kill(pid, signal.SIGTERM)
+    job.wait(LAUNCH_TIMEOUT_S)
+    assert job.lines.count("saved") == 2, job.story
 
 
 def test_a_worker_leaves_its_process_group_and_makes_another(launch: Launcher) -> None:

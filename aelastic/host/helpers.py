@@ -1,0 +1,29 @@
+"""Starts helper processes of the agent, in a way that no signal to the agent's group or process tree ends them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from aelastic.host.reaping import waited_for
+
+
+def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a program that calls `signals.ignore_signals` first; it is in `waited_for` until its caller takes it out.
+
+    Args:
+        options: of `subprocess.Popen`.
+
+    Raises:
+        OSError: it can't be started.
+    """
+    # The child has our mask: a signal that comes before it ignores signals waits until then, and is dropped.
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        popen = subprocess.Popen(command, start_new_session=True, **options)  # a Ctrl-C at the terminal is not for it
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+    waited_for.add(popen.pid)
+    return popen

@@ -1,0 +1,20 @@
+"""Signals in an agent's helper processes: those that are sent to a whole process tree are not for them.
+
+A scheduler that ends a job signals every process of it (Slurm's `scancel`, systemd's `KillMode=control-group`).  The
+workers then save what they have, and need the helpers for it; these end with their agent.
+
+This module imports nothing of aelastic: its text is part of programs that run without the package.
+"""
+
+import signal
+
+
+def ignore_signals() -> None:
+    """Ignores each signal that can be ignored, in this process, and lets go of those held off for its start.
+
+    A fault of the process itself ends it all the same (`signal(7)`: the kernel does not let it ignore those, and
+    `abort(3)` takes its signal back).
+    """
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

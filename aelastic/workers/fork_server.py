@@ -1,0 +1,24 @@
+"""Preloaded into the fork server of `multiprocessing`, which then ignores signals as all helper processes do.
+
+It reports how workers end, so it must outlive them: also where a scheduler signals every process of the job.  What is
+forked from it, workers of this agent or other processes of the program around it, has its signals as ever.
+"""
+
+import os
+import signal
+
+from aelastic.host.signals import ignore_signals
+
+# The fork server ignores SIGINT by itself, and gives it back in its forks: as it was before that.
+_usual = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
+
+
+def _take_signals_back() -> None:
+    for signum, usual in _usual.items():
+        if usual is not None and signum not in {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(signum, usual)
+
+
+ignore_signals()
+signal.signal(signal.SIGINT, _usual[signal.SIGINT])
+os.register_at_fork(after_in_child=_take_signals_back)
