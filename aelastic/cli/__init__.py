@@ -1,8 +1,8 @@
 """The command line: arguments and environment in, exit code out.
 
 `main` runs it and owns the process.  `parser` reads the arguments by the table of `options`, whose values `converters`
-read; `arguments` makes a checked `Invocation` of them, with `rendezvous_options` and `output_options`.  `stderr` writes
-log lines and reports.
+read; `arguments` makes a checked `Invocation` of them, with `rendezvous_options` and `output_options`; `advice` finds
+options without effect.  `stderr` writes log lines and reports.
 """
 
-__all__ = ["arguments", "converters", "main", "options", "output_options", "parser", "rendezvous_options"]
+__all__ = ["advice", "arguments", "converters", "main", "options", "output_options", "parser", "rendezvous_options"]

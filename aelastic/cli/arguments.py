@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from aelastic.cli.advice import check_effects
 from aelastic.cli.options import GROUPS
 from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
@@ -96,6 +97,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         **output_fields(chosen, environ),
         **rendezvous_fields(chosen, environ),
     )
+    check_effects(chosen, local_world_size)  # last: a refusal is one line, without a warning above it
     return Invocation(
         name=chosen.script,
         spec=spec,

@@ -24,6 +24,18 @@ Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
 PURPOSE = "Starts training processes on this node, watches them, and reports why they fail."
 HELP_WIDTH = 100
 _HELP_COLUMN = 30
+# What other launchers call ours (accelerate, DeepSpeed, mpirun, srun), and short forms of it.
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("--nprocs", "--np", "--num-processes", "--num-procs", "--num-workers", "--num-gpus", "--workers"),
+        "--nproc-per-node",
+    ),
+    **dict.fromkeys(("--num-machines", "--num-nodes", "--nodes"), "--nnodes"),
+    "--machine-rank": "--node-rank",
+    "--main-process-ip": "--master-addr",
+    "--main-process-port": "--master-port",
+    "--restarts": "--max-restarts",
+}
 
 
 class Setting(NamedTuple):
@@ -163,11 +175,12 @@ def _find(argv: Sequence[str], groups: Groups) -> dict[str, Any]:
 
 
 def _unknown_option(name: str, groups: Groups) -> str:
-    import difflib  # only a misspelled command line pays for it
+    from difflib import get_close_matches  # only a misspelled command line pays for it
 
-    known = [spelling for option in _options(groups) for spelling in option.spellings]
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"unknown option {name}" + (f": did you mean {close[0]}?" if close else "")
+    known = ["--version", "--help", *(name for option in _options(groups) for name in option.names)]
+    spelled = name.replace("_", "-")
+    meant = _OTHER_NAMES.get(spelled) or next(iter(get_close_matches(spelled, known, n=1)), "")
+    return f"unknown option {name}" + (f": did you mean {meant}?" if meant else "")
 
 
 def help_text(groups: Groups = GROUPS) -> str:

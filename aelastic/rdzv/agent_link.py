@@ -54,7 +54,7 @@ class AgentLink:
         self._settings = settings
         self._policy = policy
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
-        trouble = f"no answer from {board.name} yet; is the rendezvous store running there?"
+        trouble = f"no answer from {board.name} yet: the store is still starting, or another program listens there"
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble))
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._listener: Any = None  # the socket that our next candidacy names

@@ -11,6 +11,7 @@ that sends something else is certainly no store.
 from __future__ import annotations
 
 import binascii
+import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,6 +24,8 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousErr
 from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.tcpstore.child import Death, Refusal, StoreProcess, Unanswered
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -172,6 +175,14 @@ class TcpStore:
                     raise
                 if words := await first_words(self.endpoint):
                     raise self._no_store(f"it says {words}") from None
+                if not self._was_reached:
+                    _log.warning(
+                        "%s accepts connections, but has not answered as a TCPStore for %g s: is it still starting, "
+                        "or is another program there? waiting up to %g s",
+                        self.endpoint,
+                        silence_s,
+                        self._read_timeout_s,
+                    )
                 await self._process.answer_to(late.number, self._read_timeout_s - silence_s)
         except Refusal as refusal:
             if _NOT_UNDERSTOOD in str(refusal):
