@@ -411,7 +411,9 @@ async def test_who_hangs_up_may_be_a_store_that_starts(world: World) -> None:
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_silence_is_no_store_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_told_and_is_no_store_in_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
     with silent() as sock:
         port = sock.getsockname()[1]
@@ -422,6 +424,7 @@ async def test_silence_is_no_store_in_the_end(world: World, monkeypatch: pytest.
         ):
             await board.open()
         assert board.pid is None, "it would wait without end"
+        assert f"127.0.0.1:{port} accepts connections, but has not answered as a TCPStore" in caplog.text
 
 
 @pytest.mark.usefixtures("hurry")

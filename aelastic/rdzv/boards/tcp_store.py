@@ -173,16 +173,7 @@ class TcpStore:
             except Unanswered as late:
                 if not late.number:
                     raise
-                if words := await first_words(self.endpoint):
-                    raise self._no_store(f"it says {words}") from None
-                if not self._was_reached:
-                    _log.warning(
-                        "%s accepts connections, but has not answered as a TCPStore for %g s: is it still starting, "
-                        "or is another program there? waiting up to %g s",
-                        self.endpoint,
-                        silence_s,
-                        self._read_timeout_s,
-                    )
+                await self._look_at_silence(silence_s)
                 await self._process.answer_to(late.number, self._read_timeout_s - silence_s)
         except Refusal as refusal:
             if _NOT_UNDERSTOOD in str(refusal):
@@ -202,6 +193,19 @@ class TcpStore:
                     f"no answer from the rendezvous endpoint {self.endpoint}: {silence}"
                 ) from None
             raise self._no_store(silence) from None
+
+    async def _look_at_silence(self, silence_s: float) -> None:
+        """Looks for another program at an endpoint that has not answered yet, and tells what it may be."""
+        if words := await first_words(self.endpoint):
+            raise self._no_store(f"it says {words}") from None
+        if not self._was_reached:
+            _log.warning(
+                "%s accepts connections, but has not answered as a TCPStore for %g s: is it still starting, or is "
+                "another program there? waiting up to %g s",
+                self.endpoint,
+                silence_s,
+                self._read_timeout_s,
+            )
 
     def _no_store(self, why: str) -> NoStoreError:
         return NoStoreError(
