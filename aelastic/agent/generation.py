@@ -54,7 +54,9 @@ class Generation:
         self._post = post
         self._asked: set[int] = set()  # local ranks of workers that were asked to end
         self._start = anyio.CancelScope()
-        self._looking_back = anyio.Lock()
+        self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
+        self._told = anyio.Event()  # the failure before has been told
+        self._told.set()
 
     def cancel(self) -> None:
         """Starts no worker, if there is time left for that."""
@@ -96,6 +98,8 @@ class Generation:
     def stop(self, local_ranks: tuple[int, ...], signum: int) -> None:
         """Signals workers."""
         for local_rank in local_ranks:
+            if local_rank in self._reading:
+                self._reading[local_rank].cancel()
             if self._resources.backend.stop(local_rank, signum):
                 self._asked.add(local_rank)
                 self._resources.stack_dumps.asked(local_rank, signum)
@@ -141,22 +145,37 @@ class Generation:
         exit_ = await held.backend.wait(local_rank)
         held.unhealthy.ended(local_rank)
         held.watches.ended(self.number, local_rank)
-        failure, gone_at = None, anyio.current_time()
+        gone_at = anyio.current_time()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
-        if local_rank not in self._asked and local_rank not in self._group.failed:
-            async with self._looking_back:  # one by one: the first to end is the first in the report
-                failure = await self._look_back(start, exit_)
-        self._post(ev.Exited(self.number, local_rank, failure, gone_at))
+        if local_rank in self._asked or local_rank in self._group.failed:
+            self._post(ev.Exited(self.number, local_rank, None, gone_at))
+        else:
+            await self._tell_in_turn(start, exit_, gone_at)
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
         await held.backend.clear(local_rank)
         self._post(ev.Cleared(self.number, local_rank))
+
+    async def _tell_in_turn(self, start: WorkerStart, exit_: WorkerExit, gone_at: float) -> None:
+        """Looks back at once, and tells after the failures before: the first to end is the first in the report."""
+        before, told = self._told, anyio.Event()
+        if exit_.exitcode:  # a return value may take long to read, and no failure waits for that
+            self._told = told
+        try:
+            failure = await self._look_back(start, exit_)
+            if exit_.exitcode:
+                await before.wait()
+            self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))
+        finally:
+            told.set()
 
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
         """Reads what the worker left: its return value, or why it failed."""
         postmortem, note = self._resources.postmortem, exit_.note
         if exit_.exitcode == 0:
             try:
-                self.return_values[start.local_rank] = await postmortem.return_value(start, exit_)
+                # A stop while it is read: the value would be dropped anyhow.
+                with anyio.CancelScope() as self._reading[start.local_rank]:
+                    self.return_values[start.local_rank] = await postmortem.return_value(start, exit_)
             except Exception as error:  # noqa: BLE001  unpickling runs the user's code
                 note = f"its return value can't be read: {error!r}"
             else:

@@ -5,22 +5,29 @@ Nothing here decides what follows from it.
 
 from __future__ import annotations
 
-import os
 import socket
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from aelastic.failures.failure import ProcessFailure
+from aelastic.aio.threads import in_thread
+from aelastic.core.record import Record
+from aelastic.failures.error_file import Json, read_error_file
+from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 from aelastic.failures.oom import OomWatch
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.events import Worker
 from aelastic.hangs.watch import Found
 from aelastic.logs.run_logs import RunLogs
 
-# A worker that hangs may do so with the file system of its logs: it is stopped all the same.
-_LIVING_TIMEOUT_S = 1.0
+# A worker may fail, or hang, with the file system of its logs: what is known after this time is told all the same.
+_READ_TIMEOUT_S = 1.0
+# Several workers mostly fail together; a thread for each of them would be a hundred on a large host.
+_READS_AT_ONCE = 4
+# A value may have gigabytes; a disk that gives none of it for so long gives nothing.
+_RETURN_VALUE_TIMEOUT_S = 300.0
 
 
 class Postmortem:
@@ -35,22 +42,25 @@ class Postmortem:
         self._logs = logs
         self._is_local = is_local
         self._oom = OomWatch()
+        self._readers = anyio.CapacityLimiter(_READS_AT_ONCE)
 
     async def return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
         """What a function returned.
 
         Raises:
-            Exception: whatever unpickling raises.
+            Exception: whatever unpickling raises; `TimeoutError` where the disk does not answer.
         """
         if isinstance(start.entrypoint, str) or not self._is_local:
             return exit_.return_value
         from aelastic.workers.functions import read_return_value  # pickle is not for every start
 
         assert start.return_file is not None
-        return await read_return_value(start.return_file)
+        with anyio.move_on_after(_RETURN_VALUE_TIMEOUT_S):
+            return await read_return_value(start.return_file)
+        raise TimeoutError(f"no answer from the disk within {_RETURN_VALUE_TIMEOUT_S:g} s")
 
     async def failure(self, start: WorkerStart, worker: Worker, exitcode: int, note: str) -> ProcessFailure:
-        """Why a worker failed.
+        """Why a worker failed, as far as it can be known within a second.
 
         Args:
             start: how it was started.
@@ -58,8 +68,15 @@ class Postmortem:
             exitcode: its own; 0 counts as 1.
             note: what is known better than from the code.
         """
-        # Reads its error file and its stderr: in a thread, since disks may hang.
-        return await anyio.to_thread.run_sync(self._explain, start, worker, exitcode, note)
+        oom = self._oom.explain(exitcode)
+        left = await self._read(start)
+        if left is _UNREAD and not note:
+            from aelastic.failures.exit_reason import describe_exit
+
+            place = (start.stderr or start.error_file).parent
+            note = f"{describe_exit(exitcode)}; what it wrote is not known: no answer from the disk that holds {place}"
+        explain = partial(self._failure, start, worker, exitcode or 1, left, oom=oom, note=note or left.trouble)
+        return await anyio.to_thread.run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
 
     async def of_living(self, start: WorkerStart, worker: Worker, found: Found, stack: str = "") -> ProcessFailure:
         """The failure of a worker that is to be stopped for what it does, or does not do.
@@ -71,44 +88,39 @@ class Postmortem:
             stack: where it is, for the report.
         """
         assert found.signum is not None
-        signum = found.signum
+        oom = self._oom.explain(0)  # it is alive: what the kernel killed may be what it waits for
+        left, is_final = await self._read(start), found.by == "stuck"
+        known = {"oom": oom, "unhealthy": found.reason, "stack": stack, "is_final": is_final}
+        explain = partial(self._failure, start, worker, -found.signum, left, **known)
+        return await anyio.to_thread.run_sync(explain, abandon_on_cancel=True)
 
-        def explain(error_file: str, stderr_tail: str) -> ProcessFailure:
-            return ProcessFailure(
-                worker.local_rank,
-                _pid_of(worker),
-                -signum,
-                error_file,
-                rank=worker.global_rank,
-                world_size=worker.world_size,
-                log_file=self._log_file(start),
-                host=socket.gethostname(),
-                stderr_tail=stderr_tail,
-                oom=self._oom.explain(0),  # it is alive: what the kernel killed may be what it waits for
-                unhealthy=found.reason,
-                stack=stack,
-                is_final=found.by == "stuck",
-            )
+    async def _read(self, start: WorkerStart) -> _Left:
+        """Reads the files that a worker has left."""
 
-        with anyio.move_on_after(_LIVING_TIMEOUT_S):
-            return await anyio.to_thread.run_sync(
-                lambda: explain(str(start.error_file), self._logs.tail(start.local_rank)), abandon_on_cancel=True
-            )
-        return explain(os.devnull, "")
+        def read() -> _Left:
+            data = read_error_file(str(start.error_file))
+            has_file = data is not None or start.error_file.is_file()
+            tail = self._logs.tail(start.local_rank)
+            return _Left(str(start.error_file) if has_file else NOT_AVAILABLE, data or {}, tail, self._logs.trouble())
 
-    def _explain(self, start: WorkerStart, worker: Worker, exitcode: int, note: str) -> ProcessFailure:
+        try:
+            return await in_thread(read, within_s=_READ_TIMEOUT_S, limiter=self._readers)
+        except TimeoutError:
+            return _UNREAD
+
+    def _failure(self, start: WorkerStart, worker: Worker, exitcode: int, left: _Left, **known: Any) -> ProcessFailure:
         return ProcessFailure(
             worker.local_rank,
-            _pid_of(worker),
-            exitcode or 1,
-            str(start.error_file),
+            worker.id if isinstance(worker.id, int) else -1,
+            exitcode,
+            left.error_file,
+            error_file_data=left.error_file_data,
             rank=worker.global_rank,
             world_size=worker.world_size,
             log_file=self._log_file(start),
             host=socket.gethostname(),
-            stderr_tail=self._logs.tail(start.local_rank),
-            oom=self._oom.explain(exitcode),
-            note=note or self._logs.trouble(),
+            stderr_tail=left.stderr_tail,
+            **known,
         )
 
     def _log_file(self, start: WorkerStart) -> str:
@@ -116,8 +128,16 @@ class Postmortem:
         return str(start.stderr) if start.stderr is not None and self._logs.kept is not None else ""
 
 
-def _pid_of(worker: Worker) -> int:
-    return worker.id if isinstance(worker.id, int) else -1
+class _Left(Record):
+    """What a worker left in files; nothing where they cannot be read."""
+
+    error_file: str = NOT_AVAILABLE
+    error_file_data: Json = {}  # noqa: RUF012  never changed
+    stderr_tail: str = ""
+    trouble: str = ""  # with the disks that it wrote to
+
+
+_UNREAD = _Left()  # the disk does not answer
 
 
 def prepare_for_failure() -> None:

@@ -47,6 +47,7 @@ class ProcessFailure(Record):
         is_final: no restart may follow: the worker cannot be killed, and holds what its successor would need.
         world_size: workers of the job, or 0 where that is not known.
         log_file: the file that holds its stderr and outlives the run; "" where there is none.
+        error_file_data: what the error file holds, where that is known already; then the file is not looked for.
     """
 
     host: str
@@ -85,8 +86,9 @@ class ProcessFailure(Record):
         is_final: bool = False,
         world_size: int = 0,
         log_file: str = "",
+        error_file_data: Json | None = None,
     ) -> None:
-        data = read_error_file(error_file)
+        data = read_error_file(error_file) if error_file_data is None else error_file_data
         if data is None and not os.path.isfile(error_file):
             error_file = NOT_AVAILABLE
         message, traceback, timestamp = parse_record(data or {})

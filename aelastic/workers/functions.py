@@ -100,14 +100,24 @@ def _keep(value: Any, path: Path) -> None:
 
 
 async def read_return_value(path: Path) -> Any:
-    """The value a function returned, written by our own child on this machine; the file is removed."""
+    """The value a function returned, written by our own child on this machine; the file is removed.
+
+    Cancelled, it leaves the thread that reads to itself: a disk may hang.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
     import aiofiles
     import anyio.to_thread
 
-    async with aiofiles.open(path, "rb") as file:
-        pickled = await file.read()
-    await anyio.to_thread.run_sync(path.unlink)
-    return await anyio.to_thread.run_sync(pickle.loads, pickled)
+    # Not the loop's own executor: closing the loop would wait for a thread that hangs.
+    executor = ThreadPoolExecutor(1, "return value")
+    try:
+        async with aiofiles.open(path, "rb", executor=executor) as file:
+            pickled = await file.read()
+    finally:
+        executor.shutdown(wait=False)
+    await anyio.to_thread.run_sync(path.unlink, abandon_on_cancel=True)
+    return await anyio.to_thread.run_sync(pickle.loads, pickled, abandon_on_cancel=True)
 
 
 class _Handler(ErrorHandler):

@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.virtual_clock import Deadlock, on_virtual_time
+from kit.virtual_clock import Deadlock, DiskHangs, on_virtual_time
 
 from aelastic import (
     InputError,
@@ -34,6 +34,7 @@ from aelastic import (
 from aelastic.agent.postmortem import Postmortem
 from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.hangs.watch import Found, Watch
+from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
 from aelastic.tcpstore.host import _listen
@@ -902,3 +903,35 @@ def test_the_virtual_clock_finds_a_deadlock() -> None:
 async def test_a_virtual_day_costs_no_time() -> None:
     await anyio.sleep(86_400)
     assert anyio.current_time() == 86_400
+
+
+# A disk that hangs under the logs.
+
+
+@pytest.fixture
+def _dead_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: Any) -> str:
+        raise DiskHangs
+
+    monkeypatch.setattr(RunLogs, "tail", hang)
+
+
+@pytest.mark.usefixtures("_dead_disk")
+@on_virtual_time
+async def test_failures_on_a_disk_that_hangs_are_told_within_a_second_each_in_the_order_of_their_ends() -> None:
+    backend = FakeBackend([Plan(after_s=9 + rank / 100, exit=WorkerExit(3 + rank)) for rank in (2, 0, 3, 1, 4, 5)])
+    result = await supervise(backend, 6, max_restarts=0).run()
+    assert anyio.current_time() == pytest.approx(10.05), "no failure waits for the others'"
+    # Those that ended later, before the first was told, are failures, too.
+    assert [failure.exitcode for failure in result.failures.values()] == [3, 4, 5, 6, 7, 8]
+    assert "exited with code 3; what it wrote is not known: no answer from the disk that holds" in result.reason
+
+
+@pytest.mark.usefixtures("_dead_disk")
+@on_virtual_time
+async def test_a_worker_that_fails_on_a_disk_that_hangs_is_restarted_and_the_agent_can_be_stopped() -> None:
+    backend = FakeBackend([FAILS, FOREVER], [Plan(after_s=5, exit=WorkerExit(3)), FOREVER])
+    async with running(supervise(backend), until_s=16.5) as run:
+        run.supervisor.stop()
+        result = await run.task
+    assert (len(backend.starts), result.state, anyio.current_time()) == (2, WorkerState.STOPPED, 17)
