@@ -69,7 +69,7 @@ class Generation:
             tasks: takes those that follow the workers.
         """
         held, local_ranks = self._resources, range(self._settings.spec.local_world_size)
-        held.logs.end_attempt()
+        await held.logs.end_attempt()
         starts: list[WorkerStart] = []
         ids: Mapping[int, Any] | None = None
         with self._start:

@@ -48,7 +48,7 @@ def _check_can_write(folder: Path, source: str) -> None:
         nearest = folder.absolute()
         while not os.path.lexists(nearest):
             nearest = nearest.parent
-        probe = nearest / f".aelastic-probe-{os.getpid()}"
+        probe = nearest / f".aelastic-probe-{os.urandom(8).hex()}"
         probe.mkdir()
         probe.rmdir()
     except OSError as error:

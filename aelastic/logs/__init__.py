@@ -1,8 +1,8 @@
 """Output of workers: from their files to the console.
 
-`run_logs` names the files of a run and shows them; the picture there says how a line travels.  A `follower` reads a
-file while it grows, `lines` and `expected_output` split and search it, a `pump` is the thread that shows files on
-`sinks`; `terminal` shares a terminal with the status line, `folders` makes what is needed on disk.
+`run_logs` shows the files of a run, which `attempt_files` makes; the picture there says how a line travels.  A
+`follower` reads a file while it grows, `lines` and `expected_output` split and search it, a `pump` is the thread that
+shows files on `sinks`; `terminal` shares a terminal with the status line, `folders` makes what is needed on disk.
 """
 
 __all__ = ["run_logs", "terminal"]

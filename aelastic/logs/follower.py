@@ -54,10 +54,15 @@ class Follower:
     def fileno(self) -> int:
         return self._fd
 
-    def end(self) -> None:
-        """The worker has ended: the file ends where it ends now."""
-        self._ends_at = os.fstat(self._fd).st_size
-        self.is_ended = True
+    def end(self, at: int | None) -> None:
+        """The worker has ended: what comes later is not shown.
+
+        Args:
+            at: where the file ends; `None` if that is not known: no more is read.
+        """
+        if not self.is_ended:
+            self._ends_at = self._read_to if at is None else at
+            self.is_ended = True
 
     @property
     def offset(self) -> int:

@@ -7,7 +7,7 @@ other.  Within a pump, the files take turns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import anyio
 import anyio.to_thread
@@ -47,10 +47,18 @@ class Pump:
     def add(self, follower: Follower, sink: Sink) -> None:
         self._files.append((follower, sink))
 
-    def end_followers(self) -> None:
-        """The workers have ended: shows what is left in the files, then closes them."""
+    def sizes(self) -> dict[Follower, int]:
+        """Where the files end now.  May block; called in a thread."""
+        return {follower: follower.size() for follower, _ in list(self._files) if not follower.is_ended}
+
+    def end_followers(self, ends: Mapping[Follower, int]) -> None:
+        """The workers have ended: shows what is left in the files, then closes them.
+
+        Args:
+            ends: where each file ends.  One that is missing here is on a disk that hangs: no more of it is read.
+        """
         for follower, _ in self._files:
-            follower.end()
+            follower.end(ends.get(follower))
         self._any_has_grown = True
         self._grown.set()
 

@@ -26,24 +26,25 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from string import Template
 
 import anyio
 import anyio.to_thread
 
+from aelastic.aio.threads import in_thread
 from aelastic.errors import HostError, InputError
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.host.inotify import Growth
-from aelastic.logs.expected_output import ExpectedOutputMatcher
-from aelastic.logs.folders import DROPPED, check_open_files, link_latest, refusing, temporary_folder, touched
+from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener
+from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
+from aelastic.logs.folders import DROPPED, check_open_files, link_latest, refusing, temporary_folder
 from aelastic.logs.follower import TAIL_BYTES, Follower
-from aelastic.logs.lines import FilteredLines, PrefixedLines, Splitter
 from aelastic.logs.pump import Pump
-from aelastic.logs.sinks import DescriptorSink, NullSink, Sink, sinks_of
-from aelastic.logs_specs import INHERITED, LogsDest, ask, check_logs_specs, lay_out, name_of_run
+from aelastic.logs.sinks import Sink, sinks_of
+from aelastic.logs_specs import LogsDest, ask, check_logs_specs, lay_out, name_of_run
 from aelastic.spec import Std, WorkerSpec, streams_of
 from aelastic.workers import guard
 
@@ -56,16 +57,10 @@ COALESCE_FLOOD_S = 0.003
 FLOOD_BYTES = 1 << 16  # shown since the last look
 # What a worker has written is searched within milliseconds.
 SEARCH_LOOK_AGAIN_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFiles:
-    """Where one worker's output goes in one attempt; `None` is the agent's own stream."""
-
-    stdout: Path | None
-    stderr: Path
-    error_file: Path
-    return_file: Path  # what a function returns
+# A file server may be slow; one that has not made some files in so long is down.
+OPEN_TIMEOUT_S = 60.0
+# The size of a file is known at once, or the disk hangs.
+SIZE_TIMEOUT_S = 1.0
 
 
 class RunLogs:
@@ -96,8 +91,7 @@ class RunLogs:
         self._pump_of[Std.ERR] = self._pump_of[Std.OUT] if out is err else Pump()
         self._quiet_pump = Pump()  # for what needs no console: filtered lines, scratch that is not shown
         self._pumps = list(dict.fromkeys([*self._pump_of.values(), self._quiet_pump]))
-        self._files: dict[int, WorkerFiles] = {}
-        self._expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = {}  # by local rank
+        self._opened = AttemptFiles()  # of this attempt
 
     @property
     def kept(self) -> Path | None:
@@ -133,134 +127,81 @@ class RunLogs:
         """
         for env in envs.values():
             env.pop(ERROR_FILE_VARIABLE, None)  # the agent's own
+        opener = AttemptOpener(self._spec, attempt, self.scratch, self._sinks, self._ended_folder(attempt))
+        opened = None
         try:
-            dest = await self._reify(attempt, envs)
-            self._expected = {}
-            self._files = {rank: self._open(attempt, rank, dest, envs[rank]) for rank in sorted(envs)}
+            dest = None
+            if self._spec.logs_specs is not None:  # a user's hook, which may take its time
+                dest = await anyio.to_thread.run_sync(ask, self._spec.logs_specs, envs, abandon_on_cancel=True)
+                self._check_filters(dest)
+            opening = partial(opener.open, partial(self._lay_out, attempt, envs, dest), envs)
+            opened = await in_thread(opening, within_s=OPEN_TIMEOUT_S)
         except OSError as error:
             raise self._refusal(attempt, error) from None
-        return self._files
+        finally:
+            if opened is None:
+                opener.abandon()
+        self._opened = opened
+        for each in opened.shown:
+            each.follower.watch = self._growth.watch(each.follower.fileno())
+            (self._quiet_pump if each.stream is None else self._pump_of[each.stream]).add(each.follower, each.sink)
+            if each.follower.watch is None:
+                self._waiting.cancel()  # no inotify watch for this one: look at intervals from now on
+        return opened.files
 
-    async def _reify(self, attempt: int, envs: dict[int, dict[str, str]]) -> LogsDest:
-        spec = self._spec
-        if spec.logs_specs is not None:
-            dest = await anyio.to_thread.run_sync(ask, spec.logs_specs, envs, abandon_on_cancel=True)  # a user's hook
-        else:
-            none = _drops_all(spec)  # then the filter holds for nothing, as with torchrun
-            dest = lay_out(
-                str(self.root / f"attempt_{attempt}"),
-                envs,
-                Std.NONE if none else spec.redirects,
-                Std.NONE if none else spec.tee,
-                None if none else spec.local_ranks_filter,
-            )
+    def _ended_folder(self, attempt: int) -> Path | None:
+        """The folder of the attempt before, if nothing of it is kept."""
+        is_ours = self._spec.logs_specs is None and self.kept is None
+        return self.root / f"attempt_{attempt - 1}" if is_ours and attempt else None
+
+    def _lay_out(self, attempt: int, envs: dict[int, dict[str, str]], dest: LogsDest | None) -> LogsDest:
+        """Makes the folders, unless the user's `logs_specs` did, and names the files."""
+        if dest is not None:
+            return dest
+        spec, none = self._spec, _drops_all(self._spec)  # then the filter holds for nothing, as with torchrun
+        streams = (Std.NONE, Std.NONE) if none else (spec.redirects, spec.tee)
+        return lay_out(str(self.root / f"attempt_{attempt}"), envs, *streams, None if none else spec.local_ranks_filter)
+
+    def _check_filters(self, dest: LogsDest) -> None:
         for texts, path, what in (
-            (spec.duplicate_stdout_filters, dest.filtered_stdout, "filtered_stdout"),
-            (spec.duplicate_stderr_filters, dest.filtered_stderr, "filtered_stderr"),
+            (self._spec.duplicate_stdout_filters, dest.filtered_stdout, "filtered_stdout"),
+            (self._spec.duplicate_stderr_filters, dest.filtered_stderr, "filtered_stderr"),
         ):
             if texts and not path:
                 raise InputError(f"logs_specs: reify returned no {what}, which the filters of duplicated lines need")
-            if texts:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
-        return dest
 
     def _refusal(self, attempt: int, error: OSError) -> InputError | HostError:
         """The error to raise when files cannot be made."""
         where = error.filename or self.root
+        if isinstance(error, TimeoutError) and error.errno is None:
+            place = where if self._spec.logs_specs is None else "the files that logs_specs names"
+            return HostError(
+                f"no answer from the disk that holds {place} within {OPEN_TIMEOUT_S:g} s: look at its file server"
+            )
         if self._spec.logs_specs is not None and attempt == 0:
             return InputError(f"logs_specs: {where} cannot be written ({error.strerror}); choose another path")
+        if isinstance(error, FileExistsError) and self._spec.logs_specs is None:
+            return HostError(
+                f"the workers' log folder {where} exists already, and is not of this run: let nothing else write to "
+                f"{self.root}"
+            )
         place = self.root if self._spec.logs_specs is None else where
         return HostError(f"cannot create the workers' log files in {place}: {error.strerror}")
-
-    def _open(self, attempt: int, rank: int, dest: LogsDest, env: dict[str, str]) -> WorkerFiles:
-        prefix = self._prefix(rank, env)
-        stdout = touched(dest.stdouts.get(rank, INHERITED))
-        stderr = touched(dest.stderrs.get(rank, INHERITED))
-        watches = self._spec.watches_output
-        if stdout is None and (watches or self._sinks[Std.OUT].may_stall):
-            stdout = self._shown_scratch(f"stdout_{attempt}_{rank}.log", rank, env, Std.OUT)
-        elif stdout == DROPPED and watches:
-            stdout = self._shown_scratch(f"stdout_{attempt}_{rank}.log", rank, env, None)
-        elif stdout is not None:
-            self._expect(stdout, rank, env)
-        if stderr is None:
-            stderr = self._shown_scratch(f"stderr_{attempt}_{rank}.log", rank, env, Std.ERR)
-        elif stderr == DROPPED:
-            # Dropped output: its end is still searched for the cause of the worker's death.
-            stderr = self._shown_scratch(f"stderr_{attempt}_{rank}.log", rank, env, None)
-        else:
-            self._expect(stderr, rank, env)
-        for stream, teed, filtered, texts in (
-            (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
-            (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
-        ):
-            path = touched(teed.get(rank, INHERITED))
-            if path is None or not path.is_file():
-                continue  # /dev/null, for example: there is nothing to read
-            self._follow(path, PrefixedLines(prefix), self._pump_of[stream], self._sinks[stream])
-            if texts:
-                into = DescriptorSink(os.open(filtered, os.O_WRONLY | os.O_APPEND), is_ours=True)
-                self._follow(path, FilteredLines(prefix, texts), self._quiet_pump, into)
-        error_file = env.get(ERROR_FILE_VARIABLE) or dest.error_files.get(rank, "")
-        if error_file in {"", os.devnull}:  # not kept: the agent needs one all the same
-            error_file = str(self.scratch / f"error_{attempt}_{rank}.json")
-        env[ERROR_FILE_VARIABLE] = error_file
-        return WorkerFiles(stdout, stderr, Path(error_file), self.scratch / f"return_value_{attempt}_{rank}.pickle")
-
-    def _shown_scratch(self, name: str, rank: int, env: Mapping[str, str], stream: Std | None) -> Path:
-        """A scratch file for a stream that is not kept, shown as if the worker had written to the console.
-
-        Args:
-            stream: the console stream that shows it; `None` for none.
-        """
-        path = self.scratch / name
-        path.touch()
-        pump, sink = (self._quiet_pump, NullSink()) if stream is None else (self._pump_of[stream], self._sinks[stream])
-        self._follow(path, PrefixedLines(None), pump, sink, is_scratch=True, sharer=self._expect(path, rank, env))
-        return path
-
-    def _expect(self, path: Path, rank: int, env: Mapping[str, str]) -> Follower | None:
-        """Searches a worker's file for what `--expect-output` expects of it, if it concerns this worker."""
-        expected = self._spec.expect_output
-        if expected is None or not expected.concerns(env) or not path.is_file():
-            return None
-        matcher = ExpectedOutputMatcher(expected.pattern)
-        follower = self._follow(path, matcher, self._quiet_pump, NullSink())
-        self._expected.setdefault(rank, []).append((follower, matcher))
-        return follower
 
     async def count_matches(self, local_rank: int) -> int:
         """A count that has grown if the worker wrote expected output since the last call.
 
         Returns when everything that the worker has written by now is searched.
         """
-        searched = self._expected.get(local_rank, [])
-        for follower, end in [(follower, follower.size()) for follower, _ in searched if not follower.is_ended]:
+        searched = self._opened.expected.get(local_rank, [])
+        followers = [follower for follower, _ in searched if not follower.is_ended]
+        ends = await anyio.to_thread.run_sync(
+            lambda: [follower.size() for follower in followers], abandon_on_cancel=True
+        )  # fmt: skip
+        for follower, end in zip(followers, ends, strict=True):
             while follower.offset < end and not follower.is_ended:  # noqa: ASYNC110  the pump has a thread
                 await anyio.sleep(SEARCH_LOOK_AGAIN_S)
         return sum(matcher.ask() for _, matcher in searched)
-
-    def _prefix(self, rank: int, env: dict[str, str]) -> bytes:
-        template = self._spec.log_line_prefix_template or "[${role_name}${local_rank}]:"
-        words = {"role_name": env["ROLE_NAME"], "rank": env["RANK"], "local_rank": rank}
-        return Template(template).safe_substitute(words).encode("utf-8", "surrogateescape")
-
-    def _follow(
-        self,
-        path: Path,
-        splitter: Splitter,
-        pump: Pump,
-        sink: Sink,
-        *,
-        is_scratch: bool = False,
-        sharer: Follower | None = None,
-    ) -> Follower:
-        follower = Follower(path, splitter, is_scratch=is_scratch, sharer=sharer)
-        follower.watch = self._growth.watch(follower.fileno())
-        pump.add(follower, sink)
-        if follower.watch is None:
-            self._waiting.cancel()  # no inotify watch for this one: look at intervals from now on
-        return follower
 
     def trouble(self) -> str:
         """A sentence if a disk that workers write to is full; else ""."""
@@ -273,12 +214,12 @@ class RunLogs:
         return ""
 
     def _written(self) -> Iterator[Path]:
-        for files in self._files.values():
+        for files in self._opened.files.values():
             yield from (path for path in (files.stdout, files.stderr) if path is not None and path != DROPPED)
 
     def tail(self, local_rank: int) -> str:
         """The end of what a worker of this generation wrote to stderr; "" if it cannot be read.  May block."""
-        path = self._files[local_rank].stderr
+        path = self._opened.files[local_rank].stderr
         if not path.is_file():
             return ""  # opening a FIFO would wait for a writer
         try:
@@ -289,12 +230,17 @@ class RunLogs:
         except OSError:
             return ""
 
-    def end_attempt(self) -> None:
+    async def end_attempt(self) -> None:
         """The workers have ended: shows what is left in their files, then closes these."""
-        for _, matcher in (each for searched in self._expected.values() for each in searched):
+        for _, matcher in (each for searched in self._opened.expected.values() for each in searched):
             matcher.stop()
+        ends: dict[Follower, int] = {}
+        with suppress(TimeoutError):
+            sizes = [pump.sizes for pump in self._pumps]
+            for each in await in_thread(lambda: [size() for size in sizes], within_s=SIZE_TIMEOUT_S):
+                ends |= each
         for pump in self._pumps:
-            pump.end_followers()
+            pump.end_followers(ends)
 
     async def run(self) -> None:
         """Shows output as it is written.  Runs until cancelled."""
@@ -314,7 +260,7 @@ class RunLogs:
 
     async def finish(self) -> None:
         """Returns when the console has taken everything, or has stalled."""
-        self.end_attempt()
+        await self.end_attempt()
         async with anyio.create_task_group() as tasks:
             for pump in self._pumps:
                 tasks.start_soon(pump.drain)

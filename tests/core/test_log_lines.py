@@ -299,7 +299,7 @@ def test_a_file_ends_where_it_does_when_it_is_said_to(tmp_path: Path) -> None:
     path.write_bytes(b"")
     follower = Follower(path, PrefixedLines(P))
     path.write_bytes(b"of this attempt\nand")
-    follower.end()
+    follower.end(follower.size())
     with path.open("ab") as file:
         file.write(b" of the next\n")
     assert b"".join(pieces(follower, is_ended=True)) == P + b"of this attempt\n" + P + b"and\n"

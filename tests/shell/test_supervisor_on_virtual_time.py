@@ -32,8 +32,10 @@ from aelastic import (
     WorkerState,
 )
 from aelastic.agent.postmortem import Postmortem
+from aelastic.errors import HostError
 from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.hangs.watch import Found, Watch
+from aelastic.logs.follower import Follower
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
@@ -908,12 +910,13 @@ async def test_a_virtual_day_costs_no_time() -> None:
 # A disk that hangs under the logs.
 
 
+def _hang(*_: Any, **__: Any) -> Any:
+    raise DiskHangs
+
+
 @pytest.fixture
 def _dead_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: Any) -> str:
-        raise DiskHangs
-
-    monkeypatch.setattr(RunLogs, "tail", hang)
+    monkeypatch.setattr(RunLogs, "tail", _hang)
 
 
 @pytest.mark.usefixtures("_dead_disk")
@@ -924,7 +927,10 @@ async def test_failures_on_a_disk_that_hangs_are_told_within_a_second_each_in_th
     assert anyio.current_time() == pytest.approx(10.05), "no failure waits for the others'"
     # Those that ended later, before the first was told, are failures, too.
     assert [failure.exitcode for failure in result.failures.values()] == [3, 4, 5, 6, 7, 8]
-    assert "exited with code 3; what it wrote is not known: no answer from the disk that holds" in result.reason
+    assert (
+        "exited with code 3; what it wrote is not known: no answer from the disk that holds"
+        in result.failures[1].message
+    )
 
 
 @pytest.mark.usefixtures("_dead_disk")
@@ -935,3 +941,59 @@ async def test_a_worker_that_fails_on_a_disk_that_hangs_is_restarted_and_the_age
         run.supervisor.stop()
         result = await run.task
     assert (len(backend.starts), result.state, anyio.current_time()) == (2, WorkerState.STOPPED, 17)
+
+
+@on_virtual_time
+async def test_a_restart_whose_log_folder_cannot_be_made_for_a_minute_ends_the_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = FakeBackend([FAILS, FOREVER])
+    async with running(supervise(backend), until_s=9) as run:
+        monkeypatch.setattr("aelastic.logs.run_logs.lay_out", _hang)
+        with pytest.raises(HostError, match=r"no answer from the disk that holds \S+ within 60 s"):
+            await run.task
+    assert (len(backend.starts), anyio.current_time()) == (1, 70)
+
+
+@on_virtual_time
+async def test_while_a_log_folder_is_not_made_the_agent_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend([FAILS, FOREVER])
+    async with running(supervise(backend), until_s=9) as run:
+        monkeypatch.setattr("aelastic.logs.run_logs.lay_out", _hang)
+        monkeypatch.setattr(Follower, "size", _hang)
+        await anyio.sleep(10)
+        run.supervisor.stop()
+        assert (await run.task).state is WorkerState.STOPPED
+    assert (len(backend.starts), anyio.current_time()) == (1, 19)
+
+
+@on_virtual_time
+async def test_a_return_value_on_a_disk_that_hangs_ends_with_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(*_: Any) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Postmortem, "return_value", read)
+    backend = FakeBackend([SUCCEEDS, FOREVER])
+    async with running(supervise(backend, entrypoint=work), until_s=15) as run:
+        run.supervisor.stop()
+        result = await run.task
+    assert (result.state, anyio.current_time()) == (WorkerState.STOPPED, 15)
+
+
+@on_virtual_time
+async def test_a_folder_of_the_next_attempt_that_is_there_already_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend([FAILS, FOREVER])
+    async with running(supervise(backend), until_s=9) as run:
+        (backend.starts[0][0].error_file.parents[1].with_name("attempt_1")).mkdir()
+        with pytest.raises(HostError, match=r"log folder \S+/attempt_1 exists already, and is not of this run: let"):
+            await run.task
+
+
+@on_virtual_time
+async def test_folders_of_ended_attempts_that_are_not_kept_go_away() -> None:
+    backend = FakeBackend(*[[FAILS, FOREVER]] * 5, [FOREVER, FOREVER])
+    async with running(supervise(backend, max_restarts=9), until_s=55) as run:
+        (run_folder,) = {start.error_file.parents[2] for starts in backend.starts for start in starts}
+        assert (len(backend.starts), [each.name for each in run_folder.iterdir()]) == (6, ["attempt_5"])
+        run.supervisor.stop()
+        await run.task

@@ -1,0 +1,199 @@
+"""The output files of one attempt: made and opened in a thread, since a disk may hang.
+
+Nothing here is shared with the event loop: what was opened is handed over as a whole, or closed here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+from aelastic.logs.expected_output import ExpectedOutputMatcher
+from aelastic.logs.folders import DROPPED, touched
+from aelastic.logs.follower import Follower
+from aelastic.logs.lines import FilteredLines, PrefixedLines, Splitter
+from aelastic.logs.sinks import DescriptorSink, NullSink, Sink
+from aelastic.logs_specs import INHERITED, LogsDest
+from aelastic.spec import Std, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """Where one worker's output goes in one attempt; `None` is the agent's own stream."""
+
+    stdout: Path | None
+    stderr: Path
+    error_file: Path
+    return_file: Path  # what a function returns
+
+
+@dataclass(slots=True)
+class Shown:
+    """A file that is followed, and where it is shown."""
+
+    follower: Follower
+    stream: Std | None  # the console stream that shows it; `None`: none does
+    sink: Sink
+
+
+@dataclass(slots=True)
+class AttemptFiles:
+    """What was opened for the workers of one attempt."""
+
+    files: dict[int, WorkerFiles] = field(default_factory=dict[int, WorkerFiles])  # by local rank
+    shown: list[Shown] = field(default_factory=list[Shown])
+    expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = field(
+        default_factory=dict[int, list[tuple[Follower, ExpectedOutputMatcher]]]
+    )  # by local rank
+
+    def close(self) -> None:
+        for each in self.shown:
+            each.follower.close()
+            each.sink.close()
+
+
+class AttemptOpener:
+    """Makes and opens the files of one attempt.
+
+    Args:
+        spec: what is asked for.
+        attempt: counts generations, from 0.
+        scratch: the folder for files that are not kept.
+        sinks: the console's.
+        ended: a folder of the attempt before that is not kept, and goes; `None`: there is none.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, attempt: int, scratch: Path, sinks: Mapping[Std, Sink], ended: Path | None
+    ) -> None:
+        self._spec = spec
+        self._attempt = attempt
+        self._scratch = scratch
+        self._sinks = sinks
+        self._ended = ended
+        self._opened = AttemptFiles()
+        self._lock = threading.Lock()  # of these two
+        self._is_abandoned = False
+        self._is_over = False
+
+    def open(self, lay_out: Callable[[], LogsDest], envs: Mapping[int, dict[str, str]]) -> AttemptFiles:
+        """Opens all of them.  May block.
+
+        Args:
+            lay_out: makes the folders, and names the files.
+            envs: the complete environments of the workers; each gets the path of its error file.
+
+        Raises:
+            OSError: a file cannot be made.
+        """
+        try:
+            if self._ended is not None:
+                shutil.rmtree(self._ended, ignore_errors=True)
+            dest = lay_out()
+            for texts, path in (
+                (self._spec.duplicate_stdout_filters, dest.filtered_stdout),
+                (self._spec.duplicate_stderr_filters, dest.filtered_stderr),
+            ):
+                if texts:
+                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            for rank in sorted(envs):
+                self._opened.files[rank] = self._open(rank, dest, envs[rank])
+        except BaseException:
+            self._opened.close()
+            raise
+        with self._lock:
+            self._is_over = True
+            if self._is_abandoned:
+                self._opened.close()
+        return self._opened
+
+    def abandon(self) -> None:
+        """Has what was opened closed again: nothing waits for it any more."""
+        with self._lock:
+            self._is_abandoned = True
+            if self._is_over:
+                self._opened.close()
+
+    def _open(self, rank: int, dest: LogsDest, env: dict[str, str]) -> WorkerFiles:
+        prefix = self._prefix(rank, env)
+        stdout = touched(dest.stdouts.get(rank, INHERITED))
+        stderr = touched(dest.stderrs.get(rank, INHERITED))
+        name = f"{self._attempt}_{rank}"
+        watches = self._spec.watches_output
+        if stdout is None and (watches or self._sinks[Std.OUT].may_stall):
+            stdout = self._shown_scratch(f"stdout_{name}.log", rank, env, Std.OUT)
+        elif stdout == DROPPED and watches:
+            stdout = self._shown_scratch(f"stdout_{name}.log", rank, env, None)
+        elif stdout is not None:
+            self._expect(stdout, rank, env)
+        if stderr is None:
+            stderr = self._shown_scratch(f"stderr_{name}.log", rank, env, Std.ERR)
+        elif stderr == DROPPED:
+            # Dropped output: its end is still searched for the cause of the worker's death.
+            stderr = self._shown_scratch(f"stderr_{name}.log", rank, env, None)
+        else:
+            self._expect(stderr, rank, env)
+        for stream, teed, filtered, texts in (
+            (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
+            (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
+        ):
+            path = touched(teed.get(rank, INHERITED))
+            if path is None or not path.is_file():
+                continue  # /dev/null, for example: there is nothing to read
+            self._follow(path, PrefixedLines(prefix), stream)
+            if texts:
+                into = DescriptorSink(os.open(filtered, os.O_WRONLY | os.O_APPEND), is_ours=True)
+                self._follow(path, FilteredLines(prefix, texts), None, into)
+        error_file = env.get(ERROR_FILE_VARIABLE) or dest.error_files.get(rank, "")
+        if error_file in {"", os.devnull}:  # not kept: the agent needs one all the same
+            error_file = str(self._scratch / f"error_{name}.json")
+        env[ERROR_FILE_VARIABLE] = error_file
+        return WorkerFiles(stdout, stderr, Path(error_file), self._scratch / f"return_value_{name}.pickle")
+
+    def _shown_scratch(self, name: str, rank: int, env: Mapping[str, str], stream: Std | None) -> Path:
+        """A scratch file for a stream that is not kept, shown as if the worker had written to the console.
+
+        Args:
+            stream: the console stream that shows it; `None` for none.
+        """
+        path = self._scratch / name
+        path.touch()
+        sharer = self._expect(path, rank, env)
+        self._follow(path, PrefixedLines(None), stream, is_scratch=True, sharer=sharer)
+        return path
+
+    def _expect(self, path: Path, rank: int, env: Mapping[str, str]) -> Follower | None:
+        """Searches a worker's file for what `--expect-output` expects of it, if it concerns this worker."""
+        expected = self._spec.expect_output
+        if expected is None or not expected.concerns(env) or not path.is_file():
+            return None
+        matcher = ExpectedOutputMatcher(expected.pattern)
+        follower = self._follow(path, matcher, None)
+        self._opened.expected.setdefault(rank, []).append((follower, matcher))
+        return follower
+
+    def _prefix(self, rank: int, env: dict[str, str]) -> bytes:
+        template = self._spec.log_line_prefix_template or "[${role_name}${local_rank}]:"
+        words = {"role_name": env["ROLE_NAME"], "rank": env["RANK"], "local_rank": rank}
+        return Template(template).safe_substitute(words).encode("utf-8", "surrogateescape")
+
+    def _follow(
+        self,
+        path: Path,
+        splitter: Splitter,
+        stream: Std | None,
+        sink: Sink | None = None,
+        *,
+        is_scratch: bool = False,
+        sharer: Follower | None = None,
+    ) -> Follower:
+        follower = Follower(path, splitter, is_scratch=is_scratch, sharer=sharer)
+        into = sink or (NullSink() if stream is None else self._sinks[stream])
+        self._opened.shown.append(Shown(follower, stream, into))
+        return follower
