@@ -135,7 +135,7 @@ class WorkerSpec:
         entrypoint: what every worker runs: a command (found on `PATH`), or a function, which runs in a
             child process of `multiprocessing` and whose return value is kept.
         args: the arguments; `${local_rank}` in a string becomes the worker's local rank.
-        role: name shared by workers that do the same job.
+        role: name shared by workers that do the same job; it may be empty.
         local_world_size: workers on this node, at least 1.
         max_restarts: how often the job may restart its workers after a failure.
         monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its
@@ -214,7 +214,6 @@ class WorkerSpec:
         if isinstance(self.entrypoint, str):
             strange = [arg for arg in self.args if not isinstance(arg, str | bytes | PathLike) or "\0" in str(arg)]
             _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
-        _check(bool(self.role), "role is empty: give the workers a name")
         _check(self.monitor_interval > 0, f"monitor_interval is {self.monitor_interval}: use seconds above 0")
         for name in ("shutdown_timeout_s", "exit_barrier_timeout_s"):
             value: float = getattr(self, name)

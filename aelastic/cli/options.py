@@ -119,7 +119,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "nodes in the job: a number, or a range within which nodes may join and leave",
         ),
         _option(
-            "--role", read_name, "default", "NAME",
+            "--role", read_text, "default", "NAME",
             "name of the workers, in their environment and in logs",
         ),
     ),

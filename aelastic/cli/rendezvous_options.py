@@ -30,12 +30,15 @@ _MASTER_PORT = 29500
 PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
 # Schedulers that number the nodes of a job: an indexed job of Kubernetes, Slurm.
 _NODE_RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
+# Slurm's number of nodes of a step of srun; the second is set for a batch script, too, which one node runs.
+_NODES_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 
 
 def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Back end, address, port and run id.
 
     - `--standalone`: a single node, whatever else is given.
+    - `static` under a scheduler: what it says of nodes and ranks, where the command line does not.
     - One node, `static`: its workers meet at the port or endpoint given, else at a free port.
     - One node, `c10d`, no endpoint or a private one: a single node, with its run id.
     - Anything else is a rendezvous.
@@ -43,20 +46,22 @@ def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str,
     Raises:
         InputError: what was asked for cannot be.
     """
-    fewest, most = chosen["nnodes"]
     backend = chosen["rdzv_backend"]
+    fewest, most = chosen["nnodes"]
     if chosen["standalone"]:
         if fewest > 1:
             raise InputError(f"--standalone is for a single node: leave out --standalone, or {chosen.source('nnodes')}")
         _log_ignored(chosen, "it needs --master-port and no --standalone", "master_addr", "master_port")
         _log_ignored(chosen, "--standalone takes precedence", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank")
         return _single_node(chosen, run_id=None)
+    if backend == "static":
+        fewest, most = _nodes_of_scheduler(chosen, environ) or (fewest, most)
     if backend == "static" and most == 1:
         return _static_node(chosen)
     if backend == "c10d" and most == 1 and chosen["rdzv_endpoint"] in PRIVATE_ENDPOINTS:
         _log_ignored(chosen, "only --rdzv-backend static uses it", "master_addr", "master_port")
         return _single_node(chosen, run_id=chosen["rdzv_id"] or None)
-    return _rendezvous(chosen, environ)
+    return _rendezvous(chosen, environ, fewest, most)
 
 
 def _log_ignored(chosen: Settings, because: str, *dests: str) -> None:
@@ -95,7 +100,7 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
 # Nodes that have to find each other.
 
 
-def _rendezvous(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def _rendezvous(chosen: Settings, environ: Mapping[str, str], fewest: int, most: int) -> dict[str, Any]:
     backend = chosen["rdzv_backend"]
     check_backend(backend, chosen.source("rdzv_backend"))
     if not chosen["rdzv_id"]:
@@ -104,13 +109,12 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     config = dict(chosen["rdzv_conf"])
     if is_static and config.pop("rank", None) is not None:  # torchrun, too, goes by the option
         _log.info("ignoring rank in %s: use --node-rank", chosen.source("rdzv_conf"))
-    fewest, most = chosen["nnodes"]
     settings = RendezvousSettings(
         backend=backend,
         endpoint=static_endpoint(chosen) if is_static else _dynamic_endpoint(chosen),
         min_nodes=fewest,
         max_nodes=most,
-        node_rank=chosen["node_rank"] if is_static else _preferred_rank(chosen, environ),
+        node_rank=_static_rank(chosen, environ, most) if is_static else _preferred_rank(chosen, environ),
         local_addr=chosen["local_addr"],
         config=config,
     )
@@ -129,15 +133,66 @@ def static_endpoint(chosen: Settings) -> str:
         return str(chosen["rdzv_endpoint"])
     host = chosen["master_addr"]
     port = _MASTER_PORT if chosen["master_port"] is None else chosen["master_port"]
-    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    endpoint = _endpoint_of(host, port)
     if chosen.by_dest["master_addr"].is_default:
         _log.info("rendezvous at %s; use --master-addr for another address", endpoint)
     return endpoint
 
 
+def _endpoint_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _dynamic_endpoint(chosen: Settings) -> str:
     _log_ignored(chosen, "only --rdzv-backend static uses it", "master_addr", "master_port")
     return str(chosen["rdzv_endpoint"])
+
+
+def _nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """The number of nodes that Slurm gives a job that names its master and not `--nnodes`; `None` if it gives none.
+
+    A batch script that runs a job on its own node has `SLURM_NNODES`, too: a master that no other node can reach means
+    that, unless srun says otherwise.
+
+    Raises:
+        InputError: the variable holds no number of nodes.
+    """
+    is_named = not (chosen.by_dest["master_addr"].is_default and chosen.by_dest["rdzv_endpoint"].is_default)
+    variable = next((name for name in _NODES_VARIABLES if environ.get(name)), None)
+    if not chosen.by_dest["nnodes"].is_default or not is_named or variable is None or not environ.get("SLURM_NODEID"):
+        return None
+    nodes = _count_in(variable, environ, "--nnodes")
+    if nodes < 1:
+        raise InputError(f"{variable}={nodes}: at least 1 node is needed: use --nnodes")
+    host, _ = split_endpoint(chosen["rdzv_endpoint"] or _endpoint_of(chosen["master_addr"], 0), 0)
+    if variable == _NODES_VARIABLES[-1] and nodes > 1 and (host in {"localhost", "::1"} or host.startswith("127.")):
+        _log.info("a single node, although %s=%d: no other node can reach %s; use --nnodes", variable, nodes, host)
+        return None
+    _log.info("%s=%d is the number of nodes; use --nnodes for another", variable, nodes)
+    return nodes, nodes
+
+
+def _static_rank(chosen: Settings, environ: Mapping[str, str], nodes: int) -> int:
+    """The user's --node-rank, else the scheduler's number of this node; a static job cannot do with a wrong one.
+
+    Raises:
+        InputError: the scheduler's variable holds none of the ranks.
+    """
+    variable = next((name for name in _NODE_RANK_VARIABLES if environ.get(name)), None)
+    if not chosen.by_dest["node_rank"].is_default or variable is None or chosen["rdzv_backend"] != "static":
+        return int(chosen["node_rank"])
+    rank = _count_in(variable, environ, "--node-rank")
+    if rank >= nodes:
+        raise InputError(f"{variable}={rank}: the node ranks of {nodes} nodes are 0 to {nodes - 1}: use --node-rank")
+    _log.info("%s=%d is the node rank; use --node-rank for another", variable, rank)
+    return rank
+
+
+def _count_in(variable: str, environ: Mapping[str, str], option: str) -> int:
+    text = environ[variable]
+    if not (text.isascii() and text.isdecimal()):
+        raise InputError(f"{variable}={text}: it should hold a whole number, which the scheduler sets: use {option}")
+    return int(text)
 
 
 def _preferred_rank(chosen: Settings, environ: Mapping[str, str]) -> int | None:

@@ -41,6 +41,7 @@ def test_every_value_reaches_the_spec(script: str, tmp_path: Path) -> None:
     assert (spec.start_method, spec.shutdown_timeout_s) == ("fork", 2.5)
     assert (invocation.loop, invocation.exit_codes, invocation.signals) == ("asyncio", "torchrun", (signal.SIGUSR1,))
     assert not (tmp_path / "logs").exists(), "a check leaves nothing behind"
+    assert invoke("--role", "", script).spec.role == "", "torchx's dist.ddp always passes it"
 
 
 def test_dashes_and_underscores_are_the_same(script: str) -> None:

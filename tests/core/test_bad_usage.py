@@ -40,7 +40,6 @@ OPTIONS = [
     ("--nnodes 0 train.py", "at least 1 node is needed"),
     ("--nnodes 1:1:1 train.py", "a range MIN:MAX"),
     ("--numa-binding near train.py", "--numa-binding near: use one of node, socket, exclusive, core-complex"),
-    ("--role= train.py", "use a name"),
     # Where they meet.
     ("--nnodes 1:2 train.py", "static takes a fixed number of nodes, not 1:2"),
     ("--nnodes 2:3 train.py", "static takes a fixed number of nodes, not 2:3: use c10d"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -147,8 +148,73 @@ def test_a_rank_from_the_scheduler_is_told(script: str, caplog: pytest.LogCaptur
     assert "JOB_COMPLETION_INDEX=5 is the preferred node rank; use --node-rank for another" in caplog.text
 
 
-def test_a_static_job_and_a_foreign_handler_do_not_ask_the_scheduler(script: str) -> None:
-    assert rendezvous_of(script, "--nnodes 2", JOB_COMPLETION_INDEX="1").node_rank == 0
+@pytest.mark.parametrize(
+    "options, environ, rank",
+    [
+        ("--nnodes 2", {"JOB_COMPLETION_INDEX": "1"}, 1),
+        ("--nnodes 2", {"SLURM_NODEID": "1"}, 1),
+        ("--nnodes 6", {"JOB_COMPLETION_INDEX": "5", "SLURM_NODEID": "4"}, 5),
+        ("--nnodes 2", {"JOB_COMPLETION_INDEX": ""}, 0),
+        ("--nnodes 2 --node-rank 0", {"SLURM_NODEID": "1"}, 0),
+        ("--nnodes 2", {"PET_NODE_RANK": "0", "SLURM_NODEID": "x"}, 0),
+        ("--nnodes 2 --rdzv-backend torch:static", {"SLURM_NODEID": "1"}, 0),
+    ],
+)
+def test_a_static_node_has_the_rank_that_it_is_given_or_the_schedulers(
+    script: str, options: str, environ: dict[str, str], rank: int
+) -> None:
+    assert rendezvous_of(script, f"--master-addr node0 {options}", **environ).node_rank == rank
+
+
+SRUN = {"SLURM_NODEID": "1", "SLURM_NNODES": "3"}
+
+
+@pytest.mark.parametrize(
+    "options, environ, nodes",
+    [
+        ("--master-addr node0 --master-port 29500", SRUN, 3),
+        ("--master-addr node0", SRUN, 3),
+        ("--rdzv-endpoint node0:29500", SRUN, 3),
+        ("--master-addr node0", {**SRUN, "SLURM_STEP_NUM_NODES": "2"}, 2),
+        ("--master-addr 127.0.0.1", {**SRUN, "SLURM_STEP_NUM_NODES": "2"}, 2),
+        ("--master-addr node0", {**SRUN, "PET_NNODES": "4"}, 4),
+        ("--master-addr node0 --nnodes 2", SRUN, 2),
+        # One node, as with torchrun.
+        ("--master-addr node0 --nnodes 1 --master-port 29500", SRUN, None),
+        ("--master-addr node0 --master-port 29500", {**SRUN, "SLURM_NNODES": "1"}, None),
+        ("--master-addr localhost --master-port 29500", SRUN, None),
+        ("--rdzv-endpoint [::1]:29500", SRUN, None),
+        ("--master-addr node0", {"SLURM_NNODES": "3"}, None),
+        ("--master-port 29500", SRUN, None),
+        ("--standalone --master-addr node0", SRUN, None),
+        ("", SRUN, None),
+    ],
+)
+def test_a_static_job_with_an_address_has_as_many_nodes_as_slurm_says(
+    script: str, options: str, environ: dict[str, str], nodes: int | None
+) -> None:
+    rdzv = spec_of(script, options, **environ).rdzv
+    assert (rdzv and (rdzv.min_nodes, rdzv.max_nodes, rdzv.node_rank)) == (nodes and (nodes, nodes, 1))
+
+
+@pytest.mark.parametrize(
+    "environ, words",
+    [
+        ({"JOB_COMPLETION_INDEX": "five"}, "JOB_COMPLETION_INDEX=five: .* use --node-rank"),
+        ({"SLURM_NODEID": "²"}, "SLURM_NODEID=²: .* use --node-rank"),
+        ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "SLURM_NODEID=2: the node ranks of 2 nodes are 0 to 1"),
+        ({"SLURM_NODEID": "0", "SLURM_NNODES": "two"}, "SLURM_NNODES=two: .* use --nnodes"),
+        ({"SLURM_NODEID": "0", "SLURM_NNODES": "0"}, "SLURM_NNODES=0: at least 1 node is needed: use --nnodes"),
+    ],
+)
+def test_what_a_scheduler_should_not_say_is_refused_by_the_variables_name(
+    script: str, environ: dict[str, str], words: str
+) -> None:
+    nodes = () if "SLURM_NNODES" in environ else ("--nnodes=2",)
+    assert re.match(words, complaint(*nodes, "--master-addr=node0", script, **environ))
+
+
+def test_a_foreign_handler_does_not_ask_the_scheduler(script: str) -> None:
     assert rendezvous_of(script, C10D.replace("c10d", "torch:c10d"), JOB_COMPLETION_INDEX="1").node_rank is None
 
 

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         {"SLURM_NODEID": "3"},
     ),
     "many": ("--nproc_per_node=2 --role x --max-restarts 2 --signals-to-handle SIGTERM,SIGUSR1 dump.py", {}),
+    "no role": ("--role EMPTY dump.py", {}),
     "module": ("-m package.dump --flag", {}),
     "timers": ("dump.py", {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}),
     "timers in a place of their own": (
@@ -73,7 +74,8 @@ QUICK = {"no flags", "standalone", "variables"}
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.all) for case in CASES])
 def test_workers_find_what_torchrun_gives_them(folder: Path, warm: Warm, case: str) -> None:
     command, env = CASES[case]
-    options = [each for word in command.split() for each in (STRANGE if word == "STRANGE" else [word])]
+    texts = {"STRANGE": STRANGE, "EMPTY": [""]}
+    options = [each for word in command.split() for each in texts.get(word, [word])]
     theirs, ours = both(folder, options, env, warm.python)
     for rank in theirs:
         their, our = theirs[rank], ours[rank]
