@@ -11,21 +11,28 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from aelastic.cli.options import LAUNCH_GROUPS
-from aelastic.launcher.elastic_launch import elastic_launch, entrypoint_name, launch, launch_agent
+from aelastic.launcher.elastic_launch import elastic_launch, entrypoint_name, launch_agent
 from aelastic.launcher.errors import SignalException
 from aelastic.launcher.launch_config import LaunchConfig
 from aelastic.launcher.run import get_args_parser, run
+from aelastic.logs_specs import DefaultLogsSpecs, LogsSpecs
 
 __all__ = [
+    "DefaultLogsSpecs",
     "LaunchConfig",
+    "LogsSpecs",
     "SignalException",
     "elastic_launch",
     "entrypoint_name",
+    "get_args_parser",
     "launch",
     "launch_agent",
     "main",
     "parse_args",
+    "run",
 ]
+
+_get_entrypoint_name = entrypoint_name  # torch's name for it, which dlrover imports
 
 # What `torch.distributed.launch` has, beyond the names above.
 
@@ -38,6 +45,11 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
     return parser.parse_args(args)
 
 
+def launch(args: Namespace) -> None:
+    """Runs the job of a namespace of `parse_args` to its end (torch: `launch` there); raises as `main` does."""
+    run(args)
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Runs a script that takes `--local-rank`, as `torch.distributed.launch` does (torch: `main` there).
 
@@ -47,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> None:
         SystemExit: the arguments cannot be parsed; argparse has printed why.
     """
     _warn(stacklevel=3)
-    run(parse_args(args))
+    launch(parse_args(args))
 
 
 def _warn(stacklevel: int) -> None:

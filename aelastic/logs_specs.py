@@ -148,6 +148,33 @@ class DefaultLogsSpecs(LogsSpecs):
     __hash__ = None  # type: ignore[assignment]  # as torch's: its choices may be dicts
 
 
+class UnaskedLogsSpecs(DefaultLogsSpecs):
+    """The `logs_specs` of a `LaunchConfig` that was given none: its folder is made when it is first asked for."""
+
+    def __init__(self) -> None:
+        LogsSpecs.__init__(self)
+        self._run_log_dir = None
+
+    @property
+    def has_folder(self) -> bool:
+        return self._root_log_dir is not None
+
+    @property
+    def root_log_dir(self) -> str:
+        if self._root_log_dir is None:
+            self._root_log_dir = tempfile.mkdtemp(prefix="torchelastic_")
+        return self._root_log_dir
+
+    def reify(self, envs: Envs) -> LogsDest:
+        _ = self.root_log_dir
+        return super().reify(envs)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None
+
+
 def name_of_run(run_id: str) -> str:
     """The run id as a part of a folder's name."""
     return re.sub(r"[^\w.-]", "_", run_id)

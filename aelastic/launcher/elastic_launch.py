@@ -19,7 +19,7 @@ from aelastic.errors import ChildFailedError, InputError, RendezvousClosedError
 from aelastic.health_check_server import NoHealthCheckServer
 from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
-from aelastic.launcher.launch_config import LaunchConfig, signals_of, worker_spec
+from aelastic.launcher.launch_config import SIGNALS_VARIABLE, LaunchConfig, signals_of, worker_spec
 from aelastic.result import RunResult
 from aelastic.supervisor import Supervisor
 
@@ -79,6 +79,7 @@ def launch(
     """As `launch_agent`, with the environment that the workers inherit."""
     try:
         spec, signals = worker_spec(config, entrypoint, args, environ), signals_of(config)
+        os.environ[SIGNALS_VARIABLE] = config.signals_to_handle  # as torch says it, to what this program starts, too
         loop = environ.get("AELASTIC_LOOP", "") or "uvloop"
         if loop not in LOOPS:
             raise InputError(f"AELASTIC_LOOP={loop}: use uvloop or asyncio")
@@ -103,7 +104,7 @@ def entrypoint_name(entrypoint: str | Callable[..., Any] | None, args: Sequence[
         if entrypoint != sys.executable:
             return entrypoint
         return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
-    return getattr(entrypoint, "__name__", repr(entrypoint))
+    return str(getattr(entrypoint, "__name__", repr(entrypoint))) if callable(entrypoint) else ""
 
 
 def _delegate(health_check_server: Any, alive: Callable[[], int]) -> None:

@@ -6,6 +6,7 @@ value that cannot work before anything is started.  The environment given is rea
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -19,14 +20,22 @@ from typing import Any
 from aelastic.cli.converters import read_signals
 from aelastic.cli.rendezvous_options import BACKENDS, PRIVATE_ENDPOINTS, check_backend
 from aelastic.errors import InputError
+from aelastic.logs_specs import UnaskedLogsSpecs
 from aelastic.rdzv import registry
-from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
+from aelastic.rdzv.settings import C10D_PORT, ETCD_PORT, RendezvousSettings, split_endpoint
 from aelastic.spec import SHUTDOWN_TIMEOUT_S, WorkerSpec
+
+_log = logging.getLogger(__name__)
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 SHUTDOWN_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # torch's default.
 RDZV_TIMEOUT_S = 900
+# Where torch's back ends meet if a config names no endpoint.
+_LOCAL_ENDPOINTS = {
+    "c10d": f"localhost:{C10D_PORT}",
+    **dict.fromkeys(("etcd", "etcd-v2", "etcd-v3"), f"localhost:{ETCD_PORT}"),
+}
 
 
 @dataclass
@@ -37,10 +46,12 @@ class LaunchConfig:
         min_nodes: nodes that the job waits for.
         max_nodes: nodes that it takes at most.
         nproc_per_node: workers on this node.
-        logs_specs: a `LogsSpecs`, ours or torch's, which decides where the workers' output goes.
-        run_id: the job's name, the same on all of its nodes; empty picks a random one, for one node.
+        logs_specs: a `LogsSpecs`, ours or torch's, which decides where the workers' output goes; `None` becomes a
+            `DefaultLogsSpecs`, as in torch, which makes its folder only if it is asked for it.
+        run_id: the job's name, the same on all of its nodes; empty or `None` picks a random one, as torch does, under
+            which no other node can join.
         role: name of the workers.
-        rdzv_endpoint: where the nodes meet.
+        rdzv_endpoint: where the nodes meet; empty or `None` is the back end's port on `localhost`, as in torch.
         rdzv_backend: as `--rdzv-backend`.
         rdzv_configs: as `--rdzv-conf`; `static` takes this node's rank from `rank`.
         rdzv_timeout: seconds; another way to say `timeout` in `rdzv_configs`.
@@ -67,9 +78,9 @@ class LaunchConfig:
     max_nodes: int
     nproc_per_node: int
     logs_specs: Any = None
-    run_id: str = ""
+    run_id: str | None = ""
     role: str = "default_role"
-    rdzv_endpoint: str = ""
+    rdzv_endpoint: str | None = ""
     rdzv_backend: str = "etcd"
     rdzv_configs: dict[str, Any] = field(default_factory=dict)
     rdzv_timeout: int = -1
@@ -97,6 +108,8 @@ class LaunchConfig:
             self.shutdown_timeout = _shutdown_timeout(os.environ)
         elif self.shutdown_timeout < 0:
             raise InputError(f"shutdown_timeout is {self.shutdown_timeout}: use seconds, 0 or more")
+        if self.logs_specs is None:
+            self.logs_specs = UnaskedLogsSpecs()
 
 
 _TYPES: Mapping[type | UnionType, tuple[str, tuple[str, ...]]] = {
@@ -105,12 +118,9 @@ _TYPES: Mapping[type | UnionType, tuple[str, tuple[str, ...]]] = {
     Real | None: ("a number of seconds, or None", ("shutdown_timeout",)),
     str: (
         "a string",
-        (
-            "run_id", "role", "rdzv_endpoint", "rdzv_backend", "start_method", "event_log_handler",
-            "signals_to_handle",
-        ),
+        ("role", "rdzv_backend", "start_method", "event_log_handler", "signals_to_handle"),
     ),
-    str | None: ("a string, or None", ("log_line_prefix_template", "local_addr")),
+    str | None: ("a string, or None", ("run_id", "rdzv_endpoint", "log_line_prefix_template", "local_addr")),
     Mapping: ("a dict", ("rdzv_configs",)),
     list | tuple | None: ("a list of texts, or None", ("duplicate_stdout_filters", "duplicate_stderr_filters")),
     bool: ("True or False", ("virtual_local_rank",)),
@@ -163,7 +173,7 @@ def worker_spec(
         local_world_size=config.nproc_per_node,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
-        logs_specs=config.logs_specs,
+        logs_specs=_asked(config.logs_specs),
         log_line_prefix_template=config.log_line_prefix_template,
         duplicate_stdout_filters=tuple(config.duplicate_stdout_filters or ()),
         duplicate_stderr_filters=tuple(config.duplicate_stderr_filters or ()),
@@ -176,6 +186,11 @@ def worker_spec(
         env={**environ, SIGNALS_VARIABLE: config.signals_to_handle},
         **_rendezvous_fields(config),
     )
+
+
+def _asked(logs_specs: Any) -> Any:
+    """The `LogsSpecs`; `None` for one that nothing was asked of: what workers leave is then removed with the run."""
+    return None if isinstance(logs_specs, UnaskedLogsSpecs) and not logs_specs.has_folder else logs_specs
 
 
 def signals_of(config: LaunchConfig) -> tuple[int, ...]:
@@ -258,8 +273,6 @@ def _check_nodes(config: LaunchConfig) -> None:
         )
     if config.nproc_per_node < 1:
         raise InputError(f"nproc_per_node is {config.nproc_per_node}: at least 1 worker is needed")
-    if config.max_nodes > 1 and not config.run_id:
-        raise InputError("run_id is empty: give the job a name, the same on every node")
 
 
 def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
@@ -268,6 +281,9 @@ def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
     if backend not in {*registry.names(), *_registered_with_torch()}:
         check_backend(backend, f"rdzv_backend is {backend!r}")
     run_id = config.run_id or None
+    if run_id is None and config.max_nodes > 1:
+        run_id = str(int.from_bytes(os.urandom(16)))
+        _log.warning("config has no run_id: no other node can join under the random one, %s", run_id)
     if backend == "c10d" and config.max_nodes == 1 and endpoint in PRIVATE_ENDPOINTS:
         return {"master_addr": config.local_addr or "localhost", "run_id": run_id}
     more = {name: value for name, value in config.rdzv_configs.items() if value is not None}
@@ -277,6 +293,8 @@ def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
         host, port = split_endpoint(endpoint)
     elif backend in BACKENDS and "rank" in more:
         rank = _node_rank(more.pop("rank"))
+    if not endpoint:
+        endpoint = _LOCAL_ENDPOINTS.get(backend, "")
     if backend == "static" and config.max_nodes == 1 and rank == 0:
         return {"master_addr": host, "master_port": port, "run_id": run_id}
     settings = RendezvousSettings(

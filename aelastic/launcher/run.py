@@ -15,7 +15,7 @@ from copy import copy
 from typing import Any
 
 from aelastic.cli.arguments import check_command, command_of, count_workers
-from aelastic.cli.converters import read_filters, read_flag, read_nodes, read_workers
+from aelastic.cli.converters import read_filters, read_flag, read_workers
 from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, Option
 from aelastic.cli.output_options import logs_specs_of
 from aelastic.cli.parser import PURPOSE, Settings, read_setting
@@ -91,15 +91,22 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """Reads `2` or `1:4` (torch: `parse_min_max_nnodes`).
+    """Reads `2` or `1:4` (torch: `parse_min_max_nnodes`, which leaves numbers that cannot work to `config_from_args`).
 
     Raises:
-        InputError: it is neither.
+        InputError: it is neither; where torch raises a `RuntimeError`, it is one, too.
     """
+    kind = InputError if nnodes.count(":") < 2 else _TooManyPartsError
     try:
-        return read_nodes(nnodes)
-    except ValueError as reason:
-        raise InputError(f"nnodes is {nnodes!r}: {reason}") from None
+        fewest, *rest = (int(part) for part in nnodes.split(":"))
+        (most,) = rest or [fewest]
+    except ValueError:
+        raise kind(f"nnodes is {nnodes!r}: use a number of nodes, or a range MIN:MAX") from None
+    return fewest, most
+
+
+class _TooManyPartsError(InputError, RuntimeError):
+    """`1:2:3` for a number of nodes."""
 
 
 def determine_local_world_size(nproc_per_node: str) -> int:
@@ -132,6 +139,13 @@ def _devices(torch: Any, kind: str) -> Any:
     return getattr(torch, names.get(kind, ""), None)
 
 
+def get_rdzv_endpoint(args: Any) -> str:
+    """Where the nodes meet, from torchrun's namespace (torch: `get_rdzv_endpoint`)."""
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{args.master_port}"
+    return str(args.rdzv_endpoint)
+
+
 def get_use_env(args: Any) -> bool:
     """Whether the script reads `LOCAL_RANK` rather than `--local-rank` (torch: `get_use_env`)."""
     return bool(getattr(args, "use_env", True))
@@ -140,14 +154,17 @@ def get_use_env(args: Any) -> bool:
 def config_from_args(args: Any) -> tuple[LaunchConfig, str | Callable[..., Any], list[str]]:
     """Config, entrypoint and arguments from torchrun's namespace (torch: `config_from_args`).
 
-    Files are not looked for, and the environment is not changed.
+    Files are not looked for.  As torch does, it sets `OMP_NUM_THREADS` to 1 in this process, which the workers inherit,
+    if it is not set and there are several workers.
 
     Raises:
         InputError: a value that cannot work.
     """
     chosen = _settings(args)
     entrypoint, entrypoint_args = command_of(chosen, os.environ)
-    return _config(chosen), entrypoint, list(entrypoint_args)
+    config = _config(chosen)
+    os.environ.update(_threads_of(config))
+    return config, entrypoint, list(entrypoint_args)
 
 
 def run(args: Any) -> None:
@@ -161,14 +178,20 @@ def run(args: Any) -> None:
     chosen = _settings(_with_single_node(args))
     entrypoint, entrypoint_args = command_of(chosen, os.environ)
     check_command(chosen, os.environ)
-    config = _config(chosen)
+    config, most = _config(chosen), chosen["nnodes"][1]
+    if not config.rdzv_endpoint and config.rdzv_backend in BACKENDS and (most > 1 or config.rdzv_backend != "c10d"):
+        raise InputError(f"rendezvous {config.rdzv_backend} needs --rdzv-endpoint HOST:PORT: the same on every node")
     if chosen["node_rank"] and config.rdzv_backend in BACKENDS:
         config.rdzv_configs.setdefault("rank", chosen["node_rank"])  # a preference for our back ends
-    environ = dict(os.environ)
-    if config.nproc_per_node > 1 and "OMP_NUM_THREADS" not in environ:
-        environ["OMP_NUM_THREADS"] = "1"
-        _log.info("OMP_NUM_THREADS=1 for each of %d workers", config.nproc_per_node)
-    launch(config, entrypoint, list(entrypoint_args), environ)
+    launch(config, entrypoint, list(entrypoint_args), {**os.environ, **_threads_of(config)})
+
+
+def _threads_of(config: LaunchConfig) -> Mapping[str, str]:
+    """What torchrun adds to the environment, so that workers do not compute with more threads than there are CPUs."""
+    if config.nproc_per_node == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    _log.info("OMP_NUM_THREADS=1 for each of %d workers; set it to choose another number", config.nproc_per_node)
+    return {"OMP_NUM_THREADS": "1"}
 
 
 @record

@@ -22,9 +22,11 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_each_loop
 from kit.ports import quiet_port
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
-from aelastic.launch import entrypoint_name
+from aelastic.launch import _get_entrypoint_name
 from aelastic.launcher.blocking import BlockingRun
+from aelastic.launcher.launch_config import worker_spec
 from aelastic.logs_specs import DefaultLogsSpecs
+from aelastic.rdzv.settings import split_endpoint
 from aelastic.spec import Std
 
 METHODS = ("spawn", "fork", "forkserver")
@@ -76,6 +78,8 @@ def test_the_config_has_the_fields_and_defaults_of_torchs() -> None:
         ]
 
     assert described(LaunchConfig) == described(torchs)
+    assert isinstance(one_node().logs_specs, DefaultLogsSpecs)
+    assert type(one_node(torchs).logs_specs).__name__ == "DefaultLogsSpecs"
     for more in ({}, {"rdzv_timeout": 5}, {"rdzv_configs": {"timeout": 7}}, {"shutdown_timeout": 3}):
         ours, theirs = vars(one_node(**more)), vars(one_node(torchs, **more))
         assert {**ours, "logs_specs": None} == {**theirs, "logs_specs": None}
@@ -227,10 +231,15 @@ def test_a_programs_arguments_are_text_with_the_local_rank_put_in(capfd: pytest.
 
 
 def test_what_runs_in_our_own_python_is_called_by_its_name() -> None:
-    assert entrypoint_name(sys.executable, ["-u", "train.py", "-x"]) == "train.py"
-    assert entrypoint_name(sys.executable, ["-u"]) == ""
-    assert entrypoint_name("/bin/echo", ["train.py"]) == "/bin/echo"
-    assert entrypoint_name(stories.fail, []) == "fail"
+    torchs = pytest.importorskip("torch.distributed.launcher.api")
+    for entrypoint, args, name in (
+        (sys.executable, ["-u", "train.py", "-x"], "train.py"),
+        (sys.executable, ["-u"], ""),
+        ("/bin/echo", ["train.py"], "/bin/echo"),
+        (stories.fail, [], "fail"),
+        (None, [], ""),
+    ):
+        assert _get_entrypoint_name(entrypoint, args) == name == torchs._get_entrypoint_name(entrypoint, args)
     failed = failure_of(sys.executable, "-c", "raise SystemExit(4)")
     assert failed.name == "raise SystemExit(4)" and failed.get_first_failure()[1].exitcode == 4
 
@@ -336,10 +345,8 @@ def test_the_health_check_is_told_when_the_loop_last_turned(tmp_path: Path, monk
         ({"nproc_per_node": 0}, "nproc_per_node is 0: at least 1 worker"),
         ({"min_nodes": 2}, "min_nodes is 2 and max_nodes 1"),
         ({"min_nodes": 0}, "at least 1 node"),
-        ({"max_nodes": 2, "run_id": ""}, "run_id is empty"),
         ({"start_method": "thread"}, "start_method is 'thread': use one of spawn"),
         ({"rdzv_backend": "c10"}, "did you mean c10d"),
-        ({"rdzv_backend": "etcd", "rdzv_endpoint": ""}, "HOST:PORT"),
         ({"rdzv_backend": "static", "rdzv_endpoint": "h:1"}, "rank is None in rdzv_configs"),
         ({"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_configs": {"rank": 0}}, "endpoint ''"),
         ({"rdzv_backend": "static", "rdzv_endpoint": "h", "rdzv_configs": {"rank": 0}}, "port is missing"),
@@ -351,7 +358,6 @@ def test_the_health_check_is_told_when_the_loop_last_turned(tmp_path: Path, monk
         ({"signals_to_handle": "SIGNOTHING"}, "SIGNOTHING is not a signal"),
         ({"signals_to_handle": "SIGKILL"}, "SIGKILL cannot be handled"),
         ({"numa_options": "everywhere"}, "numa_binding is 'everywhere'"),
-        ({"role": ""}, "role is empty"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_work_is_refused_with_its_name(fields: dict[str, Any], words: str) -> None:
@@ -401,6 +407,43 @@ def test_a_value_of_another_type_is_named(name: str) -> None:
         elastic_launch(config, "true")()
 
 
+def test_a_config_without_a_name_or_an_endpoint_has_torchs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = pytest.importorskip("torch.distributed.launcher.api")
+    utils = pytest.importorskip("torch.distributed.elastic.rendezvous.utils")
+    asked: list[Any] = []
+
+    def look(parameters: Any) -> None:
+        asked.append(parameters)
+        raise LookupError("that was all")
+
+    monkeypatch.setattr(api.rdzv_registry, "get_rendezvous_handler", look)
+    ports = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
+    for backend, port in ports.items():
+        for nothing in ("", None):
+            fields = {"max_nodes": 2, "run_id": nothing, "rdzv_endpoint": nothing, "rdzv_backend": backend}
+            with pytest.raises(LookupError):
+                api.launch_agent(one_node(api.LaunchConfig, **fields), "true", [])
+            caplog.clear()
+            spec = worker_spec(one_node(**fields), "true", [], os.environ)
+            theirs = utils.parse_rendezvous_endpoint(asked[-1].endpoint, port)
+            assert spec.rdzv is not None and theirs == split_endpoint(spec.rdzv.endpoint)
+            assert len(str(spec.run_id)) == pytest.approx(len(asked[-1].run_id), abs=6) and "no run_id" in caplog.text
+            assert spec.run_id != worker_spec(one_node(**fields), "true", [], os.environ).run_id
+
+
+def test_a_job_of_one_to_two_nodes_without_a_name_runs_on_one() -> None:
+    fields = {"max_nodes": 2, "run_id": None, "rdzv_backend": "c10d", "rdzv_endpoint": f"localhost:{quiet_port()}"}
+    assert launch(stories.rank_and, 1, rdzv_configs={"last_call_timeout": 0.1}, **fields) == {0: [0, 1], 1: [1, 1]}
+
+
+def test_the_signals_are_in_this_programs_environment_as_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "before")
+    launch("true", signals_to_handle="SIGTERM,SIGUSR1")
+    assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR1"
+
+
 def test_what_is_no_config_is_refused() -> None:
     with pytest.raises(ValueError, match="config is None: pass a LaunchConfig"):
         elastic_launch(None, "true")()  # type: ignore[arg-type]
@@ -425,8 +468,6 @@ def test_a_numa_mode_may_be_an_option_object_of_torchs_kind() -> None:
     from enum import Enum
     from types import SimpleNamespace
 
-    from aelastic.launcher.launch_config import worker_spec
-
     class Mode(str, Enum):  # noqa: UP042  as torch's
         NODE = "node"
 
@@ -435,8 +476,6 @@ def test_a_numa_mode_may_be_an_option_object_of_torchs_kind() -> None:
 
 
 def test_what_a_config_says_reaches_the_spec(tmp_path: Path) -> None:
-    from aelastic.launcher.launch_config import worker_spec
-
     logs = DefaultLogsSpecs(str(tmp_path))
     config = LaunchConfig(
         min_nodes=2, max_nodes=3, nproc_per_node=4, logs_specs=logs, run_id="id", role="r", rdzv_endpoint="h:5",

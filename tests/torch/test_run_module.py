@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -111,8 +112,13 @@ def test_a_config_is_torchs_but_for_where_output_goes(line: str, torchs: Any, tm
         assert args == their_args
 
 
-def test_output_that_nobody_asked_for_makes_no_folder(torchs: Any) -> None:
-    assert ours.config_from_args(ours.parse_args(["x.py"]))[0].logs_specs is None
+def test_output_that_nobody_asked_for_makes_no_folder(
+    torchs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    unasked = ours.config_from_args(ours.parse_args(["x.py"]))[0].logs_specs
+    assert isinstance(unasked, DefaultLogsSpecs) and not list(tmp_path.iterdir())
+    assert [unasked.root_log_dir] == [str(folder) for folder in tmp_path.iterdir()], "as torch's, once it is asked for"
     asked = ours.config_from_args(ours.parse_args(["-t", "0:1", "--local-ranks-filter=0", "x.py"]))[0].logs_specs
     assert isinstance(asked, DefaultLogsSpecs)
     assert (asked._tee, asked._redirects, asked._local_ranks_filter) == ({0: Std.OUT}, Std.NONE, {0})
@@ -143,9 +149,16 @@ def test_numbers_of_nodes_and_workers_are_read_as_torch_reads_them(torchs: Any) 
         assert ours.parse_min_max_nnodes(text) == torchs.parse_min_max_nnodes(text)
     for text in ("1", "4", "cpu", "auto"):
         assert ours.determine_local_world_size(text) == torchs.determine_local_world_size(text)
-    for text in ("1:2:3", "x", "3:1", "0"):
-        with pytest.raises(ValueError, match=f"nnodes is '{text}'"):
+    for text in ("3:1", "0", "-1:2"):
+        assert ours.parse_min_max_nnodes(text) == torchs.parse_min_max_nnodes(text)
+        with pytest.raises(InputError, match=f"--nnodes {text}"):
+            ours.config_from_args(ours.parse_args([f"--nnodes={text}", "x.py"]))
+    for text in ("1:2:3", "a:b:c", "x", "1:", ""):
+        with pytest.raises((ValueError, RuntimeError)) as theirs:
+            torchs.parse_min_max_nnodes(text)
+        with pytest.raises(type(theirs.value), match=f"nnodes is '{text}'") as caught:
             ours.parse_min_max_nnodes(text)
+        assert isinstance(caught.value, InputError)
     for text in ("", "x", "0", "xpu"):
         with pytest.raises(ValueError, match=f"nproc_per_node is '{text}'"):
             ours.determine_local_world_size(text)
@@ -156,7 +169,56 @@ def test_the_environment_is_used_unless_somebody_says_otherwise(torchs: Any) -> 
         assert ours.get_use_env(args) == torchs.get_use_env(args)
 
 
+def test_the_endpoint_of_a_namespace_is_torchs(torchs: Any) -> None:
+    for line in COMMAND_LINES:
+        args = torchs.parse_args(line.split())
+        assert ours.get_rdzv_endpoint(args) == torchs.get_rdzv_endpoint(args)
+
+
+@pytest.mark.parametrize(
+    "module, counterpart",
+    [
+        ("aelastic.run", "torch.distributed.run"),
+        ("aelastic.launch", "torch.distributed.launch"),
+        ("aelastic.launch", "torch.distributed.launcher.api"),
+    ],
+)
+def test_what_others_import_from_a_module_of_torch_is_in_ours(module: str, counterpart: str, torchs: Any) -> None:
+    """Names that accelerate, dlrover, torchx, deepspeed and torch's own documents import from there."""
+    known = {
+        "LaunchConfig", "elastic_launch", "launch_agent", "_get_entrypoint_name", "config_from_args",
+        "determine_local_world_size", "get_args_parser", "get_rdzv_endpoint", "get_use_env", "main", "parse_args",
+        "parse_min_max_nnodes", "run", "run_script_path", "Std", "LogsSpecs", "DefaultLogsSpecs", "record", "launch",
+        "SignalException",
+    }  # fmt: skip
+    theirs = known & vars(importlib.import_module(counterpart)).keys()
+    missing = theirs - vars(importlib.import_module(module)).keys() - {"record"}
+    assert len(theirs) > 3 and not missing
+
+
 # Runs.
+
+
+def test_a_config_of_a_namespace_sets_the_number_of_threads_as_torchrun_does(
+    torchs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nopen(os.environ['TOLD'], 'a').write(os.environ.get('OMP_NUM_THREADS', '-') + ' ')\n")
+    for given, workers in ((None, 2), (None, 1), ("3", 2)):
+        threads = []
+        for module in (ours, torchs):
+            monkeypatch.setenv("TOLD", str(tmp_path / f"told {module.__name__} {given} {workers}"))
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            if given is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", given)
+            config, entrypoint, args = module.config_from_args(
+                module.parse_args([f"--nproc-per-node={workers}", "--rdzv-backend=c10d", str(script)])
+            )
+            threads.append(os.environ.get("OMP_NUM_THREADS", "-"))
+            if module is ours:
+                ours.elastic_launch(config, entrypoint)(*args)
+                assert Path(os.environ["TOLD"]).read_text().split() == threads * workers
+        assert threads[0] == threads[1]
 
 
 def test_main_runs_a_script(script: str, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +280,8 @@ def test_what_cannot_be_is_a_value_error_that_says_so(argv: list[str], words: st
 
 
 def test_launch_hands_the_local_rank_to_the_script(script: str, told: Any) -> None:
+    ours_of_launch.launch(ours_of_launch.parse_args(["--nproc-per-node=2", script, "c"]))
+    assert [line.split()[:2] for line in told()] == [["--local-rank=0", "c"], ["--local-rank=1", "c"]]
     with pytest.warns(FutureWarning, match="read os.environ"):
         ours_of_launch.main(["--nproc-per-node=2", script, "a"])
     assert [line.split()[:2] for line in told()] == [["--local-rank=0", "a"], ["--local-rank=1", "a"]]
