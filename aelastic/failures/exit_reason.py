@@ -4,9 +4,13 @@ Most training scripts are not decorated with `record`, so what they printed last
 Everything here is a pure function of text or of a number: nothing is read, nothing raises, and the
 time is linear in the tail, whatever a worker printed.
 
-A tail is judged from its end.  The last traceback is the cause, except that one which did not end the
-process (announced by "Exception ignored in", "Exception in thread", ...) gives way to an earlier one that
-did.  Chained exceptions are one traceback, whose headline is the last of them.
+A tail is judged from its end.  The last traceback is the cause, except that one which did not end the process
+(announced by "Exception ignored in", "Exception in thread", ...) gives way to an earlier one that did, and one that
+does not begin in the program itself (`in <module>`), as that of an uncaught exception does, gives way to one that does.
+Chained exceptions are one traceback, whose headline is the last of them; one that is quoted in another's message is part
+of that message.
+
+Whether the process ended of it, the text does not say: `may_be_uncaught` weighs the exit code.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Enough for a deep traceback with long messages; what is before it is not the last one.
 TAIL_CHARS = 64 * 1024
@@ -32,8 +36,13 @@ _CHAINED = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-# How torch's DataLoader begins the traceback of its worker, inside the message of another.
+# How torch begins the traceback of a child, inside the message of another: `DataLoader`, and `multiprocessing.spawn`.
 _NESTED = "Original " + _HEADER
+_FROM_CHILD = re.compile(r"-- Process [0-9]{1,9} terminated with the following error:")
+# Where an uncaught exception's traceback begins: in the script, or in what runs it for `-m`.
+_TOP_FRAME = re.compile(r'.* in <module>|[ |+]*File "(<frozen runpy>|[^"]*[/\\]runpy\.py)", ')
+# What Python exits with after an uncaught exception; 120 where it then cannot flush stdout (`Py_FinalizeEx`).
+_UNCAUGHT = (1, 120)
 _FATAL = "Fatal Python error: "
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']*)'")
 _ANNOUNCED = (
@@ -93,12 +102,14 @@ class Cause:
         traceback: all that was printed of it, without colours and rank prefixes.
         file: where it was raised (the last frame), or "".
         line: the line in `file`, from 1, or 0.
+        is_from_top: it was raised on from the program's first line, as one that is not caught.
     """
 
     headline: str
     traceback: str
     file: str = ""
     line: int = 0
+    is_from_top: bool = field(default=False, compare=False)
 
 
 def signal_name(number: int) -> str:
@@ -134,11 +145,20 @@ def last_exception(text: str) -> Cause | None:
     """
     best: _Block | None = None
     for block in _blocks(_clean(text)):
-        if best is None or block.weight >= best.weight:
+        if best is None or (block.weight, block.is_from_top) >= (best.weight, best.is_from_top):
             best = block
     if best is None:
         return None
-    return Cause(best.headline[:HEADLINE_CHARS], "\n".join(best.lines), best.file, best.line)
+    is_from_top = best.is_from_top is True
+    return Cause(best.headline[:HEADLINE_CHARS], "\n".join(best.lines), best.file, best.line, is_from_top)
+
+
+def may_be_uncaught(exitcode: int) -> bool:
+    """Whether a process that exited so may have ended of a Python exception that it printed.
+
+    One that catches it, prints it and leaves with `sys.exit(9)` has a reason of its own, which the code names.
+    """
+    return exitcode in _UNCAUGHT
 
 
 @dataclass(slots=True)
@@ -150,8 +170,12 @@ class _Block:
     file: str = ""
     line: int = 0
     weight: int = 2
+    is_from_top: bool | None = None  # `None`: no frame was seen
 
     def see_frame(self, match: re.Match[str]) -> None:
+        if self.is_from_top is None:
+            # Where the beginning is cut off, it may have been the program's first line.
+            self.is_from_top = self.lines[:1] == [_CUT] or _TOP_FRAME.match(match.string) is not None
         self.file, self.line = match[1], int(match[2])
 
 
@@ -183,21 +207,45 @@ def _blocks(lines: _Lines) -> Iterator[_Block]:
             announced = at
         if block:
             is_cut = False
-            if before and before.weight and block.weight and (link in _CHAINED or line.startswith(_NESTED)):
+            is_nested = line.startswith(_NESTED) or (before is not None and _is_from_child(before))
+            if before and before.weight and block.weight and (link in _CHAINED or is_nested):
                 block.weight = before.weight
+                if is_nested:
+                    block.is_from_top = before.is_from_top
                 # Continues the same list: copying it for each link would cost quadratic time.
                 before.lines += ["", link, "", *block.lines] if link else block.lines
                 block.lines = before.lines
             elif before and before.lines[0].startswith("terminate called ") and line.startswith(_FATAL):
                 block.headline = f"{block.headline} ({before.headline})"
                 block.lines = [*before.lines, *block.lines]
+            elif before and not link and _is_quoted(before, block, is_apart=not lines[at - 1][0].strip()):
+                before.lines += block.lines
+                at = end
+                continue
             elif at - announced <= ANNOUNCED_LINES:
                 block.weight = 1
+            block.is_from_top = bool(block.is_from_top)
             yield block
             before, link = block, ""
         elif line.strip():
             link = line.strip()
         at = end
+
+
+def _is_from_child(before: _Block) -> bool:
+    """Whether a block's message ends with torch's words for the traceback of a child, which follows."""
+    return _FROM_CHILD.match(before.lines[-1].strip()) is not None
+
+
+def _is_quoted(before: _Block, block: _Block, *, is_apart: bool) -> bool:
+    """Whether a traceback that follows a message without words between them is part of the message.
+
+    Args:
+        is_apart: a blank line is between them.
+    """
+    if not before.is_from_top or before.weight != block.weight:
+        return False
+    return not block.is_from_top or is_apart or before.lines[-1].rstrip().endswith(":")
 
 
 def _read_block(lines: _Lines, at: int, is_cut: bool) -> tuple[_Block | None, int]:

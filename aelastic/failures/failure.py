@@ -175,19 +175,21 @@ class ProcessFailure(Record):
 
 def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str, str]:
     """The message and the traceback of a worker that recorded neither."""
-    from aelastic.failures.exit_reason import describe_exit, last_exception
+    from aelastic.failures.exit_reason import describe_exit, last_exception, may_be_uncaught
 
     words = describe_exit(exitcode)
     name = _signal_name(exitcode)
     if oom and name == "SIGKILL":
         words = f"{words.partition(':')[0]}: {oom}"
     words = note or words
-    # A worker that was killed from outside did not die of an exception that it had printed before.
-    is_own_doing = exitcode >= 0 or name in _SIGNALS_OF_ITS_OWN
-    cause = last_exception(stderr_tail) if stderr_tail and is_own_doing else None
+    # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
+    # printed before.  A shell passes its child's signal on as a code.
+    is_own_doing = (name or _signal_name(128 - exitcode)) in _SIGNALS_OF_ITS_OWN
+    is_explained = stderr_tail and (is_own_doing or may_be_uncaught(exitcode))
+    cause = last_exception(stderr_tail) if is_explained else None
     if cause is None:
         return words, ""
-    if note or exitcode < 0:
+    if note or is_own_doing:
         return f"{words}; its last words: {cause.headline}", cause.traceback
     return cause.headline, cause.traceback
 
