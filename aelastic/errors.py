@@ -171,6 +171,7 @@ class ChildFailedError(AelasticError):
         stacks: by global rank, of those that had to be killed for it: where they were.
         cause: the global rank of the failure that ended the job; `None` is the smallest timestamp, and of equal ones
             the first observed, as torch has it.
+        raised: by global rank, of workers that raised an exception of their own before the agent stopped them.
 
     Raises:
         InputError: there are no failures.
@@ -185,14 +186,15 @@ class ChildFailedError(AelasticError):
         victims: Iterable[int] = (),
         stacks: Mapping[int, str] | None = None,
         cause: int | None = None,
+        raised: Mapping[int, ProcessFailure] | None = None,
     ) -> None:
         if not failures:
             raise InputError("failures is empty: raise ChildFailedError for at least one failed worker")
         if cause is not None and cause not in failures:
             raise InputError(f"cause is rank {cause}, of which there is no failure: use one of {sorted(failures)}")
         self.name, self.failures, self.victims = name, dict(failures), tuple(victims)
-        self.stacks, self.cause = dict(stacks or {}), cause
-        super().__init__(self.name, self.failures, self.victims, self.stacks, self.cause)
+        self.stacks, self.cause, self.raised = dict(stacks or {}), cause, dict(raised or {})
+        super().__init__(self.name, self.failures, self.victims, self.stacks, self.cause, self.raised)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """The root cause and its global rank."""
@@ -208,7 +210,9 @@ class ChildFailedError(AelasticError):
         from aelastic.failures.report import report
 
         first = self.get_first_failure()
-        return report(self.name, self.failures, first, self.victims, boarder_delim, section_delim, self.stacks)
+        return report(
+            self.name, self.failures, first, self.victims, boarder_delim, section_delim, self.stacks, self.raised
+        )
 
 
 def exit_code_of(error: BaseException | ProcessFailure) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aelastic.errors import (
+    ChildFailedError,
     InternalError,
     ProcessFailure,
     RendezvousError,
@@ -25,7 +26,8 @@ class RunResult:
     Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all succeeded.
     `failures` holds the failure that ended the job, first and on every node, and then those of this node's workers, in
     the order they were observed; `cause` is the rank of that first one.  `victims` are the workers that ended because
-    the agent asked them to; they are in neither.  `stacks` says of workers that had to be killed where they were.
+    the agent asked them to, `raised` those that had raised an exception of their own by then; they are in none of the
+    others.  `stacks` says of workers that had to be killed where they were.
     """
 
     state: WorkerState
@@ -35,9 +37,22 @@ class RunResult:
     reason: str = ""
     stacks: Mapping[int, str] = field(default_factory=dict)
     cause: int | None = None
+    raised: Mapping[int, ProcessFailure] = field(default_factory=dict)
 
     def is_failed(self) -> bool:
         return self.state is WorkerState.FAILED
+
+
+def failed_error(name: str, result: RunResult) -> ChildFailedError:
+    """The failure of a job as an error, whose text is the report.
+
+    Args:
+        name: what the workers ran.
+        result: how it ended, with failures.
+    """
+    return ChildFailedError(
+        name, result.failures, result.victims, result.stacks, result.cause, result.raised
+    )  # fmt: skip
 
 
 def result_of(
@@ -74,10 +89,11 @@ def result_of(
         state=group.state,
         return_values={rank_of[local]: values[local] for local in sorted(values)},
         failures=failures,
-        victims=tuple(sorted(rank_of[local] for local in group.stopped)),
+        victims=tuple(sorted(rank_of[local] for local, raised in group.stopped.items() if raised is None)),
         reason=group.reason,
         stacks=stacks,
         cause=cause,
+        raised={rank_of[local]: raised for local, raised in sorted(group.stopped.items()) if raised is not None},
     )
 
 

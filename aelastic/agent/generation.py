@@ -147,8 +147,11 @@ class Generation:
         held.watches.ended(self.number, local_rank)
         gone_at = anyio.current_time()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
-        if local_rank in self._asked or local_rank in self._group.failed:
+        if local_rank in self._group.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
+        elif local_rank in self._asked:
+            raised = await held.postmortem.raised(start, self._group.workers[local_rank], exit_.exitcode)
+            self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))
         else:
             await self._tell_in_turn(start, exit_, gone_at)
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds

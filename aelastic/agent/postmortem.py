@@ -6,7 +6,9 @@ Nothing here decides what follows from it.
 from __future__ import annotations
 
 import socket
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +16,7 @@ import anyio.to_thread
 
 from aelastic.aio.threads import in_thread
 from aelastic.core.record import Record
-from aelastic.failures.error_file import Json, read_error_file
+from aelastic.failures.error_file import Json, parse_record, read_error_file
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 from aelastic.failures.oom import OomWatch
 from aelastic.group.backend import WorkerExit, WorkerStart
@@ -26,6 +28,8 @@ from aelastic.logs.run_logs import RunLogs
 _READ_TIMEOUT_S = 1.0
 # Several workers mostly fail together; a thread for each of them would be a hundred on a large host.
 _READS_AT_ONCE = 4
+# An interpreter that imported torch ends within this time after it has printed its exception.
+_FRESH_S = 5.0
 # A value may have gigabytes; a disk that gives none of it for so long gives nothing.
 _RETURN_VALUE_TIMEOUT_S = 300.0
 
@@ -78,6 +82,28 @@ class Postmortem:
         explain = partial(self._failure, start, worker, exitcode or 1, left, oom=oom, note=note or left.trouble)
         return await anyio.to_thread.run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
 
+    async def raised(self, start: WorkerStart, worker: Worker, exitcode: int) -> ProcessFailure | None:
+        """The exception that a worker raised by itself, of one that was asked to end; `None` if there is none.
+
+        Of several workers that fail together, most are still ending of their own exception when they are stopped.
+        """
+        if exitcode == 0:
+            return None
+        left = await self._read(start)
+
+        def explain() -> ProcessFailure | None:
+            from aelastic.failures.exit_reason import last_exception, may_be_uncaught
+
+            failure = self._failure(start, worker, exitcode, left)
+            if parse_record(left.error_file_data)[0]:
+                return failure
+            cause = last_exception(left.stderr_tail)
+            # One that our signal ended may have printed, and handled, an exception long before.
+            is_own = may_be_uncaught(exitcode) or (exitcode < 0 and left.is_fresh and cause and cause.is_from_top)
+            return failure.replace(message=cause.headline, traceback=cause.traceback) if cause and is_own else None
+
+        return await anyio.to_thread.run_sync(explain, abandon_on_cancel=True)
+
     async def of_living(self, start: WorkerStart, worker: Worker, found: Found, stack: str = "") -> ProcessFailure:
         """The failure of a worker that is to be stopped for what it does, or does not do.
 
@@ -100,8 +126,9 @@ class Postmortem:
         def read() -> _Left:
             data = read_error_file(str(start.error_file))
             has_file = data is not None or start.error_file.is_file()
-            tail = self._logs.tail(start.local_rank)
-            return _Left(str(start.error_file) if has_file else NOT_AVAILABLE, data or {}, tail, self._logs.trouble())
+            tail, is_fresh = self._logs.tail(start.local_rank), _is_fresh(start.stderr)
+            path = str(start.error_file) if has_file else NOT_AVAILABLE
+            return _Left(path, data or {}, tail, self._logs.trouble(), is_fresh)
 
         try:
             return await in_thread(read, within_s=_READ_TIMEOUT_S, limiter=self._readers)
@@ -135,9 +162,21 @@ class _Left(Record):
     error_file_data: Json = {}  # noqa: RUF012  never changed
     stderr_tail: str = ""
     trouble: str = ""  # with the disks that it wrote to
+    is_fresh: bool = False  # it wrote to stderr a moment ago
 
 
 _UNREAD = _Left()  # the disk does not answer
+
+
+def _is_fresh(stderr: Path | None) -> bool:
+    try:
+        return stderr is not None and abs(_now() - stderr.stat().st_mtime) < _FRESH_S
+    except OSError:
+        return False
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
 
 
 def prepare_for_failure() -> None:

@@ -273,7 +273,9 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
 
 def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> Outcome:
     if result.is_failed() and result.failures:
-        return _report(ChildFailedError(invocation.name, result.failures, result.victims, result.stacks, result.cause))
+        from aelastic.result import failed_error
+
+        return _report(failed_error(invocation.name, result))
     if stopped_by is not None and result.state.name == "STOPPED":
         _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; all workers have ended{_killed(result)}")
         return Outcome.of_signal(stopped_by)

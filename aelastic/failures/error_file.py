@@ -55,8 +55,22 @@ def epoch_s(value: object) -> int:
 
 
 def printable(text: str) -> str:
-    """The text with lone surrogates replaced, which JSON may hold and no stream can print."""
-    return text.encode("utf-8", "replace").decode()
+    """The text as a terminal may show it: nothing in it moves the cursor, rings, hides, or changes the direction.
+
+    Colours are removed, other control characters and lone surrogates, which JSON may hold, are replaced.
+    """
+    if "\x1b" in text:
+        from aelastic.failures.exit_reason import ESCAPES
+
+        text = ESCAPES.sub("", text)
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.translate(_CONTROLS).encode("utf-8", "replace").decode()
+
+
+# C0 without tab and newline, DEL and C1; then what sets the direction of text, and ends lines, in Unicode.
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(0x7F, 0xA0)], "?")
+_CONTROLS |= dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)], "?")
 
 
 def read_error_file(path: str) -> Json | None:

@@ -6,9 +6,8 @@ time is linear in the tail, whatever a worker printed.
 
 A tail is judged from its end.  The last traceback is the cause, except that one which did not end the process
 (announced by "Exception ignored in", "Exception in thread", ...) gives way to an earlier one that did, and one that
-does not begin in the program itself (`in <module>`), as that of an uncaught exception does, gives way to one that does.
-Chained exceptions are one traceback, whose headline is the last of them; one that is quoted in another's message is part
-of that message.
+does not begin in the program itself (`in <module>`), as an uncaught one does, gives way to one that does.  Chained
+exceptions are one traceback, whose headline is the last of them; a traceback that a message quotes is part of it.
 
 Whether the process ended of it, the text does not say: `may_be_uncaught` weighs the exit code.
 """
@@ -52,7 +51,7 @@ _ANNOUNCED = (
     "--- Logging error ---",
 )
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x1b\x07]*(?:\x07|\x1b\\))")
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x1b\x07]*(?:\x07|\x1b\\))")
 # torch's excepthook puts this before every line that is not blank.
 _RANK = re.compile(r"\[rank[0-9]{1,9}\]: ")
 _MARGIN = re.compile(r" *[|+] ?")
@@ -186,7 +185,7 @@ _Lines = list[_Line]
 def _clean(text: str) -> _Lines:
     """The lines of the tail as a terminal would show them, and whether torch's rank prefix stood before each."""
     lines: _Lines = []
-    for raw in _ESCAPES.sub("", text[-TAIL_CHARS:]).split("\n"):
+    for raw in ESCAPES.sub("", text[-TAIL_CHARS:]).split("\n"):
         # A progress bar redraws its line after every \r: only the last drawing is left to see.
         line = raw.rstrip("\r").rpartition("\r")[2]
         prefix = _RANK.match(line)

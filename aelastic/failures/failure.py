@@ -96,6 +96,7 @@ class ProcessFailure(Record):
             message = f"{unhealthy}; its last words: {message}" if message else unhealthy
         if not message:
             message, traceback = _explain(exitcode, stderr_tail, oom, note)
+        message, traceback = printable(message), printable(traceback)
         known = (host, rank, local_rank, pid, exitcode, message, traceback, timestamp or int(time.time()), is_final)
         own = (error_file, data or _NO_DATA, stderr_tail, log_file)
         super().__init__(*known, stack, oom, note, world_size, *own)

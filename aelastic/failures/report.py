@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 
+from aelastic.failures.error_file import printable
 from aelastic.failures.exit_reason import last_line
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 
@@ -15,6 +16,7 @@ from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 REPORT_TRACEBACK_CHARS = 32 * 1024
 REPORT_FAILURES_MAX = 64
 REPORT_PLACE_CHARS = 200
+REPORT_SORTS_MAX = 16
 REPORT_WIDTH_MAX = 60
 # Workers that had to be killed are mostly in the same place, or wait in another for the one that is not.
 REPORT_STACKS_MAX = 4
@@ -30,14 +32,17 @@ def report(
     boarder_delim: str,
     section_delim: str,
     stacks: Mapping[int, str] | None = None,
+    raised: Mapping[int, ProcessFailure] | None = None,
 ) -> str:
-    """The root cause with its traceback, the other failures with a line each, and the workers stopped for them.
+    """The root cause with its traceback, the other failures, and the workers stopped for them.
 
-    `stacks` says of workers that had to be killed where they were.
+    Args:
+        stacks: of workers that had to be killed, where they were.
+        raised: of workers that were stopped, what they had raised themselves.
     """
     root_rank, root = first
     index = {rank: at for at, rank in enumerate(failures)}
-    others = [(rank, failure) for rank, failure in failures.items() if rank != root_rank]
+    others, alike = _split({rank: each for rank, each in failures.items() if rank != root_rank}, root, raised or {})
     blocks = [_describe(index[rank], rank, failure) for rank, failure in others[:REPORT_FAILURES_MAX]]
     if unseen := [rank for rank, _ in others[REPORT_FAILURES_MAX:]]:
         blocks.append(f"  ... and {len(unseen)} more: ranks {_ranges(unseen)}")
@@ -49,13 +54,42 @@ def report(
     if blocks:
         lines += ["Failures:", *blocks, section]
     lines += ["Root Cause (first observed failure):", cause]
-    if victims:
-        stopped = tuple(victims)
-        lines += [section, f"Stopped by the agent: {_named(stopped)}"]
-    elif stacks:
-        lines.append(section)
+    ends = [*alike, *([f"Stopped by the agent: {_named(stopped)}"] if (stopped := tuple(victims)) else [])]
+    if ends or stacks:
+        lines += [section, *ends]
     lines += [f"  {line}" for line in killed(stacks or {})]
-    return "\n".join([*lines, border])
+    return printable("\n".join([*lines, border]))
+
+
+def _split(
+    others: Mapping[int, ProcessFailure], root: ProcessFailure, raised: Mapping[int, ProcessFailure]
+) -> tuple[list[tuple[int, ProcessFailure]], list[str]]:
+    """The failures that are described, the first of each sort; and lines for the ranks that failed in the same way."""
+    described = dict(others)
+    sorts = {_sort_of(root)}
+    alike: dict[tuple[str, str], dict[int, ProcessFailure]] = {}
+    for rank, failure in [*others.items(), *raised.items()]:
+        sort = _sort_of(failure)
+        if rank in others and sort not in sorts:
+            sorts.add(sort)
+            continue
+        described.pop(rank, None)
+        alike.setdefault(sort, {})[rank] = failure
+    lines = [_also(same) for same in list(alike.values())[:REPORT_SORTS_MAX]]
+    if unseen := [rank for same in list(alike.values())[REPORT_SORTS_MAX:] for rank in same]:
+        lines.append(f"Also failed: {_named(unseen)}")
+    return list(described.items()), lines
+
+
+def _sort_of(failure: ProcessFailure) -> tuple[str, str]:
+    """Failures of one sort are told together: they say the same, and hang at the same place if they do."""
+    return failure.message.strip().partition("\n")[0], failure.stack.partition(ALL_THREADS)[0]
+
+
+def _also(same: Mapping[int, ProcessFailure]) -> str:
+    first = next(iter(same.values()))
+    what, rest = "raised" if first.traceback else "failed", " (the same stack)" if first.stack else ""
+    return f"Also {what}: {_named(same)}: {first.headline[:REPORT_PLACE_CHARS]}{rest}"
 
 
 def killed(stacks: Mapping[int, str]) -> list[str]:
@@ -99,8 +133,8 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
         lines.append(f"  note      : {failure.note}")
     if failure.oom and failure.oom not in failure.message:
         lines.append(f"  memory    : {failure.oom}")
+    where = ["  stack     : " + failure.stack.replace("\n", "\n  ")] if failure.stack else []
     if not is_root:
-        where = [f"  stack     : {' '.join(failure.stack.split())[:REPORT_PLACE_CHARS]}"] if failure.stack else []
         return "\n".join([*lines, f"  traceback : {failure.headline}", *where])
     lines.append(f"  cause     : {failure.headline}")
     text = failure.traceback.strip("\n")
@@ -110,9 +144,7 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
         lines.append("  traceback : " + text.replace("\n", "\n  "))
     elif said := last_line(failure.stderr_tail):
         lines.append(f"  stderr    : {said}")
-    if failure.stack:
-        lines.append("  stack     : " + failure.stack.replace("\n", "\n  "))
-    return "\n".join(lines)
+    return "\n".join([*lines, *where])
 
 
 def _ranges(ranks: Iterable[int]) -> str:

@@ -90,6 +90,7 @@ class Exited(Record):
     local_rank: int
     failure: ProcessFailure | None  # None: it succeeded, or we had asked it to end
     gone_at: float | None = None  # when that was seen; why it failed takes a moment to find out
+    raised: ProcessFailure | None = None  # of a worker that we had asked to end: it raised an exception of its own
 
 
 class Cleared(Record):

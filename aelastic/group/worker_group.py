@@ -45,7 +45,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     assigned: Assigned | None = None  # of the current generation
     workers: tuple[ev.Worker, ...] = ()  # of the current generation
     failed: dict[int, ProcessFailure] = field(default_factory=dict[int, ProcessFailure])  # local ranks, as they failed
-    stopped: set[int] = field(default_factory=set[int])  # local ranks that ended because we asked them to
+    # Local ranks that ended because we asked them to, with what they raised themselves, if they did.
+    stopped: dict[int, ProcessFailure | None] = field(default_factory=dict[int, ProcessFailure | None])
     verdict: Ended | None = None
     _left: dict[int, Left] = field(default_factory=dict[int, Left])  # by local rank; not those that are gone
     _wish: Wish = field(default_factory=Rejoin)
@@ -232,7 +233,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 self.failed[event.local_rank] = event.failure
                 return []
             case Phase.STOPPING:  # a victim
-                self.stopped.add(event.local_rank)
+                self.stopped[event.local_rank] = event.raised
                 return []
             case Phase.DONE:
                 return []  # we gave up on it
@@ -346,7 +347,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.assigned = assigned
         self.phase, self.state, self.reason = Phase.SPAWNING, WorkerState.HEALTHY, ""
         self._wish, self._kill_count = Rejoin(), 0
-        self.failed, self.stopped = {}, set()
+        self.failed, self.stopped = {}, {}
         self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in range(self.spec.local_world_size))
         return [ev.Spawn(self.generation, assigned)]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from aelastic.aio.loops import LOOPS, loop_factory
 from aelastic.core.machine import CHECK_VARIABLE, check_invariants
-from aelastic.errors import ChildFailedError, InputError, RendezvousClosedError
+from aelastic.errors import InputError, RendezvousClosedError
 from aelastic.health_check_server import NoHealthCheckServer
 from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
 from aelastic.launcher.launch_config import SIGNALS_VARIABLE, LaunchConfig, signals_of, worker_spec
-from aelastic.result import RunResult
+from aelastic.result import RunResult, failed_error
 from aelastic.supervisor import Supervisor
 
 
@@ -115,7 +115,7 @@ def _delegate(health_check_server: Any, alive: Callable[[], int]) -> None:
 
 def _conclude(name: str, result: RunResult, stopped_by: int | None, ranks: Sequence[int]) -> dict[int, Any]:
     if result.is_failed():
-        raise catchable_as_torchs(ChildFailedError(name, result.failures, result.victims, result.stacks, result.cause))
+        raise catchable_as_torchs(failed_error(name, result))
     if result.state.name == "SUCCEEDED":
         return {rank: result.return_values.get(rank) for rank in ranks}
     if stopped_by is not None:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.failures.exit_reason import HEADLINE_CHARS, TAIL_CHARS, Cause, describe_exit, last_exception, last_line
+from aelastic.failures.exit_reason import (
+    HEADLINE_CHARS,
+    TAIL_CHARS,
+    Cause,
+    describe_exit,
+    last_exception,
+    last_line,
+    may_be_uncaught,
+)
 
 PLAIN = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
@@ -138,6 +146,49 @@ class TestNoise:
         )
         cause = found(text)
         assert (cause.headline, cause.file, cause.line) == ("ValueError: x", "/job/train.py", 12)
+
+
+QUOTED = 'Traceback (most recent call last):\n  File "child.py", line 1, in {}\nKeyError: 1\n'
+
+
+class TestWhichOne:
+    @pytest.mark.parametrize(
+        "message",
+        ["RuntimeError: child failed:\n", "RuntimeError: child failed\n\n", "RuntimeError: child failed: 7\n"],
+    )
+    @pytest.mark.parametrize("where", ["f", "<module>"])
+    def test_a_traceback_that_a_message_quotes_is_part_of_the_message(self, message: str, where: str) -> None:
+        if (where, message[-2]) == ("<module>", "7"):
+            return  # it may as well be that of a second exception
+        cause = found(PLAIN.replace("ValueError: batch is empty\n", message) + QUOTED.format(where))
+        assert (cause.headline.startswith("RuntimeError: child failed"), cause.file) == (True, "train.py")
+        assert "child.py" in cause.traceback
+
+    def test_what_a_handler_printed_before_or_after_is_not_the_cause(self) -> None:
+        handled = QUOTED.format("f")
+        assert found(handled + PLAIN) == found(handled + "retrying\n" + PLAIN) == found(PLAIN)
+        assert found(PLAIN + "\nat exit:\n" + handled).headline == "ValueError: batch is empty"
+
+    def test_the_last_of_two_that_were_printed_at_the_top_counts(self) -> None:
+        assert found(QUOTED.format("<module>") + PLAIN) == found(PLAIN)
+
+    def test_one_that_was_handled_far_from_the_top_is_the_cause_if_there_is_no_other(self) -> None:
+        cause = found(QUOTED.format("f") + "giving up\n")
+        assert (cause.headline, cause.is_from_top) == ("KeyError: 1", False)
+
+    def test_the_child_of_torchs_spawn_gives_the_headline(self) -> None:
+        text = "torch.ProcessRaisedException: \n\n-- Process 0 terminated with the following error:\n" + QUOTED.format(
+            "f"
+        )
+        cause = found(PLAIN.replace("ValueError: batch is empty\n", text))
+        assert (cause.headline, cause.file) == ("KeyError: 1", "child.py")
+        assert "train.py" in cause.traceback
+
+    @pytest.mark.parametrize(
+        "code, may_be", [(1, True), (120, True), (9, False), (2, False), (-11, False), (134, False)]
+    )
+    def test_an_uncaught_exception_exits_with_1(self, code: int, may_be: bool) -> None:
+        assert may_be_uncaught(code) is may_be
 
 
 # Text made of the pieces that mean something here reaches further than random characters do.

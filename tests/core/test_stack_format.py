@@ -148,8 +148,19 @@ def test_ranks_that_stood_in_the_same_place_are_told_once_and_few_places_are() -
     assert "  ... and ranks 10-13\n" in text
 
 
-def test_a_failure_besides_the_cause_has_its_place_in_a_line() -> None:
-    stuck = ProcessFailure(1, 2, -9, "", unhealthy="no sign of life", stack="where it stood:\n  in f\n  in g")
-    text = str(ChildFailedError("job", {0: ProcessFailure(0, 1, 1, ""), 1: stuck}))
+def stuck(rank: int, stack: str) -> ProcessFailure:
+    return ProcessFailure(rank, 2, -9, "", rank=rank, unhealthy="no sign of life", stack=stack)
 
-    assert "  stack     : where it stood: in f in g\n" in text
+
+def test_a_failure_besides_the_cause_has_its_stack_line_by_line() -> None:
+    text = str(
+        ChildFailedError("job", {0: stuck(0, "stands:\n  in f\n  in g"), 1: stuck(1, "stands:\n  in f\n  in h")})
+    )
+    assert "  stack     : stands:\n    in f\n    in g\n" in text
+    assert "  stack     : stands:\n    in f\n    in h\n" in text
+
+
+def test_ranks_that_hang_in_the_same_place_are_told_once() -> None:
+    text = str(ChildFailedError("job", {rank: stuck(rank, f"in f\nall threads: /{rank}") for rank in range(4)}))
+    assert text.count("in f") == 1
+    assert "\nAlso failed: ranks 1-3: no sign of life (the same stack)\n" in text

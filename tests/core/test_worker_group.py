@@ -354,19 +354,19 @@ def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> N
 def test_a_worker_that_ends_because_we_asked_is_a_victim_not_a_culprit() -> None:
     story = stopping_for_a_failure()
     story.tell(ev.Exited(1, 1, None))
-    assert (story.group.failed, story.group.stopped) == ({0: FAILURE}, {1})
+    assert (story.group.failed, set(story.group.stopped)) == ({0: FAILURE}, {1})
 
 
 def test_a_worker_that_failed_before_it_could_be_asked_is_a_culprit_too() -> None:
     story = stopping_for_a_failure()
     story.tell(ev.Exited(1, 1, OTHER_FAILURE))
-    assert (story.group.failed, story.group.stopped) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
+    assert (story.group.failed, set(story.group.stopped)) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
 
 
 def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
     story = awaiting()
     story.tell(interrupted(1), assigned(2))
-    assert (story.group.failed, story.group.stopped, story.group.unended) == ({}, set(), ())
+    assert (story.group.failed, set(story.group.stopped), story.group.unended) == ({}, set(), ())
     assert (story.group.state, story.group.reason) == (WorkerState.HEALTHY, "")
 
 
@@ -487,7 +487,7 @@ def test_an_unhealthy_worker_that_then_ends_has_failed_whatever_it_says_and_the_
     story = stopping_for_a_worker_that_hangs()
     assert story.end(0) == []
     assert story.end(1) == []
-    assert (story.group.failed, story.group.stopped) == ({0: HANGS}, {1})
+    assert (story.group.failed, set(story.group.stopped)) == ({0: HANGS}, {1})
     assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
     assert story.tell(interrupted(1)) == [ev.Join()]
 
@@ -511,7 +511,7 @@ def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> No
     assert story.tell(ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == [ev.Stop(1, (1,), signal.SIGKILL)]
     assert (story.group.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
     story.end(0, 1)
-    assert (story.group.failed, story.group.stopped) == ({0: HANGS, 1: OTHER_HANGS}, set())
+    assert (story.group.failed, set(story.group.stopped)) == ({0: HANGS, 1: OTHER_HANGS}, set())
 
 
 def test_a_worker_is_found_unhealthy_once() -> None:
@@ -579,7 +579,7 @@ def test_only_those_that_still_run_are_stopped() -> None:
     story.end(0)
     assert story.tell(interrupted(1)) == [ev.Stop(1, (1,), signal.SIGTERM)]
     story.end(1)
-    assert story.group.stopped == {1}
+    assert set(story.group.stopped) == {1}
 
 
 def test_a_final_failure_elsewhere_stops_the_workers_and_ends_the_run() -> None:
@@ -606,7 +606,7 @@ def test_a_request_to_stop_is_told_and_passed_on_with_its_signal() -> None:
     assert stop == ev.Stop(1, (0, 1), signal.SIGINT)
     assert story.left_s == SHUTDOWN_S
     assert story.end(0, 1) == [ev.Finish(left.reason)]
-    assert (story.group.state, story.group.stopped) == (WorkerState.STOPPED, {0, 1})
+    assert (story.group.state, set(story.group.stopped)) == (WorkerState.STOPPED, {0, 1})
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
@@ -869,3 +869,9 @@ def test_the_story_is_bounded() -> None:
     for _ in range(500):
         story.tell(ev.DeadlinePassed())
     assert len(story.group.story) == 64
+
+
+def test_what_a_worker_raised_before_it_was_stopped_is_kept_and_it_has_not_failed() -> None:
+    story = stopping_for_a_failure()
+    story.tell(ev.Exited(1, 1, None, None, OTHER_FAILURE))
+    assert (story.group.failed, story.group.stopped) == ({0: FAILURE}, {1: OTHER_FAILURE})

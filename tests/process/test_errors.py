@@ -63,9 +63,9 @@ def record_text(
 
 
 def failure_at(
-    path: Path, *, exitcode: int = 1, timestamp: int = 1000, local_rank: int = 0, **more: Any
+    path: Path, *, exitcode: int = 1, timestamp: int = 1000, local_rank: int = 0, said: str = "", **more: Any
 ) -> ProcessFailure:
-    path.write_text(record_text(timestamp=str(timestamp)))
+    path.write_text(record_text(message=said or "ValueError: batch is empty", timestamp=str(timestamp)))
     return ProcessFailure(local_rank, 100 + local_rank, exitcode, str(path), **more)
 
 
@@ -179,6 +179,18 @@ class TestProcessFailure:
     def test_a_note_is_better_than_the_exit_code(self) -> None:
         assert ProcessFailure(0, -1, 127, "", note="could not be started: no such file").message.startswith("could not")
 
+    def test_who_left_with_a_code_of_its_own_did_not_die_of_what_it_printed_before(self) -> None:
+        left = ProcessFailure(0, 1, 9, "", stderr_tail=TRACEBACK)
+        assert (left.message, left.traceback) == ("exited with code 9", "")
+        assert "  stderr    : ValueError: batch is empty\n" in str(ChildFailedError("x", {0: left}))
+
+    def test_a_shell_passes_on_why_its_child_aborted(self) -> None:
+        fatal = (
+            'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in f\n'
+        )
+        failure = ProcessFailure(0, 1, 134, "", stderr_tail=fatal)
+        assert failure.message.endswith("killed by SIGABRT; its last words: Fatal Python error: Aborted")
+
     def test_who_was_killed_did_not_die_of_what_it_printed_before(self) -> None:
         killed, aborted = (ProcessFailure(0, 1, -n, "", stderr_tail=TRACEBACK) for n in (9, 6))
         assert killed.traceback == "" and "ValueError" not in killed.message
@@ -288,12 +300,27 @@ class TestReport:
         assert ChildFailedError("x", {0: late, 1: second, 2: first}).get_first_failure() == (1, second)
 
     def test_the_others_are_one_line_and_the_stopped_ones_no_causes(self, tmp_path: Path) -> None:
-        failures = {n: failure_at(tmp_path / f"{n}.json", timestamp=100 + n, local_rank=n) for n in (1, 4)}
+        failures = {
+            n: failure_at(tmp_path / f"{n}.json", timestamp=100 + n, local_rank=n, said=f"E: {n}") for n in (1, 4)
+        }
         report = str(ChildFailedError("train.py", failures, {3: "SIGTERM", 0: "SIGTERM", 2: "SIGKILL"}))
         other = report[: report.index("Root Cause")]
         assert "rank      : 4" in other
-        assert other.rstrip("-\n").endswith("  traceback : ValueError: batch is empty at train.py:12")
+        assert other.rstrip("-\n").endswith("  traceback : E: 4 at train.py:12")
         assert report.rstrip("=").endswith("\nStopped by the agent: ranks 0, 2, 3\n")
+
+    def test_ranks_that_raised_the_same_are_one_line_and_not_stopped_ones(self, tmp_path: Path) -> None:
+        first, *failed = (failure_at(tmp_path / f"{n}.json", timestamp=100 + n, local_rank=n) for n in range(3))
+        raised = {n: failure_at(tmp_path / f"{n}.json", local_rank=n, said=f"E: {n // 6}") for n in range(3, 8)}
+        error = ChildFailedError("x", {0: first, 1: failed[0], 2: failed[1]}, [9], raised=raised)
+        assert str(error).split("\n")[-5:-1] == [
+            "Also raised: ranks 1, 2: ValueError: batch is empty at train.py:12",
+            "Also raised: ranks 3-5: E: 0 at train.py:12",
+            "Also raised: ranks 6, 7: E: 1 at train.py:12",
+            "Stopped by the agent: rank 9",
+        ]
+        assert "Failures:" not in str(error)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
     def test_many_stopped_ranks_are_ranges(self) -> None:
         victims = [*range(1, 1000), 1001]
@@ -314,7 +341,7 @@ class TestReport:
         assert "  cause     : ValueError: batch is empty" in report
 
     def test_it_has_a_limit(self) -> None:
-        failures = {n: ProcessFailure.from_elsewhere("h", n, 0, n, 1, "m", "x\n" * 10**5) for n in range(1000)}
+        failures = {n: ProcessFailure.from_elsewhere("h", n, 0, n, 1, f"m {n}", "x\n" * 10**5) for n in range(1000)}
         report = str(ChildFailedError("x", failures))
         assert len(report) < 150_000
         assert "... and 935 more: ranks 65-999" in report
@@ -322,7 +349,7 @@ class TestReport:
     def test_scrapers_of_torchs_report_find_their_fields(self, tmp_path: Path) -> None:
         torch_errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
         ours_at, theirs_at = tmp_path / "o.json", tmp_path / "t.json"
-        ours = ChildFailedError("x", {0: failure_at(ours_at), 1: failure_at(theirs_at)})
+        ours = ChildFailedError("x", {0: failure_at(ours_at), 1: failure_at(theirs_at, said="OSError: other")})
         theirs = torch_errors.ChildFailedError(
             "x", {n: torch_errors.ProcessFailure(0, 1, 1, str(path)) for n, path in enumerate([ours_at, theirs_at])}
         )
@@ -334,6 +361,22 @@ class TestReport:
             return [line.split(":")[0].strip("=-") for line in kept]
 
         assert marks(str(ours)) == marks(str(theirs))
+
+
+@pytest.mark.parametrize(
+    "code", ["\x1b[2J", "\x1b]0;title\x07", "\x07", "\x00", "\x9b31m", "\u202e", "\u2066", "\u2028"]
+)
+def test_nothing_that_moves_a_terminal_gets_into_the_report(tmp_path: Path, code: str) -> None:
+    path = tmp_path / "e.json"
+    path.write_text(record_text(message=f"E: a{code}b", traceback=f"Traceback{code}\r\nE: a{code}b"))
+    tail = f'Traceback (most recent call last):\n  File "a{code}.py", line 1, in <module>\nE: a{code}b\n'
+    recorded, printed = ProcessFailure(0, 1, 1, str(path)), ProcessFailure(0, 1, 1, "", stderr_tail=tail)
+    last = ProcessFailure(0, 1, 3, "", stderr_tail=f"giving{code} up\n", log_file=f"/logs/{code}/stderr.log")
+    elsewhere = ProcessFailure.from_elsewhere(f"h{code}", 0, 0, 1, 1, f"E: a{code}b", f"E: a{code}b", note=code)
+    for failure in (recorded, printed, last, elsewhere):
+        report = str(ChildFailedError(f"train{code}.py", {0: failure}))
+        assert [each for each in report if not (each.isprintable() or each == "\n")] == []
+    assert recorded.message.startswith("E: a") and recorded.message.endswith("b")
 
 
 class TestErrorHandler:
@@ -410,12 +453,12 @@ class TestErrorHandler:
     def test_a_cause_without_an_error_file_is_written_too(self, error_file: Path) -> None:
         @record
         def main() -> None:
-            raise ChildFailedError("x", {0: ProcessFailure(0, 1, 5, "", stderr_tail=TRACEBACK, oom="out of memory")})
+            raise ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "", stderr_tail=TRACEBACK, oom="out of memory")})
 
         with pytest.raises(ChildFailedError):
             main()
         message = written(error_file)["message"]
-        assert (message["message"], message["errorCode"]) == ("ValueError: batch is empty; out of memory", 5)
+        assert (message["message"], message["errorCode"]) == ("ValueError: batch is empty; out of memory", 1)
         assert message["extraInfo"]["py_callstack"] == TRACEBACK.rstrip("\n")
 
     def test_a_cause_from_elsewhere_is_not_looked_for_here(self, error_file: Path) -> None:

@@ -54,6 +54,49 @@ def test_the_users_stderr_comes_once_and_no_frame_of_the_agent_comes_at_all(laun
         assert ours not in job.stderr
 
 
+def test_ranks_that_raise_together_are_all_told_and_none_of_them_was_stopped(launch: Launcher, tmp_path: Path) -> None:
+    job = launch(
+        f"""
+        import atexit
+
+        def end():
+            open({str(tmp_path)!r} + f"/{{rank}}", "w").close()
+            if rank == 0:
+                for other in range(1, 4):
+                    wait_for({str(tmp_path)!r} + f"/{{other}}")
+            else:
+                time.sleep(600)  # as an interpreter that imported much takes its time to end
+
+        sys.excepthook = lambda *error: (sys.__excepthook__(*error), end())
+        raise ValueError("batch is empty")
+        """,
+        "--nproc-per-node=4",
+    )
+
+    assert job.wait() == 1
+    report = job.stderr[job.stderr.index("FAILED") :]
+    assert re.search(r"\nAlso raised: ranks 1-3: ValueError: batch is empty at \S+worker\.py:\d+\n", report)
+    assert "Stopped by the agent" not in report
+    assert report.count("batch is empty\n") == 1, "the traceback comes once"
+
+
+def test_an_exception_that_was_handled_and_printed_is_not_the_cause(launch: Launcher) -> None:
+    job = launch(
+        """
+        import traceback
+
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            traceback.print_exc()
+        sys.exit(9)
+        """
+    )
+
+    assert job.wait() == 9
+    assert "  cause     : exited with code 9\n" in job.stderr
+
+
 @pytest.mark.parametrize(
     "code, words, exitcode",
     [

@@ -306,7 +306,7 @@ class FakeWorld(RuleBasedStateMachine):
         assert len(self.group.workers) == (WORKERS if self.generation else 0)
         assert set(self.group.failed) <= self.failed
         assert self.unhealthy <= set(self.group.failed), "a worker that hung, and was forgotten"
-        assert self.group.stopped <= self.signalled
+        assert self.group.stopped.keys() <= self.signalled
         assert set(self.group.failed).isdisjoint(self.group.stopped), "a culprit and a victim"
 
     @invariant()

@@ -295,6 +295,37 @@ async def test_a_worker_that_fails_after_others_succeeded_fails_all() -> None:
     assert result.failures[1].exitcode == -11
 
 
+def write(path: Path | None, text: str) -> None:
+    assert path is not None
+    path.write_text(text)
+
+
+RAISED = 'Traceback (most recent call last):\n  File "t.py", line 3, in {}\nValueError: batch {} is empty\n'
+
+
+@on_virtual_time
+async def test_workers_that_raised_before_they_were_stopped_are_no_victims() -> None:
+    """Rank 0 fails.  Of those that are stopped then, some had printed or recorded an exception of their own."""
+    backend = FakeBackend([FAILS] + [FOREVER] * 5)
+    async with running(supervise(backend, 6, max_restarts=0), until_s=9) as run:
+        starts = backend.starts[0]
+        for rank, text in (  # written as the workers would
+            (1, RAISED.format("<module>", 1)),
+            (2, ""),
+            (3, RAISED.format("handled", 3)),  # and goes on
+            (4, RAISED.format("<module>", 4)),  # long ago
+        ):
+            write(starts[rank].stderr, text)
+        os.utime(str(starts[4].stderr), (1e9, 1e9))
+        starts[5].error_file.write_text('{"message": {"message": "OSError: recorded"}}')
+        result = await run.task
+    assert (list(result.failures), result.victims) == ([0], (2, 3, 4))
+    assert {rank: (each.message, each.exitcode) for rank, each in result.raised.items()} == {
+        1: ("ValueError: batch 1 is empty", -TERM),
+        5: ("OSError: recorded", -TERM),
+    }
+
+
 # Deadlines.
 
 
@@ -940,7 +971,7 @@ async def test_a_worker_that_fails_on_a_disk_that_hangs_is_restarted_and_the_age
     async with running(supervise(backend), until_s=16.5) as run:
         run.supervisor.stop()
         result = await run.task
-    assert (len(backend.starts), result.state, anyio.current_time()) == (2, WorkerState.STOPPED, 17)
+    assert (len(backend.starts), result.state, anyio.current_time()) == (2, WorkerState.STOPPED, 17.5)
 
 
 @on_virtual_time
