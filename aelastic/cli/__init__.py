@@ -5,4 +5,14 @@ read; `arguments` makes a checked `Invocation` of them, with `rendezvous_options
 options without effect.  `stderr` writes log lines and reports.
 """
 
-__all__ = ["advice", "arguments", "converters", "main", "options", "output_options", "parser", "rendezvous_options"]
+__all__ = [
+    "advice",
+    "arguments",
+    "converters",
+    "main",
+    "options",
+    "output_options",
+    "parser",
+    "rendezvous_options",
+    "stderr",
+]

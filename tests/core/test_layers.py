@@ -36,6 +36,7 @@ FLOORS = (
     ("cli", "timeline"),
     ("launcher",),
     ("launch", "run", "__main__"),
+    ("under",),
 )
 FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places}
 

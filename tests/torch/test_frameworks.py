@@ -1,12 +1,14 @@
-"""Training frameworks under aelastic: they see a torchelastic launch, and neither start workers nor choose ports themselves.
+"""Training frameworks under aelastic, and launchers that have aelastic under them.
 
-Both are installed for the first of these tests, into a folder below `build/` that later runs use again.  Torch and the
-rest of what the tests run with are seen from there, so little is fetched.
+The frameworks see a torchelastic launch, and neither start workers nor choose ports themselves.  All are installed for
+the first of these tests, into a folder below `build/` that later runs use again.  Torch and the rest of what the tests
+run with are seen from there, so little is fetched.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 import sysconfig
@@ -17,9 +19,21 @@ from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.torch_workers import ours
 
 INSTALL_TIMEOUT_S = 600.0
-REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4")
+REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4", "torchx>=0.7")
 # What pip says, and goes on to say of each package, where nobody answers.
 UNREACHABLE = ("Retrying (Retry(", "Temporary failure in name resolution", "Network is unreachable")
+
+# What a worker of `under` writes, in one call: its rank, and whether it is aelastic's, whose workers have this socket.
+TELL = """\
+import os
+
+
+def tell(*words):
+    told = "told", os.environ["RANK"], os.environ["WORLD_SIZE"], "TORCH_WORKER_SERVER_SOCKET" in os.environ, *words
+    os.write(1, " ".join(map(str, told)).encode() + b"\\n")
+
+
+"""
 
 pytestmark = [pytest.mark.all, pytest.mark.timeout(INSTALL_TIMEOUT_S + 3 * LAUNCH_TIMEOUT_S)]
 
@@ -155,3 +169,80 @@ def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: La
     resumed = {line.split(" ", 2)[2] for line in told if line.split()[2:4] == ["epoch", "1"]}
     assert len(resumed) == 1  # the same weights on all ranks, before the crash and after it
     assert {"1 0 done 2 4", "1 1 done 2 4"} <= set(told)
+
+
+# Under other launchers.
+
+
+def under(python: str, folder: Path, *argv: str, **env: str) -> tuple[int, list[str], str]:
+    """The exit code of a program under which aelastic is, what its workers told, and its stderr."""
+    done = subprocess.run(
+        [python, "-m", "aelastic.under", *argv], cwd=folder, capture_output=True, text=True, check=False,
+        timeout=2 * LAUNCH_TIMEOUT_S, env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
+    )  # fmt: skip
+    told = [line[line.index("told") :] for line in done.stdout.splitlines() if "told" in line]
+    return done.returncode, sorted(told), done.stderr
+
+
+def test_accelerate_launch_runs_aelastic_and_its_restarts(python: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        TELL + "from accelerate import Accelerator\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "restart = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "tell(restart, accelerator.process_index, accelerator.num_processes)\n"
+        "accelerator.wait_for_everyone()\n"
+        "if restart == '0' and accelerator.process_index == 1:\n    raise LookupError('no batch left')\n"
+    )
+    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    code, told, stderr = under(python, tmp_path, "accelerate", "launch", *options, "--max_restarts=1", "train.py")
+    assert code == 0, stderr
+    assert told == sorted(f"told {rank} 2 True {restart} {rank} 2" for rank in (0, 1) for restart in (0, 1))
+    assert "aelastic: W rank 1 failed on" in stderr and "LookupError: no batch left" in stderr
+    assert "restart 1 of 1" in stderr
+
+
+NOTEBOOK = """\
+def train(words):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    tell(words, accelerator.process_index, accelerator.num_processes)
+    if words == "fail":
+        raise LookupError("no batch left")
+
+
+if __name__ == "__main__":
+    if "--replace" in sys.argv:
+        import torch, aelastic.under
+        aelastic.under.replace_launcher()
+    from accelerate import notebook_launcher
+
+    notebook_launcher(train, (sys.argv[1],), num_processes=2, use_port="0")
+"""
+
+
+def test_accelerates_notebook_launcher_runs_aelastic(python: str, tmp_path: Path) -> None:
+    (tmp_path / "cell.py").write_text(f"{TELL}import sys\n\n\n{NOTEBOOK}")
+    code, told, stderr = under(python, tmp_path, "cell.py", "hello")
+    assert (code, told) == (0, [f"told {rank} 2 True hello {rank} 2" for rank in (0, 1)]), stderr
+    code, told, stderr = under(python, tmp_path, "cell.py", "fail")
+    assert (code, len(told)) == (1, 2) and "ChildFailedError" in stderr and "LookupError: no batch left" in stderr
+    done = subprocess.run(
+        [python, "cell.py", "hello", "--replace"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        timeout=LAUNCH_TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "told 0 2 True hello 0 2" in done.stdout and "told 1 2 True hello 1 2" in done.stdout
+
+
+def test_torchx_on_this_machine_runs_aelastic(python: str, tmp_path: Path) -> None:
+    # To a file: torchx shows the output of a job that ends soon in part only.
+    (tmp_path / "train.py").write_text(
+        f"{TELL}os.dup2(os.open('told', os.O_CREAT | os.O_APPEND | os.O_WRONLY), 1)\ntell(os.environ['ROLE_NAME'] == '')\n"
+    )
+    job = ["torchx", "run", "--wait", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--script", "train.py"]
+    # It starts `torchrun` from PATH, which torch has installed beside this Python.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    code, _, stderr = under(python, tmp_path, *job, PATH=path, HOME=str(tmp_path))
+    assert code == 0, stderr
+    assert sorted((tmp_path / "told").read_text().splitlines()) == ["told 0 2 True True", "told 1 2 True True"]

@@ -1,0 +1,13 @@
+"""aelastic in the place of torch's launcher, for programs that use it: accelerate, torchx, deepspeed, notebooks.
+
+    python -m aelastic.under accelerate launch train.py     # a program, and all that it starts
+    aelastic.under.replace_launcher()                       # this process: the first cell of a notebook
+
+No file is touched.  `site/sitecustomize.py` says what is replaced, and how.
+"""
+
+from __future__ import annotations
+
+from aelastic.under.site.sitecustomize import replace_launcher
+
+__all__ = ["replace_launcher"]
