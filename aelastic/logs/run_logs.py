@@ -108,6 +108,8 @@ class RunLogs:
         with refusing(f"temporary folder {self.scratch.parent}", "set TMPDIR to another"):
             self.scratch.mkdir(mode=0o700, parents=True)
         with refusing(f"log folder {self.root.parent}", "choose another with --log-dir"):
+            if self._log_dir is None and self._is_asked:
+                self.root.parent.mkdir(mode=0o700, parents=True)  # other users of the machine share what it is in
             self.root.mkdir(parents=True)
         if self._log_dir is not None:
             link_latest(self.root)

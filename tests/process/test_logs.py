@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import threading
 from pathlib import Path
@@ -99,7 +100,9 @@ def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place
     assert log.read_text() == "hello\n"
     assert str(log.parent.parent.parent) in job.stderr
     assert not job.left()
-    assert [path.name for path in job.tmp.iterdir()] == [log.relative_to(job.tmp).parts[0]]
+    (folder,) = job.tmp.iterdir()
+    assert log.is_relative_to(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700  # other users share the temporary folder, and must not read this
 
 
 @on_each_loop
