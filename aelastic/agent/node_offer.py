@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from aelastic.agent.resources import AgentSettings
+from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.protocol.messages import Node
 from aelastic.rdzv.registry import names
 from aelastic.spec import WorkerSpec
@@ -15,13 +16,15 @@ def node_offer(settings: AgentSettings, store: StoreHost) -> Node:
     """This node, with a port of its own that is held from now on."""
     spec, rdzv = settings.spec, settings.spec.rdzv
     address, port = _address_of(spec)
+    is_on_loopback = is_loopback(address) if rdzv is None else rdzv.is_on_loopback
+    loopback = (address or "localhost") if is_on_loopback else ""
     return Node(
         node_id=settings.node_id,
         host=socket.gethostname(),
         role=spec.role,
         local_world_size=spec.local_world_size,
         master_addr=address,
-        master_port=store.open(port) if settings.has_agent_store else store.hold(port),
+        master_port=store.open(port, loopback) if settings.has_agent_store else store.hold(port),
         preferred_rank=None if rdzv is None else rdzv.node_rank,
     )
 

@@ -1,9 +1,10 @@
-"""What the kernel tells of this machine.
+"""This machine, as the kernel shows it.
 
 - `proc_table`: the process table, the one place that reads it; `usage`: CPU time and memory of a process
 - `helpers`: starts helper processes; `signals`: what they ignore
 - `reaping`: waiting for child processes, and reaping them
+- `listeners`: sockets that listen, for every host or for this one
 - `inotify`: when files grow
 """
 
-__all__ = ["helpers", "inotify", "proc_table", "reaping", "signals", "usage"]
+__all__ = ["helpers", "inotify", "listeners", "proc_table", "reaping", "signals", "usage"]

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from aelastic.host.listeners import LOOPBACKS, is_loopback, listen, loopback_address
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
@@ -22,12 +23,10 @@ from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.search import Search
-from aelastic.rdzv.protocol.addresses import is_loopback
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage, Terms
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
-from aelastic.tcpstore.host import listen
 
 _log = logging.getLogger(__name__)
 
@@ -148,10 +147,11 @@ class AgentLink:
         self._mailbox.post(answer)
 
     def _new_candidate(self) -> Candidate:
+        loopback = loopback_address(self._settings.local_addr or "localhost") if self._settings.is_on_loopback else ""
         if self._listener is None:
-            self._listener = listen(0)
-        if self._settings.local_addr:
-            addresses = [self._settings.local_addr]
+            self._listener = listen(0, loopback)
+        if self._settings.local_addr or loopback:
+            addresses = [self._settings.local_addr or loopback]
         else:
             near, own = self._board.endpoint_host, self._board.own_address
             far = [own] if own and not is_loopback(own) else outward_addresses()
@@ -189,7 +189,7 @@ class AgentLink:
 
     async def _connect(self, conn: int, record: LeaderRecord) -> None:
         is_here = record.candidate.node_id == self._member.node_id
-        addresses = ("127.0.0.1", "::1") if is_here else record.candidate.addresses
+        addresses = (*LOOPBACKS, *record.candidate.addresses) if is_here else record.candidate.addresses
         with anyio.CancelScope() as self._connecting:
             try:
                 stream = await connect(addresses, record.candidate.port, lambda: Stream(self, DOWNWARD))

@@ -143,6 +143,21 @@ class RendezvousSettings(Record):
         )
 
     @property
+    def is_on_loopback(self) -> bool:
+        """Whether only agents of this host can take part, so that nothing has to listen for other hosts.
+
+        Several nodes may give their head node another name than it has for itself, `localhost` there: then it listens
+        for all.
+        """
+        from aelastic.host.listeners import is_loopback  # needs sockets, which to read options does not
+
+        if self.local_addr:
+            return is_loopback(self.local_addr)
+        if self.max_nodes > 1 or self.backend not in {"c10d", "static"} or "is_host" in self.config:
+            return False
+        return is_loopback(split_endpoint(self.endpoint or "localhost", C10D_PORT)[0])
+
+    @property
     def join_timeout_s(self) -> float:
         if "join_timeout" not in self.config and self.backend in {"static", "etcd"}:
             return self._seconds("timeout", JOIN_TIMEOUT_S)  # what these two call it in torch

@@ -20,16 +20,19 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import anyio
 
 from aelastic.errors import InputError
+from aelastic.host.listeners import listen, listen_on_loopback
 from aelastic.tcpstore.child import Death, StoreProcess
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# Thousands of workers connect at the same moment; the kernel caps this at net.core.somaxconn.
-BACKLOG = 4096
 # The workers go first: so long they start their interpreters, and on a machine that is full of them the child would
 # take that time from them.  Measured on 2 cores: without it the first line comes a sixth later, the store no sooner.
 HEAD_START_S = 0.1
@@ -43,32 +46,33 @@ class StoreHost:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []  # of one port; the child forwards from others to the first
         self._process = StoreProcess(env, "served the workers' store")
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
         self._is_new = False  # no workers have used the store
         self._presets: dict[str, str] = {}
 
-    def open(self, port: int) -> int:
+    def open(self, port: int, loopback: str = "") -> int:
         """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
 
         Args:
             port: 0 picks a free one.
+            loopback: where all workers are on this host: the loopback address, or name, at which they find the store.
 
         Raises:
             InputError: the port is in use, or not allowed.
         """
         self._is_wanted = self._is_new = False
-        if self._listener is None:
-            self._listener = _listen(port)
+        if not self._listeners:
+            make = partial(listen_on_loopback, port, loopback) if loopback else lambda: [listen(port)]
+            self._listeners = _refusing(make, port)
         if self._presets:
             self.serve()
             self._is_new = True
         else:
             self._process.say("drop")
-        number: int = self._listener.getsockname()[1]
-        return number
+        return self._port
 
     def hold(self, port: int) -> int:
         """Reserves a port on which a worker will serve a store, and gives its number.
@@ -79,9 +83,13 @@ class StoreHost:
         Raises:
             InputError: the port is in use, or not allowed.
         """
-        if self._listener is None:
-            self._listener = _refusing(_bind, port)
-        number: int = self._listener.getsockname()[1]
+        if not self._listeners:
+            self._listeners = [_refusing(lambda: _bind(port), port)]
+        return self._port
+
+    @property
+    def _port(self) -> int:
+        number: int = self._listeners[0].getsockname()[1]
         return number
 
     def preset(self, key: str, value: str) -> None:
@@ -107,7 +115,7 @@ class StoreHost:
             await self._called.wait()
             await anyio.sleep(HEAD_START_S)
             self._called = anyio.Event()
-            if self._is_wanted and self._listener is not None:
+            if self._is_wanted and self._listeners:
                 self._start()
 
     async def aclose(self) -> None:
@@ -120,8 +128,8 @@ class StoreHost:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._listener is not None:
-            self._process.say("serve", self._listener.fileno(), keys=self._presets)
+        if self._listeners:
+            self._process.say("serve", *(each.fileno() for each in self._listeners), keys=self._presets)
 
     async def _listen_to_child(self) -> None:
         try:
@@ -144,21 +152,9 @@ class StoreHost:
         self._start()
 
     def _close_port(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
-
-def listen(port: int) -> socket.socket:
-    """A listening socket on all interfaces, IPv6 and IPv4.
-
-    Raises:
-        OSError: the port is in use, or not allowed.
-        OverflowError: it is no port.
-    """
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    return socket.create_server(("", port), backlog=BACKLOG)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
 
 
 def _bind(port: int) -> socket.socket:
@@ -176,13 +172,9 @@ def _bind(port: int) -> socket.socket:
     return bound
 
 
-def _listen(port: int) -> socket.socket:
-    return _refusing(listen, port)
-
-
-def _refusing(make: Callable[[int], socket.socket], port: int) -> socket.socket:
+def _refusing(make: Callable[[], T], port: int) -> T:
     try:
-        return make(port)
+        return make()
     except (OSError, OverflowError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise InputError(f"port {port} can't be opened for the workers' store ({reason}): choose another") from None

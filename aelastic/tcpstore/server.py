@@ -3,8 +3,9 @@
 Started as `python -P server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
 it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or by
 the words of an error.  `serve` brings a listening socket: a new store is served on it, and holds the given keys at
-once.  `connect` makes it a client of another's store.  `drop` ends the store there is.  The others ask the
-store.  The end of the control socket is the end of the program, whatever it is doing.
+once; connections of a second one are forwarded to it.  `connect` makes it a client of another's store.  `drop` ends the
+store there is.  The others ask the store.  The end of the control socket is the end of the program, whatever it is
+doing.
 
 The store is a C++ object, and 80 % of `import torch` is Python code that it does not need.  On a
 machine whose workers are importing torch at that moment, that time is theirs.  So the quick mode loads torch's
@@ -25,7 +26,9 @@ import select
 import socket
 import sys
 import threading
+import time
 import types
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -35,6 +38,10 @@ COMMAND_BYTES_MAX = 192 * 1024  # of what a socket takes at once, 208 KiB by def
 # Of a value that is longer, which no agent wrote, only the beginning is told; in base64.
 VALUE_BYTES_MAX = 80 * 1024
 WORDS_MAX = 300
+LISTENERS_MAX = 2  # IPv4's loopback address and IPv6's
+FORWARD_BYTES = 64 * 1024
+FORWARD_STACK_BYTES = 128 * 1024  # two threads for each connection
+RETRY_INTERVAL_S = 0.1
 
 
 def import_store(mode: str) -> Any:
@@ -54,28 +61,27 @@ def import_store(mode: str) -> Any:
     return _C._distributed_c10d.TCPStore  # noqa: SLF001
 
 
-def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], int]]:
-    """Waits for commands, each with the listening socket that it brings, or -1; none at the end of the control socket.
+def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], list[int]]]:
+    """Waits for commands, each with the listening sockets that it brings; none at the end of the control socket.
 
     A store that was replaced or dropped before it was made is not made, nor asked: it would take the connections that
     are for the next one.
     """
-    commands: list[tuple[dict[str, Any], int]] = []
+    commands: list[tuple[dict[str, Any], list[int]]] = []
     control.setblocking(True)
     while True:
         try:
-            said, listeners, *_ = socket.recv_fds(control, COMMAND_BYTES_MAX, 1)
+            said, listeners, *_ = socket.recv_fds(control, COMMAND_BYTES_MAX, LISTENERS_MAX)
         except BlockingIOError:
             return commands
         if not said:
             return []
         command = json.loads(said)
         if command["do"] in {"serve", "drop"}:
-            for _, listener in commands:
-                if listener >= 0:
-                    socket.close(listener)
+            for listener in (each for _, unused in commands for each in unused):
+                socket.close(listener)
             commands = []
-        commands.append((command, listeners[0] if listeners else -1))
+        commands.append((command, listeners))
         control.setblocking(False)
 
 
@@ -86,13 +92,13 @@ def main(control: socket.socket, mode: str) -> None:
     answer(control, 0)
     store = None
     while commands := newest_commands(control):
-        for command, listener in commands:
+        for command, listeners in commands:
             do, number, arguments = command.pop("do"), command.pop("number"), command
             if do in {"serve", "connect", "drop"}:
                 store = None  # before the next one: two would share the connections that come in
             try:
                 if do == "serve":
-                    store = serve(store_class, listener, **arguments)
+                    store = serve(store_class, *listeners, **arguments)
                 elif do == "connect":
                     store = connect(store_class, **arguments)
                 answer(control, number, value=ask(store, do, **arguments) if do in QUESTIONS else None)
@@ -129,11 +135,12 @@ def answer(control: socket.socket, number: int, **what: Any) -> None:
         pass  # the agent has gone, and so have we
 
 
-def serve(store_class: Any, listener: int, keys: dict[str, str]) -> Any:
+def serve(store_class: Any, listener: int, *others: int, keys: dict[str, str]) -> Any:
     with socket.socket(fileno=socket.dup(listener)) as seen:
-        port = seen.getsockname()[1]
+        host, port = seen.getsockname()[:2]
+    host = loopback_address() if host in {"::", "0.0.0.0"} else host  # noqa: S104  compared only
     store = store_class(
-        host_name=loopback_address(),  # of its own client
+        host_name=host,  # of its own client
         port=port,
         world_size=None,
         is_master=True,
@@ -143,7 +150,46 @@ def serve(store_class: Any, listener: int, keys: dict[str, str]) -> Any:
     )
     for key, value in keys.items():
         store.set(key, value)
+    for other in others:
+        if forwarded:  # since an earlier round
+            socket.close(other)
+        else:
+            forwarded.append(other)
+            threading.Thread(target=forward, args=(other, host, port), daemon=True).start()
     return store
+
+
+forwarded: list[int] = []
+
+
+def forward(listener: int, host: str, port: int) -> None:
+    """Takes the connections of one socket to another, which is torch's: its store listens at one address only."""
+    threading.stack_size(FORWARD_STACK_BYTES)
+    with socket.socket(fileno=listener) as accepting:
+        while True:
+            try:
+                connect_through(accepting.accept()[0], host, port)
+            except OSError:  # the client has gone again, or no file is left for now
+                time.sleep(RETRY_INTERVAL_S)  # noqa: TID251  a thread of its own
+
+
+def connect_through(client: socket.socket, host: str, port: int) -> None:
+    with client, socket.create_connection((host, port)) as store:
+        for end in (client, store):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ends = client.dup(), store.dup()
+    for source, sink in (ends, ends[::-1]):
+        threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    """Passes on what one side says, and then that it says no more."""
+    with suppress(OSError):
+        while data := source.recv(FORWARD_BYTES):
+            sink.sendall(data)
+    for end, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
+        with suppress(OSError):  # it has gone
+            end.shutdown(how)
 
 
 def loopback_address() -> str:

@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_each_loop, run, wait_for
+from kit.ports import listening, quiet_port
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.result import RunResult
@@ -91,6 +93,82 @@ say("got", store.get("key").decode())
     )
     assert job.wait() == 0, job.story
     assert job.lines == ["got value"]
+    job.assert_nothing_left()
+
+
+HERE = {"127.0.0.1"} | ({"::1"} if socket.has_dualstack_ipv6() else set())
+LISTENS = """
+say("at", os.environ["MASTER_ADDR"])
+wait_for("go")
+"""
+
+
+@pytest.mark.parametrize(
+    "options, master",
+    [
+        ("--standalone", "localhost"),
+        ("--master-addr 127.0.0.1 --master-port PORT", "127.0.0.1"),
+        ("--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:PORT", "127.0.0.1"),
+        ("--rdzv-backend c10d --rdzv-endpoint localhost:PORT", "127.0.0.1"),
+        (
+            "--rdzv-backend c10d --rdzv-endpoint localhost:PORT --nnodes 1:2 --local-addr 127.0.0.1 --rdzv-conf last_call_timeout=0.1",
+            "127.0.0.1",
+        ),
+    ],
+)
+def test_a_job_that_is_on_this_host_only_listens_on_loopback_only(launch: Launcher, options: str, master: str) -> None:
+    job = launch(LISTENS, *options.replace("PORT", str(quiet_port())).split())
+    (said,) = job.wait_line("at")
+    assert said == f"at {master}"
+    addresses = set[str]().union(*listening(job.left()).values())
+    assert "127.0.0.1" in addresses
+    assert addresses <= HERE
+    job.go()
+    assert job.wait() == 0, job.story
+
+
+def test_a_job_that_other_hosts_may_join_listens_for_them(launch: Launcher) -> None:
+    # The others may know this host, whose endpoint is `localhost` here, by another name.
+    endpoint = f"localhost:{quiet_port()}"
+    job = launch(LISTENS, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--nnodes", "1:2",
+                 "--rdzv-conf", "last_call_timeout=0.1")  # fmt: skip
+    job.wait_line("at")
+    found = listening(job.left())
+    assert len(found) == 3, "the rendezvous, the coordinator, the workers' store"
+    assert all(addresses & {"0.0.0.0", "::"} for addresses in found.values())
+    job.go()
+    assert job.wait() == 0, job.story
+
+
+@pytest.mark.skipif("::1" not in HERE, reason="this machine has no IPv6")
+def test_clients_of_either_loopback_address_meet_in_one_store(launch: Launcher) -> None:
+    job = launch(
+        CLIENT
+        + """
+from threading import Thread
+
+port, mine = int(os.environ["MASTER_PORT"]), ("127.0.0.1", "::1")
+
+
+def visit(address, big):
+    host = address
+    store = Store(host_name=host, port=port, is_master=False, timeout=timedelta(seconds=30))
+    store.set(f"{restart} {address}", big)
+    assert store.get(f"{restart} {mine[address == mine[0]]}") == big
+
+
+threads = [Thread(target=visit, args=(address, b"x" * 1_000_000)) for address in mine]
+[thread.start() for thread in threads]
+[thread.join(60) for thread in threads]
+say(restart, "met", not any(thread.is_alive() for thread in threads))
+sys.exit(0 if restart == 1 else 1)
+""",
+        "--standalone",
+        "--max-restarts",
+        "1",
+    )
+    assert job.wait() == 0, job.story
+    assert job.lines == ["0 met True", "1 met True"]
     job.assert_nothing_left()
 
 

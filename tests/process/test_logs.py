@@ -102,7 +102,9 @@ def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place
     assert not job.left()
     (folder,) = job.tmp.iterdir()
     assert log.is_relative_to(folder)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700  # other users share the temporary folder, and must not read this
+    assert (
+        stat.S_IMODE(folder.stat().st_mode) == 0o700
+    )  # other users share the temporary folder, and must not read this
 
 
 @on_each_loop

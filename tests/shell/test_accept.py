@@ -11,6 +11,7 @@ from anyio.abc import TaskGroup
 from kit.launching import DEADLINE_S, on_both_loops, run
 
 from aelastic.aio import accept as accepting
+from aelastic.host.listeners import listen
 from aelastic.rdzv import coordinator_server as servers
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
@@ -20,7 +21,6 @@ from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol.messages import Terms
-from aelastic.tcpstore.host import listen
 
 LEASE_S = 0.3
 ENOUGH = 5

@@ -35,11 +35,12 @@ from aelastic.agent.postmortem import Postmortem
 from aelastic.errors import HostError
 from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.hangs.watch import Found, Watch
+from aelastic.host.listeners import listen, loopback_address
 from aelastic.logs.follower import Follower
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
-from aelastic.tcpstore.host import _listen
+from aelastic.tcpstore.host import _refusing
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -137,9 +138,9 @@ class StoreStandIn:
         self.served: list[int] = []
         stores.append(self)
 
-    def open(self, port: int) -> int:
+    def open(self, port: int, loopback: str = "") -> int:
         if self.listener is None:
-            self.listener = _listen(port)
+            self.listener = _refusing(lambda: listen(port, loopback_address(loopback) if loopback else ""), port)
         number: int = self.listener.getsockname()[1]
         return number
 

@@ -18,12 +18,12 @@ import socket
 from collections.abc import Callable, Mapping
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
+from aelastic.host.listeners import is_loopback, listen, loopback_address
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of, useful_elsewhere
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError, TcpStore, read_timeout_of, run_key
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
-from aelastic.tcpstore.host import listen
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class C10dBoard(Board):
     def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str]) -> None:
         endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
         self._is_host = _switch(settings, "is_host")
+        self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
         self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings))
@@ -150,7 +151,7 @@ class C10dBoard(Board):
         """The port, open; `None` if another process on this machine has it."""
         endpoint = self._store.endpoint
         try:
-            listener = listen(endpoint.port)
+            listener = listen(endpoint.port, loopback_address(endpoint.host) if self._is_on_loopback else "")
         except OSError as error:
             if error.errno == errno.EADDRINUSE and not self._is_host:
                 return None

@@ -15,7 +15,8 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.rdzv.protocol.addresses import is_loopback, plain_address
+from aelastic.host.listeners import is_loopback
+from aelastic.rdzv.protocol.addresses import plain_address
 
 RESOLVE_TIMEOUT_S = 10.0
 # A machine answers in milliseconds, or its firewall never does; a lost packet is sent again after 1 s.

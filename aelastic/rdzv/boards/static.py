@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
+from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 class KeyHost(Protocol):
     """Serves the workers' store: `aelastic.tcpstore.host.StoreHost`, which must be running."""
 
-    def open(self, port: int) -> int: ...
+    def open(self, port: int, loopback: str = "") -> int: ...
 
     def preset(self, key: str, value: str) -> None: ...
 
@@ -46,6 +47,7 @@ class StaticBoard(Board):
     def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str], host: KeyHost) -> None:
         self._endpoint = Endpoint(*split_endpoint(settings.endpoint))
         self._is_master = settings.node_rank == 0
+        self._is_on_loopback = settings.is_on_loopback and is_loopback(self._endpoint.host)
         self._run_id = run_id
         self._host = host
         self._is_open = False  # node 0's part
@@ -61,7 +63,7 @@ class StaticBoard(Board):
         if self._is_open:
             return
         self._host.preset(SERVED_FOR, printable(self._run_id))
-        self._host.open(self._endpoint.port)
+        self._host.open(self._endpoint.port, self._endpoint.host if self._is_on_loopback else "")
         self._is_open = True
         try:
             self._local_address = await local_address_of(self._endpoint)

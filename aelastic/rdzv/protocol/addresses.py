@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
 
+from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.protocol.messages import Node
 
 
@@ -29,13 +30,6 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def master_address(nodes: Sequence[Node]) -> str:
