@@ -8,6 +8,19 @@ Names are imported when they are first used: a worker that uses `record` need no
 
 from __future__ import annotations
 
+import sys
+
+# `python -m` puts the working folder before the standard library, so a queue.py or json.py there would become ours.
+# The console script does not; for our own commands it is left out, too, before anything else is imported.
+_COMMANDS = {f"aelastic{name}" for name in ("", ".__main__", ".run", ".launch", ".timeline")}
+working_folder = ""  # what was left out: function workers get it back, as those of torchrun have it
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:  # Python looks for the module that it shall run
+    _named = sys.orig_argv[-len(sys.argv)]
+    if (_named.partition("m")[2] if _named.startswith("-") else _named) in _COMMANDS:
+        working_folder = sys.path.pop(0)
+        if __path__[0] == f"{working_folder}/aelastic":
+            sys.path.append(working_folder)  # we are in it
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -25,6 +25,7 @@ from typing import IO, Any, Protocol
 
 import anyio
 
+from aelastic import working_folder
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
@@ -89,7 +90,8 @@ class _Function:
         name = f"worker {start.local_rank}"
         try:
             with _holding_signals_over_fork(method) as usual:
-                self._process = context.Process(target=functions.run, args=(start, usual), name=name)
+                args = (start, usual, working_folder)
+                self._process = context.Process(target=functions.run, args=args, name=name)
                 self._process.start()
         except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
             what = getattr(start.entrypoint, "__qualname__", repr(start.entrypoint))

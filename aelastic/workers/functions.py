@@ -20,14 +20,17 @@ from aelastic.errors import ErrorHandler, record
 from aelastic.group.backend import WorkerStart
 
 
-def run(start: WorkerStart, held_off: Collection[int] | None = None) -> None:
+def run(start: WorkerStart, held_off: Collection[int] | None = None, working_folder: str = "") -> None:
     """Runs the function of one worker, in its own session, environment and streams.
 
     An exception goes to the error file and, without frames of ours, to stderr; the exit code is 1.
 
     Args:
         held_off: where all signals are held off over the fork, those that are to stay so.
+        working_folder: where modules are looked for first, if the agent has left it out for itself.
     """
+    if working_folder:
+        sys.path[:] = [working_folder, *(path for path in sys.path if path != working_folder)]
     _become_a_worker(start)
     if held_off is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, held_off)

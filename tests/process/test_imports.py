@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +52,43 @@ def test_asking_torch_does_not_import_it_here(script: str) -> None:
         "assert 'torch' not in sys.modules and 'asyncio' not in sys.modules, sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# What `python -m` itself imports before the package it is asked to run: these are out of anyone's reach.
+BEFORE = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+
+
+@pytest.fixture
+def shadows(tmp_path: Path) -> Path:
+    """A folder with a file for each module of the standard library and of what an agent uses; each ends its importer."""
+    folder = tmp_path / "shadows"
+    folder.mkdir()
+    (folder / "ours.py").write_text(BEFORE)
+    before = subprocess.run(
+        [sys.executable, "-m", "ours"], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    for name in {*sys.stdlib_module_names, "anyio", "uvloop", "aiofiles", "aiohttp", "torch"} - {*before, "__future__"}:
+        (folder / f"{name}.py").write_text(f"import os\nos.write(2, b'{name} of the folder')\nos._exit(55)\n")
+    return folder
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("module", ["aelastic", "aelastic.run"])
+def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp_path: Path, module: str) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.path[0])\nraise ValueError('boom')\n")
+    command = [sys.executable, "-m", module, "--max-restarts=1", "--tee=3", str(tmp_path / "train.py")]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
+    done = subprocess.run(command, cwd=shadows, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "ValueError: boom" in done.stderr, done.stderr
+    assert "of the folder" not in done.stderr
+    assert done.stdout.count(f"[default0]:{tmp_path}\n") == 2
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("options", ["-m train", "--run-path train.py", "--run-path --start-method=fork train.py"])
+def test_the_workers_look_into_the_working_folder_first(tmp_path: Path, options: str) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint('path', sys.path[0])\n")
+    command = [sys.executable, "-m", "aelastic", *options.split()]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"path {tmp_path}\n"), done.stderr
