@@ -25,6 +25,7 @@ AGREEING_CLOCKS_S = 0.05
 SAME_CLOCK_S = 1.0
 # Nanoseconds are kept in 64 bits.
 _WHOLE_MAX = 1 << 63
+_SECONDS_MAX = _WHOLE_MAX / 1e9
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
@@ -59,8 +60,9 @@ class Entry:
             ValueError: it is missing, or none.
         """
         value = self.fields.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{name} is {value!r}")
+        # Compared, not converted: an integer may be too large for a float.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -_SECONDS_MAX < value < _SECONDS_MAX:
+            raise ValueError(f"{name} is no length of time")
         return max(0.0, float(value))
 
 

@@ -292,6 +292,8 @@ def test_records_that_lack_what_they_should_have_change_nothing_but_themselves()
     strange: Iterable[dict[str, Any]] = (
         {"event": "phase_took", "name": "run", "duration_s": "long"},
         {"event": "phase_took", "name": "run", "duration_s": None},
+        {"event": "phase_took", "name": "run", "duration_s": 10**400},
+        {"event": "phase_took", "name": "run", "duration_s": 1e308},
         {"event": "round_formed", "round": None},
         {"event": "workers_started", "workers": [7]},
         {"event": "workers_started", "workers": None},
@@ -310,7 +312,7 @@ def test_records_that_lack_what_they_should_have_change_nothing_but_themselves()
 
     story = story_of(a, b)
 
-    assert [note for note in story.notes if note.startswith("10 records that lack")]
+    assert [note for note in story.notes if note.startswith("12 records that lack")]
     assert story.restarts[0].took_s == pytest.approx(0.3, abs=1e-5)
 
 
