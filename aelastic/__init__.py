@@ -8,18 +8,25 @@ Names are imported when they are first used: a worker that uses `record` need no
 
 from __future__ import annotations
 
+import _signal
 import sys
 
-# `python -m` puts the working folder before the standard library, so a queue.py or json.py there would become ours.
-# The console script does not; for our own commands it is left out, too, before anything else is imported.
+# Before anything else is imported by one of our own commands: the console script, or `python -m`.
 _COMMANDS = {f"aelastic{name}" for name in ("", ".__main__", ".run", ".launch", ".timeline")}
 working_folder = ""  # what was left out: function workers get it back, as those of torchrun have it
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:  # Python looks for the module that it shall run
-    _named = sys.orig_argv[-len(sys.argv)]
-    if (_named.partition("m")[2] if _named.startswith("-") else _named) in _COMMANDS:
+_command = sys.argv[0].rpartition("/")[2] if sys.argv else ""
+if _command == "-m":  # Python looks for the module that it shall run
+    _command = sys.orig_argv[-len(sys.argv)]
+    _command = _command.partition("m")[2] if _command.startswith("-") else _command
+    if _command in _COMMANDS and not sys.flags.safe_path:
+        # `python -m` puts the working folder before the standard library, so a queue.py or json.py there would become
+        # ours.  The console script does not.
         working_folder = sys.path.pop(0)
         if __path__[0] == f"{working_folder}/aelastic":
             sys.path.append(working_folder)  # we are in it
+if _command in _COMMANDS and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    # A Ctrl-C while the rest is imported ends this process as it ends any other, without a traceback.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

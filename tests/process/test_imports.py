@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,34 @@ def test_the_workers_look_into_the_working_folder_first(tmp_path: Path, options:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, f"path {tmp_path}\n"), done.stderr
+
+
+# Interrupts its process when a module is looked for the first time: a Ctrl-C at that moment.
+INTERRUPT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == os.environ["INTERRUPT_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("moment", ["typing", "aelastic.errors", "argparse"])
+@pytest.mark.parametrize("command", ["-m aelastic", "-m aelastic.timeline", "bin/aelastic"])
+def test_a_ctrl_c_during_the_imports_says_nothing(tmp_path: Path, moment: str, command: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "aelastic").write_text("from aelastic.cli.main import main_and_exit\nmain_and_exit()\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "INTERRUPT_AT": moment}
+    done = subprocess.run(
+        [sys.executable, *command.split(), "--version"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
