@@ -101,7 +101,7 @@ class Supervisor:
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
         if self._group.is_done and self._run is not None:
-            self._run.resources.logs.give_up()  # nothing is left to wait for but the console
+            self._run.resources.logs.hurry()  # nothing is left to wait for but the console
             self._observers.give_up()
 
     async def collect_stacks(self, why: str = "asked") -> StacksTaken:

@@ -20,6 +20,8 @@ from aelastic.logs.sinks import Sink
 CHUNKS_PER_TURN = 32
 # At the end, a console that takes nothing for this long is given up; the files are kept then.
 STALL_TIMEOUT_S = 30.0
+# The time that is left to a console once the user wants an end: a terminal shows what little is left at once.
+HURRY_S = 0.5
 
 
 class Pump:
@@ -30,6 +32,7 @@ class Pump:
 
     def __init__(self) -> None:
         self.is_stalled = False
+        self.is_hurried = False
         self._files: list[tuple[Follower, Sink]] = []
         self._grown = anyio.Event()
         self._idle_or_over = anyio.Event()
@@ -79,14 +82,21 @@ class Pump:
             for _, sink in self._files:
                 sink.give_up()
 
+    def hurry(self) -> None:
+        """Ends `drain` within `HURRY_S`, even if output is left to show."""
+        if not self.is_hurried:
+            self.is_hurried = True
+            self._idle_or_over.set()
+
     async def drain(self) -> None:
-        """Returns when everything has been shown, or a sink took nothing for `STALL_TIMEOUT_S`."""
+        """Returns when everything has been shown, or a sink took nothing for `STALL_TIMEOUT_S`, or after `hurry`."""
         while self._files and not self.is_stalled:
             before = self._bytes_taken()
             self._idle_or_over = anyio.Event()
-            with anyio.move_on_after(STALL_TIMEOUT_S) as waited:
+            is_last = self.is_hurried
+            with anyio.move_on_after(HURRY_S if is_last else STALL_TIMEOUT_S) as waited:
                 await self._idle_or_over.wait()
-            if waited.cancelled_caught and self._bytes_taken() == before:
+            if waited.cancelled_caught and (is_last or self._bytes_taken() == before):
                 self.give_up()
 
     def _bytes_taken(self) -> int:

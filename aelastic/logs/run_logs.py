@@ -55,6 +55,7 @@ _log = logging.getLogger(__name__)
 COALESCE_S = 0.001
 COALESCE_FLOOD_S = 0.003
 FLOOD_BYTES = 1 << 16  # shown since the last look
+_STALLED = "the console stopped taking output"
 # What a worker has written is searched within milliseconds.
 SEARCH_LOOK_AGAIN_S = 0.01
 # A file server may be slow; one that has not made some files in so long is down.
@@ -277,12 +278,13 @@ class RunLogs:
             kept = self.scratch  # removed already
         written = (path.parent.parent for path in self._written() if self.scratch not in path.parents)
         places = dict.fromkeys([kept, *written])
-        _log.warning("the console stopped taking output; the rest is in %s", " and ".join(map(str, places)))
+        what = "not all output was shown" if any(pump.is_hurried for pump in self._pumps) else _STALLED
+        _log.warning("%s; the rest is in %s", what, " and ".join(map(str, places)))
 
-    def give_up(self) -> None:
-        """Ends `finish` now, even if output is left to show."""
+    def hurry(self) -> None:
+        """Ends `finish` soon, even if output is left to show."""
         for pump in self._pumps:
-            pump.give_up()
+            pump.hurry()
 
     def close(self) -> None:
         """Closes what is open and removes the scratch."""

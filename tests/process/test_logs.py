@@ -11,8 +11,15 @@ import threading
 from pathlib import Path
 from typing import IO
 
+import anyio
 import pytest
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_each_loop, wait_for
+
+from aelastic.logs import pump as pump_module
+from aelastic.logs.follower import Follower
+from aelastic.logs.lines import PrefixedLines
+from aelastic.logs.pump import Pump
+from aelastic.logs.sinks import DescriptorSink
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -475,3 +482,42 @@ def test_a_log_folder_lost_while_the_job_runs_is_the_hosts_fault_and_no_usage_er
     assert "rank 0 failed on" in job.stderr
     assert "cannot create the workers' log files in" in job.stderr.splitlines()[-1]
     assert "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    monkeypatch.setattr(pump_module, "HURRY_S", 0.3)
+    reader, writer = os.pipe()
+    path = tmp_path / "out.log"
+    path.touch()
+    sink = DescriptorSink(writer, is_ours=True)
+    pump = Pump()
+    pump.add(Follower(path, PrefixedLines(None)), sink)
+    path.write_bytes(b"x" * (1 << 20))  # more than the pipe takes
+
+    def read_slowly() -> None:
+        pump_is_asked.wait(DEADLINE_S)
+        while os.read(reader, 1 << 16):
+            pass
+
+    pump_is_asked = threading.Event()
+    reading = threading.Thread(target=read_slowly, daemon=True)
+    if not is_stopped:
+        reading.start()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run, lambda watch: None)
+        pump.end_followers()
+        tasks.start_soon(pump.drain)
+        await anyio.wait_all_tasks_blocked()
+        pump.hurry()
+        pump_is_asked.set()
+        with anyio.fail_after(DEADLINE_S):
+            await pump.drain()
+        tasks.cancel_scope.cancel()
+    assert pump.is_stalled is is_stopped
+    if not is_stopped:
+        assert sink.bytes_taken == 1 << 20
+    pump.close()
+    os.close(reader)
