@@ -8,7 +8,7 @@ Names are imported when they are first used: a worker that uses `record` need no
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # no stub
 import sys
 
 # Before anything else is imported by one of our own commands: the console script, or `python -m`.

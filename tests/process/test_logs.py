@@ -508,7 +508,7 @@ async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_i
         reading.start()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run, lambda watch: None)
-        pump.end_followers()
+        pump.end_followers(pump.sizes())
         tasks.start_soon(pump.drain)
         await anyio.wait_all_tasks_blocked()
         pump.hurry()
