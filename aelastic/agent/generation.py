@@ -119,6 +119,7 @@ class Generation:
             ranks=assigned.ranks,
             local_rank=local_rank,
             restart_count=assigned.restart_count,
+            fence=assigned.fence,
             master_addr=assigned.master_addr,
             master_port=assigned.master_port,
             has_agent_store=self._store_server != "worker",

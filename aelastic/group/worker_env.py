@@ -15,6 +15,8 @@ from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 
 CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+# Ours: it rises with each round, so that a script can refuse what a worker of an earlier round writes.
+FENCE_VARIABLE = "AELASTIC_ROUND"
 HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not handed down
 # torch's: seconds that a worker may spend in uninterruptible sleep; none, 0 or less: without limit.
 STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
@@ -32,6 +34,7 @@ def worker_env(
     ranks: NodeRanks,
     local_rank: int,
     restart_count: int,
+    fence: int,
     master_addr: str,
     master_port: int,
     control_socket: str,
@@ -54,6 +57,7 @@ def worker_env(
         "TORCHELASTIC_RESTART_COUNT": str(restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
+        FENCE_VARIABLE: str(fence),
         # Whether rank 0's init_process_group connects to our store instead of serving one of its own.
         "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store),
         # torchrun leaves this one to its users; where they do not set it, `worker_main` serves nothing.

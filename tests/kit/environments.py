@@ -132,6 +132,8 @@ def assert_same_env(theirs: dict[str, str], ours: dict[str, str], env: dict[str,
     # torchrun sets none: `worker_main` of its control plane serves nothing there.
     assert "TORCH_WORKER_SERVER_SOCKET" not in theirs
     assert re.fullmatch(r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+", ours.pop("TORCH_WORKER_SERVER_SOCKET"))
+    assert "AELASTIC_ROUND" not in theirs
+    assert re.fullmatch(r"\d+", ours.pop("AELASTIC_ROUND"))
     for key, shape in SHAPES.items():
         if theirs.get(key) != ours.get(key):
             assert re.fullmatch(shape, theirs.pop(key)), key

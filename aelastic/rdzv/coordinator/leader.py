@@ -280,6 +280,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _begin_epoch(self, record: LeaderRecord, now: float) -> list[ev.Action]:
         """Goes on with the record that the board has, which may be our old one: it had been renewed meanwhile."""
         self.lease.on_reclaimed(record)
+        self.coordinator.roster.epoch = record.epoch
         self._lead(now)
         return self.sessions.begin_epoch(record.epoch, now) + self._reclaim_if_needed(now)
 
@@ -354,6 +355,7 @@ def begin_term(
         campaigned_at: when the board was asked for it.
         has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
     """
+    coordinator.roster.epoch = record.epoch
     sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
     lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
     return Leader(coordinator, sessions, lease)

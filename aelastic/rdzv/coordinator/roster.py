@@ -41,6 +41,7 @@ class Roster:
     agent_of_rank: dict[int, str] = field(
         default_factory=dict[int, str]
     )  # --node-rank to the node that joined with it last
+    epoch: int = 0  # of the leadership that begins rounds; `leader.py` keeps it
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
 
@@ -110,7 +111,9 @@ class Roster:
         assignments = {}
         for node, ranks in zip(nodes, table, strict=True):
             self.put(node, Standing.BUSY)
-            assignments[node.node_id] = m.Assigned(round_, restart_count, ranks, address, port, own_rank)
+            assignments[node.node_id] = m.Assigned(
+                round_, restart_count, ranks, address, port, own_rank, epoch=self.epoch
+            )
         self.participants, self.departed, self.lost_hosts = dict(assignments), set(), {}
         return assignments
 

@@ -19,7 +19,7 @@ from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.protocol import messages as m
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 2
+PROTOCOL = 3
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.
@@ -66,6 +66,15 @@ def from_text(text: str) -> Any:
     """
     body = text.encode(errors="replace")  # no text of ours has half a surrogate pair: JSON spells them out
     return next(Decoder(DOWNWARD).feed(len(body).to_bytes(_HEAD, "big") + body))
+
+
+def verdict_from_text(text: str) -> m.Ended | None:
+    """The verdict on the board; `None` if that is unreadable."""
+    try:
+        ended = from_text(text)
+    except WireError:
+        return None
+    return ended if isinstance(ended, m.Ended) else None
 
 
 def _fields_of(value: Any) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import LEASE_S
 
+# In a fencing number an epoch counts as so many rounds, more than any job has: both can be read in the decimals.
+ROUNDS_OF_AN_EPOCH = 1_000_000
+
 
 class Node(Record):
     """One agent, as it introduces itself.
@@ -136,6 +139,16 @@ class Assigned(Record):
     coordinator_rank: int = -1
     # What serves the workers' store: the agent of group rank 0, or the worker of rank 0.
     store_server: str = "agent"
+    epoch: int = 0  # of the coordinator that began the round; 0: there are no coordinators
+
+    @property
+    def fence(self) -> int:
+        """Above that of each earlier round, also where two coordinators have begun a round of one number.
+
+        The story behind the epoch: the coordinator and node A begin round 5, and lose the board.  The others elect
+        another coordinator, which knows of round 4 only, and begins a round 5 of its own.
+        """
+        return self.epoch * ROUNDS_OF_AN_EPOCH + self.round
 
 
 class Interrupted(Record):
