@@ -194,7 +194,7 @@ class AgentLink:
             try:
                 stream = await connect(addresses, record.candidate.port, lambda: Stream(self, DOWNWARD))
             except NoConnectionError as error:
-                self._mailbox.post(ev.ConnectFailed(conn, error.is_refused, str(error)))
+                self._mailbox.post(ev.ConnectFailed(conn, error.is_refused, str(error), error.is_here))
                 return
             if stream.closed.is_set():  # before it had its number: the member was not told
                 self._mailbox.post(ev.ConnectFailed(conn, False, "the coordinator closed the connection at once"))
@@ -206,11 +206,11 @@ class AgentLink:
         self._mailbox.post(ev.Received(stream.conn, message))
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
-        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error)))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_reset=True))
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the coordinator: {reason}"))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the coordinator: {reason}", stream.is_reset))
 
 
 class _OneByOne(Board):

@@ -52,6 +52,7 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_deaf = False
         self.closed = anyio.Event()
+        self.is_reset = False  # it broke; else one of its ends has closed it
         self.conn = 0  # its owner's number for it
 
     @property
@@ -74,6 +75,7 @@ class Stream(asyncio.Protocol):
             return
         self._transport.write(frame)
         if self._transport.get_write_buffer_size() > UNSENT_MAX:
+            self.is_reset = True
             self._transport.abort()
 
     def close(self) -> None:
@@ -106,19 +108,26 @@ class Stream(asyncio.Protocol):
             self._listener.on_garbage(self, error)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.is_reset |= error is not None
         self.closed.set()
         self._listener.on_closed(self, "connection closed" if error is None else f"connection broken: {error}")
 
 
 class NoConnectionError(Exception):
-    """No address could be connected to.  `is_refused`: the host answers, and no process listens at that port."""
+    """No address could be connected to.
 
-    def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int) -> None:
+    Attributes:
+        is_refused: that no process listens at that port is the answer, of the host or of something before it.
+        is_here: the host is this machine, so its kernel has answered.
+    """
+
+    def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int, hosts: Sequence[str]) -> None:
         reasons = {f"{address}: {_in_words(error)}": None for address, error in attempts}
         super().__init__(f"cannot connect to port {port} ({'; '.join(reasons) or 'no address is known'})")
         # A name that can't be resolved here says nothing about the port there.
         heard = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
         self.is_refused = bool(heard) and all(error.errno == errno.ECONNREFUSED for error in heard)
+        self.is_here = self.is_refused and all(_is_own(host) for host in hosts)
 
 
 async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream]) -> Stream:
@@ -129,6 +138,7 @@ async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream
     """
     loop = asyncio.get_running_loop()
     attempts: list[tuple[str, OSError]] = []
+    tried: list[str] = []
     for address in addresses:
         try:
             hosts = await _resolve(address)
@@ -136,6 +146,7 @@ async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream
             attempts.append((address, error))
             continue
         for host in hosts:
+            tried.append(host)
             try:
                 with anyio.fail_after(CONNECT_TIMEOUT_S):
                     _, stream = await loop.create_connection(make, host, port)
@@ -145,7 +156,7 @@ async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream
                 attempts.append((address, error))
             else:
                 return stream
-    raise NoConnectionError(attempts, port)
+    raise NoConnectionError(attempts, port, tried)
 
 
 async def _resolve(host: str) -> list[str]:
@@ -168,6 +179,17 @@ def outward_addresses() -> list[str]:
         except OSError:
             pass  # no such way
     return found
+
+
+def _is_own(address: str) -> bool:
+    """Whether an address is one of this machine: the kernel takes it for what is sent there; no packet is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return bool(probe.getsockname()[0] == address)
+    except OSError:
+        return False
 
 
 def is_other_protocol(error: WireError) -> bool:

@@ -33,7 +33,8 @@ from kit.member_stories import (
 from aelastic.core.machine import InvalidTransition
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.leader_watch import CHECK_LEASES, GREETING_LEASES, READ_AGAIN_S
+from aelastic.rdzv.member.contact import MARGIN_S
+from aelastic.rdzv.member.leader_watch import CHECK_LEASES, DOUBTED_LEASES, GREETING_LEASES, READ_AGAIN_S
 from aelastic.rdzv.member.member import Phase
 from aelastic.rdzv.member.search import NOTE_INTERVAL_S
 from aelastic.rdzv.protocol import messages as m
@@ -635,6 +636,119 @@ def test_a_coordinator_that_only_this_node_cannot_reach_stays_the_leader() -> No
         assert story.tell(ev.BoardRead(record())) == [ev.Connect(story.core.conn, record())]
 
 
+def refused(story: Story, *, is_reset: bool, is_here: bool = False) -> list[Any]:
+    """The connection ends, and the port refuses another."""
+    story.tell(ev.ConnectionLost(story.core.conn, "it is gone", is_reset))
+    return story.tell(ev.ConnectFailed(story.core.conn, True, "refused", is_here))
+
+
+def test_a_port_that_refuses_after_a_reset_proves_nothing_unless_it_is_of_this_machine() -> None:
+    """A firewall resets connections, and refuses new ones, in the name of a coordinator that lives."""
+    assert refused(busy(), is_reset=True) == []
+    assert refused(busy(), is_reset=True, is_here=True) == [ev.ReadBoard()]
+    assert refused(busy(), is_reset=False) == [ev.ReadBoard()]
+    story = busy()
+    refused(story, is_reset=True)
+    for _ in range(20):
+        assert story.pass_deadline()[-1] == ev.ReadBoard()
+        assert story.tell(ev.BoardRead(record()))[-1] == ev.Connect(story.core.conn, record())
+        assert story.tell(ev.ConnectFailed(story.core.conn, True, "refused")) == []
+
+
+def test_a_coordinator_that_refuses_and_misses_two_renewals_is_gone() -> None:
+    story = busy_at(renewals=7)
+    heard_at = story.now
+    refused(story, is_reset=True)
+    while True:
+        story.pass_deadline()
+        actions = story.tell(ev.BoardRead(record(renewals=7)))
+        if isinstance(actions[-1], ev.Campaign):
+            break
+        story.tell(ev.ConnectFailed(story.core.conn, True, "refused"))
+    assert LEASE_S * DOUBTED_LEASES <= story.now - heard_at < LEASE_S * DOUBTED_LEASES + 2 * READ_AGAIN_S
+
+
+def test_a_refused_leader_whose_place_the_board_does_not_give_away_is_asked_again() -> None:
+    """It has renewed meanwhile; or, with static, no other agent may lead."""
+    story = busy()
+    refused(story, is_reset=False)
+    assert story.tell(ev.BoardRead(record())) == [ev.Campaign(record(), 4)]
+    assert story.tell(ev.BoardRead(record())) == []
+    assert story.pass_deadline() == [ev.ReadBoard()]
+    assert story.tell(ev.BoardRead(record())) == [ev.Connect(3, record())]
+
+
+# Given up by a leader that lives.
+
+
+def busy_at(renewals: int | None) -> Story:
+    """A node of a round, whose coordinator has renewed so often."""
+    story = member(renewals)
+    story.hear(assigned())
+    if renewals is not None:
+        story.hear(m.Heartbeat(renewals))
+    return story
+
+
+def silent_until(story: Story, after_s: float, renewals: Callable[[], int | None]) -> list[m.Interrupted]:
+    """The coordinator is silent, cannot be connected to, and renews on the board; what the workers are told."""
+    began, told = story.now, list[m.Interrupted]()
+    story.core.search.timeout_s = 1e6
+    attempt_until = 0.0
+    while story.now < began + after_s:
+        story.now += 0.05
+        actions = story.tell(ev.DeadlinePassed())
+        if story.core.phase is Phase.CONNECTING and story.now > attempt_until:
+            actions += story.tell(ev.ConnectFailed(story.core.conn, False, "timed out"))
+        while any(isinstance(action, ev.ReadBoard) for action in actions):
+            told += [a.message for a in actions if isinstance(a, ev.Deliver) and isinstance(a.message, m.Interrupted)]
+            if any(isinstance(action, ev.Connect) for action in actions):
+                attempt_until = story.now + 2.5
+            actions = story.tell(ev.BoardRead(record(renewals=renewals())))
+        if any(isinstance(action, ev.Connect) for action in actions):
+            attempt_until = story.now + 2.5
+        told += [a.message for a in actions if isinstance(a, ev.Deliver) and isinstance(a.message, m.Interrupted)]
+    return told
+
+
+@pytest.mark.parametrize("is_leased", [False, True], ids=["counting board", "leased board"])
+def test_a_node_that_a_living_coordinator_has_given_up_stops_its_workers_within_a_lease_and_a_second(
+    is_leased: bool,
+) -> None:
+    story = busy_at(None if is_leased else 7)
+    began = story.now
+
+    def renewals() -> int | None:
+        return None if is_leased else 7 + int((story.now - began) / (LEASE_S / 3))
+
+    assert silent_until(story, LEASE_S, renewals) == []
+    (told,) = silent_until(story, 1.0, renewals)
+    assert told.round == 1 and told.restart_count == 0
+    assert told.reason == "the coordinator, which lives, was silent for 6.7 s: it has given this node up"
+    assert story.core.state.standing is m.Standing.STOPPING
+    assert silent_until(story, 60.0, renewals) == [], "once is enough"
+
+
+@pytest.mark.parametrize("renewed", [7, 8])
+def test_a_node_whose_coordinator_may_be_dead_keeps_its_workers(renewed: int) -> None:
+    """The last renewal may have been made just before its host fell silent."""
+    story = busy_at(7)
+    story.core.leader.lease_s = 1e6  # nothing is said of the election here
+    story.tell(ev.ConnectionLost(1, "reset", is_reset=True))
+    assert silent_until(story, 3 * LEASE_S, lambda: renewed) == []
+
+
+def test_another_leader_than_before_has_a_lease_to_be_heard() -> None:
+    story = busy_at(None)
+    silent_until(story, LEASE_S + 0.5, lambda: None)
+    story.tell(ev.ConnectFailed(story.core.conn, False, "timed out"))
+    story.pass_deadline()
+    story.tell(ev.BoardRead(record(5, node_id="boss2")))
+    seen_at = story.now
+    assert story.core.contact.since == seen_at
+    assert story.core.contact.look_at == seen_at + LEASE_S + MARGIN_S
+
+
 def test_a_leader_with_the_epoch_of_a_dead_one_is_another() -> None:
     story = busy()
     story.tell(ev.ConnectionLost(1, "reset"), ev.ConnectFailed(2, True, "refused"))
@@ -703,14 +817,14 @@ def test_renewals_that_were_not_heard_stand_still_since_they_were_read() -> None
 
 
 def test_a_board_that_forgets_dead_leaders_itself_is_believed() -> None:
-    story = busy()
+    story = member()
     story.core.search.timeout_s = 1e6
     story.tell(ev.ConnectionLost(1, "reset"))
     for _ in range(10):
         story.tell(ev.ConnectFailed(story.core.conn, False, "timed out"))
         story.now += LEASE_S
         story.tell(ev.DeadlinePassed())
-        assert isinstance(story.tell(ev.BoardRead(record()))[0], ev.Connect)
+        assert isinstance(story.tell(ev.BoardRead(record()))[-1], ev.Connect)
 
 
 # Elected.

@@ -320,6 +320,7 @@ class Agent(SimulatedProcess):
 
     def _connect(self, conn: int, record: LeaderRecord) -> None:
         is_cancelled = self._connecting = [False]
+        is_here = record.candidate.addresses[0] == self.host
 
         def heard(message: Any) -> None:
             if isinstance(message, Welcome):
@@ -333,12 +334,12 @@ class Agent(SimulatedProcess):
                 return
             self.stream = end
             end.on_message = heard
-            end.on_closed = lambda: self.mail(self._member_desk, m.ConnectionLost(conn, "the coordinator is gone"))
+            end.on_closed = lambda: self.mail(self._member_desk, m.ConnectionLost(conn, "it is gone", end.is_reset))
             self.mail(self._member_desk, m.Connected(conn))
 
         def failed(is_refused: bool, reason: str) -> None:
             if not is_cancelled[0]:
-                self.mail(self._member_desk, m.ConnectFailed(conn, is_refused, reason))
+                self.mail(self._member_desk, m.ConnectFailed(conn, is_refused, reason, is_here))
 
         self.world.connect(self, record.candidate.addresses[0], record.candidate.port, connected, failed)
 

@@ -13,7 +13,7 @@ from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.member import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from kit.simulated_agent import Agent
-from kit.simulated_board import Board
+from kit.simulated_board import BOARD, Board, BoardFaults
 from kit.simulated_world import World
 
 
@@ -37,6 +37,7 @@ class Round:
     token: str  # of the leader
     began_at: float
     common: tuple[Any, ...]  # what all are told alike
+    fence: int
     heard: dict[str, m.Assigned] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -44,7 +45,10 @@ class Round:
 
 
 class Checks:
-    def __init__(self, world: World, board: Board, min_nodes: int, max_nodes: int, max_restarts: int) -> None:
+    def __init__(
+        self, world: World, board: Board, lease_s: float, min_nodes: int, max_nodes: int, max_restarts: int
+    ) -> None:
+        self.lease_s = lease_s
         self._world, self._board = world, board
         self._min_nodes, self._max_nodes, self._max_restarts = min_nodes, max_nodes, max_restarts
         self.agents: list[Agent] = []
@@ -57,6 +61,7 @@ class Checks:
         self._counts: dict[str, int] = {}
         self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
         self._ended: set[str] = set()
+        self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
 
     # The coordinators.
 
@@ -94,12 +99,13 @@ class Checks:
             message.master_addr,
             message.master_port,
             message.coordinator_rank,
+            message.fence,
             ranks.world_size,
             ranks.group_world_size,
         )
         round_ = self.rounds.get((leader.sessions.token, message.round))
         if round_ is None:
-            round_ = Round(message.round, leader.sessions.token, self._world.now, common)
+            round_ = Round(message.round, leader.sessions.token, self._world.now, common, message.fence)
             self.rounds[leader.sessions.token, message.round] = round_
             self._on_begun(agent, leader, round_, message)
         if round_.common != common or round_.heard.setdefault(node_id, message) != message:
@@ -125,6 +131,11 @@ class Checks:
             self.fail(f"{round_} has {message.ranks.group_world_size} nodes")
         if message.restart_count > min(self._max_restarts, len(self.failed_in)):
             self.fail(f"{round_} has restart count {message.restart_count}, {len(self.failed_in)} rounds have failed")
+        # A board that was wiped counts from the beginning, where the agents that elect know nothing better.
+        elected = {r.candidate.token for at, r in self._board.elections if at > self._board.wiped_at}
+        rivals = [r for r in self.rounds.values() if r is not round_ and {r.token, round_.token} <= elected]
+        if round_.fence in {each.fence for each in rivals}:
+            self.fail(f"{round_} has a fencing number that another round has: {round_.fence}")
         # What is said with it is said in the same breath.
         self._world.after(0.0, lambda: self._check_others(agent, leader, round_))
 
@@ -178,6 +189,8 @@ class Checks:
         last = self._round_of.get(agent.node_id)
         if last is not None and round_.number <= last.number:
             self.fail(f"{agent} goes back from {last} to {round_}")
+        if last is not None and assigned.fence <= last.fence:
+            self.fail(f"{agent}: the fencing number falls from {last.fence} to {assigned.fence}")
         if assigned.restart_count < self._counts.get(agent.node_id, 0):
             self.fail(f"{agent}: the restart count falls to {assigned.restart_count}")
         if agent.node_id in self._ended:
@@ -205,6 +218,28 @@ class Checks:
             if self._is_forgotten:
                 raise ForgottenError(f"{verdict} comes after a verdict that is not on the board")
             self.fail(f"two verdicts: {self.verdicts}")
+
+    def look_at_rounds(self, slow_s: float) -> None:
+        """An agent that can read the board stops its workers a lease and a second after a newer round has begun.
+
+        Its coordinator may have given it up a lease before it could know: until then it heard the coordinator, which
+        did not hear it.  A new leader gives it as long again.
+        """
+        running = [agent for agent in self.agents if agent.alive and agent.group.phase.value == "running"]
+        newest = max((round_.fence for agent in running if (round_ := self.round_of(agent))), default=0)
+        board, now = self._board, self._world.now
+        for agent in self.agents:
+            round_ = self.round_of(agent)
+            is_cut = {(agent.host, BOARD), (BOARD, agent.host)} & self._world.cut
+            could_not_know = agent.is_frozen or is_cut or not board.is_up or board.is_silent
+            is_beside = agent in running and round_ is not None and round_.fence < newest
+            if not is_beside or could_not_know or board.faults != BoardFaults():
+                self._beside_since.pop(agent.node_id, None)
+                continue
+            elected_at = board.elections[-1][0]
+            since = self._beside_since.setdefault(agent.node_id, now)
+            if now - max(since, elected_at) > self.lease_s * 1.02 + 1.0 + slow_s:
+                self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
 
     # When it is calm.
 

@@ -1,7 +1,8 @@
 """A world for agents: virtual time, and a network like TCP; all of it obeys one seed.
 
 - **Connections** carry messages in order, late at times.  Between two hosts the network may be cut, in one direction or
-  both: what was sent waits (the kernel sends it again) and comes when the cut is over.  A connection that breaks
+  both: what was sent waits (the kernel sends it again) and comes when the cut is over.  A middlebox may reset what one
+  host sends to another, and refuse connections in its name.  A connection that breaks
   loses what was on its way; whoever writes to an end that is gone is told so.  A host that is switched off says nothing.
 - **Processes** hear nothing while they are frozen; the kernel accepts and keeps all for them.  When they go on, everything
   is there at once, in any order that keeps each connection's own.
@@ -43,6 +44,7 @@ class World:
         self.ports: dict[tuple[str, int], Listener] = {}
         self.cut: set[tuple[str, str]] = set()  # from host, to host
         self.dark: set[str] = set()  # hosts that are switched off
+        self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._held: dict[tuple[str, str], list[Callable[[], None]]] = {}
@@ -111,7 +113,7 @@ class World:
                     self.after(1.0, attempt)  # connect(2) sends its SYN again
                 else:
                     self.at(gives_up, lambda: process.post(source, lambda: failed(False, "timed out")))
-            elif listener is None:
+            elif listener is None or (process.host, host) in self.rejecting:
                 self.after(self.delay(), lambda: process.post(source, lambda: failed(True, "connection refused")))
             else:
                 end = End(self, process)
@@ -167,6 +169,7 @@ class End:
         self.is_open = True  # for the kernel
         self.is_deaf = False  # its owner wants to hear no more
         self.is_told = False  # its owner knows of its end
+        self.is_reset = False  # it was not closed in order
         self.is_broken = False  # nothing gets through, and who writes is told so
         self.on_message: Callable[[Any], None] | None = None
         self.on_closed: Callable[[], None] | None = None
@@ -236,6 +239,11 @@ class End:
     def _arrive(self, serial: int) -> None:
         if serial != self._serial or self.host in self._world.dark:
             return
+        if (self.host, self.peer.host) in self._world.rejecting:
+            self._drop_wire()
+            self.is_broken = True
+            self._take(RST)
+            return
         if self._held or (self.host, self.peer.host) in self._world.cut:
             self._held += 1
             if self._held == 1:
@@ -259,7 +267,7 @@ class End:
             return
         if item is FIN or item is RST:
             if self.is_open:
-                self.is_open = False
+                self.is_open, self.is_reset = False, item is RST
                 self._drop_wire()
                 self.process.post(self, self._tell_closed)
         elif self.is_open and not self.is_broken:

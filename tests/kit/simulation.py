@@ -45,6 +45,7 @@ class Faults:
     jumps: int = 0  # of a clock, ahead
     board_downs: int = 0
     board_wipes: int = 0
+    rejections: int = 0  # of connections between two hosts, by a middlebox
     board: BoardFaults = NO_BOARD_FAULTS
     slow: float = 0.0  # chance of a message
     slow_s: float = 1.0
@@ -76,7 +77,7 @@ class Simulation:
         self.world = World(seed, slow=faults.slow, slow_s=faults.slow_s)
         self.random = self.world.random
         self.board = Board(self.world, LEASE_S if size.is_leased else None)
-        self.checks = Checks(self.world, self.board, size.min_nodes, size.max_nodes, size.max_restarts)
+        self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
         self.is_calm, self.is_work_done = False, False
         self.is_forgotten = False  # the job ended, and what came after it was another
@@ -169,6 +170,7 @@ class Simulation:
             (self.faults.jumps, self.jump),
             (self.faults.board_downs, self.take_board_down),
             (self.faults.board_wipes, self.wipe_board),
+            (self.faults.rejections, self.reject),
         ]
         for count, do in kinds:
             for _ in range(count):
@@ -203,6 +205,18 @@ class Simulation:
                 self.world.heal(*way)
 
         self.world.after(self.a_while(), heal)
+
+    def reject(self) -> None:
+        one, other = self.random.sample(self.hosts, 2)
+        ways = {(one, other), (other, one)}
+        self.world.note("NETWORK", f"resets connections between {one} and {other}")
+        self.world.rejecting |= ways
+
+        def end() -> None:
+            self.world.note("NETWORK", f"carries connections between {one} and {other}")
+            self.world.rejecting -= ways
+
+        self.world.after(self.a_while(), end)
 
     def break_one(self) -> None:
         agent = self.some()
@@ -273,6 +287,7 @@ class Simulation:
             self.world.heal(*way)
         for agent in self.living:
             agent.thaw()
+        self.world.rejecting.clear()
         self.take_board_up()
         self.fill_up()
         self.world.dark.clear()
@@ -298,6 +313,7 @@ class Simulation:
         try:
             self.plan()
             self.watch_ends()
+            self.watch_rounds()
             self.world.run(lambda: False, self.faults.until_s)
             self.calm_down()
             self.agree()
@@ -320,6 +336,11 @@ class Simulation:
             self.world.after(0.2, look)
 
         self.world.after(0.2, look)
+
+    def watch_rounds(self) -> None:
+        """No two rounds run side by side for long."""
+        self.checks.look_at_rounds(self.faults.slow_s if self.faults.slow else 0.0)
+        self.world.after(0.1, self.watch_rounds)
 
     def until(self, condition: Callable[[], object], within_s: float, what: str = "it") -> float:
         """Lets time pass until something is so; gives how long that took.
@@ -410,6 +431,7 @@ def simulation_of(seed: int) -> Simulation:
         worker_fails=chance(0.4),
         worker_ignores_term=chance(0.3),
         leaves_something=chance(0.3),
+        rejections=some(3),
     )
     return Simulation(seed, size, faults)
 

@@ -31,6 +31,7 @@ class Story(Simulation):
 
     def __init__(self, hosts: str = "012", **size: Any) -> None:
         super().__init__(0, Size(**{"nodes": len(hosts), "max_nodes": len(hosts), **size}), Faults())
+        self.watch_rounds()
         self.is_calm = True  # workers neither fail nor end by themselves
         for host in hosts:
             self.begin(host)
@@ -155,6 +156,50 @@ def test_a_silent_coordinator_is_replaced(how: str, is_leased: bool) -> None:
     # a counting one says has to stand still for a lease in the eyes of those who look.
     rest = "012".replace(coordinator.host[-1], "")
     assert restart_count(story.until_run_by(rest, 2 * LEASE_S + 4)) == 0
+
+
+@both_boards
+@pytest.mark.parametrize("way", ["both ways", "to it", "from it"])
+def test_a_node_that_reaches_the_board_and_not_the_coordinator_stops_soon_after_the_others_have_gone_on(
+    way: str, is_leased: bool
+) -> None:
+    story = Story(is_leased=is_leased)
+    story.until_run_by("012")
+    coordinator = story.coordinator.host
+    outsider = next(host for host in story.hosts if host != coordinator)
+    ways = {"to it": [(coordinator, outsider)], "from it": [(outsider, coordinator)]}
+    story.world.cut |= set(ways.get(way, [(coordinator, outsider), (outsider, coordinator)]))
+    rest = "012".replace(outsider[-1], "")
+    agent = story.agent(outsider[-1])
+
+    def has_gone_on() -> bool:
+        rounds = {story.checks.round_of(story.agent(host)) for host in rest}
+        return len(rounds) == 1 and story.checks.round_of(agent) not in rounds
+
+    story.until(has_gone_on, LEASE_S + 1)
+    story.until(lambda: not agent.alive, LEASE_S + 1)
+    (round_,) = {story.checks.round_of(story.agent(host)) for host in rest}
+    story.pass_time(4 * LEASE_S)
+    assert story.run_by(rest) is round_
+    story.heal_all()
+    assert restart_count(story.until_run_by("012", 2 * LEASE_S)) == 0
+
+
+@both_boards
+def test_a_middlebox_that_resets_connections_makes_no_agent_a_coordinator(is_leased: bool) -> None:
+    story = Story(is_leased=is_leased)
+    story.until_run_by("012")
+    coordinator = story.coordinator.host
+    outsider = next(host for host in story.hosts if host != coordinator)
+    story.world.rejecting |= {(coordinator, outsider), (outsider, coordinator)}
+    rest = "012".replace(outsider[-1], "")
+    story.until(
+        lambda: story.checks.round_of(story.agent(rest[0])) != story.checks.round_of(story.agent(outsider[-1])), LEASE_S
+    )
+    story.pass_time(2 * LEASE_S)
+    story.world.rejecting.clear()
+    assert restart_count(story.until_run_by("012", 2 * SOON_S)) == 0
+    assert len(story.board.elections) == 1
 
 
 def test_a_lost_answer_of_the_board_makes_no_later_fail_over_slower() -> None:

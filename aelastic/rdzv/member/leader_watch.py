@@ -7,7 +7,10 @@ Four signs, each with its own limit:
 - **Renewals that stand still.** Heartbeats carry the coordinator's count of renewals.  While it stands still, the
   coordinator cannot reach the board, and another agent may have been elected: then the board is checked, beside the
   connection.  If the count on the board itself stands still for a lease, the coordinator is gone.
-- **A refused port.** A port that accepted this node before and refuses it now: the coordinator's process has ended.
+- **A refused port.** A port that accepted this node before and refuses it now: the coordinator's process has ended, if
+  its connection was closed just before, as the kernel of a process that ends does, or if this is its machine.  Else
+  something in between may refuse in its name (a proxy, a firewall that resets connections): then it is a reason to
+  doubt, and the count of renewals need not stand still for that long.
 - **Goodbye.** The coordinator says that it leads no longer; its agent leaves, or stays a node.
 
 A coordinator that only this node cannot reach is not gone: it stays the leader, and this node keeps trying.
@@ -28,6 +31,8 @@ from aelastic.rdzv.board import LeaderRecord
 READ_AGAIN_S = 0.25
 # A coordinator that thousands of nodes greet at once takes its time; a node that hangs up and comes back costs it more.
 GREETING_LEASES = 3
+# A coordinator renews three times a lease: one whose port refuses, too, has missed two renewals.
+DOUBTED_LEASES = 2 / 3
 # A coordinator whose count of renewals stands still for so long has lost the board, or the board is away.
 CHECK_LEASES = 1.5
 
@@ -57,8 +62,9 @@ class LeaderWatch:
     _check_s: float = 0.0
     _token: str = ""  # of the leader that welcomed this node last
     _refused_token: str = ""  # its port, which accepted this node before, refuses connections
+    _closed_token: str = ""  # it has closed its connection with this node, without a goodbye
     _goodbye_token: str = ""  # it said that it leads no longer
-    _renewals: int = -1  # the last count heard from the coordinator
+    renewals: int = -1  # the last count heard from the coordinator
     _still: tuple[int, str, int] = (0, "", 0)  # epoch, token and renewals, as last read on the board
     _still_since: float = 0.0
 
@@ -76,7 +82,8 @@ class LeaderWatch:
         return None if self.phase is WatchPhase.AWAY else min(self.silent_at, self.check_at)
 
     def validate(self) -> None:
-        assert self._refused_token in {"", self._token}, "only the port of a leader that welcomed this node can refuse"
+        known = {"", self._token}
+        assert {self._refused_token, self._closed_token} <= known, "only a leader that welcomed this node can refuse it"
         if self.phase is WatchPhase.FOLLOWING:
             assert self._token, "this node follows a leader that welcomed it"
             assert not self._refused_token, "a leader that this node is connected to does not refuse it"
@@ -91,12 +98,21 @@ class LeaderWatch:
         self._check_s = READ_AGAIN_S if self.is_takeover else self.lease_s
         self.check_at = now + self._check_s
 
-    def on_refused(self, token: str) -> bool:
+    def on_refused(self, token: str, *, is_here: bool) -> bool:
         """A leader's port refuses a connection; true if that says something new: that the leader is gone."""
         if token != self._token or token == self._refused_token:
             return False
         self._refused_token = token
-        return True
+        if is_here:
+            self._closed_token = token
+        return self._is_dead(token)
+
+    def forget_refusal(self) -> None:
+        """A port that refused is asked again."""
+        self._refused_token = ""
+
+    def _is_dead(self, token: str) -> bool:
+        return token == self._refused_token == self._closed_token
 
     def on_welcome(self, record: LeaderRecord, epoch: int, lease_s: float, now: float) -> bool:
         """The coordinator has taken this node in, or goes on in a newer epoch.
@@ -113,22 +129,30 @@ class LeaderWatch:
         token = record.candidate.token
         is_new = (epoch, token) != (self.epoch, self._token)
         if is_new:
-            self._renewals = -1
+            self.renewals = -1
         # It lives after what the board has shown of it, or after it was elected again.
-        self._renewals = max(self._renewals, (record.renewals or 0) if epoch == record.epoch else 0)
+        self.renewals = max(self.renewals, (record.renewals or 0) if epoch == record.epoch else 0)
         self.phase, self.lease_s = WatchPhase.FOLLOWING, lease_s
         self._check_s = CHECK_LEASES * lease_s
         self.check_at = now + self._check_s
         self.epoch, self._token, self._refused_token = epoch, token, ""
+        self._closed_token = ""
         self.is_takeover, self._still = False, (0, "", 0)
         return is_new
 
     def on_heartbeat(self, renewals: int, now: float) -> None:
-        if renewals != self._renewals:
-            self._renewals, self.check_at = renewals, now + self._check_s
+        if renewals != self.renewals:
+            self.renewals, self.check_at = renewals, now + self._check_s
 
-    def on_disconnected(self, *, is_lost: bool) -> None:
-        """The connection is no more; `is_lost`: it broke, or the coordinator was silent for too long or is dead."""
+    def on_disconnected(self, *, is_lost: bool, is_closed: bool = False) -> None:
+        """The connection is no more.
+
+        Args:
+            is_lost: it broke, or the coordinator was silent for too long or is dead.
+            is_closed: the coordinator has closed it.
+        """
+        if is_closed and self.phase is WatchPhase.FOLLOWING:
+            self._closed_token = self._token
         self.phase = WatchPhase.AWAY
         self.is_takeover |= is_lost
 
@@ -136,13 +160,15 @@ class LeaderWatch:
         """The coordinator leads no longer, and its agent leaves or stays a node."""
         self.phase, self.is_takeover, self._goodbye_token = WatchPhase.AWAY, is_gone, token
 
-    def on_woken(self, due: float, now: float) -> None:
-        """A deadline passed long ago: this process was stopped (SIGSTOP, a frozen container).
+    def on_woken(self, due: float, now: float) -> bool:
+        """True if a deadline passed long ago: this process was stopped (SIGSTOP, a frozen container).
 
         What the coordinator said meanwhile may be in the socket, so it gets a third of a lease to be heard.
         """
-        if self.phase is WatchPhase.FOLLOWING and now - due > self.lease_s / 3:
-            self.heard_at = max(self.heard_at, now - self.lease_s * 2 / 3)
+        if self.phase is not WatchPhase.FOLLOWING or now - due <= self.lease_s / 3:
+            return False
+        self.heard_at = max(self.heard_at, now - self.lease_s * 2 / 3)
+        return True
 
     # The board.
 
@@ -177,18 +203,19 @@ class LeaderWatch:
 
     def is_gone(self, record: LeaderRecord, now: float) -> bool:
         """True if the coordinator is known to be dead: its port refuses, or its count of renewals stands still."""
-        term = record.epoch, record.candidate.token
-        if record.candidate.token == self._refused_token:
+        token = record.candidate.token
+        term = record.epoch, token
+        if self._is_dead(token):
             return True
         if record.renewals is None:
             return False  # the board itself forgets a dead coordinator
         if self._still != (*term, record.renewals):
             self._still = (*term, record.renewals)
-            is_known = term == (self.epoch, self._token) and record.renewals <= self._renewals
+            is_known = term == (self.epoch, self._token) and record.renewals <= self.renewals
             # Of a renewal that this node has not heard of it does not know when it was asked for: a board that was
             # slow or away may have taken it just now.
             self._still_since = self.heard_at if is_known else now
-        return now - self._still_since >= self.lease_s
+        return now - self._still_since >= self.lease_s * (DOUBTED_LEASES if token == self._refused_token else 1)
 
     def may_reconnect(self, record: LeaderRecord) -> bool:
         """True for the leader that this node knows, unless it said goodbye: no board is needed to connect to it."""

@@ -1,18 +1,16 @@
 """A member: how this node finds the job's coordinator, stays with it, and becomes it when the coordinator is lost.
 
-Between the supervisor, which submits what the workers do, and one connection to the coordinator.  Pure:
-`agent_link.py` carries out the actions.
+It stands between the supervisor and one connection to the coordinator.  `agent_link.py` carries out its actions.
 
 - **Searching** (reading, campaigning, pausing, connecting, greeting): the board is read.  No leader: this node
   campaigns.  A leader: it connects, and says where it stands.  After `join_timeout` without a leader it gives up.
 - **Member**: what the supervisor submits goes up, what the coordinator decides comes down, heartbeats both ways.
 - **Leader lost**: a broken connection is tried again at once; then the board is read.  This node campaigns against a
   leader that is certainly gone, and only then: `leader_watch.py` says when.
+- **Given up**: a leader that lives, but is silent, has given this node up: its workers are stopped (`contact.py`).
 
-No message is kept to be sent again: with each connection the node says where it stands (`node_state.py`), which is all
-that a coordinator needs, the same one or another.  Leaders are fenced by their epochs: a coordinator with an older
-epoch than the newest known one is not followed.  The story behind the fence: a coordinator is suspended, another is
-elected, the first wakes up and answers a node that still has its address.
+No message is kept to be sent again: each `Hello` says where the node stands (`node_state.py`).  Epochs fence leaders: a
+coordinator is suspended, another is elected, the first wakes up and answers a node that still has its address.
 """
 
 from __future__ import annotations
@@ -24,12 +22,13 @@ from typing import assert_never
 from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member import member_events as ev
+from aelastic.rdzv.member.contact import Contact
 from aelastic.rdzv.member.leader_watch import READ_AGAIN_S, LeaderWatch, WatchPhase
 from aelastic.rdzv.member.member_events import Action, Event
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import PROTOCOL, WireError, from_text
+from aelastic.rdzv.protocol.codec import PROTOCOL, verdict_from_text
 
 
 class Phase(StrEnum):
@@ -60,6 +59,7 @@ class Member(Machine[Event, Action]):
     phase: Phase = Phase.IDLE
     state: NodeState = field(default_factory=NodeState)
     leader: LeaderWatch = field(init=False)
+    contact: Contact = field(init=False)
     record: LeaderRecord | None = None  # the last that the board has shown; of the leader that this node connects to
     conn: int = 0  # the connection; numbers are never used twice
     is_leader: bool = False  # this agent hosts the coordinator
@@ -70,26 +70,30 @@ class Member(Machine[Event, Action]):
 
     def __post_init__(self) -> None:
         self.leader = LeaderWatch(self.terms.lease_s)
+        self.contact = Contact(self.terms.lease_s)
 
     @property
     def deadline(self) -> float | None:
         if self.phase is Phase.OVER:
             return None
         own = {Phase.PAUSING: self._read_at, Phase.MEMBER: self._heartbeat_at}.get(self.phase)
-        times = self.search.deadline, self.leader.deadline, own
+        look = self.contact.look_at if self._may_be_given_up else None
+        times = self.search.deadline, self.leader.deadline, look, own
         return min((time for time in times if time is not None), default=None)
+
+    @property
+    def _may_be_given_up(self) -> bool:
+        """Workers run, and the coordinator is not there to say whether they should."""
+        return self.phase is not Phase.MEMBER and self.state.standing is m.Standing.BUSY and not self.is_leader
 
     def validate(self) -> None:
         watched = {Phase.GREETING: WatchPhase.GREETING, Phase.MEMBER: WatchPhase.FOLLOWING}
         if self.phase is not Phase.OVER:
-            expected = watched.get(self.phase, WatchPhase.AWAY)
-            assert self.leader.phase is expected, "the watch follows the connection"
+            assert self.leader.phase is watched.get(self.phase, WatchPhase.AWAY), "the watch follows the connection"
             is_searching = self.phase not in {Phase.IDLE, Phase.MEMBER}
-            assert (self.search.since is not None) == is_searching, (
-                "without a coordinator there is a limit to the search"
-            )
-        if self.phase is Phase.MEMBER:
-            assert self._unsent is None, "a member sends at once"
+            has_limit = self.search.since is not None
+            assert has_limit == is_searching, "without a coordinator there is a limit to the search"
+        assert self._unsent is None or self.phase is not Phase.MEMBER, "a member sends at once"
         if self.phase in {Phase.CONNECTING, Phase.GREETING, Phase.MEMBER}:
             assert self.record is not None, "a connection is to a leader that the board has shown"
         self.state.validate()
@@ -155,7 +159,7 @@ class Member(Machine[Event, Action]):
             raise self._impossible(event)
         match event:
             case ev.BoardRead():
-                return self._on_record(event.record, now)
+                return self._stop_if_given_up(event.record, now) + self._on_record(event.record, now)
             case ev.NotEligible():
                 self.search.trouble = "the coordinator has not started yet"
                 return self._pause(now)
@@ -175,18 +179,18 @@ class Member(Machine[Event, Action]):
             case Phase.GREETING | Phase.MEMBER:  # another agent may have been elected
                 assert self.record is not None
                 if not self.leader.is_replaced(event.record, self.record, now):
-                    return []  # the leader is the same
+                    return self._stop_if_given_up(event.record, now)  # the leader is the same
                 self._lose_leader("the coordinator has changed", now)
                 return [ev.Disconnect(), *self._on_record(event.record, now)]
             case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING:
-                return []  # the connection that was checked is closed
+                return self._stop_if_given_up(event.record, now)  # the connection that was checked may be closed
             case Phase.IDLE | Phase.OVER:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
     def _on_record(self, record: LeaderRecord | None, now: float) -> list[Action]:
-        was_campaigning, self.record = self.phase is Phase.CAMPAIGNING, record
+        was_campaigning, before, self.record = self.phase is Phase.CAMPAIGNING, self.record, record
         if record is None:
             return self._campaign(None)
         if record.verdict and self.leader.epoch:
@@ -196,10 +200,20 @@ class Member(Machine[Event, Action]):
                 return self._campaign(record)  # of an earlier term, or the answer to the campaign was lost
             self.is_leader = True
             return [ev.Lead(record, self.leader.is_takeover), *self._connect(record)]
+        if was_campaigning and record.is_same_term(before):
+            self.leader.forget_refusal()  # the leader has renewed meanwhile, or the board lets no other agent lead
+            return self._pause(now)
         if self.leader.is_gone(record, now):
             self.leader.on_disconnected(is_lost=True)
             return self._campaign(record)
         return self._connect(record)
+
+    def _stop_if_given_up(self, record: LeaderRecord | None, now: float) -> list[Action]:
+        """Ends the round here, as the coordinator would: the board shows that it lives, and cannot reach this node."""
+        if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
+            return []
+        stop = self.state.interrupt(self.contact.given_up(record, now))
+        return [ev.Deliver(stop)] if stop is not None else []
 
     # What happens on the connection.
 
@@ -217,16 +231,15 @@ class Member(Machine[Event, Action]):
             raise self._impossible(event)
         assert self.record is not None
         self.search.trouble = event.reason
-        if event.is_refused and self.leader.on_refused(self.record.candidate.token):
+        if event.is_refused and self.leader.on_refused(self.record.candidate.token, is_here=event.is_here):
             return self._read_board()
         return self._pause(now)
 
     def _on_connection_lost(self, event: ev.ConnectionLost, now: float) -> list[Action]:
         match self.phase:
             case Phase.MEMBER:
-                # A coordinator that cuts a node off says why, so this was the network, or the end of the coordinator.
                 assert self.record is not None
-                self._lose_leader(event.reason, now, is_lost=True)
+                self._lose_leader(event.reason, now, is_lost=True, is_closed=not event.is_reset)
                 return self._connect(self.record)
             case Phase.GREETING:
                 self._lose_leader(event.reason, now, is_lost=True)
@@ -268,6 +281,7 @@ class Member(Machine[Event, Action]):
             case m.Heartbeat(renewals, has_spares):
                 self.state.has_spares = has_spares
                 self.leader.on_heartbeat(renewals, now)
+                self.contact.on_heartbeat(renewals, now)
                 return []
             case m.Probe():
                 return [ev.Send(m.Alive())]
@@ -286,28 +300,19 @@ class Member(Machine[Event, Action]):
             return [ev.Disconnect(), *self._pause(now)]
         if self.leader.on_welcome(self.record, welcome.epoch, welcome.lease_s, now):
             self.state.has_spares = False
-        # A node that is connected hears of a new epoch by this message only.
-        self.record = self.record.replace(epoch=welcome.epoch)
+        self.record = self.record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
         self.phase = Phase.MEMBER
+        self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
         self._heartbeat_at = now + welcome.lease_s / 3
         unsent, self._unsent = self._unsent, None
         return [] if unsent is None else [ev.Send(unsent)]
 
     def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
-        match message:
-            case m.Assigned():
-                is_new = self.state.on_assigned(message)
-            case m.Interrupted():
-                is_new = self.state.on_interrupted(message)
-            case m.Ended():
-                self.phase = Phase.OVER
-                return [ev.Deliver(message), ev.Disconnect()]
-            case m.Waiting():
-                is_new = True
-            case _:
-                assert_never(message)
-        return [ev.Deliver(message)] if is_new else []
+        if isinstance(message, m.Ended):
+            self.phase = Phase.OVER
+            return [ev.Deliver(message), ev.Disconnect()]
+        return [ev.Deliver(message)] if self.state.on_told(message) else []
 
     def _on_leadership_lost(self, event: ev.LeadershipLost) -> list[Action]:
         if self.phase is Phase.IDLE:
@@ -323,7 +328,8 @@ class Member(Machine[Event, Action]):
             return []  # disarmed or moved while the event was in the mailbox
         match self.phase:
             case Phase.MEMBER:
-                self.leader.on_woken(due, now)
+                if self.leader.on_woken(due, now):
+                    self.contact.on_woken(now)
                 return self._watch_leader(now)
             case Phase.IDLE | Phase.OVER:
                 raise self._impossible(event)
@@ -331,11 +337,11 @@ class Member(Machine[Event, Action]):
                 self.phase = Phase.OVER
                 return [ev.Disconnect(), ev.GiveUp(self.search.outcome(now), is_refused=False)]
             case Phase.READING | Phase.CAMPAIGNING | Phase.CONNECTING:  # what this node waits for
-                return self._note(now)
+                return self._wait(now)
             case Phase.PAUSING:
-                return self._note(now) + (self._read_board() if now >= self._read_at else [])
+                return self._wait(now) + (self._read_board() if now >= self._read_at else [])
             case Phase.GREETING:
-                return self._note(now) + self._watch_leader(now)
+                return self._wait(now) + self._watch_leader(now)
             case _:
                 assert_never(self.phase)
 
@@ -351,17 +357,23 @@ class Member(Machine[Event, Action]):
             actions.append(ev.ReadBoard())
         return actions
 
-    def _note(self, now: float) -> list[Action]:
+    def _wait(self, now: float) -> list[Action]:
+        """Says what this node waits for, and looks at the board meanwhile: has the coordinator given it up?"""
         text = self.search.note(now)
-        return [ev.Deliver(m.Waiting(text))] if text else []
+        actions: list[Action] = [ev.Deliver(m.Waiting(text))] if text else []
+        if self._may_be_given_up and now >= self.contact.look_at:
+            self.contact.look_again(now)
+            was_checking, self.leader.is_checking = self.leader.is_checking, True
+            actions += [] if was_checking else [ev.ReadBoard()]
+        return actions
 
     # Moves.
 
-    def _lose_leader(self, reason: str, now: float, *, is_lost: bool = False) -> None:
+    def _lose_leader(self, reason: str, now: float, *, is_lost: bool = False, is_closed: bool = False) -> None:
         """The connection is no more, or about to be closed; `is_lost`: not by this node's own choice."""
         self.search.trouble = reason
         self.search.begin(now)
-        self.leader.on_disconnected(is_lost=is_lost)
+        self.leader.on_disconnected(is_lost=is_lost, is_closed=is_closed)
 
     def _read_board(self) -> list[Action]:
         self.phase = Phase.READING
@@ -382,11 +394,7 @@ class Member(Machine[Event, Action]):
 
     def _end(self, verdict: str) -> list[Action]:
         self.phase = Phase.OVER
-        try:
-            ended = from_text(verdict)
-        except WireError:
-            ended = None
-        if not isinstance(ended, m.Ended):
-            reason = "the job has ended, but its result in the rendezvous store is unreadable"
-            return [ev.GiveUp(reason, is_refused=False)]
-        return [ev.Deliver(ended)]
+        if (ended := verdict_from_text(verdict)) is not None:
+            return [ev.Deliver(ended)]
+        reason = "the job has ended, but its result in the rendezvous store is unreadable"
+        return [ev.GiveUp(reason, is_refused=False)]

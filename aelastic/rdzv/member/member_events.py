@@ -46,8 +46,9 @@ class ConnectFailed(Record):
     """Answers `Connect`."""
 
     conn: int
-    is_refused: bool  # the host answers, and no process listens at that port
+    is_refused: bool  # that no process listens at that port is the answer: the host's, or of something before it
     reason: str
+    is_here: bool = False  # that host is this machine
 
 
 class Received(Record):
@@ -62,6 +63,7 @@ class ConnectionLost(Record):
 
     conn: int
     reason: str
+    is_reset: bool = False  # it broke: by the other end, or by something in between; else the other end has closed it
 
 
 class LeadershipLost(Record):

@@ -63,6 +63,18 @@ class NodeState:
             case _:
                 assert_never(message)
 
+    def on_told(self, message: m.Assigned | m.Interrupted | m.Waiting) -> bool:
+        """The coordinator has decided; false if that changes nothing here."""
+        match message:
+            case m.Assigned():
+                return self.on_assigned(message)
+            case m.Interrupted():
+                return self.on_interrupted(message)
+            case m.Waiting():
+                return True
+            case _:
+                assert_never(message)
+
     def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete; false if this node has heard so before."""
         if self.standing is not m.Standing.READY or assigned.round <= self.round:
@@ -78,6 +90,11 @@ class NodeState:
         self.standing, self.failure = m.Standing.STOPPING, None
         self.restart_count = max(self.restart_count, interrupted.restart_count)
         return True
+
+    def interrupt(self, reason: str) -> m.Interrupted | None:
+        """This node ends the round by itself, for a reason; `None` without one."""
+        interrupted = m.Interrupted(self.round, reason, self.restart_count)
+        return interrupted if reason and self.on_interrupted(interrupted) else None
 
     def on_departed(self, departed: m.Departed) -> None:
         if departed.round == self.round and self.assigned is not None:
