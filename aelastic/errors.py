@@ -23,26 +23,14 @@ Importing this module is cheap, since workers do: what only a failure needs is i
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from aelastic.failures.error_file import (
-    ERROR_FILE_VARIABLE,
-    Json,
-    log,
-    parse_record,
-    read_error_file,
-    record_of,
-    replace_file,
-    with_error_code,
-)
+from aelastic.failures.error_file import log
+from aelastic.failures.error_handler import ErrorHandler as ErrorHandler  # noqa: PLC0414  this is its documented place
 from aelastic.failures.failure import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -209,10 +197,8 @@ class ChildFailedError(AelasticError):
         """The report, in torch's layout; the parameters keep torch's names."""
         from aelastic.failures.report import report
 
-        first = self.get_first_failure()
-        return report(
-            self.name, self.failures, first, self.victims, boarder_delim, section_delim, self.stacks, self.raised
-        )
+        job = self.name, self.failures, self.get_first_failure(), self.victims
+        return report(*job, boarder_delim, section_delim, self.stacks, self.raised, enrich=_enrich)
 
 
 def exit_code_of(error: BaseException | ProcessFailure) -> int:
@@ -227,69 +213,8 @@ def exit_code_of(error: BaseException | ProcessFailure) -> int:
     return error.exit_code if isinstance(error, AelasticError) else EXIT_FAILURE
 
 
-class ErrorHandler:
-    """Writes what went wrong in this process to the file that `TORCHELASTIC_ERROR_FILE` names (torch: `ErrorHandler`).
-
-    Without that variable it logs what it would have written.  Nothing here raises for a file that cannot be
-    written: the exception at hand matters more.  Subclasses may override `initialize` and `record_exception`.
-    """
-
-    def initialize(self) -> None:
-        """Called before the code to watch: a fatal signal prints where the process stood."""
-        import faulthandler
-
-        try:
-            faulthandler.enable(all_threads=True)
-        except (OSError, ValueError, RuntimeError, AttributeError) as error:  # stderr is closed, or not a file
-            log().warning("faulthandler cannot be enabled: %s", error)
-
-    def record_exception(self, e: BaseException) -> None:
-        """Writes an exception, its traceback and the time."""
-        import traceback
-
-        lines = traceback.format_exception(type(e), e, _without_own_frames(e.__traceback__))
-        self._write(record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
-
-    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
-        """Copies a child's record to this process's error file, with the child's exit code added.
-
-        A child that a signal ended could not write its own exit code.  A damaged file is reported as one.
-        """
-        data = read_error_file(rootcause_error_file)
-        if data is None:
-            data = record_of(f"the error file {rootcause_error_file} cannot be read", "", int(time.time()))
-        self._write(with_error_code(data, error_code))
-
-    def write_failure(self, failure: ProcessFailure) -> None:
-        """Writes a child's failure to this process's error file, also where the child recorded nothing."""
-        data = failure.error_file_data
-        if not parse_record(data)[0]:
-            message = failure.message
-            if failure.oom and failure.oom not in message:
-                message = f"{message}; {failure.oom}"
-            data = record_of(message, failure.traceback, failure.timestamp)
-        self._write(with_error_code(data, failure.exitcode))
-
-    def _get_error_file_path(self) -> str | None:
-        """Where to write, `None` to log only; asked each time, since launchers change the variable between."""
-        return os.environ.get(ERROR_FILE_VARIABLE) or None
-
-    def _write(self, data: Json) -> None:
-        import json
-
-        text = json.dumps(data)
-        path = self._get_error_file_path()
-        if path is None:
-            log().error("no error file is set (%s); it would hold: %s", ERROR_FILE_VARIABLE, text)
-            return
-        try:
-            replace_file(path, text.encode())
-        except (OSError, ValueError) as error:  # ValueError: a path no file system takes
-            log().warning("error file %s cannot be written: %s; it would hold: %s", path, error, text)
-
-
 def get_error_handler() -> ErrorHandler:
-    """The handler that `record` uses where none is given."""
+    """The handler that `record` uses where none is given, and the report on failed workers."""
     return ErrorHandler()
 
 
@@ -308,9 +233,11 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
     @wraps(fn)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        # A `functools.partial` has no name.  torch's own handler has the two new hooks since 2.15.
+        _call(handler, "set_entrypoint_fn_name", getattr(fn, "__qualname__", None))
         handler.initialize()
         try:
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
         except SystemExit as error:
             if error.code == 0:
                 return None
@@ -322,8 +249,18 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
             except Exception:  # noqa: BLE001
                 log().warning("error handler %s failed", type(handler).__name__, exc_info=True)
             raise
+        _call(handler, "record_success")
+        return result
 
     return wrapper
+
+
+def _call(handler: Any, hook: str, *args: object) -> None:
+    getattr(handler, hook, lambda *_: None)(*args)
+
+
+def _enrich(message: str, error_file: str) -> str:
+    return get_error_handler().maybe_enrich_signal_failure_message(message, error_file)
 
 
 def _record(handler: ErrorHandler, error: Exception) -> None:
@@ -349,18 +286,3 @@ def _first_failure(error: Any) -> ProcessFailure:
     if isinstance(failure, ProcessFailure):
         return failure
     return ProcessFailure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as other:  # noqa: BLE001  (a user's `__str__`)
-        return f"<its text cannot be had: {type(other).__name__}>"
-
-
-def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is not of this module: `record` is not part of a user's error."""
-    first = tb
-    while first is not None and first.tb_frame.f_code.co_filename == __file__:
-        first = first.tb_next
-    return first or tb

@@ -2,9 +2,10 @@
 
 - `failure`: `ProcessFailure`, from the end of the process to the report on every node
 - `error_file`: the file in which a process records its exception, in torch's format
+- `error_handler`: what `record` does with an exception; programs may derive from it
 - `exit_reason`: the cause in the end of stderr, and exit codes in words
 - `oom`: whether the kernel killed for want of memory
 - `report`: the final report of a failed job
 """
 
-__all__ = ["error_file", "exit_reason", "failure", "oom", "report"]
+__all__ = ["error_file", "error_handler", "exit_reason", "failure", "oom", "report"]

@@ -6,9 +6,9 @@ The layout is torch's (`ChildFailedError.format_msg`); the words are ours.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from aelastic.failures.error_file import printable
+from aelastic.failures.error_file import log, printable
 from aelastic.failures.exit_reason import last_line
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 
@@ -33,14 +33,19 @@ def report(
     section_delim: str,
     stacks: Mapping[int, str] | None = None,
     raised: Mapping[int, ProcessFailure] | None = None,
+    *,
+    enrich: Callable[[str, str], str] = lambda message, _: message,
 ) -> str:
     """The root cause with its traceback, the other failures, and the workers stopped for them.
 
     Args:
         stacks: of workers that had to be killed, where they were.
         raised: of workers that were stopped, what they had raised themselves.
+        enrich: of a message and an error file, the message to show for a worker that a signal ended.
     """
-    root_rank, root = first
+    root_rank = first[0]
+    failures = {rank: _enriched(failure, enrich) for rank, failure in failures.items()}
+    root = failures.get(root_rank, first[1])
     index = {rank: at for at, rank in enumerate(failures)}
     others, alike = _split({rank: each for rank, each in failures.items() if rank != root_rank}, root, raised or {})
     blocks = [_describe(index[rank], rank, failure) for rank, failure in others[:REPORT_FAILURES_MAX]]
@@ -92,6 +97,17 @@ def _also(same: Mapping[int, ProcessFailure]) -> str:
     return f"Also {what}: {_named(same)}: {first.headline[:REPORT_PLACE_CHARS]}{rest}"
 
 
+def _enriched(failure: ProcessFailure, enrich: Callable[[str, str], str]) -> ProcessFailure:
+    if not failure.is_signal:
+        return failure
+    try:
+        text = enrich(failure.message, failure.error_file)
+    except Exception:  # noqa: BLE001  a user's handler: the report matters more
+        log().warning("the error handler failed at the message of rank %d", failure.rank, exc_info=True)
+        return failure
+    return failure if text == failure.message else failure.replace(message=text)
+
+
 def killed(stacks: Mapping[int, str]) -> list[str]:
     """Lines on workers that had to be killed; those in the same place are told together."""
     ranks_of: dict[str, list[int]] = {}
@@ -134,17 +150,21 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
     if failure.oom and failure.oom not in failure.message:
         lines.append(f"  memory    : {failure.oom}")
     where = ["  stack     : " + failure.stack.replace("\n", "\n  ")] if failure.stack else []
-    if not is_root:
-        return "\n".join([*lines, f"  traceback : {failure.headline}", *where])
-    lines.append(f"  cause     : {failure.headline}")
+    what = _cause(failure) if is_root else [f"  traceback : {failure.headline}"]
+    return "\n".join([*lines, *what, *where])
+
+
+def _cause(failure: ProcessFailure) -> Iterator[str]:
+    yield f"  cause     : {failure.headline}"
+    if failure.is_signal and (more := failure.message.strip().partition("\n")[2]):  # added to it by a handler
+        yield f"              {more}".replace("\n", "\n              ")
     text = failure.traceback.strip("\n")
     if len(text) > REPORT_TRACEBACK_CHARS:
         text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
     if text:
-        lines.append("  traceback : " + text.replace("\n", "\n  "))
+        yield "  traceback : " + text.replace("\n", "\n  ")
     elif said := last_line(failure.stderr_tail):
-        lines.append(f"  stderr    : {said}")
-    return "\n".join([*lines, *where])
+        yield f"  stderr    : {said}"
 
 
 def _ranges(ranks: Iterable[int]) -> str:

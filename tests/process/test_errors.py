@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import logging
 import os
@@ -540,6 +541,103 @@ class TestErrorHandler:
         assert "Handler" in caplog.text
 
 
+class Told(ErrorHandler):
+    """A handler that writes down what `record` calls, as one of torch 2.15 may."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def initialize(self) -> None:
+        self.calls.append(("initialize", self._fn_name))
+
+    def record_exception(self, e: BaseException) -> None:
+        self.calls.append(("record_exception", self._fn_name))
+
+    def record_success(self) -> None:
+        self.calls.append(("record_success", self._fn_name))
+
+
+def returns() -> int:
+    return 7
+
+
+def raises() -> int:
+    raise ValueError("x")
+
+
+def exits() -> int:
+    sys.exit(0)
+
+
+# What `record` decorates, and the calls that its handler sees.
+HOOKS: dict[str, tuple[Callable[[], int], list[object]]] = {
+    "returns": (returns, [("initialize", "returns"), ("record_success", "returns")]),
+    "raises": (raises, [("initialize", "raises"), ("record_exception", "raises")]),
+    "exits with 0": (exits, [("initialize", "exits")]),
+    "has no name": (functools.partial(returns), [("initialize", None), ("record_success", None)]),
+}
+
+
+def outcome(main: Callable[[], int | None]) -> object:
+    try:
+        return main()
+    except ValueError as error:
+        return str(error)
+
+
+class TestHooksOfAHandler:
+    @pytest.mark.parametrize("case", HOOKS)
+    def test_a_handler_learns_the_functions_name_and_whether_it_returned(self, case: str) -> None:
+        fn, calls = HOOKS[case]
+        handler = Told()
+        assert outcome(record(fn, handler)) == {"raises": "x", "exits with 0": None}.get(case, 7)
+        assert handler.calls == calls
+
+    @pytest.mark.parametrize("case", HOOKS)
+    def test_torchs_record_calls_the_same(self, case: str, torch_errors: Any) -> None:
+        if not hasattr(torch_errors.ErrorHandler, "record_success"):
+            pytest.skip("torch before 2.15")
+        fn, _ = HOOKS[case]
+        ours, theirs = Told(), Told()
+        assert outcome(record(fn, ours)) == outcome(torch_errors.record(fn, theirs))
+        assert ours.calls == theirs.calls
+
+    def test_a_success_that_cannot_be_recorded_is_no_failure_of_the_function(self, error_file: Path) -> None:
+        class Handler(ErrorHandler):
+            def record_success(self) -> None:
+                raise OSError("no telemetry")
+
+        with pytest.raises(OSError, match="no telemetry"):
+            record(returns, Handler())()
+        assert not error_file.exists()
+
+    def test_the_report_shows_what_a_handler_knows_of_a_signal(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        asked: list[tuple[str, str]] = []
+
+        class Handler(ErrorHandler):
+            def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+                asked.append((message, error_file))
+                if len(asked) == 3:
+                    raise RuntimeError("no driver")
+                return f"{message}\nGPU 3: page fault\nGPU 4: reset"
+
+        monkeypatch.setattr(errors, "get_error_handler", Handler)
+        killed, failed = failure_at(tmp_path / "e.json", exitcode=-11), ProcessFailure(0, 1, 1, "")
+        plain = str(ChildFailedError("x", {1: failed}))
+        assert not asked and "GPU" not in plain
+        error = ChildFailedError("x", {0: killed, 1: failed}, cause=0)
+        lines = str(error).splitlines()
+        assert asked == [(killed.message, str(tmp_path / "e.json"))]
+        at = next(n for n, line in enumerate(lines) if line.startswith("  cause     : "))
+        assert [line.strip() for line in lines[at + 1 : at + 3]] == ["GPU 3: page fault", "GPU 4: reset"]
+        assert str(ChildFailedError("x", {0: killed})).count("GPU 3: page fault") == 1
+        assert "GPU" not in str(ChildFailedError("x", {0: killed}))  # the third time it fails
+        assert "no driver" in caplog.text
+        assert error.failures[0].message == killed.message
+
+
 @pytest.fixture(scope="module")
 def torch_errors() -> Any:
     """torch's own module, the oracle."""
@@ -607,7 +705,14 @@ class TestTorch:
             fails("/none")()
         assert written(error_file)["message"]["message"].startswith("killed by signal 9")
 
-    def test_torchs_handler_may_be_given_to_our_record(self, torch_errors: Any, error_file: Path) -> None:
+    @pytest.mark.parametrize("is_old", [False, True], ids=["this torch", "torch before 2.15"])
+    def test_torchs_handler_may_be_given_to_our_record(
+        self, torch_errors: Any, error_file: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+    ) -> None:
+        for hook in ("set_entrypoint_fn_name", "record_success") if is_old else ():
+            monkeypatch.delattr(torch_errors.ErrorHandler, hook, raising=False)
+        assert record(returns, torch_errors.ErrorHandler())() == 7
+
         def main() -> None:
             raise ValueError("x")
 

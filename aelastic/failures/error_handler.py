@@ -1,0 +1,129 @@
+"""What `record` does with an exception: the error file of this process, written as torch writes it.
+
+Workers import it: what only a failure needs is imported when there is one.
+"""
+
+# Imports where a failure needs them, and no pathlib: every worker pays for the start-up time.
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from aelastic.failures.error_file import (
+    ERROR_FILE_VARIABLE,
+    Json,
+    log,
+    parse_record,
+    read_error_file,
+    record_of,
+    replace_file,
+    with_error_code,
+)
+from aelastic.failures.failure import ProcessFailure
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class ErrorHandler:
+    """Writes what went wrong in this process to the file that `TORCHELASTIC_ERROR_FILE` names (torch: `ErrorHandler`).
+
+    Without that variable it logs what it would have written.  Nothing here raises for a file that cannot be
+    written: the exception at hand matters more.  Subclasses may override `initialize`, `record_exception` and, from
+    torch 2.14 and 2.15, `record_success`, `set_entrypoint_fn_name` and `maybe_enrich_signal_failure_message`.
+    """
+
+    _fn_name: str | None = None
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        """Called by `record` before `initialize`: the qualified name of the function it decorates, where it has one."""
+        self._fn_name = fn_name
+
+    def initialize(self) -> None:
+        """Called before the code to watch: a fatal signal prints where the process stood."""
+        import faulthandler
+
+        try:
+            faulthandler.enable(all_threads=True)
+        except (OSError, ValueError, RuntimeError, AttributeError) as error:  # stderr is closed, or not a file
+            log().warning("faulthandler cannot be enabled: %s", error)
+
+    def record_exception(self, e: BaseException) -> None:
+        """Writes an exception, its traceback and the time."""
+        import traceback
+
+        if self._fn_name:
+            log().debug("%s raised %s", self._fn_name, type(e).__name__)
+        lines = traceback.format_exception(type(e), e, _without_own_frames(e.__traceback__))
+        self._write(record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
+
+    def record_success(self) -> None:
+        """Called by `record` after its function has returned.  What it raises ends the worker, as with torch."""
+        if self._fn_name:
+            log().debug("%s returned", self._fn_name)
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        """The message that the report shows for a worker that a signal ended.
+
+        A subclass may add lines, such as what a driver has logged of its device.
+
+        Args:
+            message: what is known without it.
+            error_file: the worker's, or `<N/A>`; its logs are beside it.
+        """
+        del error_file
+        return message
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Copies a child's record to this process's error file, with the child's exit code added.
+
+        A child that a signal ended could not write its own exit code.  A damaged file is reported as one.
+        """
+        data = read_error_file(rootcause_error_file)
+        if data is None:
+            data = record_of(f"the error file {rootcause_error_file} cannot be read", "", int(time.time()))
+        self._write(with_error_code(data, error_code))
+
+    def write_failure(self, failure: ProcessFailure) -> None:
+        """Writes a child's failure to this process's error file, also where the child recorded nothing."""
+        data = failure.error_file_data
+        if not parse_record(data)[0]:
+            message = failure.message
+            if failure.oom and failure.oom not in message:
+                message = f"{message}; {failure.oom}"
+            data = record_of(message, failure.traceback, failure.timestamp)
+        self._write(with_error_code(data, failure.exitcode))
+
+    def _get_error_file_path(self) -> str | None:
+        """Where to write, `None` to log only; asked each time, since launchers change the variable between."""
+        return os.environ.get(ERROR_FILE_VARIABLE) or None
+
+    def _write(self, data: Json) -> None:
+        import json
+
+        text = json.dumps(data)
+        path = self._get_error_file_path()
+        if path is None:
+            log().error("no error file is set (%s); it would hold: %s", ERROR_FILE_VARIABLE, text)
+            return
+        try:
+            replace_file(path, text.encode())
+        except (OSError, ValueError) as error:  # ValueError: a path no file system takes
+            log().warning("error file %s cannot be written: %s; it would hold: %s", path, error, text)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001  (a user's `__str__`)
+        return f"<its text cannot be had: {type(other).__name__}>"
+
+
+def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is not of `record`, which is no part of a user's error."""
+    first = tb
+    while first is not None and first.tb_frame.f_globals.get("__name__") == "aelastic.errors":
+        first = first.tb_next
+    return first or tb
