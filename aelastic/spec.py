@@ -151,8 +151,8 @@ class WorkerSpec:
         log_dir: folder for those files; `None` picks a temporary one.
         logs_specs: a torch-compatible `LogsSpecs` that says where output goes; before `redirects`, `tee`, `log_dir`
             and `local_ranks_filter`.
-        log_line_prefix_template: what teed lines begin with, of `${role_name}`, `${rank}` and `${local_rank}`;
-            `None` is `[${role_name}${local_rank}]:`.
+        log_line_prefix_template: what teed lines begin with, of `${role_name}`, `${rank}`, `${local_rank}`,
+            `${hostname}` and `${pid}`; `None` is `[${role_name}${local_rank}]:`.
         local_ranks_filter: local ranks whose teed output the console shows; `None` is all.
         duplicate_stdout_filters: lines of kept stdout with one of these texts in them go to `filtered_stdout.log`, too.
         duplicate_stderr_filters: the same for stderr.

@@ -80,6 +80,7 @@ class Generation:
                 held.stack_dumps.begin(starts)
                 held.unhealthy.begin(starts)
                 ids = await held.backend.start(starts)
+                held.logs.started(ids)
         if ids is None:
             self._post(ev.SpawnCancelled(self.number))
         elif self._group.is_done:  # it gave up on a back end that could not be cancelled

@@ -2,12 +2,13 @@
 
 `main` runs it and owns the process.  `parser` reads the arguments by the table of `options`, whose values `converters`
 read; `arguments` makes a checked `Invocation` of them, with `rendezvous_options` and `output_options`; `advice` finds
-options without effect.  `stderr` writes log lines and reports.
+options without effect.  `completion` prints scripts for shells.  `stderr` writes log lines and reports.
 """
 
 __all__ = [
     "advice",
     "arguments",
+    "completion",
     "converters",
     "main",
     "options",

@@ -94,7 +94,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         hang_action=chosen["hang_action"],
         expect_output=_expected_output(chosen),
         env=_worker_environ(environ, chosen, local_world_size),
-        **output_fields(chosen, environ),
+        **output_fields(chosen),
         **rendezvous_fields(chosen, environ),
     )
     check_effects(chosen, local_world_size)  # last: a refusal is one line, without a warning above it

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from aelastic.spec import (
     HANG_SIGNALS,
@@ -99,12 +100,14 @@ def _float(text: str) -> float:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"use one of {', '.join(choices)}")
-        return text
+    """A reader of one of some words, which it has as `args`."""
+    return partial(_read_choice, choices)
 
-    return read
+
+def _read_choice(choices: Sequence[str], text: str) -> str:
+    if text not in choices:
+        raise ValueError(f"use one of {', '.join(choices)}")
+    return text
 
 
 def read_name(text: str) -> str:

@@ -7,6 +7,7 @@ are in `converters`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from aelastic.cli.converters import (
@@ -32,6 +33,9 @@ from aelastic.cli.converters import (
     read_workers,
 )
 from aelastic.spec import HANG_ACTIONS, HANG_SIGNALS, NUMA_BINDINGS, SHUTDOWN_TIMEOUT_S, START_METHODS, Std
+
+# Of those that shtab knows; torchrun has the first three where shtab is not installed.
+COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 
 # Named tuples, where dataclasses would do: each of those costs 0.5 ms to make, at every start.
@@ -60,6 +64,11 @@ class Option(NamedTuple):
     @property
     def dest(self) -> str:
         return _dest(self.name)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it takes; none if it takes other texts."""
+        return self.read.args[0] if isinstance(self.read, partial) else ()
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -178,6 +187,12 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         _option("-t --tee", Std.from_str, "0", "STREAMS", "streams that go to files and to the console, as above"),
         _option(
+            "--log-line-prefix-template", read_text, "", "TEMPLATE",
+            "what each teed line begins with on the console, of ${role_name}, ${rank}, ${local_rank}, ${hostname} and "
+            "${pid}; also TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE (default: [${role_name}${local_rank}]:)",
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        ),
+        _option(
             "--local-ranks-filter", read_ranks, "", "RANKS",
             "local ranks whose teed output the console shows, as in 0,1 (default: all)",
         ),
@@ -217,6 +232,13 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own(
             "--expect-output-ranks", read_ranks, None, "RANKS",
             "global ranks that --expect-output applies to, as in 0 if only rank 0 prints (default: all)",
+        ),
+    ),
+    "shell completion": (
+        _silent(
+            "--print-completion", one_of(*COMPLETION_SHELLS), "SHELL",
+            f"print a completion script for a shell ({', '.join(COMPLETION_SHELLS)}) and exit; "
+            "needs aelastic[completion]",
         ),
     ),
     "aelastic only": (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from aelastic.spec import Std, Streams
 _LOGS_SPECS = "torchrun.logs_specs"
 # torch lists its own class under this name, ours takes its place.
 _DEFAULT = "default"
-_PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
-def output_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def output_fields(chosen: Settings) -> dict[str, Any]:
     """Streams, folder, filters and prefix.
 
     Raises:
@@ -37,7 +35,7 @@ def output_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any
         "local_ranks_filter": chosen["local_ranks_filter"],
         "duplicate_stdout_filters": chosen["duplicate_stdout_filters"],
         "duplicate_stderr_filters": chosen["duplicate_stderr_filters"],
-        "log_line_prefix_template": environ.get(_PREFIX_VARIABLE),
+        "log_line_prefix_template": chosen["log_line_prefix_template"] or None,
         "logs_specs": logs_specs_of(chosen),
     }
 

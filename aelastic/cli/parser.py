@@ -63,14 +63,14 @@ class Settings:
 
 
 def read_options(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Settings:
-    """Reads the command line.  `--help` and `--version` print and leave.
+    """Reads the command line.  `--help`, `--version` and `--print-completion` print and leave.
 
     Args:
         groups: the options there are.
 
     Raises:
         InputError: an unknown option, a value that cannot be read, no script.
-        SystemExit: after `--help` and `--version`.
+        SystemExit: after what only prints.
     """
     found = _find(argv, groups)
     by_dest = {option.dest: read_setting(option, found, environ) for option in _options(groups)}
@@ -139,6 +139,15 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
+        from aelastic.cli.completion import print_completion  # nothing else pays for it
+
+        assert isinstance(parser, _Parser)
+        print_completion(shell, parser.groups)
+        parser.exit()
+
+
 def _formatter(prog: str) -> argparse.HelpFormatter:
     # Unused, yet argparse makes one for each option; without a width it imports shutil to ask the terminal, 4 ms.
     return argparse.HelpFormatter(prog, width=HELP_WIDTH)
@@ -149,7 +158,9 @@ def _build_parser(groups: Groups = GROUPS) -> _Parser:
     parser.groups = groups
     parser.add_argument("--h", action="help")  # as with torchrun, whatever else of ours begins so
     for option in _options(groups):
-        if option.metavar:
+        if option.dest == "print_completion":
+            parser.add_argument(*option.spellings, dest=option.dest, action=_PrintCompletion)
+        elif option.metavar:
             parser.add_argument(*option.spellings, dest=option.dest)
         else:
             parser.add_argument(*option.spellings, dest=option.dest, action="store_const", const="1")
@@ -203,8 +214,9 @@ def _help_lines(groups: Groups) -> Iterator[str]:
     yield ""
     yield from _wrap(
         "--like-this and --like_this are the same; an unambiguous prefix is enough. Options of torchrun, except "
-        "--logs-specs and --numa-binding, can also be set by a variable such as PET_NPROC_PER_NODE, those of "
-        "aelastic by one such as AELASTIC_LOOP. An empty variable counts as unset; a flag is 1 or 0."
+        "--logs-specs, --numa-binding and --print-completion, can also be set by a variable such as "
+        "PET_NPROC_PER_NODE, those of aelastic by one such as AELASTIC_LOOP. An empty variable counts as unset; a flag "
+        "is 1 or 0."
     )
 
 

@@ -1,4 +1,4 @@
-"""Resolves rendezvous back end, endpoint and run id from the options, as torchrun 2.13 does.
+"""Resolves rendezvous back end, endpoint and run id from the options, as torchrun 2.15 does.
 
 `rendezvous_fields` gives the fields of a `WorkerSpec`: `rdzv` for nodes that have to find each other, `master_addr` and
 `master_port` if the user decides them, and the run id.  An option without effect is logged, one that cannot work is

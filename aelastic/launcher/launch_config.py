@@ -58,7 +58,8 @@ class LaunchConfig:
         max_restarts: how often all workers may be restarted after a failure.
         monitor_interval: seconds between two checks of a worker if the kernel cannot report its exit.
         start_method: how `multiprocessing` starts a function.
-        log_line_prefix_template: prefix of teed lines, with `${role_name}`, `${rank}` and `${local_rank}`.
+        log_line_prefix_template: prefix of teed lines, of `${role_name}`, `${rank}`, `${local_rank}`, `${hostname}`
+            and `${pid}`.
         metrics_cfg: accepted and not used, as in torch.
         local_addr: where other nodes reach this one.
         event_log_handler: name of the handler of torchelastic's events.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
@@ -23,7 +23,6 @@ from aelastic.cli.rendezvous_options import BACKENDS, static_endpoint
 from aelastic.errors import InputError, record
 from aelastic.launcher.elastic_launch import launch
 from aelastic.launcher.launch_config import LaunchConfig
-from aelastic.spec import NUMA_BINDINGS, START_METHODS
 from aelastic.workers.functions import run_script_path as run_script_path  # noqa: PLC0414  torch has it here, too
 
 _log = logging.getLogger(__name__)
@@ -43,7 +42,22 @@ _TYPES: Mapping[str, Callable[[str], Any]] = {
     "duplicate_stdout_filters": lambda text: list(read_filters(text)),
     "duplicate_stderr_filters": lambda text: list(read_filters(text)),
 }
-_CHOICES: Mapping[str, Sequence[str]] = {"start_method": START_METHODS, "numa_binding": NUMA_BINDINGS}
+_CHOSEN = {"start_method", "numa_binding", "print_completion"}  # elsewhere torchrun's parser takes any text
+
+
+class _PrintCompletion(Action):
+    """Prints a completion script for the parser's options, those of a tool among them."""
+
+    def __call__(self, parser: ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
+        from aelastic.cli.completion import completion_of
+
+        try:
+            print(completion_of(parser, shell), flush=True)  # noqa: T201
+        except InputError as error:
+            parser.error(str(error))
+        except OSError:
+            pass  # stdout is closed
+        parser.exit()
 
 
 def get_args_parser() -> ArgumentParser:
@@ -66,10 +80,11 @@ def _add(parser: ArgumentParser, option: Option) -> None:
     read = _TYPES.get(option.dest, str)
     parser.add_argument(
         *option.spellings,
+        action=_PrintCompletion if option.dest == "print_completion" else "store",
         dest=option.dest,
         default=_default(option) if inherited is None else inherited,
         type=read,
-        choices=_CHOICES.get(option.dest),
+        choices=option.choices if option.dest in _CHOSEN else None,
         metavar=option.metavar,
         help=words,
     )
@@ -252,7 +267,7 @@ def _config(chosen: Settings) -> LaunchConfig:
         max_restarts=chosen["max_restarts"],
         monitor_interval=chosen["monitor_interval"],
         start_method=chosen["start_method"],
-        log_line_prefix_template=os.environ.get(_PREFIX_VARIABLE),
+        log_line_prefix_template=chosen["log_line_prefix_template"] or os.environ.get(_PREFIX_VARIABLE),
         local_addr=chosen["local_addr"],
         event_log_handler=chosen["event_log_handler"],
         numa_options=chosen["numa_binding"],

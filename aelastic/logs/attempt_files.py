@@ -17,7 +17,7 @@ from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.logs.expected_output import ExpectedOutputMatcher
 from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
-from aelastic.logs.lines import FilteredLines, PrefixedLines, Splitter
+from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
 from aelastic.logs.sinks import DescriptorSink, NullSink, Sink
 from aelastic.logs_specs import INHERITED, LogsDest
 from aelastic.spec import Std, WorkerSpec
@@ -40,6 +40,8 @@ class Shown:
     follower: Follower
     stream: Std | None  # the console stream that shows it; `None`: none does
     sink: Sink
+    rank: int = 0  # local
+    unnamed: PrefixedLines | FilteredLines | None = None  # its prefix needs the id of the worker's process
 
 
 @dataclass(slots=True)
@@ -146,10 +148,10 @@ class AttemptOpener:
             path = touched(teed.get(rank, INHERITED))
             if path is None or not path.is_file():
                 continue  # /dev/null, for example: there is nothing to read
-            self._follow(path, PrefixedLines(prefix), stream)
+            self._follow_named(path, PrefixedLines(prefix), rank, stream, PID in prefix)
             if texts:
                 into = DescriptorSink(os.open(filtered, os.O_WRONLY | os.O_APPEND), is_ours=True)
-                self._follow(path, FilteredLines(prefix, texts), None, into)
+                self._follow_named(path, FilteredLines(prefix, texts), rank, None, PID in prefix, into)
         error_file = env.get(ERROR_FILE_VARIABLE) or dest.error_files.get(rank, "")
         if error_file in {"", os.devnull}:  # not kept: the agent needs one all the same
             error_file = str(self._scratch / f"error_{name}.json")
@@ -180,8 +182,28 @@ class AttemptOpener:
 
     def _prefix(self, rank: int, env: dict[str, str]) -> bytes:
         template = self._spec.log_line_prefix_template or "[${role_name}${local_rank}]:"
-        words = {"role_name": env["ROLE_NAME"], "rank": env["RANK"], "local_rank": rank}
+        words = {
+            "role_name": env["ROLE_NAME"],
+            "rank": env["RANK"],
+            "local_rank": rank,
+            "hostname": os.uname().nodename,  # the short name, as torchrun has it: it stands on every line
+            "pid": PID.decode(),
+        }
         return Template(template).safe_substitute(words).encode("utf-8", "surrogateescape")
+
+    def _follow_named(
+        self,
+        path: Path,
+        splitter: PrefixedLines | FilteredLines,
+        rank: int,
+        stream: Std | None,
+        needs_pid: bool,
+        sink: Sink | None = None,
+    ) -> None:
+        self._follow(path, splitter, stream, sink)
+        if needs_pid:
+            shown = self._opened.shown[-1]
+            shown.rank, shown.unnamed = rank, splitter
 
     def _follow(
         self,

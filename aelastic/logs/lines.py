@@ -18,6 +18,8 @@ from typing import Protocol, assert_never
 
 # An unfinished line is held back up to this length; a longer one is shown as it comes.
 LINE_BYTES_MAX = 1 << 24
+# Stands in a prefix for the id of a process that has not been started yet.
+PID = b"\0pid\0"
 
 
 class Splitter(Protocol):
@@ -115,6 +117,11 @@ class PrefixedLines:
         self._after_newline = b"\n" + self._prefix
         self._line = Line.NEW
         self._holds_return = False  # the last byte was a carriage return, which may belong to a newline
+
+    def name_process(self, pid: bytes) -> None:
+        """Completes the prefix, before any output is fed."""
+        self._prefix = self._prefix.replace(PID, pid)
+        self._after_newline = b"\n" + self._prefix
 
     @property
     def is_open(self) -> bool:
@@ -217,6 +224,10 @@ class FilteredLines:
         self._prefix = prefix
         self._texts = [text.encode() for text in texts]
         self._partial = b""  # the beginning of a line too long for one chunk
+
+    def name_process(self, pid: bytes) -> None:
+        """Completes the prefix, before any output is fed."""
+        self._prefix = self._prefix.replace(PID, pid)
 
     def takes(self, chunk: bytes, held: int, *, more: bool) -> int:  # noqa: ARG002  whole lines only
         newline = chunk.rfind(b"\n") + 1

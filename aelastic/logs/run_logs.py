@@ -26,10 +26,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -38,7 +39,7 @@ from aelastic.aio.threads import in_thread
 from aelastic.errors import HostError, InputError
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.host.inotify import Growth
-from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener
+from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
 from aelastic.logs.folders import DROPPED, check_open_files, link_latest, refusing, temporary_folder
 from aelastic.logs.follower import TAIL_BYTES, Follower
@@ -146,11 +147,31 @@ class RunLogs:
                 opener.abandon()
         self._opened = opened
         for each in opened.shown:
-            each.follower.watch = self._growth.watch(each.follower.fileno())
-            (self._quiet_pump if each.stream is None else self._pump_of[each.stream]).add(each.follower, each.sink)
-            if each.follower.watch is None:
-                self._waiting.cancel()  # no inotify watch for this one: look at intervals from now on
+            if each.unnamed is None:
+                self._show(each)
         return opened.files
+
+    def _show(self, shown: Shown) -> Pump:
+        shown.follower.watch = self._growth.watch(shown.follower.fileno())
+        pump = self._quiet_pump if shown.stream is None else self._pump_of[shown.stream]
+        pump.add(shown.follower, shown.sink)
+        if shown.follower.watch is None:
+            self._waiting.cancel()  # no inotify watch for this one: look at intervals from now on
+        return pump
+
+    def started(self, ids: Mapping[int, Any]) -> None:
+        """Shows the output whose prefix names the worker's process, which had to be started first.
+
+        Args:
+            ids: process ids, or what the back end has instead, by local rank.
+        """
+        for each in self._opened.shown:
+            if each.unnamed is not None:
+                each.unnamed.name_process(str(ids.get(each.rank) or "?").encode())
+                each.unnamed = None
+                pump = self._show(each)
+                if each.follower.watch is not None:
+                    pump.wake({each.follower.watch})  # the worker may have written before the watch was set
 
     def _ended_folder(self, attempt: int) -> Path | None:
         """The folder of the attempt before, if nothing of it is kept."""
@@ -235,6 +256,7 @@ class RunLogs:
 
     async def end_attempt(self) -> None:
         """The workers have ended: shows what is left in their files, then closes these."""
+        self.started({})
         for _, matcher in (each for searched in self._opened.expected.values() for each in searched):
             matcher.stop()
         ends: dict[Follower, int] = {}

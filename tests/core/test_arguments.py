@@ -108,6 +108,14 @@ def test_filters_reach_the_spec(script: str) -> None:
     assert invoke(script).spec.local_ranks_filter is None
 
 
+def test_the_prefix_of_lines_is_looked_for_in_three_places(script: str) -> None:
+    both = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "a", "PET_LOG_LINE_PREFIX_TEMPLATE": "b"}
+    assert invoke("--log-line-prefix-template=c", script, **both).spec.log_line_prefix_template == "c"
+    assert invoke(script, **both).spec.log_line_prefix_template == "b"
+    assert invoke(script, TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="a").spec.log_line_prefix_template == "a"
+    assert invoke("--log_line_prefix_template", "", script).spec.log_line_prefix_template is None
+
+
 def test_a_class_of_a_package_says_where_output_goes(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,3 +105,38 @@ def test_an_unread_or_closed_stream_does_not_change_the_exit_code(folder: Path) 
         shell = f"set -o pipefail; {sys.executable} -m aelastic {command} {redirection}"
         run = subprocess.run(["bash", "-c", shell], cwd=folder, env=env, capture_output=True, text=True, check=False)
         assert (run.returncode, run.stderr) == (code, ""), redirection
+
+
+# Completion of shells.
+
+COMPLETE = """\
+source ./script
+complete_it() {
+    COMP_WORDS=(aelastic "$@") COMP_CWORD=$#
+    _shtab_aelastic
+    echo "${COMPREPLY[*]}"
+}
+complete_it --rdzv-e
+complete_it --numa-binding e
+complete_it --tee 3 tr
+"""
+
+
+def test_bash_completes_options_their_words_and_the_script(folder: Path) -> None:
+    pytest.importorskip("shtab")
+    printed = aelastic(folder, "--print-completion", "bash")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    (folder / "script").write_text(printed.stdout)
+    run = subprocess.run(["bash", "-c", COMPLETE], cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.splitlines() == ["--rdzv-endpoint", "exclusive", "train.py"]
+
+
+def test_completion_without_shtab_names_what_to_install(folder: Path) -> None:
+    (folder / "without").mkdir()
+    (folder / "without" / "shtab.py").write_text("raise ImportError")
+    python_path = f"{folder / 'without'}:{Path(__file__).parents[2]}"
+    said = "--print-completion zsh: shtab is not installed: pip install aelastic[completion]"
+    run = aelastic(folder, "--print-completion", "zsh", PYTHONPATH=python_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert said in run.stderr
+    assert "--print-completion nosh: use one of bash, zsh" in aelastic(folder, "--print-completion", "nosh").stderr

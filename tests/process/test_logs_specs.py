@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 from kit import entrypoints
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, wait_for
 from torch.distributed.elastic import multiprocessing as torchs
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState, logs_specs
@@ -306,6 +306,38 @@ def test_every_path_is_honoured(tmp_path: Path, capfd: pytest.CaptureFixture[str
     told = capfd.readouterr()
     assert sorted(told.out.splitlines()) == ["[default0]:out 0", "out 1"]
     assert sorted(told.err.splitlines()) == ["[default1]:err 0", "[default1]:err 1", "err 2"]
+
+
+def test_a_prefix_names_the_host_and_the_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = python(
+        "os.write(1, b'pid %d\\n' % os.getpid())",
+        local_world_size=2,
+        tee=Std.OUT,
+        log_dir=tmp_path,
+        duplicate_stdout_filters=("pid",),
+        log_line_prefix_template="${hostname}:${rank}/${pid} $pid ${unknown}: ",
+    )
+    assert run(Supervisor(spec).run()).state is WorkerState.SUCCEEDED
+    shown = sorted(capfd.readouterr().out.splitlines())
+    pids = [line.rpartition(" ")[2] for line in shown]
+    host = os.uname().nodename
+    assert shown == [f"{host}:{rank}/{pid} {pid} ${{unknown}}: pid {pid}" for rank, pid in enumerate(pids)]
+    (filtered,) = tmp_path.rglob("filtered_stdout.log")
+    assert sorted(filtered.read_text().splitlines()) == shown
+
+
+def test_a_line_whose_prefix_names_the_process_is_shown_while_the_worker_runs(launch: Launcher) -> None:
+    job = launch(
+        "os.write(1, b'early\\n')\nwait_for('go')",
+        "--tee=1",
+        "--log-dir=logs",
+        env={"PET_LOG_LINE_PREFIX_TEMPLATE": "<${pid}> "},
+    )
+    stdout = job.folder / "stdout"
+    shown = wait_for("the line", lambda: re.fullmatch(r"<\d+> early\n", stdout.read_text()))
+    assert shown
+    (job.folder / "go").touch()
+    assert job.wait() == 0, job.story
 
 
 def test_files_that_serve_every_attempt_are_added_to_and_shown_once(
