@@ -1,7 +1,7 @@
 """The environment a worker starts with.
 
 The names and their meaning are torchrun's (`torchrun` documents, "Environment Variables",
-and what torchrun 2.13 sets beyond them); a test compares key by key.
+and what torchrun 2.15 sets beyond them); a test compares key by key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not hand
 STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 # systemd's, for the service itself (`sd_notify(3)`, `sd_watchdog_enabled(3)`).
 SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-# AMD's HIP goes by it, too.
-_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+# AMD's HIP goes by the first one where it is set and not empty, else by the second, as CUDA does.
+_DEVICES_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def worker_env(
@@ -70,26 +70,33 @@ def check_devices(spec: WorkerSpec, base: Mapping[str, str]) -> None:
     """Refuses to give each worker a device of its own where there are too few.
 
     Raises:
-        InputError: `CUDA_VISIBLE_DEVICES` names fewer devices than there are workers.
+        InputError: `HIP_VISIBLE_DEVICES` or `CUDA_VISIBLE_DEVICES` names fewer devices than there are workers.
     """
-    visible = base.get(_DEVICES_VARIABLE)
+    variable, visible = _visible_devices(base)
     if not spec.virtual_local_rank or visible is None:
         return
     count = len(visible.split(","))
     if count < spec.local_world_size:
         raise InputError(
-            f"{_DEVICES_VARIABLE}={visible!r} has no device for local rank {count}, and virtual_local_rank gives each "
+            f"{variable}={visible!r} has no device for local rank {count}, and virtual_local_rank gives each "
             "worker its own: start fewer workers, or name more devices"
         )
+
+
+def _visible_devices(base: Mapping[str, str]) -> tuple[str, str | None]:
+    """The variable that says which devices are visible, and its value."""
+    hip, cuda = _DEVICES_VARIABLES
+    return (hip, base[hip]) if base.get(hip) else (cuda, base.get(cuda))
 
 
 def _local_rank_env(spec: WorkerSpec, base: Mapping[str, str], local_rank: int) -> dict[str, str]:
     """Which device a worker is to use, by number among those it sees (LOCAL_RANK) and by what it sees."""
     if not spec.virtual_local_rank:
         return {"LOCAL_RANK": str(local_rank)}
-    visible = base.get(_DEVICES_VARIABLE)
+    hip, cuda = _DEVICES_VARIABLES
+    variable, visible = _visible_devices(base)
     own = str(local_rank) if visible is None else visible.split(",")[local_rank].strip()
-    return {"LOCAL_RANK": "0", _DEVICES_VARIABLE: own}
+    return {"LOCAL_RANK": "0", cuda: own, **({hip: own} if variable == hip else {})}
 
 
 def has_agent_store(spec: WorkerSpec, base: Mapping[str, str]) -> bool:

@@ -57,7 +57,8 @@ class RendezvousSettings(Record):
             under `static` a command.
         local_addr: where the others reach this node; by default, where its connections come from.
         config: `join_timeout`, `last_call_timeout`, `lease`, `settle_time` (seconds), `keep_alive_interval` and
-            `keep_alive_max_attempt` (their product is another way to say `lease`), and what the back end takes.
+            `keep_alive_max_attempt` (their product is another way to say `lease`), `cas_backoff_max_seconds` (of
+            `torch:c10d`; without effect elsewhere), and what the back end takes.
 
     Raises:
         InputError: a value that cannot work; says which and what to do.
@@ -103,6 +104,7 @@ class RendezvousSettings(Record):
             "keep_alive_max_attempt",
         ):
             self._seconds(name, 1.0)
+        self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
         _ = self.join_timeout_s, self.lease_s
 
     def _check_static(self) -> None:
@@ -184,7 +186,7 @@ class RendezvousSettings(Record):
             return lease_s
         return self._seconds("lease", LEASE_S)
 
-    def _seconds(self, name: str, default: float) -> float:
+    def _seconds(self, name: str, default: float, *, is_zero_fine: bool = False) -> float:
         text = self.config.get(name)
         if text is None:
             return default
@@ -192,6 +194,7 @@ class RendezvousSettings(Record):
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0 < value < float("inf"):
-            raise InputError(f"rendezvous setting {name}={text}: use a number above 0; times are in seconds")
+        if not (0 < value < float("inf") or (is_zero_fine and value == 0)):
+            least = "of 0 or more" if is_zero_fine else "above 0"
+            raise InputError(f"rendezvous setting {name}={text}: use a number {least}; times are in seconds")
         return value

@@ -31,12 +31,17 @@ SYSFS = Path("/sys")
 # `import torch` takes seconds, and a minute from a cold network file system; a GPU may be slow to answer.
 _ASK_TIMEOUT_S = 300.0
 
-# The address of a GPU on the PCI bus, as sysfs writes it.
+# The address of a GPU on the PCI bus, as sysfs writes it; of an accelerator that torch gives no address of, `?`.
 _ASK_FOR_GPUS = """\
 import torch
-for number in range(torch.cuda.device_count()):
-    gpu = torch.cuda.get_device_properties(number)
-    print(f"GPU {gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+devices = None if kind is None else torch.get_device_module(kind)
+for number in range(0 if devices is None else devices.device_count()):
+    gpu = devices.get_device_properties(number)
+    try:
+        print(f"GPU {gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+    except AttributeError:
+        print("GPU ?")
 """
 
 

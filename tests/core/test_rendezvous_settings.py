@@ -139,3 +139,13 @@ def test_a_port_beyond_the_highest_is_refused() -> None:
 def test_a_port_is_needed_where_there_is_no_usual_one() -> None:
     with pytest.raises(InputError, match="rendezvous endpoint a: the port is missing: use a:PORT"):
         split_endpoint("a")
+
+
+@pytest.mark.parametrize("backend", ["c10d", "torch:c10d"])
+def test_torchs_backoff_may_be_0_and_finite(backend: str) -> None:
+    for text in ("0", "0.0", "1.5"):
+        given = RendezvousSettings(backend=backend, endpoint="h:1", config={"cas_backoff_max_seconds": text})
+        assert given.config["cas_backoff_max_seconds"] == text
+    for text in ("-1", "inf", "nan", "soon", ""):
+        with pytest.raises(InputError, match=r"cas_backoff_max_seconds=.*: use a number of 0 or more"):
+            RendezvousSettings(backend=backend, endpoint="h:1", config={"cas_backoff_max_seconds": text})

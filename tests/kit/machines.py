@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import types
 from collections.abc import Sequence
@@ -144,16 +145,26 @@ class TorchOn:
             # Names of that module only: nobody else reads elsewhere.
             patched.setattr(self._binding, "open", self._open, raising=False)
             patched.setattr(self._binding, "os", self._os())
-            patched.setattr(self._binding, "torch", types.SimpleNamespace(cuda=self))
+            patched.setattr(self._binding, "torch", self._torch())
             patched.setattr(self._binding, "shutil", types.SimpleNamespace(which=lambda name: name))
+            find = self._binding._get_validated_logical_cpus_to_bind_to
+            # It was called so until torch 2.13, which knew CUDA only.
+            index = "gpu_index" if "gpu_index" in inspect.signature(find).parameters else "device_index"
             try:
-                return frozenset(
-                    self._binding._get_validated_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)
-                )
+                return frozenset(find(numa_options=options, **{index: gpu}))
             except Exception:  # noqa: BLE001  of many kinds
                 return None
 
-    # What it asks of torch.cuda.
+    # What it asks of torch.
+
+    def _torch(self) -> Any:
+        return types.SimpleNamespace(cuda=self, accelerator=self, get_device_module=lambda _: self)
+
+    def is_available(self) -> bool:
+        return bool(self._machine.gpu_nodes)
+
+    def current_accelerator(self) -> str:
+        return "cuda"
 
     def device_count(self) -> int:
         return len(self._machine.gpu_nodes)
@@ -186,7 +197,7 @@ FAKE_TORCH = """\
 print("a word of greeting")  # importing the real one may be as talkative
 
 
-class cuda:
+class xpu:
     @staticmethod
     def device_count():
         return len(GPUS)
@@ -194,8 +205,23 @@ class cuda:
     @staticmethod
     def get_device_properties(number):
         class gpu:
-            pci_domain_id, pci_bus_id, pci_device_id = (int(part, 16) for part in GPUS[number][:-2].split(":"))
+            if GPUS[number] != "?":
+                pci_domain_id, pci_bus_id, pci_device_id = (int(part, 16) for part in GPUS[number][:-2].split(":"))
         return gpu
+
+
+class accelerator:
+    @staticmethod
+    def is_available():
+        return bool(GPUS)
+
+    @staticmethod
+    def current_accelerator():
+        return "xpu"
+
+
+def get_device_module(kind):
+    return {"xpu": xpu}[kind]
 """
 
 

@@ -214,6 +214,15 @@ def test_asked_to_fall_back_workers_run_where_torch_has_no_answer_at_all(
     assert "no worker is bound to CPUs" in caplog.text and "OSError: libcuda.so is broken" in caplog.text
 
 
+def test_an_accelerator_without_an_address_on_the_bus_is_no_reason_to_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "aelastic"):
+        run(workers(environ(write_torch(tmp_path / "fake", ["?"])), numa_fall_back=True))
+    assert cpus_written(tmp_path, 0) == [CPUS]
+    assert "the kernel does not tell the NUMA node of GPU 0" in caplog.text
+
+
 def test_torchs_options_say_whether_to_fall_back() -> None:
     binding = pytest.importorskip("torch.numa.binding")
     for fall_back in (False, True):

@@ -11,11 +11,14 @@ import pytest
 from kit import entrypoints
 from kit.environments import AELASTIC, DUMP, TORCHRUN, assert_same_env, both
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.torch_versions import SINCE, TORCH
 from kit.warm import Warm
 
 from aelastic import InputError, Supervisor, WorkerSpec
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+pytestmark = pytest.mark.skipif(SINCE["virtual_local_rank"] > TORCH, reason="this torch has no such option")
 
 # What the variable says, and what it says to each worker.
 DEVICES: dict[str, tuple[str | None, list[str]]] = {
@@ -31,6 +34,14 @@ DEVICES: dict[str, tuple[str | None, list[str]]] = {
     "none at all for one worker": ("-1", ["-1"]),
 }
 QUICK = {"unset", "numbers", "UUIDs"}
+
+# What AMD's variable and the other one say, and what they say to each worker; torch heeds the first since 2.15.
+HIP = "HIP_VISIBLE_DEVICES"
+OF_HIP: dict[str, tuple[dict[str, str], list[tuple[str | None, str]]]] = {
+    "alone": ({HIP: "5, 7"}, [("5", "5"), ("7", "7")]),
+    "before the other": ({HIP: "1,0", VARIABLE: "5,7"}, [("1", "1"), ("0", "0")]),
+    "empty": ({HIP: "", VARIABLE: "5,7"}, [("", "5"), ("", "7")]),
+}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +65,22 @@ def test_workers_find_what_torchrun_gives_them(
         assert ours[rank]["env"]["LOCAL_RANK"] == "0"
         assert ours[rank]["argv"] == theirs[rank]["argv"] == ["dump.py", rank]
         assert_same_env(theirs[rank]["env"], ours[rank]["env"], env)
+
+
+@pytest.mark.parametrize("case", [pytest.param("alone", marks=pytest.mark.all), "before the other", "empty"])
+def test_the_variable_of_amd_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm, case: str
+) -> None:
+    env, own = OF_HIP[case]
+    for variable in (VARIABLE, HIP):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "dump.py").write_text(DUMP)
+    theirs, ours = both(tmp_path, ["--virtual-local-rank", "--nproc-per-node=2", "dump.py"], env, warm.python)
+    found = [ours[str(rank)]["env"] for rank in range(len(own))]
+    assert [(each.get(HIP), each[VARIABLE]) for each in found] == own
+    if TORCH >= (2, 15):
+        for rank in theirs:
+            assert_same_env(theirs[rank]["env"], ours[rank]["env"], env)
 
 
 def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: Path, warm: Warm) -> None:
