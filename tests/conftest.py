@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from kit.effort import examples
 from kit.etcd_boards import Closing
 from kit.etcd_servers import EtcdServers
@@ -38,8 +38,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Every core of this process states its invariants after each event; agents that tests start do, too (`kit.launching`).
 check_invariants()
 
-# Of tests that do not say how many; the others say `max_examples=examples(…)`.
-settings.register_profile("effort", max_examples=examples(100))
+# Of tests that do not say how many; the others say `max_examples=examples(…)`.  A loaded machine is slow: no test fails of
+# that, save by its timeout.
+settings.register_profile(
+    "effort", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("effort")
 
 
