@@ -277,21 +277,26 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
 
         return _report(failed_error(invocation.name, result))
     if stopped_by is not None and result.state.name == "STOPPED":
-        _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; all workers have ended{_killed(result)}")
+        name = signal.Signals(stopped_by).name
+        if result.raised:
+            count = f"{len(result.raised)} of {len(result.raised) + len(result.victims)} workers"
+            _say(f"aelastic: stopped by {name}; {count} failed while they were stopping{_told(result)}")
+        else:
+            _say(f"aelastic: stopped by {name}; all workers have ended{_told(result)}")
         return Outcome.of_signal(stopped_by)
     if result.state.name == "SUCCEEDED":
         return Outcome(0)
-    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_killed(result)}")
+    _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_told(result)}")
     return Outcome(EXIT_FAILURE)
 
 
-def _killed(result: RunResult) -> str:
-    """Lines with the stacks of workers that had to be killed."""
-    if not result.stacks:
+def _told(result: RunResult) -> str:
+    """Lines on workers that failed when they were asked to end, and with the stacks of those that had to be killed."""
+    if not result.raised and not result.stacks:
         return ""
-    from aelastic.failures.report import killed
+    from aelastic.failures.report import killed, raised_meanwhile
 
-    return "".join(f"\naelastic: {line}" for line in killed(result.stacks))
+    return "".join(f"\naelastic: {line}" for line in [*raised_meanwhile(result.raised), *killed(result.stacks)])
 
 
 def _report(failed: ChildFailedError) -> Outcome:

@@ -126,6 +126,17 @@ def killed(stacks: Mapping[int, str]) -> list[str]:
     return lines
 
 
+def raised_meanwhile(raised: Mapping[int, ProcessFailure]) -> list[str]:
+    """Lines on workers that were asked to end and failed; those that failed in the same way are told together."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, failure in raised.items():
+        ranks_of.setdefault(failure.headline, []).append(rank)
+    lines = [f"{_named(ranks)} ended by {headline}" for headline, ranks in list(ranks_of.items())[:REPORT_STACKS_MAX]]
+    if unseen := [rank for ranks in list(ranks_of.values())[REPORT_STACKS_MAX:] for rank in ranks]:
+        lines.append(f"... and {_named(unseen)} in other ways")
+    return lines
+
+
 def _named(ranks: Collection[int]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {_ranges(ranks)}"
 

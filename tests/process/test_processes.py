@@ -91,6 +91,29 @@ def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(l
     job.assert_nothing_left()
 
 
+def test_the_last_line_names_the_workers_that_failed_while_they_were_stopping(launch: Launcher) -> None:
+    job = launch(
+        """
+        def save(*_):
+            if rank == 0:
+                os._exit(1)  # a code, and no exception
+            raise ConnectionError("the store is gone")
+
+        signal.signal(signal.SIGTERM, save)
+        say("ready")
+        rest()
+        """,
+        "--nproc-per-node=3",
+    )
+    job.wait_line("ready", 3)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM, job.story
+    first, second = job.stderr.splitlines()[-2:]
+    assert first == "aelastic: stopped by SIGTERM; 2 of 3 workers failed while they were stopping"
+    assert second.startswith("aelastic: ranks 1, 2 ended by ConnectionError: the store is gone at "), second
+    job.assert_nothing_left()
+
+
 @on_both_loops
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=signal_name)
 def test_a_second_signal_kills_now(launch: Launcher, loop: str, signum: int) -> None:
