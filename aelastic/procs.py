@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -25,13 +24,18 @@ from typing import IO, Any, Protocol
 
 import anyio
 
+<<<<<<< HEAD
 from aelastic import working_folder
 from aelastic.errors import InputError
+=======
+from aelastic.aio.threads import run_sync
+from aelastic.errors import HostError, InputError
+>>>>>>> c3e9c0a (What workers use up, the agent can do without: threads, processes, descriptors)
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
-from aelastic.host.helpers import start_helper
+from aelastic.host.limits import shortage_of
 from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
-from aelastic.workers import guard
+from aelastic.workers.guard_process import GuardProcess
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +46,8 @@ NOT_EXECUTABLE = 126
 STATUS_LOST = 255
 # A killed process is gone at once, or is slow to tear down; then we look for others in the meantime.
 CLEAR_LOOK_AGAIN_S = 0.05
-# The guard needs milliseconds, unless a process survives SIGKILL; it says so itself after 5 s.
-GUARD_TIMEOUT_S = 8.0
-# Something on this host kills it; to go on without end is of no use.
-GUARD_DEATHS_MAX = 10
+# Between two tries to start a worker: what the host refuses now it may have in a moment, as other jobs end.
+START_PAUSES_S = (0.1, 0.3, 1.0, 3.0)
 
 
 class _Child(Protocol):
@@ -173,7 +175,7 @@ class _Worker:
         await anyio.wait_readable(self._pidfd)
         code = self._status()
         if code is None:  # not our child but a fork server's
-            code = await anyio.to_thread.run_sync(self._child.reap)
+            code = await run_sync(self._child.reap)
         return STATUS_LOST if code is None else code
 
     def _status(self) -> int | None:
@@ -240,7 +242,7 @@ class LocalWorkers(WorkerBackend):
     def __init__(self, *, start_method: str, monitor_interval: float, mark: str, scratch: Path | None = None) -> None:
         self._start_method = start_method
         self._monitor_interval = monitor_interval
-        self._guard = _GuardProcess(mark, scratch)
+        self._guard = GuardProcess(mark, scratch)
         self._guard.ensure()
         self._workers: dict[int, _Worker | WorkerExit] = {}
 
@@ -248,17 +250,50 @@ class LocalWorkers(WorkerBackend):
         await self._guard.run()
 
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
-        self._guard.ensure()
         self._workers = {}
-        for start in starts:  # one by one: should a later one raise, those before are not forgotten
-            self._workers[start.local_rank] = self._start(start)
+        try:
+            for start in starts:
+                self._workers[start.local_rank] = await self._start_patiently(start)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._end_all()
+            raise
         return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in self._workers.items()}
+
+    async def _start_patiently(self, start: WorkerStart) -> _Worker | WorkerExit:
+        """Starts a worker, once the host lets us: a restart for each refusal would use them up within a second.
+
+        Raises:
+            HostError: it does not let us.
+        """
+        for pause_s in (*START_PAUSES_S, None):
+            try:
+                self._guard.ensure()
+                return self._start(start)
+            except OSError as error:
+                if pause_s is None:
+                    raise HostError(
+                        f"the worker of local rank {start.local_rank} can't be started: {shortage_of(error) or error}"
+                    ) from error
+                await anyio.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    async def _end_all(self) -> None:
+        """Ends the workers that were started."""
+        started = [(rank, worker) for rank, worker in self._workers.items() if isinstance(worker, _Worker)]
+        for _, worker in started:
+            worker.kill()
+        for rank, worker in started:
+            await worker.wait()
+            await self.clear(rank)
 
     def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
         child: _Child
         try:
             child = _Program(start) if isinstance(start.entrypoint, str) else _Function(start, self._start_method)
         except OSError as error:
+            if shortage_of(error):
+                raise
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             return WorkerExit(code, note=f"could not be started: {error}")
         self._guard.tell("+", child.pid)
@@ -301,90 +336,6 @@ class LocalWorkers(WorkerBackend):
         for worker in self._workers.values():
             if isinstance(worker, _Worker):  # the agent failed, or gave up on it
                 worker.give_up()
-
-
-class _GuardProcess:
-    """Starts the guard, tells it of sessions, replaces it should it die."""
-
-    def __init__(self, mark: str, scratch: Path | None) -> None:
-        self._mark, self._scratch = mark, scratch
-        self._sessions: set[int] = set()
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._control = -1
-
-    def ensure(self) -> None:
-        """Starts the guard if none is alive: before the first worker, and before every generation."""
-        if self._popen is not None and self._popen.poll() is None:
-            return
-        if self._popen is not None:
-            _log.warning("the guard process died (exit code %s); starting another", self._popen.returncode)
-            self._forget()
-        theirs, self._control = os.pipe()
-        try:
-            paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
-            arguments = [guard.NAME, str(os.getpid()), *paths, str(theirs)]
-            self._popen = start_helper(
-                [sys.executable, "-I", "-S", "-", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs,),
-                cwd="/",  # no file system is kept busy
-            )
-            assert self._popen.stdin is not None
-            try:
-                with self._popen.stdin as stdin:
-                    stdin.write(guard.program())
-            except BrokenPipeError:
-                pass  # it has died, and is replaced
-        finally:
-            os.close(theirs)
-        for session in sorted(self._sessions):
-            self._write("+", session)
-
-    async def run(self) -> None:
-        """Replaces the guard should it die.  Runs until cancelled."""
-        for _ in range(GUARD_DEATHS_MAX):
-            if self._popen is None:
-                return
-            await wait_ended(self._popen.pid)
-            self.ensure()
-        _log.warning(
-            "the guard process died %d times; if the agent is killed now, orphaned workers may remain", GUARD_DEATHS_MAX
-        )
-
-    def tell(self, sign: str, session: int) -> None:
-        (self._sessions.add if sign == "+" else self._sessions.discard)(session)
-        self._write(sign, session)
-
-    def _write(self, sign: str, session: int) -> None:
-        try:
-            os.write(self._control, f"{sign}{session}\n".encode())
-        except BrokenPipeError:
-            self.ensure()
-
-    async def aclose(self) -> None:
-        if self._popen is None:
-            return
-        try:
-            os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open
-        except BrokenPipeError:
-            pass  # it has died; the pipe's reader is gone with it
-        with anyio.move_on_after(GUARD_TIMEOUT_S) as waited:
-            await wait_ended(self._popen.pid)
-        if waited.cancelled_caught or self._popen.poll() != 0:
-            self._popen.kill()
-            await anyio.to_thread.run_sync(guard.sweep, self._sessions, os.fsencode(self._mark))
-            with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):
-                await wait_ended(self._popen.pid)
-            self._popen.poll()
-        self._forget()
-
-    def _forget(self) -> None:
-        assert self._popen is not None
-        waited_for.discard(self._popen.pid)
-        if self._control >= 0:
-            os.close(self._control)
-        self._popen, self._control = None, -1
 
 
 def _describe(entry: proc_table.Process) -> str:

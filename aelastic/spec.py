@@ -33,6 +33,9 @@ HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
 HangAction: TypeAlias = Literal["stop", "report"]
 HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
 
+# Far more than any machine has devices or CPUs.
+LOCAL_WORLD_SIZE_MAX = 1 << 16
+
 # Workers are looked at once a second at most.
 HANG_TIMEOUT_MIN_S = 1.0
 HANG_TIMEOUT_REMEDY = "use 1 second or more, as workers are looked at once a second at most"
@@ -209,6 +212,9 @@ class WorkerSpec:
     def __post_init__(self) -> None:
         _check(bool(self.entrypoint), "entrypoint is empty: name a program or pass a function")
         _check(self.local_world_size >= 1, f"local_world_size is {self.local_world_size}: at least 1 worker is needed")
+        is_possible = self.local_world_size <= LOCAL_WORLD_SIZE_MAX
+        limit = f"local_world_size is {self.local_world_size}: use at most {LOCAL_WORLD_SIZE_MAX}"
+        _check(is_possible, limit)
         _check(self.max_restarts >= 0, f"max_restarts is {self.max_restarts}: use 0 for no restarts")
         _check(not isinstance(self.args, str), f"args is the string {self.args!r}: use a tuple of arguments")
         if isinstance(self.entrypoint, str):

@@ -18,10 +18,12 @@ import anyio
 from aelastic.agent.resources import AgentSettings
 from aelastic.agent.run import Run, first_of
 from aelastic.aio.mailbox import Mailbox
+from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend
 from aelastic.group.events import Event, StopRequested, Worker, WorkerState
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE, SYSTEMD_VARIABLES, check_devices
 from aelastic.group.worker_group import WorkerGroup
+from aelastic.host.limits import shortage_of
 from aelastic.observe.log_lines import LogLines
 from aelastic.observe.observer import Observer, Observers
 from aelastic.observe.run_events import StacksTaken
@@ -125,6 +127,7 @@ class Supervisor:
         Raises:
             InputError: what was asked for can't be done here (a port in use, an unwritable log folder).
             RendezvousTimeoutError: too few nodes came.
+            HostError: the host refuses what the run needs: a process, a thread, a descriptor, room on a disk.
             UnkillableWorkerError: a worker survives SIGKILL; the host needs a look.
             InternalError: a bug of ours.
         """
@@ -132,9 +135,14 @@ class Supervisor:
             raise RuntimeError("a Supervisor runs once: make another for another run")
         self._has_run = True
         check_devices(self.spec, self._settings.env)
-        await self._open_torch_events()
-        self._run = await self._open()
-        return await self._watch_over(self._run)
+        try:
+            await self._open_torch_events()
+            self._run = await self._open()
+            return await self._watch_over(self._run)
+        except (OSError, RuntimeError, MemoryError) as error:
+            if shortage := shortage_of(error):
+                raise HostError(f"the agent can't go on: {shortage}") from error
+            raise
 
     async def _open_torch_events(self) -> None:
         """Imports what tells torchelastic's listeners of the run, if there may be any."""

@@ -7,16 +7,18 @@ worker is started, or those that are in spite of it get their signals as always.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from aelastic.agent.postmortem import prepare_for_failure
 from aelastic.agent.resources import AgentSettings, Resources
+from aelastic.aio.threads import run_sync
+from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
@@ -35,6 +37,7 @@ class Generation:
         resources: what the run holds.
         group: the workers; read, never changed.
         post: takes what the group is to hear.
+        give_up: ends the run with this error; called before the start of the workers is reported as cancelled.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Generation:
         resources: Resources,
         group: WorkerGroup,
         post: Callable[[ev.Event], None],
+        give_up: Callable[[HostError], None],
     ) -> None:
         self.number = spawn.generation
         self.return_values: dict[int, Any] = {}  # by local rank
@@ -52,6 +56,7 @@ class Generation:
         self._resources = resources
         self._group = group
         self._post = post
+        self._give_up = give_up
         self._asked: set[int] = set()  # local ranks of workers that were asked to end
         self._start = anyio.CancelScope()
         self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
@@ -72,7 +77,7 @@ class Generation:
         await held.logs.end_attempt()
         starts: list[WorkerStart] = []
         ids: Mapping[int, Any] | None = None
-        with self._start:
+        with self._start, self._giving_up():
             envs = {rank: self._worker_env(rank) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
             if self._group.phase is Phase.SPAWNING:
@@ -94,7 +99,16 @@ class Generation:
             held.watches.started(self.number, starts, ids)
             for start in starts:
                 tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
-            await anyio.to_thread.run_sync(prepare_for_failure)
+            await run_sync(prepare_for_failure)
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Where this host refuses what the workers need, this agent leaves; the others go on without it."""
+        try:
+            yield
+        except HostError as error:
+            if self._group.phase is Phase.SPAWNING:  # else it leaves already, or another round follows
+                self._give_up(error)
 
     def stop(self, local_ranks: tuple[int, ...], signum: int) -> None:
         """Signals workers."""

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
-from aelastic.aio.threads import in_thread
+from aelastic.aio.threads import in_thread, run_sync
 from aelastic.core.record import Record
 from aelastic.failures.error_file import Json, parse_record, read_error_file
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
@@ -80,7 +79,7 @@ class Postmortem:
             place = (start.stderr or start.error_file).parent
             note = f"{describe_exit(exitcode)}; what it wrote is not known: no answer from the disk that holds {place}"
         explain = partial(self._failure, start, worker, exitcode or 1, left, oom=oom, note=note or left.trouble)
-        return await anyio.to_thread.run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
+        return await run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
 
     async def raised(self, start: WorkerStart, worker: Worker, exitcode: int) -> ProcessFailure | None:
         """The exception that a worker raised by itself, of one that was asked to end; `None` if there is none.
@@ -102,7 +101,7 @@ class Postmortem:
             is_own = may_be_uncaught(exitcode) or (exitcode < 0 and left.is_fresh and cause and cause.is_from_top)
             return failure.replace(message=cause.headline, traceback=cause.traceback) if cause and is_own else None
 
-        return await anyio.to_thread.run_sync(explain, abandon_on_cancel=True)
+        return await run_sync(explain, abandon_on_cancel=True)
 
     async def of_living(self, start: WorkerStart, worker: Worker, found: Found, stack: str = "") -> ProcessFailure:
         """The failure of a worker that is to be stopped for what it does, or does not do.
@@ -118,7 +117,7 @@ class Postmortem:
         left, is_final = await self._read(start), found.by == "stuck"
         known = {"oom": oom, "unhealthy": found.reason, "stack": stack, "is_final": is_final}
         explain = partial(self._failure, start, worker, -found.signum, left, **known)
-        return await anyio.to_thread.run_sync(explain, abandon_on_cancel=True)
+        return await run_sync(explain, abandon_on_cancel=True)
 
     async def _read(self, start: WorkerStart) -> _Left:
         """Reads the files that a worker has left."""

@@ -12,6 +12,7 @@ from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.core.record import Record
 from aelastic.group.backend import WorkerBackend
 from aelastic.group.events import Event
+from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import has_agent_store
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
@@ -56,6 +57,9 @@ class Resources:
         group: the workers; read, never changed.
         post: takes what the group is to hear.
         tell: takes what observers are to hear.
+
+    Raises:
+        InputError: a setting can't work here, or this process may not open files enough.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Resources:
         tell: Callable[[RunEvent], None],
     ) -> None:
         spec, env = settings.spec, settings.env
+        check_open_files(spec)
         with ExitStack() as made:
             self.logs = RunLogs(spec, settings.run_id)
             made.callback(self.logs.close)

@@ -19,6 +19,7 @@ from aelastic.agent.generation import Generation
 from aelastic.agent.node_offer import node_offer
 from aelastic.agent.resources import AgentSettings, Resources
 from aelastic.aio.mailbox import Mailbox
+from aelastic.aio.threads import keep_one
 from aelastic.errors import AelasticError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
@@ -54,7 +55,7 @@ class Run:
         self.resources = Resources(settings, group, mailbox.post, self._tell)
         self._generation: Generation | None = None
         self._has_begun = False
-        self._link_error: AelasticError | None = None
+        self._given_up_for: AelasticError | None = None
         self._error: BaseException | None = None  # that the run ends with
         self._result: RunResult | None = None  # or with this
         if (folder := self.resources.logs.kept) is not None:
@@ -108,6 +109,7 @@ class Run:
 
     async def _run_group(self, tasks: TaskGroup) -> None:
         self.resources.stack_dumps.open(tasks)
+        await keep_one()  # before a worker, which may start threads up to the limit
         self._mailbox.post(ev.Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or ev.DeadlinePassed()
@@ -124,7 +126,9 @@ class Run:
             case ev.Join():
                 held.link.tell(m.Ready(node_offer(self._settings, held.store)))
             case ev.Spawn(number):
-                self._generation = Generation(action, self._settings, held, self._group, self._mailbox.post)
+                self._generation = Generation(
+                    action, self._settings, held, self._group, self._mailbox.post, self._give_up
+                )
                 tasks.start_soon(self._generation.run, tasks, name=f"spawn {number}")
             case ev.CancelSpawn():
                 self._current.cancel()
@@ -164,15 +168,15 @@ class Run:
         try:
             await self.resources.link.run(self._deliver)
         except BaseExceptionGroup as group:
-            self._on_link_error(first_of(group))
+            self._give_up(first_of(group))
         except AelasticError as error:
-            self._on_link_error(error)
+            self._give_up(error)
 
-    def _on_link_error(self, error: BaseException) -> None:
-        """The workers know nothing of it: they are asked to end, and may save what they have."""
+    def _give_up(self, error: BaseException) -> None:
+        """This agent leaves, and ends with the error.  Workers know nothing of it: they may save what they have."""
         if not isinstance(error, AelasticError):
             raise error
-        self._link_error = error
+        self._given_up_for = error
         self._mailbox.post(ev.StopRequested(reason=str(error)))
 
     def _deliver(self, message: m.CoordinatorMessage) -> None:
@@ -200,12 +204,12 @@ class Run:
         cause = None if group.verdict is None else group.verdict.cause
         failures = {} if self._result is None else self._result.failures
         told = "" if self._error is None else _traceback_of(self._error)
-        reason = group.reason if self._link_error is None else str(self._link_error)
+        reason = group.reason if self._given_up_for is None else str(self._given_up_for)
         return RunEnded(group.state, reason, cause, failures, told)
 
     def _make_result(self) -> RunResult:
-        if self._link_error is not None:
-            raise self._link_error
+        if self._given_up_for is not None:
+            raise self._given_up_for
         is_function = callable(self._settings.spec.entrypoint)
         returned = self._generation.return_values if is_function and self._generation is not None else {}
         held = self.resources

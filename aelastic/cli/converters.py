@@ -15,6 +15,7 @@ from aelastic.spec import (
     HANG_SIGNALS,
     HANG_TIMEOUT_MIN_S,
     HANG_TIMEOUT_REMEDY,
+    LOCAL_WORLD_SIZE_MAX,
     HangSignal,
     pattern_problem,
     run_id_problem,
@@ -204,6 +205,8 @@ def read_workers(text: str) -> int | str:
         raise ValueError("use a number of workers, or auto, cpu, gpu or xpu") from None
     if workers < 1:
         raise ValueError("at least 1 worker is needed")
+    if workers > LOCAL_WORLD_SIZE_MAX:
+        raise ValueError(f"use at most {LOCAL_WORLD_SIZE_MAX}")
     return workers
 
 

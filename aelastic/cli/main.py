@@ -31,11 +31,13 @@ from aelastic.errors import (
     EXIT_INTERNAL,
     AelasticError,
     ChildFailedError,
+    HostError,
     InputError,
     exit_code_of,
     get_error_handler,
 )
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+from aelastic.host.limits import shortage_of
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -185,6 +187,7 @@ class _Job:
             check_invariants()
         supervisor = Supervisor(self._invocation.spec, observers=[*self._live, *_observers(self._invocation)])
         loop = asyncio.get_running_loop()
+        _stderr.start()  # now: a worker may start threads up to the limit
         with self._handle_signals(loop, supervisor), _reap_as_init(loop):
             return await supervisor.run()
 
@@ -318,6 +321,9 @@ def _explain(error: BaseException) -> Outcome:
             return _report(error)
         case AelasticError():  # an `InternalError` brings its story
             _say(f"aelastic: error: {error}")
+        case _ if shortage := shortage_of(error):
+            _say(f"aelastic: error: the agent can't go on: {shortage}")
+            error = HostError(shortage)
         case _:
             import traceback
 

@@ -1,6 +1,7 @@
 """The agent's stderr: log lines, reports and the status line, written in turn by one thread.
 
-A console that stops reading blocks that thread, and never the agent.
+A console that stops reading blocks that thread, and never the agent.  Where the host refuses the thread, what is put is
+written at once: it matters more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
 
 
 class StderrWriter(logging.Handler):
-    """The queue of what is to be written, and the thread that writes it, started with the first line."""
+    """The queue of what is to be written, and the thread that writes it, started with the first line at the latest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,18 +31,25 @@ class StderrWriter(logging.Handler):
 
     def put(self, item: str | Callable[[], None]) -> None:
         """Writes a text and a newline, or calls a function that writes, after everything that was put before."""
+        if self.start():
+            self._queue.put(item)
+        else:
+            _show(item)
+
+    def start(self) -> bool:
+        """Starts the thread, unless it runs; false where the host refuses it."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="stderr", daemon=True)
-            self._thread.start()
-        self._queue.put(item)
+            thread = threading.Thread(target=self._write, name="stderr", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # workers may have started threads up to the limit
+                return False
+            self._thread = thread
+        return True
 
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:
-            with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or a pipe without a reader
-                if callable(item):
-                    item()
-                else:  # in one call, so that no other writer comes between a line and its end
-                    print(f"{item}\n", end="", file=sys.stderr, flush=True)
+            _show(item)
 
     def finish(self) -> bool:
         """Waits until everything is written; false if the console took nothing for `STALL_TIMEOUT_S`."""
@@ -51,6 +59,14 @@ class StderrWriter(logging.Handler):
         self._thread.join(STALL_TIMEOUT_S)
         is_written, self._thread = not self._thread.is_alive(), None
         return is_written
+
+
+def _show(item: str | Callable[[], None]) -> None:
+    with suppress(AttributeError, OSError, ValueError):  # stderr is closed, or a pipe without a reader
+        if callable(item):
+            item()
+        else:  # in one call, so that no other writer comes between a line and its end
+            print(f"{item}\n", end="", file=sys.stderr, flush=True)
 
 
 def configure_logging(writer: StderrWriter, level: str) -> None:

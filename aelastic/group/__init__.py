@@ -2,7 +2,8 @@
 
 - `worker_group`: the core; `events`: what it hears and asks for; `phases`: what it is doing
 - `worker_env`: the environment that a worker starts with
+- `open_files`: how many files the agent needs
 - `backend`: the interface of what starts, waits for and stops workers
 """
 
-__all__ = ["backend", "events", "phases", "worker_env", "worker_group"]
+__all__ = ["backend", "events", "open_files", "phases", "worker_env", "worker_group"]

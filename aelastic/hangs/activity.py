@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
-import anyio.to_thread
 
+from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
@@ -112,9 +112,7 @@ class ActivitySampler(Watch):
                 continue
             generation, places = self._generation, dict(self._places)
             began_at = anyio.current_time()
-            samples = await anyio.to_thread.run_sync(
-                self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter
-            )
+            samples = await run_sync(self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter)
             sizes = await self._sizes({rank: places[rank] for rank in samples})
             matches = await self._matches(self._expecting & samples.keys())
             if generation == self._generation:
@@ -137,7 +135,7 @@ class ActivitySampler(Watch):
         is_wanted = self._rules.hang_timeout_s is not None and "output" in self._rules.hang_signals
         if is_wanted and not self._measuring.borrowed_tokens:
             with anyio.move_on_after(MEASURE_TIMEOUT_S):
-                return await anyio.to_thread.run_sync(sizes_of, places, abandon_on_cancel=True, limiter=self._measuring)
+                return await run_sync(sizes_of, places, abandon_on_cancel=True, limiter=self._measuring)
         return {}
 
     async def _matches(self, local_ranks: Collection[int]) -> dict[int, int]:

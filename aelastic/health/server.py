@@ -29,9 +29,9 @@ from urllib.parse import urlsplit
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from aelastic import __version__
+from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.health.address import Address, close, listen_at, read_address, url_of
@@ -101,7 +101,7 @@ async def open_health(
     if _is_address(address.host):
         listener = listen_at(address)
     else:  # a name server may take its time
-        listener = await anyio.to_thread.run_sync(listen_at, address)
+        listener = await run_sync(listen_at, address)
     level = logging.INFO if address.port else logging.WARNING  # the user does not know a port that was not chosen
     _log.log(level, "health checks are answered at %s", url_of(listener))
     return HealthServer(address, listener, collect_stacks, is_local=is_local)
@@ -171,7 +171,7 @@ class HealthServer(Observer):
     async def _serve(self) -> None:
         await anyio.wait_readable(self._listener)
         with anyio.fail_after(IMPORT_TIMEOUT_S):
-            web = await anyio.to_thread.run_sync(import_module, "aiohttp.web", abandon_on_cancel=True)
+            web = await run_sync(import_module, "aiohttp.web", abandon_on_cancel=True)
         self._server = web.Server(
             self._handle,
             handler_cancellation=True,

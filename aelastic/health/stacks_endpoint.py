@@ -8,8 +8,8 @@ from contextlib import suppress
 from types import MappingProxyType
 
 import anyio
-import anyio.to_thread
 
+from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.observe.run_events import StacksTaken
 
@@ -61,7 +61,7 @@ class StacksEndpoint:
         try:
             with anyio.fail_after(TIMEOUT_S):
                 taken = await self._collect_stacks("asked over HTTP")
-                texts = await anyio.to_thread.run_sync(_texts_of, taken, abandon_on_cancel=True)
+                texts = await run_sync(_texts_of, taken, abandon_on_cancel=True)
         except Exception as error:  # noqa: BLE001  it is the client's answer, and ends nothing else
             return Collection(error=str(error) or f"not within {TIMEOUT_S:g} s")
         return Collection(taken, texts)

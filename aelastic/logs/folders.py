@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,8 +13,6 @@ from aelastic.errors import InputError
 from aelastic.logs_specs import INHERITED
 
 DROPPED = Path(os.devnull)
-# What is open for each worker: stdout and stderr as they are shown, and what reports its exit.
-FILES_PER_WORKER = 3
 
 
 def temporary_folder(otherwise: Path | None) -> Path:
@@ -30,20 +27,6 @@ def temporary_folder(otherwise: Path | None) -> Path:
         if otherwise is None:
             raise InputError("no temporary folder is writable: set TMPDIR to one that is, or use --log-dir") from None
         return Path(os.path.abspath(otherwise))
-
-
-def check_open_files(local_world_size: int) -> None:
-    """Refuses more workers than this process may open files for.
-
-    Raises:
-        InputError: the limit is too low.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and local_world_size * FILES_PER_WORKER > limit:
-        raise InputError(
-            f"local_world_size is {local_world_size}, and this process may open {limit} files, "
-            f"{FILES_PER_WORKER} for each worker at least: start fewer workers, or raise the limit (ulimit -n)"
-        )
 
 
 def touched(path: str) -> Path | None:

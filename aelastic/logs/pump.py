@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 import anyio
-import anyio.to_thread
 
+from aelastic.aio.threads import run_sync
 from aelastic.host.inotify import LOST
 from aelastic.logs.follower import Follower
 from aelastic.logs.sinks import Sink
@@ -120,7 +120,7 @@ class Pump:
                 for follower, sink in self._files
                 if any_has_grown or follower.watch in watches or follower in unfinished
             ]
-            unfinished = await anyio.to_thread.run_sync(self._take_turn, turn, abandon_on_cancel=True, limiter=limiter)
+            unfinished = await run_sync(self._take_turn, turn, abandon_on_cancel=True, limiter=limiter)
             if unfinished and not self.is_stalled:
                 self._grown.set()
             for follower, sink, was_ended in turn:

@@ -33,15 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
-from aelastic.aio.threads import in_thread
+from aelastic.aio.threads import in_thread, run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.host.inotify import Growth
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
-from aelastic.logs.folders import DROPPED, check_open_files, link_latest, refusing, temporary_folder
+from aelastic.logs.folders import DROPPED, link_latest, refusing, temporary_folder
 from aelastic.logs.follower import TAIL_BYTES, Follower
 from aelastic.logs.pump import Pump
 from aelastic.logs.sinks import Sink, sinks_of
@@ -104,9 +103,8 @@ class RunLogs:
         """Makes the folder of the run.
 
         Raises:
-            InputError: it cannot be written, or this process may not open as many files as the workers need.
+            InputError: it cannot be written.
         """
-        check_open_files(self._spec.local_world_size)
         with refusing(f"temporary folder {self.scratch.parent}", "set TMPDIR to another"):
             self.scratch.mkdir(mode=0o700, parents=True)
         with refusing(f"log folder {self.root.parent}", "choose another with --log-dir"):
@@ -136,7 +134,7 @@ class RunLogs:
         try:
             dest = None
             if self._spec.logs_specs is not None:  # a user's hook, which may take its time
-                dest = await anyio.to_thread.run_sync(ask, self._spec.logs_specs, envs, abandon_on_cancel=True)
+                dest = await run_sync(ask, self._spec.logs_specs, envs, abandon_on_cancel=True)
                 self._check_filters(dest)
             opening = partial(opener.open, partial(self._lay_out, attempt, envs, dest), envs)
             opened = await in_thread(opening, within_s=OPEN_TIMEOUT_S)
@@ -219,7 +217,7 @@ class RunLogs:
         """
         searched = self._opened.expected.get(local_rank, [])
         followers = [follower for follower, _ in searched if not follower.is_ended]
-        ends = await anyio.to_thread.run_sync(
+        ends = await run_sync(
             lambda: [follower.size() for follower in followers], abandon_on_cancel=True
         )  # fmt: skip
         for follower, end in zip(followers, ends, strict=True):

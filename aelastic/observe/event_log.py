@@ -32,8 +32,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
-import anyio.to_thread
+import anyio
 
+from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
@@ -96,8 +97,9 @@ class EventLog(Observer):
         self._put += 1
         self._writer.entries.put(_Entry(event, wall_ns, now))
         if self._thread is None:  # after the first event is put: nothing may come before it
-            self._thread = threading.Thread(target=self._writer.run, name="event log", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._writer.run, name="event log", daemon=True)
+            thread.start()
+            self._thread = thread
 
     async def aclose(self) -> None:
         """Returns when all is written, or the disk has not taken it for too long."""
@@ -107,7 +109,7 @@ class EventLog(Observer):
         self._put_down_lost(time.time_ns(), anyio.current_time())
         writer.entries.put(None)
         try:
-            await anyio.to_thread.run_sync(writer.is_over.wait, FINISH_TIMEOUT_S)
+            await run_sync(writer.is_over.wait, FINISH_TIMEOUT_S)
         finally:
             writer.is_over.set()  # the thread that waits for it ends
         if lost := self._lost + self._put - writer.settled:

@@ -26,8 +26,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
+from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.events import WorkerState
 from aelastic.observe import run_events as ev
@@ -98,10 +98,10 @@ class TorchEvents(Observer):
         """
         spec = self._spec
         if spec.event_log_handler not in HANDLERS_OF_TORCH:
-            await anyio.to_thread.run_sync(check_event_log_handler, spec.event_log_handler)
+            await run_sync(check_event_log_handler, spec.event_log_handler)
         if spec.start_method == "fork" and callable(spec.entrypoint):
             # A child forked in the middle of an import could never import that module.
-            await anyio.to_thread.run_sync(self._recorder.open)
+            await run_sync(self._recorder.open)
         if self._recorder.is_quick_to_open:
             self._start()
 
@@ -131,7 +131,7 @@ class TorchEvents(Observer):
         self._start()
         try:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._is_over.wait, FINISH_TIMEOUT_S)
+                await run_sync(self._is_over.wait, FINISH_TIMEOUT_S)
         finally:
             self._is_over.set()  # the thread that waits for it ends
         if lost := self._happened - self._recorded:
@@ -150,8 +150,9 @@ class TorchEvents(Observer):
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._record, name="torch events", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._record, name="torch events", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _record(self) -> None:
         try:

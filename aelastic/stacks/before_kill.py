@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from aelastic.aio.threads import run_sync
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe.run_events import StacksTaken
@@ -176,7 +176,7 @@ class StackDumps:
             with anyio.move_on_after(TIMEOUT_S - REAP_TIMEOUT_S):
                 await self._look(found)
                 texts = self._texts(found, collection.why)
-                await anyio.to_thread.run_sync(_append, texts, written, abandon_on_cancel=True)
+                await run_sync(_append, texts, written, abandon_on_cancel=True)
         except Exception:  # noqa: BLE001  looking is never the reason why a job ends
             _log.exception("cannot collect the workers' stacks")
         finally:

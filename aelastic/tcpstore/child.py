@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.host.helpers import start_helper
+from aelastic.host.limits import shortage_of
 from aelastic.host.reaping import wait_ended, waited_for
 
 _log = logging.getLogger(__name__)
@@ -33,7 +36,11 @@ END_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 300.0
 _SERVER = Path(__file__).with_name("server.py")
 READY = 0  # the number of the first answer, which is to no command
+REPLACES = {"serve", "drop"}  # commands that make those before them void
 _ANSWER_BYTES_MAX = 192 * 1024
+# The kernel keeps some hundred commands for a child that reads none (it may be importing torch from a dead disk); so
+# many more wait here.
+UNSENT_MAX = 100
 
 
 class Answer(Record):
@@ -51,11 +58,12 @@ class Death(Exception):
         code: its exit code, as `subprocess` has it; `None` if it cannot be told.
         has_worked: it had carried out something.
         is_hopeless: another one would die the same way.
+        refused: why the host did not let it start; "" if it did.
     """
 
-    def __init__(self, code: int | None, *, has_worked: bool, is_hopeless: bool) -> None:
+    def __init__(self, code: int | None, *, has_worked: bool, is_hopeless: bool, refused: str = "") -> None:
         super().__init__(code)
-        self.code, self.has_worked, self.is_hopeless = code, has_worked, is_hopeless
+        self.code, self.has_worked, self.is_hopeless, self.refused = code, has_worked, is_hopeless, refused
 
 
 class Refusal(Exception):
@@ -92,6 +100,7 @@ class StoreProcess:
         self._mode = "quick"  # "careful" once the quick way to import torch has failed
         self._is_ready = self._has_worked = False  # of the child that runs now
         self._said = self._answered = READY  # the last numbers
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()  # the socket did not take them
 
     @property
     def is_running(self) -> bool:
@@ -108,7 +117,11 @@ class StoreProcess:
         return self._popen.pid if self._popen is not None else None
 
     def start(self) -> None:
-        """Starts a child; what is said to it meanwhile waits until it has torch."""
+        """Starts a child; what is said to it meanwhile waits until it has torch.
+
+        Raises:
+            OSError: the host refuses it.
+        """
         assert self._popen is None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -132,13 +145,39 @@ class StoreProcess:
     def say(self, do: str, *descriptors: int, **arguments: Any) -> int:
         """Gives a command to the child, if there is one, and returns its number.  Does not wait."""
         self._said += 1
-        if self._control is not None:
-            command = json.dumps({"do": do, "number": self._said, **arguments}).encode()
-            try:
-                socket.send_fds(self._control, [command], descriptors)
-            except OSError:
-                pass  # it has died, or hears nothing any more: the wait for an answer finds that out
+        if self._control is None:
+            return self._said
+        if do in REPLACES:
+            self._drop_unsent()  # the child would drop them, too
+        command = json.dumps({"do": do, "number": self._said, **arguments}).encode()
+        if self._unsent or not self._has_sent(command, descriptors):
+            self._unsent.append((command, [os.dup(each) for each in descriptors]))
+        if len(self._unsent) > UNSENT_MAX and self._popen is not None:
+            self._popen.kill()  # it hears nothing any more
         return self._said
+
+    def _has_sent(self, command: bytes, descriptors: Sequence[int]) -> bool:
+        """False where the socket takes no more for now."""
+        assert self._control is not None
+        try:
+            socket.send_fds(self._control, [command], descriptors)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # it has died: the wait for an answer finds that out
+        return True
+
+    def _send_unsent(self) -> None:
+        while self._unsent and self._has_sent(*self._unsent[0]):
+            _, descriptors = self._unsent.popleft()
+            for each in descriptors:
+                os.close(each)
+
+    def _drop_unsent(self) -> None:
+        for _, descriptors in self._unsent:
+            for each in descriptors:
+                os.close(each)
+        self._unsent.clear()
 
     async def hear(self) -> Answer:
         """What the child says next.
@@ -157,6 +196,7 @@ class StoreProcess:
                 said = b""
             if not said:
                 raise await self._bury()
+            self._send_unsent()  # it has read a command: there is room
             answer = Answer(**json.loads(said))
             self._is_ready = True
             if answer.number != READY:
@@ -199,7 +239,11 @@ class StoreProcess:
 
     async def _make_ready(self) -> None:
         if self._popen is None:
-            self.start()
+            try:
+                self.start()
+            except OSError as error:
+                refused = shortage_of(error) or str(error)
+                raise Death(None, has_worked=False, is_hopeless=True, refused=refused) from None
         with anyio.move_on_after(START_TIMEOUT_S):
             while not self._is_ready:
                 await self.hear()
@@ -225,6 +269,7 @@ class StoreProcess:
             return None
         popen, control = self._popen, self._control
         self._popen = self._control = None
+        self._drop_unsent()
         if control is not None:
             control.close()
         # Shielded: a process that is not waited for would stay a zombie.

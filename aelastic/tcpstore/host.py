@@ -26,7 +26,11 @@ from typing import TypeVar
 import anyio
 
 from aelastic.errors import InputError
+<<<<<<< HEAD
 from aelastic.host.listeners import listen, listen_on_loopback
+=======
+from aelastic.host.limits import shortage_of
+>>>>>>> c3e9c0a (What workers use up, the agent can do without: threads, processes, descriptors)
 from aelastic.tcpstore.child import Death, StoreProcess
 
 T = TypeVar("T")
@@ -36,6 +40,11 @@ _log = logging.getLogger(__name__)
 # The workers go first: so long they start their interpreters, and on a machine that is full of them the child would
 # take that time from them.  Measured on 2 cores: without it the first line comes a sixth later, the store no sooner.
 HEAD_START_S = 0.1
+# Something on this host ends the child, or refuses it: in one round it is started so often, each time after a longer
+# pause.  A child that has lived for a while starts the count anew.
+STARTS_MAX = 10
+PAUSE_MAX_S = 10.0
+LONG_LIFE_S = 60.0
 
 
 class StoreHost:
@@ -52,6 +61,8 @@ class StoreHost:
         self._is_wanted = False  # a round is on, or the agents meet here
         self._is_new = False  # no workers have used the store
         self._presets: dict[str, str] = {}
+        self._started_at = 0.0
+        self._losses = 0  # of children in a row that ended soon, or could not be started
 
     def open(self, port: int, loopback: str = "") -> int:
         """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
@@ -101,6 +112,7 @@ class StoreHost:
     def serve(self) -> None:
         """Serves a new store on the port.  Does not wait: the store comes up while the workers start."""
         self._is_wanted = True
+        self._losses = 0
         if not self._is_new:  # else workers of other nodes may be connected to it already
             self._hand_over()
         self._is_new = False
@@ -113,7 +125,7 @@ class StoreHost:
                 await self._listen_to_child()
                 continue
             await self._called.wait()
-            await anyio.sleep(HEAD_START_S)
+            await anyio.sleep(min(HEAD_START_S * 2**self._losses, PAUSE_MAX_S))
             self._called = anyio.Event()
             if self._is_wanted and self._listeners:
                 self._start()
@@ -124,8 +136,25 @@ class StoreHost:
         self._close_port()
 
     def _start(self) -> None:
-        self._process.start()
+        try:
+            self._process.start()
+        except OSError as error:
+            self._on_loss(f"the workers' store can't be started ({shortage_of(error) or error})")
+            return
+        self._started_at = anyio.current_time()
         self._hand_over()
+
+    def _on_loss(self, what: str) -> None:
+        """There is no child: another one is started, unless that has been tried too often."""
+        self._losses += 1
+        if self._losses < STARTS_MAX:
+            if what:
+                _log.warning("%s; starting another", what)
+            self._called.set()
+            return
+        # Workers that connect later are refused at once, instead of waiting for minutes.
+        self._close_port()
+        _log.warning("%s; no store is served until the next round: %d starts have failed", what, self._losses)
 
     def _hand_over(self) -> None:
         if self._listeners:
@@ -140,16 +169,18 @@ class StoreHost:
     def _on_death(self, death: Death) -> None:
         if not self._is_wanted:
             return  # the next round starts another
+        if anyio.current_time() - self._started_at >= LONG_LIFE_S:
+            self._losses = 0
         if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.
-            _log.warning("the process that serves the workers' store died (exit code %s); starting another", death.code)
+            self._on_loss(f"the process that serves the workers' store died (exit code {death.code})")
         elif death.is_hopeless:
             self._close_port()
             _log.warning(
                 "the workers' store can't be served (exit code %s): can %s import torch?", death.code, sys.executable
             )
-            return
-        self._start()
+        else:
+            self._on_loss("")  # the quick way to load torch has failed; the careful one is tried next
 
     def _close_port(self) -> None:
         for listener in self._listeners:

@@ -110,7 +110,8 @@ async def read_return_value(path: Path) -> Any:
     from concurrent.futures import ThreadPoolExecutor
 
     import aiofiles
-    import anyio.to_thread
+
+    from aelastic.aio.threads import run_sync
 
     # Not the loop's own executor: closing the loop would wait for a thread that hangs.
     executor = ThreadPoolExecutor(1, "return value")
@@ -119,8 +120,8 @@ async def read_return_value(path: Path) -> Any:
             pickled = await file.read()
     finally:
         executor.shutdown(wait=False)
-    await anyio.to_thread.run_sync(path.unlink, abandon_on_cancel=True)
-    return await anyio.to_thread.run_sync(pickle.loads, pickled, abandon_on_cancel=True)
+    await run_sync(path.unlink, abandon_on_cancel=True)
+    return await run_sync(pickle.loads, pickled, abandon_on_cancel=True)
 
 
 class _Handler(ErrorHandler):

@@ -19,6 +19,7 @@ from typing import IO
 
 import anyio
 
+from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.host.reaping import wait_ended, waited_for
 from aelastic.spec import WorkerSpec
@@ -60,7 +61,7 @@ async def cpus_of_workers(spec: WorkerSpec, environ: Mapping[str, str]) -> dict[
     found: dict[int, frozenset[int]] = {}
     with _going_on_if_asked_to(spec, "no worker is bound to CPUs"):
         gpus = await _gpu_addresses(environ)
-        machine = await anyio.to_thread.run_sync(read_topology, allowed, gpus)
+        machine = await run_sync(read_topology, allowed, gpus)
         for rank in range(spec.local_world_size):
             with _going_on_if_asked_to(spec, f"local rank {rank} is not bound to CPUs"):
                 found[rank] = cpus_of_worker(spec.numa_binding, machine, rank)

@@ -34,6 +34,8 @@ OPTIONS = [
     # How many.
     ("--nproc-per-node 0 train.py", "--nproc-per-node 0: at least 1 worker is needed"),
     ("--nproc-per-node -2 train.py", "at least 1 worker is needed"),
+    ("--nproc-per-node 10000000 train.py", "--nproc-per-node 10000000: use at most 65536"),
+    (f"--nproc-per-node {10**23} train.py", "use at most 65536"),
     ("--nproc-per-node many train.py", "use a number of workers, or auto, cpu, gpu or xpu"),
     ("--nnodes two train.py", "a range MIN:MAX"),
     ("--nnodes 3:2 train.py", "the minimum 3 is above the maximum 2"),

@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parents[2] / "aelastic"
 # a module that stands on another floor than the rest of its folder.
 FLOORS = (
     ("core.record",),
-    ("aio", "host", "failures", "health_check_server", "stack_hook"),
+    ("host", "failures", "health_check_server", "stack_hook"),
+    ("aio",),
     ("errors",),
     ("core",),
     ("rdzv.settings",),

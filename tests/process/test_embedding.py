@@ -26,11 +26,11 @@ from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerS
 from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
-from aelastic.procs import GUARD_TIMEOUT_S
 from aelastic.rdzv import registry
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import SHUTDOWN_TIMEOUT_S
+from aelastic.workers.guard_process import GUARD_TIMEOUT_S
 
 T = TypeVar("T")
 

@@ -494,7 +494,7 @@ def freezer() -> Iterator[Path]:
 def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(
     launch: Launcher, loop: str, freezer: Path
 ) -> None:
-    patience = "import aelastic.group.worker_group, aelastic.procs\naelastic.group.worker_group.KILL_WAIT_S = aelastic.procs.GUARD_TIMEOUT_S = 0.3\n"
+    patience = "import aelastic.group.worker_group, aelastic.workers.guard_process\naelastic.group.worker_group.KILL_WAIT_S = aelastic.workers.guard_process.GUARD_TIMEOUT_S = 0.3\n"
     job = launch(SLEEPS, "--shutdown-timeout", "0.2", "--nproc-per-node", "2", loop=loop, wrapper=patience)
     stuck, other = (int(line.split()[1]) for line in job.wait_line("ready", 2))
     (freezer / "cgroup.procs").write_text(str(stuck))

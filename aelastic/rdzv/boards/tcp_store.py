@@ -305,6 +305,8 @@ class TcpStore:
             return InputError(
                 f"the rendezvous needs torch's TCPStore: {sys.executable} cannot import torch: pip install torch"
             )
+        if death.refused:
+            return LostError(f"the process for the rendezvous endpoint can't be started: {death.refused}")
         what = "served" if self.is_serving else "was connected to"
         return LostError(
             f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})"

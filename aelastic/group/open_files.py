@@ -1,0 +1,52 @@
+"""How many files an agent has open, and whether it may: refused before a job, not in the midst of it."""
+
+from __future__ import annotations
+
+import resource
+
+from aelastic.errors import InputError
+from aelastic.spec import WorkerSpec
+
+# Of the agent itself, as counted: streams, loop, signals, clean-up process, store, inotify, health, rendezvous (26).
+# And what a start, an end or a look at the process table opens for a moment.
+FILES_OF_AGENT = 36
+# Of each worker: its two streams as they are shown, and what reports its exit.
+FILES_PER_WORKER = 3
+
+
+def files_needed(spec: WorkerSpec) -> int:
+    """Descriptors of an agent with all its workers; the connections of a coordinator come on top."""
+    each = FILES_PER_WORKER
+    if not isinstance(spec.entrypoint, str):
+        each += 2  # what `multiprocessing` keeps of a child
+    if spec.watches_output:
+        each += 2  # what is searched is open once more
+    for texts in (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters):
+        each += 2 if texts else 0  # what is read, and what is written
+    return FILES_OF_AGENT + each * spec.local_world_size
+
+
+def open_files_max() -> int | None:
+    """How many files this process may have open; `None` for no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_open_files(spec: WorkerSpec) -> None:
+    """Refuses a job for which this process may not open files enough.
+
+    Raises:
+        InputError: the limit is too low.
+    """
+    limit, needed = open_files_max(), files_needed(spec)
+    remedy = f"and may have {limit}: raise the limit (ulimit -n)"
+    if limit is None:
+        return
+    if needed > limit:
+        raise InputError(
+            f"local_world_size is {spec.local_world_size}: its agent has up to {needed} files open, {remedy}, "
+            "or start fewer workers"
+        )
+    nodes = 0 if spec.rdzv is None else spec.rdzv.min_nodes
+    if needed + nodes > limit:
+        raise InputError(f"an agent that coordinates {nodes} nodes has up to {needed + nodes} files open, {remedy}")

@@ -1,0 +1,150 @@
+"""The guard as the agent sees it: its start, what it is told, and another one should it die."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+
+from aelastic.aio.threads import run_sync
+from aelastic.host.helpers import start_helper
+from aelastic.host.limits import shortage_of
+from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.workers import guard
+
+_log = logging.getLogger(__name__)
+
+# The guard needs milliseconds, unless a process survives SIGKILL; it says so itself after 5 s.
+GUARD_TIMEOUT_S = 8.0
+# Something on this host kills it; to go on without end is of no use.
+GUARD_DEATHS_MAX = 10
+# The host has refused it: it may have room for it later.
+START_AGAIN_S = 1.0
+# Of a guard that was killed, since it took too long.
+END_TIMEOUT_S = 0.05
+
+
+class GuardProcess:
+    """Starts the guard, tells it of sessions, replaces it should it die.
+
+    Args:
+        mark: what the environment of every worker holds, and no other.
+        scratch: a folder that the guard removes if the agent dies; `None` for none.
+    """
+
+    def __init__(self, mark: str, scratch: Path | None) -> None:
+        self._mark, self._scratch = mark, scratch
+        self._sessions: set[int] = set()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._control = -1
+        self._is_told = False  # that there is none
+
+    def ensure(self) -> None:
+        """Starts the guard if none is alive: before the first worker, and before every generation.
+
+        Raises:
+            OSError: the host refuses it.
+        """
+        if self._popen is not None and self._popen.poll() is None:
+            return
+        if self._popen is not None:
+            _log.warning("the guard process died (exit code %s); starting another", self._popen.returncode)
+            self._forget()
+        theirs, ours = os.pipe()
+        try:
+            self._popen = self._start(theirs)
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        self._control, self._is_told = ours, False
+        for session in sorted(self._sessions):
+            self._write("+", session)
+
+    def _start(self, control: int) -> subprocess.Popen[bytes]:
+        paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
+        popen = start_helper(
+            [sys.executable, "-I", "-S", "-", guard.NAME, str(os.getpid()), *paths, str(control)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(control,),
+            cwd="/",  # no file system is kept busy
+        )
+        assert popen.stdin is not None
+        try:
+            with popen.stdin as stdin:
+                stdin.write(guard.program())
+        except BrokenPipeError:
+            pass  # it has died, and is replaced
+        return popen
+
+    async def run(self) -> None:
+        """Replaces the guard should it die.  Runs until cancelled."""
+        deaths = 0
+        while deaths < GUARD_DEATHS_MAX:
+            if self._popen is None:
+                await anyio.sleep(START_AGAIN_S)
+            else:
+                await wait_ended(self._popen.pid)
+                deaths += 1
+            self._replace()
+        _log.warning(
+            "the guard process died %d times; if the agent is killed now, orphaned workers may remain", GUARD_DEATHS_MAX
+        )
+
+    def _replace(self) -> None:
+        try:
+            self.ensure()
+        except OSError as error:
+            if not self._is_told:
+                self._is_told = True
+                reason = shortage_of(error) or error
+                _log.warning("no guard process (%s); if the agent is killed now, orphaned workers may remain", reason)
+
+    def tell(self, sign: str, session: int) -> None:
+        (self._sessions.add if sign == "+" else self._sessions.discard)(session)
+        self._write(sign, session)
+
+    def _write(self, sign: str, session: int) -> None:
+        if self._popen is None:
+            return  # the next one is told of all
+        try:
+            os.write(self._control, f"{sign}{session}\n".encode())
+        except BrokenPipeError:
+            self._replace()
+
+    async def aclose(self) -> None:
+        """Has all that belongs to the agent killed, and waits until it is gone."""
+        if self._popen is not None and await self._has_swept(self._popen):
+            self._forget()
+            return
+        if self._popen is not None:
+            self._popen.kill()
+        await run_sync(guard.sweep, self._sessions, os.fsencode(self._mark))
+        if self._popen is not None:
+            with anyio.move_on_after(END_TIMEOUT_S):
+                await wait_ended(self._popen.pid)
+            self._popen.poll()
+            self._forget()
+
+    async def _has_swept(self, popen: subprocess.Popen[bytes]) -> bool:
+        """Tells the guard that the run is over; whether it has done its work, and ended."""
+        try:
+            os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open
+        except BrokenPipeError:
+            pass  # it has died; the pipe's reader is gone with it
+        with anyio.move_on_after(GUARD_TIMEOUT_S) as waited:
+            await wait_ended(popen.pid)
+        return not waited.cancelled_caught and popen.poll() == 0
+
+    def _forget(self) -> None:
+        assert self._popen is not None
+        waited_for.discard(self._popen.pid)
+        if self._control >= 0:
+            os.close(self._control)
+        self._popen, self._control = None, -1

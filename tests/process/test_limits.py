@@ -1,0 +1,195 @@
+"""Limits of the host: what workers use up, the agent can do without, or it says what is short."""
+
+from __future__ import annotations
+
+import os
+import resource
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kit.launching import DEADLINE_S, Job, Launcher, wait_for
+from kit.ports import quiet_port
+
+from aelastic.cli.arguments import parse
+from aelastic.group.open_files import files_needed
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
+# In an agent: once there is a file of that name, the host refuses it threads; or processes.
+NO_THREADS = """
+import os, threading
+start = threading._start_new_thread
+
+def refuse(*args, **keywords):
+    if os.path.exists("full"):
+        raise RuntimeError("can't start new thread")
+    return start(*args, **keywords)
+
+threading._start_new_thread = refuse
+"""
+# In an agent: the host refuses it workers, though not its helper processes.
+NO_WORKERS = """
+import errno, os, subprocess
+import aelastic.procs
+aelastic.procs.START_PAUSES_S = (0.05, 0.1)
+fork_exec = subprocess._fork_exec
+
+def refuse(command, *args):
+    if any("worker.py" in str(word) for word in command):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork_exec(command, *args)
+
+subprocess._fork_exec = refuse
+"""
+
+# Fills up the host, and dies of it.
+FILLS_UP = """
+if restart == 0:
+    say("first")
+    open("full", "w").close()
+    raise BlockingIOError("no more")
+say("second")
+"""
+
+
+def assert_no_bug(job: Job) -> None:
+    assert "a bug in aelastic" not in job.stderr, job.story
+    assert "aelastic/" not in job.stderr, job.story  # a traceback of ours
+
+
+def test_a_worker_that_leaves_no_threads_is_started_again_and_the_output_is_whole(launch: Launcher) -> None:
+    job = launch(FILLS_UP, "--max-restarts=1", wrapper=NO_THREADS)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["first", "second"]
+    assert "rank 0 failed" in job.stderr and "BlockingIOError: no more" in job.stderr, job.story
+    assert_no_bug(job)
+    job.assert_nothing_left()
+
+
+def test_a_job_that_fails_of_its_workers_threads_has_its_report(launch: Launcher) -> None:
+    job = launch(FILLS_UP, wrapper=NO_THREADS)
+    assert job.wait() == 1, job.story
+    assert "cause     : BlockingIOError: no more at " in job.stderr, job.story
+    assert_no_bug(job)
+    job.assert_nothing_left()
+
+
+@pytest.fixture
+def few_pids() -> Iterator[Callable[[int], list[str]]]:
+    """Gives a command that runs a program in a cgroup with so many processes and threads at most."""
+    root = next((path for path in map(Path, ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")) if path.is_dir()), None)
+    group = Path(f"{root}/test-{uuid.uuid4().hex}")
+    try:
+        group.mkdir()
+        (group / "pids.max").read_text()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+
+    def limit(count: int) -> list[str]:
+        (group / "pids.max").write_text(str(count))
+        return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+
+    yield limit
+    wait_for("the cgroup is empty", lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("turn", range(8))
+def test_a_worker_that_forks_up_to_the_limit_costs_a_restart_and_no_more(
+    launch: Launcher, few_pids: Callable[[int], list[str]], turn: int
+) -> None:
+    job = launch(
+        """
+        import threading
+        while True:  # to the limit, in the second attempt as in the first
+            if rank % 2 or os.fork() == 0:
+                threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        """,
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        prefix=few_pids(60),
+    )
+    assert job.wait(2 * DEADLINE_S) == 1, job.story
+    assert "1 of 1" in job.stderr and "FAILED" in job.stderr, job.story
+    assert_no_bug(job)
+    job.assert_nothing_left()
+
+
+def test_an_agent_that_cannot_start_workers_says_so_and_uses_no_restarts(launch: Launcher) -> None:
+    job = launch("say('started')", "--max-restarts=3", wrapper=NO_WORKERS)
+    assert job.wait() == 1, job.story
+    why = "no more processes can be started on this host: raise the limit (ulimit -u, pids.max)"
+    assert job.stderr.splitlines()[-1] == f"aelastic: error: the worker of local rank 0 can't be started: {why}"
+    assert "restart" not in job.stderr, job.story
+    job.assert_nothing_left()
+
+
+def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on(launch: Launcher) -> None:
+    options = ("--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{quiet_port()}", "--rdzv-id=limits")
+    both_at_first = ("--max-restarts=1", "--rdzv-conf=last_call_timeout=60")
+    worker = "say('world', os.environ['WORLD_SIZE'], restart)\nwait_for('go' if os.environ['WORLD_SIZE'] == '1' else '/none')\n"
+    good = launch(worker, *options, *both_at_first, name="good", env={"LOGLEVEL": "INFO"})
+    bad = launch(worker, *options, *both_at_first, name="bad", wrapper=NO_WORKERS)
+    assert bad.wait() == 1, bad.story
+    refusal = "the worker of local rank 0 can't be started: no more processes can be started on this host"
+    assert refusal in bad.stderr.splitlines()[-1], bad.story
+    good.wait_line("world 1 0")
+    good.go()
+    assert good.wait() == 0, good.story
+    assert refusal in good.stderr, good.story
+    assert_no_bug(bad)
+    good.assert_nothing_left()
+    bad.assert_nothing_left()
+
+
+# Descriptors.
+
+WITH_ALL = ("--tee=3", "--duplicate-stdout-filters=x", "--duplicate-stderr-filters=x", "--expect-output=step:60")
+
+
+@pytest.mark.parametrize("options", [(), WITH_ALL], ids=["plain", "all that opens files"])
+def test_as_many_files_as_are_counted_are_enough_for_a_failure_and_a_restart(
+    launch: Launcher, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    options = ("--nproc-per-node=8", "--max-restarts=1", f"--log-dir={tmp_path / 'logs'}", *options)
+    limit = files_needed(parse([*options, __file__], {}).spec)
+    worker = "say('here', restart)\nwait_for(f'go{restart}')\nsys.exit(rank == 1 and restart == 0)\n"
+    job = launch(worker, *options, prefix=["prlimit", f"--nofile={limit}"])
+    for restart in (0, 1):
+        wait_for(f"all of {restart}", lambda: sum(f"here {restart}" in line for line in job.lines) == 8)  # noqa: B023
+        (job.folder / f"go{restart}").touch()
+    assert job.wait() == 0, job.story
+    assert_no_bug(job)
+    job.assert_nothing_left()
+    refused = launch(worker, *options, prefix=["prlimit", f"--nofile={limit - 1}"], name="refused")
+    assert refused.wait() == 2, refused.story
+    assert f"up to {limit} files open, and may have {limit - 1}" in refused.stderr and not refused.lines
+    refused.assert_nothing_left()
+
+
+@pytest.mark.parametrize("limit", [12, 16, 20, 28])
+def test_too_few_files_for_an_agent_are_refused_in_one_line(launch: Launcher, limit: int) -> None:
+    job = launch("say('started')", prefix=["prlimit", f"--nofile={limit}"])
+    assert job.wait() in {1, 2}, job.story
+    assert job.stderr.count("\n") == 1 and "ulimit -n" in job.stderr, job.story
+    assert not job.lines
+    job.assert_nothing_left()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("room", [*range(12)])
+def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(launch: Launcher, room: int) -> None:
+    """As a program around it may do, or an administrator."""
+    job = launch("say('ready')\nwait_for('go')\nsys.exit(1)\n", "--nproc-per-node=2", "--max-restarts=1")
+    job.wait_line("ready", 2)
+    job.child("tcpstore/server.py")
+    taken = [int(name) for name in os.listdir(f"/proc/{job.pid}/fd")]
+    resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (max(taken) + 1 + room, max(taken) + 1 + room))
+    job.go()
+    assert job.wait() == 1, job.story
+    assert_no_bug(job)
+    assert "files" in job.stderr or "FAILED" in job.stderr, job.story
+    job.assert_nothing_left()

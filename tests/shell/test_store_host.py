@@ -1,0 +1,150 @@
+"""The workers' store, with a child that exists in name only: what becomes of one that dies, is refused or hears nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+from kit.virtual_clock import on_virtual_time
+
+from aelastic.host.reaping import waited_for
+from aelastic.tcpstore import child as children
+from aelastic.tcpstore.child import Death, StoreProcess
+from aelastic.tcpstore.host import LONG_LIFE_S, PAUSE_MAX_S, STARTS_MAX, StoreHost
+
+
+class Child:
+    """A `StoreProcess` that is refused, dies or lives, as the test says for each start."""
+
+    def __init__(self, *fates: OSError | float) -> None:
+        self.fates = list(fates)  # an error; else how long it lives, in seconds, once it has served
+        self.started_at: list[float] = []
+        self.said: list[str] = []
+        self.is_running = False
+
+    def start(self) -> None:
+        self.started_at.append(anyio.current_time())
+        if isinstance(fate := self.fates[0], OSError):
+            del self.fates[0]
+            raise fate
+        self.is_running = True
+
+    def say(self, do: str, *_: int, **__: Any) -> int:
+        self.said.append(do)
+        return len(self.said)
+
+    async def hear(self) -> None:
+        fate = self.fates.pop(0)
+        assert not isinstance(fate, OSError)
+        await anyio.sleep(fate)
+        self.is_running = False
+        raise Death(1, has_worked=True, is_hopeless=False)
+
+    async def aclose(self) -> None:
+        self.is_running = False
+
+
+async def served(child: Child, seconds: float) -> StoreHost:
+    """A host that serves for so long."""
+    host = StoreHost({})
+    host._process = child  # type: ignore[assignment]
+    host.open(0)
+    with anyio.move_on_after(seconds):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(host.run)
+            host.serve()
+    return host
+
+
+REFUSED = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@on_virtual_time
+async def test_a_store_that_the_host_refuses_is_started_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    child = Child(REFUSED, REFUSED, 1000.0)
+    host = await served(child, 100.0)
+    assert child.started_at == pytest.approx([0.1, 0.1 + 0.2, 0.3 + 0.4])
+    assert child.said[-1] == "serve"
+    why = "this process may open no more files: raise the limit (ulimit -n)"
+    assert caplog.messages == [f"the workers' store can't be started ({why}); starting another"] * 2
+    await host.aclose()
+
+
+@on_virtual_time
+async def test_a_store_that_dies_again_and_again_is_given_up_and_its_port_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    child = Child(*[0.0] * 100)
+    host = await served(child, 1000.0)
+    pauses = [after - before for before, after in zip(child.started_at, child.started_at[1:], strict=False)]
+    assert len(child.started_at) == STARTS_MAX
+    assert pauses == pytest.approx([min(0.1 * 2**losses, PAUSE_MAX_S) for losses in range(1, STARTS_MAX)])
+    assert host._listener is None
+    assert "no store is served until the next round: 10 starts have failed" in caplog.messages[-1]
+    # The next round has a store of its own again.
+    child.fates = [1000.0]
+    host.open(0)
+    with anyio.move_on_after(10.0):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(host.run)
+            host.serve()
+    assert len(child.started_at) == STARTS_MAX + 1
+    await host.aclose()
+
+
+@on_virtual_time
+async def test_a_store_that_dies_after_a_long_life_is_replaced_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    child = Child(*[LONG_LIFE_S] * 30)
+    host = await served(child, 20 * LONG_LIFE_S)
+    assert len(child.started_at) > STARTS_MAX
+    assert "given up" not in caplog.text and host._listener is not None
+    await host.aclose()
+
+
+@on_virtual_time
+async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs: list[socket.socket] = []
+
+    def start_helper(command: list[str], **options: Any) -> Any:
+        theirs.append(socket.socket(fileno=os.dup(options["pass_fds"][0])))
+        return SimpleNamespace(pid=0, kill=lambda: pytest.fail("killed"))
+
+    monkeypatch.setattr(children, "start_helper", start_helper)
+    process = StoreProcess({}, "served nothing")
+    process.start()
+    waited_for.discard(0)
+    assert process._control is not None
+    process._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with socket.create_server(("", 0)) as listener:
+        process.say("serve", listener.fileno(), keys={})
+        while not process._unsent:
+            process.say("set", key="k" * 100, value="v")
+        process.say("drop")  # what waited is void
+        process.say("serve", listener.fileno(), keys={"last": "one"})
+    assert [json.loads(command)["do"] for command, _ in process._unsent] == ["drop", "serve"] or len(
+        process._unsent
+    ) == 1
+    theirs[0].setblocking(False)
+    heard = []
+    while True:
+        try:
+            said, listeners, *_ = socket.recv_fds(theirs[0], 1 << 16, 1)
+        except BlockingIOError:
+            break
+        heard.append(json.loads(said))
+        for each in listeners:
+            os.close(each)
+        theirs[0].send(json.dumps({"number": heard[-1]["number"]}).encode())
+        await process.hear()
+    assert heard[-1] == {"do": "serve", "number": process._said, "keys": {"last": "one"}}
+    assert not process._unsent
+    process._control.close()
+    theirs[0].close()
