@@ -24,13 +24,9 @@ from typing import IO, Any, Protocol
 
 import anyio
 
-<<<<<<< HEAD
 from aelastic import working_folder
-from aelastic.errors import InputError
-=======
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
->>>>>>> c3e9c0a (What workers use up, the agent can do without: threads, processes, descriptors)
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.limits import shortage_of

@@ -151,10 +151,17 @@ class StoreProcess:
             self._drop_unsent()  # the child would drop them, too
         command = json.dumps({"do": do, "number": self._said, **arguments}).encode()
         if self._unsent or not self._has_sent(command, descriptors):
-            self._unsent.append((command, [os.dup(each) for each in descriptors]))
-        if len(self._unsent) > UNSENT_MAX and self._popen is not None:
-            self._popen.kill()  # it hears nothing any more
+            self._keep_unsent(command, descriptors)
         return self._said
+
+    def _keep_unsent(self, command: bytes, descriptors: Sequence[int]) -> None:
+        assert self._popen is not None
+        try:
+            self._unsent.append((command, [os.dup(each) for each in descriptors]))
+        except OSError:  # no more files may be opened
+            self._popen.kill()
+        if len(self._unsent) > UNSENT_MAX:
+            self._popen.kill()  # it hears nothing any more; another one is told all that counts
 
     def _has_sent(self, command: bytes, descriptors: Sequence[int]) -> bool:
         """False where the socket takes no more for now."""

@@ -25,12 +25,9 @@ from typing import TypeVar
 
 import anyio
 
-from aelastic.errors import InputError
-<<<<<<< HEAD
-from aelastic.host.listeners import listen, listen_on_loopback
-=======
+from aelastic.errors import HostError, InputError
 from aelastic.host.limits import shortage_of
->>>>>>> c3e9c0a (What workers use up, the agent can do without: threads, processes, descriptors)
+from aelastic.host.listeners import listen, listen_on_loopback
 from aelastic.tcpstore.child import Death, StoreProcess
 
 T = TypeVar("T")
@@ -207,5 +204,7 @@ def _refusing(make: Callable[[], T], port: int) -> T:
     try:
         return make()
     except (OSError, OverflowError) as error:
+        if shortage := shortage_of(error):
+            raise HostError(f"port {port} can't be opened for the workers' store: {shortage}") from None
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise InputError(f"port {port} can't be opened for the workers' store ({reason}): choose another") from None

@@ -85,7 +85,7 @@ async def test_a_store_that_dies_again_and_again_is_given_up_and_its_port_closed
     pauses = [after - before for before, after in zip(child.started_at, child.started_at[1:], strict=False)]
     assert len(child.started_at) == STARTS_MAX
     assert pauses == pytest.approx([min(0.1 * 2**losses, PAUSE_MAX_S) for losses in range(1, STARTS_MAX)])
-    assert host._listener is None
+    assert not host._listeners
     assert "no store is served until the next round: 10 starts have failed" in caplog.messages[-1]
     # The next round has a store of its own again.
     child.fates = [1000.0]
@@ -103,7 +103,7 @@ async def test_a_store_that_dies_after_a_long_life_is_replaced_at_once(caplog: p
     child = Child(*[LONG_LIFE_S] * 30)
     host = await served(child, 20 * LONG_LIFE_S)
     assert len(child.started_at) > STARTS_MAX
-    assert "given up" not in caplog.text and host._listener is not None
+    assert "given up" not in caplog.text and host._listeners
     await host.aclose()
 
 
