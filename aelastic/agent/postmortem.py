@@ -72,7 +72,7 @@ class Postmortem:
             note: what is known better than from the code.
         """
         oom = self._oom.explain(exitcode)
-        left = await self._read(start)
+        left = await self._read(start, exitcode)
         if left is _UNREAD and not note:
             from aelastic.failures.exit_reason import describe_exit
 
@@ -88,7 +88,7 @@ class Postmortem:
         """
         if exitcode == 0:
             return None
-        left = await self._read(start)
+        left = await self._read(start, exitcode)
 
         def explain() -> ProcessFailure | None:
             from aelastic.failures.exit_reason import last_exception, may_be_uncaught
@@ -114,18 +114,21 @@ class Postmortem:
         """
         assert found.signum is not None
         oom = self._oom.explain(0)  # it is alive: what the kernel killed may be what it waits for
-        left, is_final = await self._read(start), found.by == "stuck"
+        left, is_final = await self._read(start, -found.signum), found.by == "stuck"
         known = {"oom": oom, "unhealthy": found.reason, "stack": stack, "is_final": is_final}
         explain = partial(self._failure, start, worker, -found.signum, left, **known)
         return await run_sync(explain, abandon_on_cancel=True)
 
-    async def _read(self, start: WorkerStart) -> _Left:
+    async def _read(self, start: WorkerStart, exitcode: int) -> _Left:
         """Reads the files that a worker has left."""
 
         def read() -> _Left:
+            from aelastic.failures.exit_reason import may_be_uncaught
+
             data = read_error_file(str(start.error_file))
             has_file = data is not None or start.error_file.is_file()
-            tail, is_fresh = self._logs.tail(start.local_rank), _is_fresh(start.stderr)
+            tail = self._logs.tail(start.local_rank, is_searched=data is None and may_be_uncaught(exitcode))
+            is_fresh = _is_fresh(start.stderr)
             path = str(start.error_file) if has_file else NOT_AVAILABLE
             return _Left(path, data or {}, tail, self._logs.trouble(), is_fresh)
 

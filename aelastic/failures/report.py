@@ -14,6 +14,7 @@ from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 
 # What is beyond these is in the logs.
 REPORT_TRACEBACK_CHARS = 32 * 1024
+REPORT_LINE_CHARS = 2000
 REPORT_FAILURES_MAX = 64
 REPORT_PLACE_CHARS = 200
 REPORT_SORTS_MAX = 16
@@ -169,13 +170,20 @@ def _cause(failure: ProcessFailure) -> Iterator[str]:
     yield f"  cause     : {failure.headline}"
     if failure.is_signal and (more := failure.message.strip().partition("\n")[2]):  # added to it by a handler
         yield f"              {more}".replace("\n", "\n              ")
-    text = failure.traceback.strip("\n")
+    text = "\n".join(map(_short_line, failure.traceback.strip("\n").split("\n")))
     if len(text) > REPORT_TRACEBACK_CHARS:
         text = f"... (the beginning is cut off)\n{text[-REPORT_TRACEBACK_CHARS:]}"
     if text:
         yield "  traceback : " + text.replace("\n", "\n  ")
     elif said := last_line(failure.stderr_tail):
         yield f"  stderr    : {said}"
+
+
+def _short_line(line: str) -> str:
+    """The line, or its beginning where a message is a dump in one line."""
+    if len(line) <= REPORT_LINE_CHARS:
+        return line
+    return f"{line[:REPORT_LINE_CHARS]}... ({len(line) - REPORT_LINE_CHARS} more characters)"
 
 
 def _ranges(ranks: Iterable[int]) -> str:

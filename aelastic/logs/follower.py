@@ -18,6 +18,9 @@ CHUNK_BYTES = 1 << 15
 SHORT_BYTES = 1 << 12
 # Of a worker's stderr, what is searched for the cause of its death.
 TAIL_BYTES = 1 << 16
+# How a traceback begins, and how much of it is kept where its end is further away than that.
+TRACEBACK = b"Traceback (most recent call last)"
+HEAD_BYTES = 1 << 15
 # Blocks of a scratch file that have been shown are freed in steps of this size.
 PUNCH_BYTES = 1 << 20
 
@@ -38,7 +41,8 @@ class Follower:
         self.watch: int | None = None  # the inotify watch that reports its growth; `None` if there is none
         self.splitter = splitter
         self.is_ended = False
-        self._path = path
+        self.path = path
+        self.traceback = b""  # of a scratch file: the beginning of the last one that was shown
         self._is_scratch = is_scratch
         self._sharer = sharer
         self._fd = os.open(path, os.O_RDWR if is_scratch else os.O_RDONLY)
@@ -117,20 +121,29 @@ class Follower:
 
     def _show(self, data: bytes) -> bytes:
         self._shown_to += len(data) or self._showable_to - self._shown_to  # what cannot be read any more is passed over
-        self._free()
+        if self._is_scratch:
+            self._remember(data)
+            self._free()
         return self.splitter.feed(data)
+
+    def _remember(self, data: bytes) -> None:
+        at = data.rfind(TRACEBACK)
+        if at >= 0:
+            self.traceback = data[at : at + HEAD_BYTES]
+        elif self.traceback and len(self.traceback) < HEAD_BYTES:
+            self.traceback += data[: HEAD_BYTES - len(self.traceback)]
 
     def _free(self) -> None:
         """Frees the blocks that have been shown, except the end, which may tell why the worker failed."""
         end = (self._shown_to if self._sharer is None else min(self._shown_to, self._sharer.offset)) - TAIL_BYTES
-        if self._is_scratch and end - self._freed_to >= PUNCH_BYTES and _fallocate is not None:
+        if end - self._freed_to >= PUNCH_BYTES and _fallocate is not None:
             _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._freed_to, end - self._freed_to)
             self._freed_to = end
 
     def close(self) -> None:
         os.close(self._fd)
         if self._is_scratch and self.is_ended:
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
 
 def _find_fallocate() -> Callable[[int, int, int, int], int] | None:

@@ -41,9 +41,10 @@ from aelastic.host.inotify import Growth
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
 from aelastic.logs.folders import DROPPED, link_latest, refusing, temporary_folder
-from aelastic.logs.follower import TAIL_BYTES, Follower
+from aelastic.logs.follower import Follower
 from aelastic.logs.pump import Pump
 from aelastic.logs.sinks import Sink, sinks_of
+from aelastic.logs.tail import tail_of
 from aelastic.logs_specs import LogsDest, ask, check_logs_specs, lay_out, name_of_run
 from aelastic.spec import Std, WorkerSpec, streams_of
 from aelastic.workers import guard
@@ -239,18 +240,15 @@ class RunLogs:
         for files in self._opened.files.values():
             yield from (path for path in (files.stdout, files.stderr) if path is not None and path != DROPPED)
 
-    def tail(self, local_rank: int) -> str:
-        """The end of what a worker of this generation wrote to stderr; "" if it cannot be read.  May block."""
+    def tail(self, local_rank: int, *, is_searched: bool = False) -> str:
+        """The end of what a worker of this generation wrote to stderr; "" if it cannot be read.  May block.
+
+        Args:
+            is_searched: if no traceback is in it, it begins with the last one before.
+        """
         path = self._opened.files[local_rank].stderr
-        if not path.is_file():
-            return ""  # opening a FIFO would wait for a writer
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - TAIL_BYTES))
-                return file.read(TAIL_BYTES).decode(errors="replace")
-        except OSError:
-            return ""
+        seen = [each.follower.traceback for each in self._opened.shown if each.follower.path == path]
+        return tail_of(path, max(seen, default=b"", key=len), is_searched=is_searched)
 
     async def end_attempt(self) -> None:
         """The workers have ended: shows what is left in their files, then closes these."""

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aelastic.failures.exit_reason import last_exception
 from aelastic.logs import follower as following
 from aelastic.logs import lines
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import FilteredLines, PrefixedLines, Splitter
 from aelastic.logs.sinks import Sink
+from aelastic.logs.tail import tail_of
 
 P = b"[default0]:"
 
@@ -314,3 +316,39 @@ def test_what_a_file_held_before_is_passed_over(tmp_path: Path) -> None:
         file.write(b"new\n")
     assert pieces(follower) == [P + b"new\n"]
     follower.close()
+
+
+HEADED = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nRuntimeError: too long: '
+
+
+@pytest.mark.parametrize("before", [0, 1, (1 << 20) - 60, (1 << 20) + 5])
+def test_the_exception_is_found_however_long_its_message_is(tmp_path: Path, before: int) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_bytes(b"w" * before + b"\n" + HEADED + b"x" * (10 << 20) + b"\n")
+    cause = last_exception(tail_of(path, b"", is_searched=True))
+    assert cause is not None and cause.headline.startswith("RuntimeError: too long: xxx") and cause.file == "t.py"
+    assert tail_of(path, b"", is_searched=False) == "x" * (following.TAIL_BYTES - 1) + "\n"
+
+
+def test_of_a_scratch_file_the_beginning_of_the_last_traceback_is_kept_when_its_blocks_are_freed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "stderr.log"
+    path.touch()
+    follower = Follower(path, PrefixedLines(None), is_scratch=True)
+    path.write_bytes(b"Traceback (most recent call last):\nearlier\n" + b"w" * 99 + HEADED + b"x" * (3 << 20) + b"\n")
+    pieces(follower)
+    assert path.read_bytes().count(b"Traceback") == 0, "freed"
+    cause = last_exception(tail_of(path, follower.traceback, is_searched=True))
+    assert cause is not None and cause.headline.startswith("RuntimeError: too long: xxx")
+    assert len(follower.traceback) == following.HEAD_BYTES
+    follower.close()
+
+
+def test_a_short_file_and_one_without_a_traceback_are_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    assert tail_of(path, b"", is_searched=True) == ""
+    path.write_bytes(HEADED)
+    assert tail_of(path, b"other", is_searched=True) == HEADED.decode()
+    path.write_bytes(b"w" * (20 << 20))
+    assert tail_of(path, b"", is_searched=True) == "w" * following.TAIL_BYTES
