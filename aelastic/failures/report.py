@@ -60,10 +60,10 @@ def report(
     if blocks:
         lines += ["Failures:", *blocks, section]
     lines += ["Root Cause (first observed failure):", cause]
-    ends = [*alike, *([f"Stopped by the agent: {_named(stopped)}"] if (stopped := tuple(victims)) else [])]
-    if ends or stacks:
+    stopped = [rank for rank in victims if rank not in (stacks or {})]
+    ends = [*alike, *([f"Stopped by the agent: {_named(stopped)}"] if stopped else []), *_killed_lines(stacks or {})]
+    if ends:
         lines += [section, *ends]
-    lines += [f"  {line}" for line in killed(stacks or {})]
     return printable("\n".join([*lines, border]))
 
 
@@ -107,6 +107,10 @@ def _enriched(failure: ProcessFailure, enrich: Callable[[str, str], str]) -> Pro
         log().warning("the error handler failed at the message of rank %d", failure.rank, exc_info=True)
         return failure
     return failure if text == failure.message else failure.replace(message=text)
+
+
+def _killed_lines(stacks: Mapping[int, str]) -> list[str]:
+    return ["Killed by the agent:", *[f"  {line}" for line in killed(stacks)]] if stacks else []
 
 
 def killed(stacks: Mapping[int, str]) -> list[str]:

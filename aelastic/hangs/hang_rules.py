@@ -215,9 +215,11 @@ class HangRules:
             return f"no {', '.join(words)} or {last} for {timeout}" if words else f"no {last} for {timeout}"
         assert self._rules.expect_output is not None
         pattern = self._rules.expect_output.pattern
-        quoted = repr(pattern if len(pattern) <= PATTERN_CHARS else f"{pattern[:PATTERN_CHARS]}…")
+        quoted = "".join(each if each.isprintable() else "?" for each in pattern[:PATTERN_CHARS])  # as it was typed
+        if len(pattern) > PATTERN_CHARS:
+            quoted += "…"
         since = f"for {timeout}" if life.has_matched else f"in its first {timeout}"
-        return f"no output that matches {quoted} {since}"
+        return f"no output that matches '{quoted}' {since}"
 
 
 def _is_sign(signal: HangSignal, before: Sample, sample: Sample, elapsed_s: float) -> bool:

@@ -57,7 +57,8 @@ class LogLines(Observer):
             case ev.StopAsked(signum):
                 self._on_stop_asked(signum)
             case ev.RendezvousLost(reason):
-                _log.warning("the agent leaves: %s", reason)
+                if self._phase in _WITH_WORKERS:  # else the error that ends the run comes at once, and says it
+                    _log.warning("stopping workers: %s", reason)
             case ev.JobEnded(outcome, reason):
                 self._on_job_ended(outcome, reason)
             case _:

@@ -139,8 +139,12 @@ class StackDumps:
         return {self._group.workers[rank].global_rank: text for rank, text in sorted(self._killed.items())}
 
     def log_places(self, local_ranks: Iterable[int]) -> None:
-        """Logs the innermost frames of workers that are about to be killed."""
+        """Logs the innermost frames of workers that are about to be killed.
+
+        Why there is no stack is left to the report, where one follows.
+        """
         ranks = [rank for rank in local_ranks if rank in self._seen and rank in self._group.alive]
+        ranks = [rank for rank in ranks if self._seen[rank].has_stack or not self._group.is_leaving]
         for rank in ranks[:LINES_MAX]:
             _log.warning("rank %d %s", self._group.workers[rank].global_rank, self._seen[rank].brief())
         if len(ranks) > LINES_MAX:
@@ -246,6 +250,7 @@ class _Seen:
 
     def __init__(self, found: Stack | str, path: Path | None) -> None:
         self._found, self._path = found, path
+        self.has_stack = not isinstance(found, str)
 
     def quote(self) -> str:
         from aelastic.failures.report import ALL_THREADS

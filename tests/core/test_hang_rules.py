@@ -188,7 +188,7 @@ def expecting(within_s: float = 30.0, **rules: Any) -> Watched:
 def test_output_that_never_comes_is_missed_after_the_start() -> None:
     took_s, verdicts = expecting().first(h.Sample(matches=0))
     assert took_s == 30.0
-    assert verdicts == [h.Verdict(0, "output", r"no output that matches 'loss=\\d' in its first 30 s", is_stopped=True)]
+    assert verdicts == [h.Verdict(0, "output", r"no output that matches 'loss=\d' in its first 30 s", is_stopped=True)]
 
 
 def test_output_that_came_and_comes_no_more_is_missed_after_the_last() -> None:
@@ -197,7 +197,7 @@ def test_output_that_came_and_comes_no_more_is_missed_after_the_last() -> None:
         assert watched.look(h.Sample(matches=count)) == []
     took_s, (verdict,) = watched.first(h.Sample(matches=19))
     assert took_s == 30.0
-    assert verdict.reason == r"no output that matches 'loss=\\d' for 30 s"
+    assert verdict.reason == r"no output that matches 'loss=\d' for 30 s"
 
 
 def test_whoever_is_not_expected_to_write_or_not_searched_in_time_is_not_missed() -> None:

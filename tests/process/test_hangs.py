@@ -172,9 +172,9 @@ def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher)
         (bar, [within], 0, ""),
         (bar, [within, "--redirects=3", "--log-dir=logs"], 0, ""),
         (f"if rank == 0:\n    {bar.replace(chr(10), chr(10) + '    ')}", [within, "--nproc-per-node=2", "--expect-output-ranks=0"], 0, ""),
-        (goes_on, [within], TERM_CODE, r"no output that matches 'loss=\\d' in its first 3 s"),
-        ("say('loss=1')\n" + goes_on, [within, "--tee=3"], TERM_CODE, r"no output that matches 'loss=\\d' for 3 s"),
-        (goes_on, [within, "--hang-action=report"], 0, r"no output that matches 'loss=\\d' in its first 3 s"),
+        (goes_on, [within], TERM_CODE, r"no output that matches 'loss=\d' in its first 3 s"),
+        ("say('loss=1')\n" + goes_on, [within, "--tee=3"], TERM_CODE, r"no output that matches 'loss=\d' for 3 s"),
+        (goes_on, [within, "--hang-action=report"], 0, r"no output that matches 'loss=\d' in its first 3 s"),
     ]  # fmt: skip
     jobs = [launch(code, *options, name=f"job{number}") for number, (code, options, _, _) in enumerate(table)]
     for job, (code, options, exitcode, reason) in zip(jobs, table, strict=True):
