@@ -101,6 +101,10 @@ def pattern_problem(pattern: str) -> str:
     return ""
 
 
+# Of the files that node_exporter's textfile collector reads.
+TEXTFILE_SUFFIX = ".prom"
+
+
 class ExpectedOutput(Record):
     """What workers have to write, again and again, on either of their streams.
 
@@ -171,6 +175,9 @@ class WorkerSpec:
         hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) is
             only reported.
         expect_output: what workers have to write, or they count as hung; `None`: nothing.
+        linger_s: seconds that the health server waits, at the end of a run that was not asked to stop, for a scraper to
+            read how it ended.
+        metrics_textfile: a file, `*.prom`, for the metrics, for node_exporter's textfile collector.
         env: the environment workers start from; `None` is the agent's own.
 
     Raises:
@@ -207,6 +214,8 @@ class WorkerSpec:
     hang_signals: tuple[HangSignal, ...] = HANG_SIGNALS
     hang_action: HangAction = "stop"
     expect_output: ExpectedOutput | None = None
+    linger_s: float = 0.0
+    metrics_textfile: Path | None = None
     env: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -221,11 +230,14 @@ class WorkerSpec:
             strange = [arg for arg in self.args if not isinstance(arg, str | bytes | PathLike) or "\0" in str(arg)]
             _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
         _check(self.monitor_interval > 0, f"monitor_interval is {self.monitor_interval}: use seconds above 0")
-        for name in ("shutdown_timeout_s", "exit_barrier_timeout_s"):
+        for name in ("shutdown_timeout_s", "exit_barrier_timeout_s", "linger_s"):
             value: float = getattr(self, name)
             _check(math.isfinite(value) and value >= 0, f"{name} is {value}: use seconds, 0 or more")
         self._check_meeting_point()
         self._check_hangs()
+        path = self.metrics_textfile
+        is_read = path is None or str(path).endswith(TEXTFILE_SUFFIX)
+        _check(is_read, f"metrics_textfile is {path}: node_exporter reads files named *{TEXTFILE_SUFFIX} only")
         methods = ", ".join(START_METHODS)
         _check(self.start_method in START_METHODS, f"start_method is {self.start_method!r}: use one of {methods}")
         modes = ", ".join(NUMA_BINDINGS)

@@ -31,10 +31,14 @@ from aelastic.result import RunResult
 from aelastic.spec import WorkerSpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from aelastic.health.foreign_server import ForeignServer
     from aelastic.health.server import HealthServer
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
     from aelastic.observe.torch_events import TorchEvents
+
+_log = logging.getLogger(__name__)
 
 # A program that uses these may have handlers in them.
 _LISTENED_TO = ("torch.distributed.elastic.events", "torch.distributed.elastic.metrics.api")
@@ -161,6 +165,10 @@ class Supervisor:
         try:
             if self._health_port or self._given_health is not None:
                 await self._open_health()
+            elif self.spec.linger_s:
+                _log.warning("linger has no effect: %s is not set, so there is nothing to read", HEALTH_PORT_VARIABLE)
+            if self.spec.metrics_textfile is not None:
+                await self._open_textfile(self.spec.metrics_textfile)
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
             run = Run(self._settings, self._group, self._mailbox, self._observers)
@@ -210,10 +218,22 @@ class Supervisor:
         from aelastic.health.server import open_health
 
         self._health = await open_health(
-            self._health_port, self._given_health, self.collect_stacks, is_local=self._settings.is_local
+            self._health_port,
+            self._given_health,
+            self.collect_stacks,
+            is_local=self._settings.is_local,
+            linger_s=self.spec.linger_s,
         )
         if self._health is not None:
             self._observers.add(self._health)
+
+    async def _open_textfile(self, path: Path) -> None:
+        """Writes the metrics to a file, from now on."""
+        from aelastic.observe.textfile import MetricsTextfile
+
+        textfile = MetricsTextfile(path, self._settings.run_id, is_local=self._settings.is_local)
+        await textfile.open()
+        self._observers.add(textfile)
 
 
 def _random_run_id() -> str:

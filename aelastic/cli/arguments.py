@@ -93,6 +93,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         hang_signals=chosen["hang_signals"],
         hang_action=chosen["hang_action"],
         expect_output=_expected_output(chosen),
+        linger_s=chosen["linger"],
+        metrics_textfile=chosen["metrics_textfile"],
         env=_worker_environ(environ, chosen, local_world_size),
         **output_fields(chosen),
         **rendezvous_fields(chosen, environ),

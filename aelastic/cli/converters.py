@@ -10,12 +10,14 @@ import math
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from aelastic.spec import (
     HANG_SIGNALS,
     HANG_TIMEOUT_MIN_S,
     HANG_TIMEOUT_REMEDY,
     LOCAL_WORLD_SIZE_MAX,
+    TEXTFILE_SUFFIX,
     HangSignal,
     pattern_problem,
     run_id_problem,
@@ -38,6 +40,12 @@ _OPTIONS_OF_THEIR_OWN = {
 
 def read_text(text: str) -> str:
     return text
+
+
+def read_textfile(text: str) -> Path:
+    if not text.endswith(TEXTFILE_SUFFIX):
+        raise ValueError(f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others")
+    return Path(text)
 
 
 def read_stripped(text: str) -> str:

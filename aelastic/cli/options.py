@@ -30,6 +30,7 @@ from aelastic.cli.converters import (
     read_signs,
     read_stripped,
     read_text,
+    read_textfile,
     read_workers,
 )
 from aelastic.spec import HANG_ACTIONS, HANG_SIGNALS, NUMA_BINDINGS, SHUTDOWN_TIMEOUT_S, START_METHODS, Std
@@ -246,6 +247,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own(
             "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
             "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure",
+        ),
+        _own(
+            "--linger", read_seconds, "0", "SECONDS",
+            "how long the health server waits, once the run is over, until /metrics has been read",
+        ),
+        _own(
+            "--metrics-textfile", read_textfile, None, "PATH",
+            "write the metrics to a file, *.prom, for node_exporter; every 15 s, and at the end",
         ),
         _own(
             "--ui", one_of("auto", "line", "view", "off"), "auto", "KIND",

@@ -1,8 +1,9 @@
 """The HTTP server of an agent: probes, status, metrics, stacks.
 
 Made if `TORCHELASTIC_HEALTH_CHECK_PORT` asks for it.  It listens before anything is started, answers through rendezvous
-and exit barrier, and closes at the end.  It runs on the agent's own loop, so an answer of `/livez` proves that the loop
-turns.  aiohttp is imported, in a thread, when the first connection comes: a start does not wait for it.
+and exit barrier, and closes at the end, or when a scraper has seen the end (`--linger`).  It runs on the agent's own
+loop, so an answer of `/livez` proves that the loop turns.  aiohttp is imported, in a thread, when the first connection
+comes: a start does not wait for it.
 
 Clients may be slow, hostile, or ten thousand: `limits.py` bounds their connections, aiohttp their requests.  There is
 no authentication: the loopback address is for this machine's users, and another address is the user's decision.  But a
@@ -16,8 +17,6 @@ import asyncio
 import json
 import logging
 import os
-import sys
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -40,11 +39,10 @@ from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
 from aelastic.host.usage import usage_of
-from aelastic.observe.metrics import RunMetrics
-from aelastic.observe.observer import Observer
+from aelastic.observe.exposition import Exposition
+from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.prometheus import CONTENT_TYPE
-from aelastic.observe.run_events import RunEvent, StacksTaken
-from aelastic.observe.status import Status
+from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, StopAsked
 
 if TYPE_CHECKING:
     import socket
@@ -58,8 +56,6 @@ _log = logging.getLogger(__name__)
 _aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
 _aiohttp_log.disabled = True
 
-# How often the loop's lag is measured: once a second costs nothing.
-TICK_S = 1.0
 # The longest line a request may have, and how many; a path of ours has ten characters, a browser sends 20 lines.
 LINE_BYTES_MAX = 4096
 HEADERS_MAX = 32
@@ -67,6 +63,7 @@ HEADERS_MAX = 32
 IMPORT_TIMEOUT_S = 60.0
 # Handlers end with their connections, which are gone.
 SHUTDOWN_TIMEOUT_S = 1.0
+LOOK_AGAIN_S = 0.01
 
 JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
 CollectStacks = Callable[[str], Awaitable[StacksTaken]]
@@ -78,6 +75,7 @@ async def open_health(
     collect_stacks: CollectStacks,
     *,
     is_local: bool,
+    linger_s: float = 0.0,
 ) -> HealthServer | ForeignServer | None:
     """Makes the server, if the environment or the program asks for one.
 
@@ -85,6 +83,7 @@ async def open_health(
         where: what `TORCHELASTIC_HEALTH_CHECK_PORT` says, or "".
         given: a server of torch's kind to take instead, or what makes one.
         is_local: workers are processes of this machine.
+        linger_s: how long the end of a run stays readable.
 
     Raises:
         InputError: the address cannot be used, or aiohttp is not installed.
@@ -104,7 +103,7 @@ async def open_health(
         listener = await run_sync(listen_at, address)
     level = logging.INFO if address.port else logging.WARNING  # the user does not know a port that was not chosen
     _log.log(level, "health checks are answered at %s", url_of(listener))
-    return HealthServer(address, listener, collect_stacks, is_local=is_local)
+    return HealthServer(address, listener, collect_stacks, is_local=is_local, linger_s=linger_s)
 
 
 class HealthServer(Observer):
@@ -115,22 +114,31 @@ class HealthServer(Observer):
         listener: where clients connect; closed at the end.
         collect_stacks: takes the workers' stacks; its argument says why.
         is_local: the workers' ids are pids of this machine.
+        linger_s: how long the end of a run that was not asked to stop stays readable, unless a scraper reads it.
     """
 
     def __init__(
-        self, address: Address, listener: socket.socket, collect_stacks: CollectStacks, *, is_local: bool
+        self,
+        address: Address,
+        listener: socket.socket,
+        collect_stacks: CollectStacks,
+        *,
+        is_local: bool,
+        linger_s: float = 0.0,
     ) -> None:
+        self.close_timeout_s = CLOSE_TIMEOUT_S + linger_s
+        self._linger_s = linger_s
+        self._is_stop_asked = self._has_ended = False
+        self._is_over = anyio.Event()  # the end was read, or the agent was asked to stop
         self._listener = listener
         self._stacks = StacksEndpoint(collect_stacks)
-        self._is_local = is_local
         bound = listener.getsockname()[0]
         self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
-        self._status = Status()
-        self._metrics = RunMetrics({"version": __version__, "python": sys.version.split()[0]})
-        counter, name = self._metrics.registry.counter, "aelastic_http_connections_dropped_total"
+        self._exposition = Exposition(is_local=is_local)
+        self._status = self._exposition.status
+        counter, name = self._exposition.metrics.registry.counter, "aelastic_http_connections_dropped_total"
         self._requests = counter("aelastic_http_requests_total", "Requests answered.", "path", "code")
         self._dropped = counter(name, "Connections closed for a limit.", "reason", start=DROPPED)
-        self._lag_s = 0.0
         self._limits: ConnectionLimits | None = None
         self._server: Server | None = None
         self._routes: dict[str, tuple[str, Callable[[BaseRequest], Awaitable[Response]]]] = {
@@ -144,20 +152,59 @@ class HealthServer(Observer):
         }
 
     def tell(self, event: RunEvent, now: float) -> None:
-        self._status.tell(event, now)
-        self._metrics.tell(event, now)
+        self._exposition.tell(event, now)
+        match event:
+            case StopAsked():
+                self._is_stop_asked = True
+            case RunEnded():
+                self._has_ended = True
+            case _:
+                pass
 
     async def run(self) -> None:
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._tick, name="health: tick")
-                await self._serve()
+            await self._answer_requests()
         finally:
-            self.close()
-            if self._server is not None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.lowlevel.checkpoint()  # connections learn that they are gone
-                    await self._server.shutdown(SHUTDOWN_TIMEOUT_S)
+            if not self._linger_s:
+                await self._shut_down()
+
+    async def aclose(self) -> None:
+        try:
+            if self._linger_s and self._has_ended and not self._is_stop_asked:
+                await self._linger()
+        finally:
+            await self._shut_down()
+
+    def give_up(self) -> None:
+        self._is_over.set()
+
+    async def _linger(self) -> None:
+        """Answers on, so that a scraper that comes now and then sees how the run ended."""
+        _log.warning(
+            "the run is over: waiting up to %g s for a request of %s/metrics; SIGTERM ends the wait",
+            self._linger_s, url_of(self._listener),
+        )  # fmt: skip
+        with anyio.move_on_after(self._linger_s):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._answer_requests, name="health: linger")
+                await self._is_over.wait()
+                with anyio.move_on_after(SHUTDOWN_TIMEOUT_S):
+                    while self._limits:  # noqa: ASYNC110  the answer is on its way; aiohttp closes its connection
+                        await anyio.sleep(LOOK_AGAIN_S)
+                tasks.cancel_scope.cancel()
+
+    async def _answer_requests(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tick, name="health: tick")
+            await self._serve()
+
+    async def _shut_down(self) -> None:
+        self.close()
+        server, self._server = self._server, None
+        if server is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()  # connections learn that they are gone
+                await server.shutdown(SHUTDOWN_TIMEOUT_S)
 
     def close(self) -> None:
         """Listens no more; also where the run never began."""
@@ -165,10 +212,13 @@ class HealthServer(Observer):
         if self._limits is not None:
             self._limits.drop_all()
 
-    async def aclose(self) -> None:
-        self.close()
-
     async def _serve(self) -> None:
+        if self._limits is None:
+            self._limits = await self._open_limits()
+        await self._limits.run()
+
+    async def _open_limits(self) -> ConnectionLimits:
+        """What accepts connections, once the first has come."""
         await anyio.wait_readable(self._listener)
         with anyio.fail_after(IMPORT_TIMEOUT_S):
             web = await run_sync(import_module, "aiohttp.web", abandon_on_cancel=True)
@@ -186,16 +236,11 @@ class HealthServer(Observer):
             max_headers=HEADERS_MAX,
             read_bufsize=LINE_BYTES_MAX,
         )
-        self._limits = ConnectionLimits(self._listener, self._server, self._dropped.inc)
-        await self._limits.run()
+        return ConnectionLimits(self._listener, self._server, self._dropped.inc)
 
     async def _tick(self) -> None:
-        """Measures how late the loop is."""
         while True:
-            before = time.monotonic()
-            await anyio.sleep(TICK_S)
-            self._lag_s = max(0.0, time.monotonic() - before - TICK_S)
-            self._metrics.lag(self._lag_s)
+            await self._exposition.measure_lag()
             if self._limits is not None:
                 self._limits.drop_slow(asyncio.get_running_loop().time())
 
@@ -249,7 +294,7 @@ class HealthServer(Observer):
             return _text("ok\n")
         name, why = request.path.strip("/"), self._status.readiness[1]
         return _text(
-            f"[+]loop ok: {self._lag_s * 1000:.1f} ms late when last measured\n"
+            f"[+]loop ok: {self._exposition.lag_s * 1000:.1f} ms late when last measured\n"
             f"[ ]workers are not part of it: {why}\n{name} check passed\n"
         )
 
@@ -261,34 +306,21 @@ class HealthServer(Observer):
         return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
 
     async def _say_status(self, _: BaseRequest) -> Response:
-        described = self._status.describe(anyio.current_time(), datetime.now(UTC), self._usage())
+        described = self._status.describe(anyio.current_time(), datetime.now(UTC), self._exposition.usage())
         agent = usage_of("self")
         described["agent"] = {
             "version": __version__,
             "pid": os.getpid(),
             "cpu_s": None if agent is None else agent.cpu_s,
             "rss_bytes": None if agent is None else agent.rss_bytes,
-            "loop_lag_s": round(self._lag_s, 6),
+            "loop_lag_s": round(self._exposition.lag_s, 6),
         }
         return _text(json.dumps(described, indent=2) + "\n", content_type=JSON_TYPE)
 
-    async def _say_metrics(self, _: BaseRequest) -> Response:
-        agent = usage_of("self")
-        text = self._metrics.expose(
-            is_ready=self._status.readiness[0],
-            role=self._status.role,
-            agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
-            workers=self._usage(),
-        )
-        return _text(text, content_type=CONTENT_TYPE)
-
-    def _usage(self) -> dict[int, tuple[float, int]]:
-        """CPU seconds and bytes of memory of the workers that live, by local rank."""
-        if not self._is_local:
-            return {}
-        # A worker leads its session.
-        found = {rank: usage_of(pid, pid) for rank, pid in self._status.running.items() if isinstance(pid, int)}
-        return {rank: (usage.cpu_s, usage.rss_bytes) for rank, usage in found.items() if usage is not None}
+    async def _say_metrics(self, request: BaseRequest) -> Response:
+        if self._has_ended and request.method == "GET":
+            self._is_over.set()
+        return _text(self._exposition.metrics_text(), content_type=CONTENT_TYPE)
 
     async def _say_stacks(self, request: BaseRequest) -> Response:
         if not self._status.running:

@@ -7,6 +7,7 @@ something to begin with.  `docs/health.md` has the table; a test compares.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import get_args
 
 from aelastic.group.events import WatchName, WorkerState
@@ -33,6 +34,7 @@ class RunMetrics:
         gauge("aelastic_build_info", "What is running, in the labels; always 1.", *build).set(1, *build.values())
         identity = "run_id", "host", "role", "rdzv_backend"
         self._run = gauge("aelastic_run_info", "Which run it is, in the labels; always 1.", *identity)
+        self._ended = gauge("aelastic_run_ended", "1 once the run is over: its end, in the labels.", "run_id", "state")
         self._state = gauge("aelastic_state", "1 for the state the worker group is in, 0 for others.", "state")
         self._phase = gauge("aelastic_phase", "1 for the phase the agent is in, 0 for others.", "phase")
         for state in WorkerState:
@@ -71,13 +73,15 @@ class RunMetrics:
         self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
+        self._run_id = ""
         self._is_starting = False
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
         self._down_since: float | None = None  # since when workers do not run that did
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         match event:
             case ev.RunBegan() as run:
+                self._run_id = run.run_id
                 self._run.set(1, run.run_id, run.host, run.role, run.rdzv_backend)
                 self._max_restarts.set(run.max_restarts)
             case ev.Changed(phase=phase, state=state):
@@ -103,6 +107,10 @@ class RunMetrics:
                     self._expiries.inc()
             case ev.StacksTaken():
                 self._stacks.inc()
+            case ev.RunEnded(state=state):
+                self._phase.choose(Phase.DONE.value)
+                self._state.choose(state.value)
+                self._ended.set(1, self._run_id, state.value)
             case _:
                 pass  # not counted
 
@@ -130,13 +138,20 @@ class RunMetrics:
         self._lag.observe(duration_s)
 
     def expose(
-        self, *, is_ready: bool, role: str, agent: tuple[float, int] | None, workers: Mapping[int, tuple[float, int]]
+        self,
+        *,
+        is_ready: bool,
+        role: str,
+        agent: tuple[float, int] | None,
+        workers: Mapping[int, tuple[float, int]],
+        common: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         """The text for a scraper.
 
         Args:
             agent: its CPU seconds and bytes of memory.
             workers: the same of workers that live, by local rank.
+            common: labels of every series.
         """
         self._ready.set(is_ready)
         if agent is not None:
@@ -147,4 +162,4 @@ class RunMetrics:
         for local_rank, (cpu_s, rss_bytes) in sorted(workers.items()):
             self._worker_cpu.set(cpu_s, local_rank, role)
             self._worker_rss.set(rss_bytes, local_rank, role)
-        return self.registry.expose()
+        return self.registry.expose(common)

@@ -10,7 +10,8 @@ one series that says which run it is may hold its id.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -46,9 +47,15 @@ class Family:
         """Forgets all series."""
         self._values.clear()
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, common: Mapping[str, str]) -> Iterator[str]:
+        names, values = self._others(common)
         for key, value in self._values.items():
-            yield _line(self.name, self.labels, key, value)
+            yield _line(self.name, (*self.labels, *names), (*key, *values), value)
+
+    def _others(self, common: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of labels that every series has, those that these do not have anyway."""
+        more = {label: value for label, value in common.items() if label not in self.labels}
+        return tuple(more), tuple(more.values())
 
     def _key(self, labels: Sequence[object]) -> tuple[str, ...]:
         if len(labels) != len(self.labels):
@@ -84,14 +91,15 @@ class Histogram(Family):
         place = next((i for i, bound in enumerate(self._buckets) if value <= bound), len(self._buckets))
         self._counts[key][place] += 1
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, common: Mapping[str, str]) -> Iterator[str]:
+        names, values = self._others(common)
         for key, counts in self._counts.items():
             total = 0
             for bound, count in zip((*self._buckets, math.inf), counts, strict=True):
                 total += count
-                yield _line(f"{self.name}_bucket", (*self.labels, "le"), (*key, _number(bound)), total)
-            yield _line(f"{self.name}_sum", self.labels, key, self._values[key])
-            yield _line(f"{self.name}_count", self.labels, key, total)
+                yield _line(f"{self.name}_bucket", (*self.labels, *names, "le"), (*key, *values, _number(bound)), total)
+            yield _line(f"{self.name}_sum", (*self.labels, *names), (*key, *values), self._values[key])
+            yield _line(f"{self.name}_count", (*self.labels, *names), (*key, *values), total)
 
 
 F = TypeVar("F", bound=Family)
@@ -130,12 +138,16 @@ class Registry:
         self._families[family.name] = family
         return family
 
-    def expose(self) -> str:
-        """The text for a scraper."""
+    def expose(self, common: Mapping[str, str] = MappingProxyType({})) -> str:
+        """The text for a scraper.
+
+        Args:
+            common: labels of every series, with their values.
+        """
         lines: list[str] = []
         for family in self._families.values():
             text = family.text.replace("\\", r"\\").replace("\n", r"\n")
-            lines += [f"# HELP {family.name} {text}", f"# TYPE {family.name} {family.kind}", *family.lines()]
+            lines += [f"# HELP {family.name} {text}", f"# TYPE {family.name} {family.kind}", *family.lines(common)]
         return "\n".join(lines) + "\n"
 
 

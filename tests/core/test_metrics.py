@@ -197,6 +197,30 @@ def test_one_state_and_one_phase_hold_at_a_time() -> None:
     assert read["aelastic_ready"] == 1
 
 
+def test_the_end_of_a_run_is_a_series_of_its_own_and_its_state() -> None:
+    metrics = told(BEGAN, spawning())
+    assert not any(name.startswith("aelastic_run_ended") for name in exposed(metrics))
+    metrics.tell(ev.RunEnded(WorkerState.FAILED, "rank 0 failed"), 3.0)
+    read = exposed(metrics)
+    assert read['aelastic_run_ended{run_id="job 7",state="FAILED"}'] == 1
+    assert read['aelastic_state{state="FAILED"}'] == read['aelastic_phase{phase="done"}'] == 1
+    assert read['aelastic_state{state="HEALTHY"}'] == 0
+
+
+def test_labels_that_all_series_share_are_added_to_each_that_has_not_its_own() -> None:
+    metrics = told(BEGAN, spawning())
+    names = [re.sub(r"\{|,?le=.*", "", name) for name in exposed(metrics)]
+    read = exposed(metrics, common={"run_id": "other", "textfile": "a.prom"})
+    assert len(read) == len(names)
+    for name in read:
+        assert name.count("run_id=") == name.count('textfile="a.prom"') == 1
+        assert ('run_id="job 7"' if name.startswith("aelastic_run_info") else 'run_id="other"') in name
+    text = metrics.expose(is_ready=True, role="", agent=None, workers={}, common={"x": "y"})
+    assert all(
+        sample.labels["x"] == "y" for family in text_string_to_metric_families(text) for sample in family.samples
+    )
+
+
 # Where it is written down: `test_health.py` compares what a server exposes, which has some more.
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from aelastic.host.reaping import waited_for
 from kit.launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
-from kit.ports import quiet_port
+from kit.ports import listening, quiet_port
 
 FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
 FAIL_CODE = 7
@@ -393,19 +393,5 @@ def external_store() -> Iterator[Meeting]:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """At which TCP ports a process listens (`proc(5)`)."""
-    sockets = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = os.readlink(fd)
-        except OSError:
-            continue  # closed meanwhile
-        if target.startswith("socket:["):
-            sockets.add(target[8:-1])
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:
-                ports.add(int(fields[1].rpartition(":")[2], 16))
-    return ports
+    """At which TCP ports a process listens."""
+    return set(listening([pid]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
@@ -23,21 +23,26 @@ def quiet_port() -> int:
 
 
 def listening(pids: Iterable[int]) -> dict[int, set[str]]:
-    """The ports at which processes of this machine listen, and the addresses of each (`proc(5)`, `/proc/net/tcp`)."""
-    inodes: set[str] = set()
+    """The ports at which processes listen, each in its network, and the addresses of each (`proc(5)`)."""
+    found: dict[int, set[str]] = {}
     for pid in pids:
         with suppress(OSError):  # it has ended
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    found: dict[int, set[str]] = {}
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-                host, _, port = words[1].partition(":")
-                found.setdefault(int(port, 16), set()).add(_address(host, family))
+            for port, address in _listening(Path(f"/proc/{pid}")):
+                found.setdefault(port, set()).add(address)
     return found
+
+
+def _listening(process: Path) -> Iterator[tuple[int, str]]:
+    sockets: set[str] = set()
+    for fd in (process / "fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            sockets.add(os.readlink(fd))
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in (process / "net" / table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                host, _, port = fields[1].partition(":")
+                yield int(port, 16), _address(host, family)
 
 
 def _address(digits: str, family: int) -> str:

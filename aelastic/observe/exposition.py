@@ -1,0 +1,68 @@
+"""What an agent exposes of one run, as pages or as a file: status and metrics, from its run events."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import anyio
+
+from aelastic import __version__
+from aelastic.host.usage import usage_of
+from aelastic.observe.metrics import RunMetrics
+from aelastic.observe.run_events import RunEvent
+from aelastic.observe.status import Status
+
+# How often the loop's lag is measured: once a second costs nothing.
+TICK_S = 1.0
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class Exposition:
+    """Status and metrics of one run.
+
+    Args:
+        is_local: the workers' ids are pids of this machine.
+    """
+
+    def __init__(self, *, is_local: bool) -> None:
+        self._is_local = is_local
+        self.status = Status()
+        self.metrics = RunMetrics({"version": __version__, "python": sys.version.split()[0]})
+        self.lag_s = 0.0
+
+    def tell(self, event: RunEvent, now: float) -> None:
+        self.status.tell(event, now)
+        self.metrics.tell(event, now)
+
+    async def measure_lag(self) -> None:
+        """Measures how late the loop is, once: takes a second."""
+        before = time.monotonic()
+        await anyio.sleep(TICK_S)
+        self.lag_s = max(0.0, time.monotonic() - before - TICK_S)
+        self.metrics.lag(self.lag_s)
+
+    def metrics_text(self, common: Mapping[str, str] = _NONE) -> str:
+        """The metrics now.
+
+        Args:
+            common: labels of every series.
+        """
+        agent = usage_of("self")
+        return self.metrics.expose(
+            is_ready=self.status.readiness[0],
+            role=self.status.role,
+            agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
+            workers=self.usage(),
+            common=common,
+        )
+
+    def usage(self) -> dict[int, tuple[float, int]]:
+        """CPU seconds and bytes of memory of the workers that live, by local rank."""
+        if not self._is_local:
+            return {}
+        # A worker leads its session.
+        found = {rank: usage_of(pid, pid) for rank, pid in self.status.running.items() if isinstance(pid, int)}
+        return {rank: (usage.cpu_s, usage.rss_bytes) for rank, usage in found.items() if usage is not None}

@@ -1,0 +1,110 @@
+"""Metrics of a run in a file, for node_exporter's textfile collector (`--metrics-textfile`).
+
+Written before anything is started, every few seconds, and at the end: what the run ended with stays readable however
+rarely something looks.  Each time a new file takes the place of the old one, so a reader gets a whole one.  Every
+series carries the run id and the file's name: the collector gives all files of a machine the same `instance`, and
+takes no series twice.
+
+The disk may be slow, or gone: a thread writes, only the newest text, and neither the run nor its end waits for it for
+long.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from aelastic.errors import InputError
+from aelastic.observe.exposition import Exposition
+from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
+from aelastic.observe.run_events import RunEvent
+
+_log = logging.getLogger(__name__)
+
+# node_exporter is mostly asked every 15 s or less often.
+WRITE_INTERVAL_S = 15.0
+
+
+class MetricsTextfile(Observer):
+    """The metrics of one run, in a file.
+
+    Args:
+        path: the file; its folder must be there.
+        run_id: the job's name, a label of every series.
+        is_local: the workers' ids are pids of this machine.
+    """
+
+    def __init__(self, path: Path, run_id: str, *, is_local: bool) -> None:
+        self._path = Path(os.path.abspath(path))
+        self._common = {"run_id": run_id, "textfile": self._path.name}
+        self._exposition = Exposition(is_local=is_local)
+        self._asked = 0  # number of the newest text
+        self._writing = threading.Lock()
+        self._has_warned = False
+
+    async def open(self) -> None:
+        """Writes the file.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        try:
+            with anyio.fail_after(CLOSE_TIMEOUT_S):
+                await self._write()
+        except OSError as error:  # a `TimeoutError` is one
+            why = error.strerror or f"the disk has not answered for {CLOSE_TIMEOUT_S:g} s"
+            raise InputError(f"metrics textfile {self._path} cannot be written ({why}): choose another path") from None
+
+    def tell(self, event: RunEvent, now: float) -> None:
+        self._exposition.tell(event, now)
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._measure_lag, name="metrics textfile: tick")
+            while True:
+                await anyio.sleep(WRITE_INTERVAL_S)
+                await self._try_to_write()
+
+    async def aclose(self) -> None:
+        await self._try_to_write()
+
+    async def _measure_lag(self) -> None:
+        while True:
+            await self._exposition.measure_lag()
+
+    async def _try_to_write(self) -> None:
+        try:
+            await self._write()
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            if not self._has_warned:
+                why = getattr(error, "strerror", None) or error
+                _log.warning("metrics textfile %s cannot be written (%s); the job goes on", self._path, why)
+            self._has_warned = True
+
+    async def _write(self) -> None:
+        self._asked += 1
+        text = self._exposition.metrics_text(self._common)
+        # A disk that hangs keeps the thread, not the run.
+        await anyio.to_thread.run_sync(self._replace, self._asked, text.encode(), abandon_on_cancel=True)
+
+    def _replace(self, number: int, text: bytes) -> None:
+        """Puts a new file in the place of the old one, in a thread."""
+        with self._writing:
+            if number != self._asked:
+                return  # a newer text waits
+            temporary = self._path.with_name(f".{self._path.name}.{os.urandom(4).hex()}")
+            try:
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                with open(fd, "wb") as file:
+                    file.write(text)
+                temporary.replace(self._path)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
