@@ -343,7 +343,7 @@ async def test_every_metric_is_in_the_documents_and_no_other() -> None:
         exposed = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE")}
         rows = re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
         assert dict(rows) == exposed
-        assert len(rows) == len(server._metrics.registry.families)
+        assert len(rows) == len(server._exposition.metrics.registry.families)
 
 
 @pytest.mark.parametrize(
