@@ -14,7 +14,8 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """The queue of a core's events: the task that runs the core waits here.
 
-    Its length is bounded by its writers: each task posts a known number of events and ends.
+    Its length is bounded by its writers: each task posts a known number of events and ends, and a connection is not
+    read while too many of its messages wait here.
     """
 
     def __init__(self) -> None:

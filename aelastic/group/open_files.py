@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 
 from aelastic.errors import InputError
@@ -10,6 +11,7 @@ from aelastic.spec import WorkerSpec
 # Of the agent itself, as counted: streams, loop, signals, clean-up process, store, inotify, health, rendezvous (26).
 # And what a start, an end or a look at the process table opens for a moment.
 FILES_OF_AGENT = 36
+FILES_AT_FIRST = 20  # of these, before the first worker
 # Of each worker: its two streams as they are shown, and what reports its exit.
 FILES_PER_WORKER = 3
 
@@ -24,6 +26,12 @@ def files_needed(spec: WorkerSpec) -> int:
     for texts in (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters):
         each += 2 if texts else 0  # what is read, and what is written
     return FILES_OF_AGENT + each * spec.local_world_size
+
+
+def files_for_connections(spec: WorkerSpec) -> float:
+    """The descriptors that a coordinator's connections may take: the others are for workers, also after a failure."""
+    limit = open_files_max()
+    return math.inf if limit is None else max(limit - files_needed(spec), 0) + FILES_AT_FIRST
 
 
 def open_files_max() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any, assert_never
@@ -44,14 +45,22 @@ class AgentLink:
         run_id: the job's name.
         node_id: this agent's.
         policy: of the coordinator, if this agent hosts it.
+        files_max: the descriptors that its connections may take then.
     """
 
     def __init__(
-        self, board: Board, settings: RendezvousSettings, run_id: str, node_id: str, policy: RestartPolicy
+        self,
+        board: Board,
+        settings: RendezvousSettings,
+        run_id: str,
+        node_id: str,
+        policy: RestartPolicy,
+        files_max: float = math.inf,
     ) -> None:
         self._board = _OneByOne(board)
         self._settings = settings
         self._policy = policy
+        self._files_max = files_max
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
         trouble = f"no answer from {board.name} yet: the store is still starting, or another program listens there"
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble))
@@ -73,6 +82,8 @@ class AgentLink:
                     event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
                     for action in self._member.handle(event, anyio.current_time()):
                         self._carry_out(action, deliver, tasks)
+                    if isinstance(event, ev.Received) and self._stream is not None:
+                        self._stream.handled()
         finally:
             if self._stream is not None:
                 self._stream.close()
@@ -171,7 +182,7 @@ class AgentLink:
         is_fixed = self._settings.backend == "static"
         leader = begin_term(coordinator, self._member.terms, record, self._campaigned_at, has_fixed_ranks=is_fixed)
         listener, self._listener = self._listener, None
-        self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down)
+        self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down, self._files_max)
         _log.info("this agent is coordinator now (%s, epoch %d)", self._board.name, record.epoch)
         tasks.start_soon(self._server.run, name="coordinator")
 
@@ -204,6 +215,9 @@ class AgentLink:
 
     def on_message(self, stream: Stream, message: Any) -> None:
         self._mailbox.post(ev.Received(stream.conn, message))
+
+    def on_unfinished(self, stream: Stream) -> None:
+        pass  # the coordinator's messages come whole, sooner or later
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
         self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_reset=True))

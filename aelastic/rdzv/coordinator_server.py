@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import socket
 from collections.abc import Callable
 from typing import Any, assert_never
@@ -22,6 +23,7 @@ from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
+from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import Stream, is_other_protocol
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class CoordinatorServer:
         board: where that is.
         listener: the socket that the record names.
         on_stepped_down: called once, when this agent leads no longer.
+        files_max: the descriptors that connections may take.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class CoordinatorServer:
         board: Board,
         listener: socket.socket,
         on_stepped_down: Callable[[], None],
+        files_max: float = math.inf,
     ) -> None:
         self._leader = leader
         self._record = record
@@ -58,6 +62,7 @@ class CoordinatorServer:
         self._on_stepped_down = on_stepped_down
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._streams: dict[int, Stream] = {}
+        self._strangers = Strangers(leader.sessions.terms.max_nodes, files_max)
         self._numbers = itertools.count(1)
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a heartbeat goes to thousands
         self._changed = anyio.Event()
@@ -71,6 +76,8 @@ class CoordinatorServer:
                     event = await self._mailbox.next(self._leader.deadline) or ev.DeadlinePassed()
                     for action in self._leader.handle(event, anyio.current_time()):
                         self._carry_out(action, tasks)
+                    if isinstance(event, ev.Received) and event.conn in self._streams:
+                        self._on_handled(self._streams[event.conn])
                     self._changed.set()
                 tasks.cancel_scope.cancel()
         finally:
@@ -124,6 +131,11 @@ class CoordinatorServer:
             case _:
                 assert_never(action)
 
+    def _on_handled(self, stream: Stream) -> None:
+        if not stream.is_closing:  # else it was refused
+            self._strangers.forget(stream.conn)
+        stream.handled()
+
     # The board.
 
     async def _renew(self) -> None:
@@ -161,7 +173,6 @@ class CoordinatorServer:
 
     async def _accept(self) -> None:
         self._listener.setblocking(False)
-        is_told = False
         while True:
             await anyio.wait_readable(self._listener)
             conns: list[socket.socket] = []
@@ -174,9 +185,7 @@ class CoordinatorServer:
             await attach(conns, lambda: Stream(self, UPWARD, self._on_open))
             if failure is None:
                 continue
-            if not is_told:
-                is_told = True
-                _log.warning("cannot accept connections: %s", failure.strerror)
+            self._strangers.tell(anyio.current_time(), "cannot accept connections: %s", failure.strerror)
             await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     # Called by the loop.
@@ -185,14 +194,20 @@ class CoordinatorServer:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
         self._mailbox.post(ev.Opened(stream.conn, stream.peer, stream.own_address))
+        self._strangers.add(stream, anyio.current_time())
 
     def on_message(self, stream: Stream, message: Any) -> None:
         self._mailbox.post(ev.Received(stream.conn, message))
 
+    def on_unfinished(self, stream: Stream) -> None:
+        self._strangers.note(stream, anyio.current_time())
+
     def on_garbage(self, stream: Stream, error: WireError) -> None:
-        _log.warning("rejected connection from %s: not an aelastic agent (%s)", stream.peer, error)
+        told = "rejected connection from %s: not an aelastic agent (%s)"
+        self._strangers.tell(anyio.current_time(), told, stream.peer, error)
         self._mailbox.post(ev.Garbled(stream.conn, str(error), is_other_protocol(error)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
         del self._streams[stream.conn]
+        self._strangers.forget(stream.conn)
         self._mailbox.post(ev.Closed(stream.conn))

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError
+from aelastic.group.open_files import files_for_connections
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.link import Link
@@ -79,7 +80,8 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         from aelastic.rdzv.agent_link import AgentLink
 
         board = _FACTORIES[settings.backend](settings, around)
-        return AgentLink(board, settings, around.run_id, node_id, RestartPolicy(spec.max_restarts))
+        policy, files_max = RestartPolicy(spec.max_restarts), files_for_connections(spec)
+        return AgentLink(board, settings, around.run_id, node_id, policy, files_max)
     return _open_torch_link(spec, around.run_id)
 
 

@@ -20,6 +20,8 @@ from aelastic.rdzv.protocol.codec import Decoder, OtherProtocolError, WireError
 
 # A peer that reads nothing (suspended, or cut off) is dropped before it costs more memory than this.
 UNSENT_MAX = 4 << 20
+# Messages of one connection that wait to be handled; what the peer sends beyond them stays in the network.
+UNHANDLED_MAX = 64
 # A network that carries on at all answers a connection attempt within this; SYNs are sent again after 1 s.
 CONNECT_TIMEOUT_S = 2.5
 
@@ -29,6 +31,8 @@ class Listener(Protocol):
 
     def on_message(self, stream: Stream, message: Any) -> None: ...
 
+    def on_unfinished(self, stream: Stream) -> None: ...
+
     def on_garbage(self, stream: Stream, error: WireError) -> None: ...
 
     def on_closed(self, stream: Stream, reason: str) -> None: ...
@@ -37,8 +41,10 @@ class Listener(Protocol):
 class Stream(asyncio.Protocol):
     """A connection, seen from either end.
 
+    Its owner says of each message when it is `handled`: while too many are not, nothing more is read.
+
     Args:
-        listener: called for each message, once for garbage, and once at the end.
+        listener: called for each message, for a part of one, once for garbage, and once at the end.
         words: the messages that the other end may send: `codec.UPWARD` or `codec.DOWNWARD`.
         on_open: called when there is a connection.
     """
@@ -51,6 +57,8 @@ class Stream(asyncio.Protocol):
         self._on_open = on_open
         self._transport: asyncio.Transport | None = None
         self._is_deaf = False
+        self._unhandled = 0
+        self._is_paused = False
         self.closed = anyio.Event()
         self.is_reset = False  # it broke; else one of its ends has closed it
         self.conn = 0  # its owner's number for it
@@ -68,6 +76,31 @@ class Stream(asyncio.Protocol):
     def _address(self, which: str) -> str:
         name = self._transport.get_extra_info(which) if self._transport is not None else None
         return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
+    def fileno(self) -> int:
+        """Its descriptor; -1 once it is closed."""
+        conn = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return -1 if conn is None else int(conn.fileno())
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of messages that have come in part."""
+        return self._decoder.unfinished_bytes
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._transport is None or self._transport.is_closing()
+
+    def handled(self) -> None:
+        """The owner has handled a message: there is room for another."""
+        self._unhandled = max(0, self._unhandled - 1)
+        if self._is_paused and self._unhandled <= UNHANDLED_MAX // 2 and not self._is_deaf:
+            self._is_paused = False
+            self._pass_on(b"")
+            if not self._is_paused and self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def send(self, frame: bytes) -> None:
         """Never blocks.  On a closed connection it does nothing: `on_closed` was called."""
@@ -98,11 +131,22 @@ class Stream(asyncio.Protocol):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
+        if self._is_paused:
+            self._decoder.hold(data)  # it was on its way
+        elif not self._is_deaf:
+            self._pass_on(data)
+            if self._decoder.unfinished_bytes and not self._is_paused:
+                self._listener.on_unfinished(self)
+
+    def _pass_on(self, data: bytes) -> None:
         try:
             for message in self._decoder.feed(data):
+                self._unhandled += 1
                 self._listener.on_message(self, message)
+                if self._unhandled >= UNHANDLED_MAX and self._transport is not None:
+                    self._is_paused = True
+                    self._transport.pause_reading()
+                    return
         except WireError as error:
             self._is_deaf = True
             self._listener.on_garbage(self, error)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -192,4 +194,46 @@ def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(lau
     assert job.wait() == 1, job.story
     assert_no_bug(job)
     assert "files" in job.stderr or "FAILED" in job.stderr, job.story
+    job.assert_nothing_left()
+
+
+def listening_ports(pid: int) -> set[int]:
+    """Where a process takes connections (`proc_pid_net(5)`, state 0A)."""
+    sockets = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().split("\n")[1:]
+    ]
+    return {
+        int(line[1].rpartition(":")[2], 16)
+        for line in lines
+        if line and line[3] == "0A" and f"socket:[{line[9]}]" in sockets
+    }
+
+
+def test_idle_connections_to_the_coordinator_do_not_take_what_a_restart_needs(launch: Launcher) -> None:
+    endpoint = quiet_port()
+    options = ("--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{endpoint}", "--rdzv-id=limits")
+    job = launch(
+        "say('run', restart, os.environ['MASTER_PORT'])\nwait_for(f'go{restart}')\nsys.exit(restart == 0)\n",
+        *options,
+        "--max-restarts=1",
+        "--rdzv-conf=last_call_timeout=1",
+        prefix=["prlimit", "--nofile=128"],
+    )
+    (line,) = job.wait_line("run 0")
+    (port,) = listening_ports(job.pid) - {endpoint, int(line.split()[2])}
+    with ExitStack() as connections:
+        for _ in range(140):
+            connections.enter_context(socket.create_connection(("localhost", port)))
+        (job.folder / "go0").touch()
+        job.wait_line("run 1")
+        (job.folder / "go1").touch()
+        assert job.wait() == 0, job.story
+    assert job.stderr.count("dropped a connection from ") == 1, job.story
+    assert_no_bug(job)
     job.assert_nothing_left()

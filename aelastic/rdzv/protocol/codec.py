@@ -96,8 +96,17 @@ class Decoder:
         self._kinds = kinds
         self._buffer = bytearray()
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of messages that have not been given out."""
+        return len(self._buffer)
+
+    def hold(self, data: bytes) -> None:
+        """Takes what came in, and gives nothing out until the next `feed`."""
+        self._buffer += data
+
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that are complete by now.
+        """The messages that are complete by now; those that are not taken are given out the next time.
 
         Raises:
             WireError: the stream is of no use from here on.

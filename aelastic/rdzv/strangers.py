@@ -1,0 +1,77 @@
+"""Connections of which nothing is known yet: few of them, with little memory, and one line about them in a minute.
+
+Whatever can reach the coordinator's port may connect, and say nothing, or half of something.  Agents say who they are
+at once; so of the others those go first that have said nothing for the longest time, or hold the most.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.stream import Stream
+
+_log = logging.getLogger(__name__)
+
+# All agents of a job may connect at the same moment, and again before their old connections are seen to be broken.
+STRANGERS_MIN = 256
+PER_NODE = 2
+# Of messages that are not complete, in all.
+UNFINISHED_BYTES_MAX = 4 << 20
+# Something that scans ports does so all the time.
+TELL_INTERVAL_S = 60.0
+
+
+class Strangers:
+    """The connections that have not said who they are.
+
+    Args:
+        max_nodes: of the job.
+        files_max: the descriptors that connections may take; what is above is for the workers.
+    """
+
+    def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
+        self._count_max = max(STRANGERS_MIN, PER_NODE * max_nodes)
+        self._files_max = files_max
+        self._streams: dict[int, Stream] = {}  # by connection; the oldest first
+        self._unfinished: dict[int, int] = {}  # bytes, by connection
+        self._told_at = -math.inf
+        self._untold = 0
+
+    def add(self, stream: Stream, now: float) -> None:
+        """A connection came in; the oldest one is dropped for it where there are too many."""
+        self._streams[stream.conn] = stream
+        oldest = next(iter(self._streams))
+        if len(self._streams) > self._count_max:
+            self._drop(oldest, now, f"{len(self._streams)} connections have not said who they are")
+        elif stream.fileno >= self._files_max:
+            self._drop(oldest, now, "too few files may be opened for more (ulimit -n)")
+
+    def note(self, stream: Stream, now: float) -> None:
+        """It has sent a part of a message."""
+        if stream.conn not in self._streams:
+            return
+        self._unfinished[stream.conn] = stream.unfinished_bytes
+        if sum(self._unfinished.values()) > UNFINISHED_BYTES_MAX:
+            largest = max(self._unfinished, key=self._unfinished.__getitem__)
+            self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
+
+    def forget(self, conn: int) -> None:
+        """It has said who it is, or has gone."""
+        self._streams.pop(conn, None)
+        self._unfinished.pop(conn, None)
+
+    def _drop(self, conn: int, now: float, why: str) -> None:
+        stream = self._streams[conn]
+        self.forget(conn)
+        self.tell(now, "dropped a connection from %s: %s", plain_address(stream.peer), why)
+        stream.abort()
+
+    def tell(self, now: float, message: str, *args: object) -> None:
+        """Warns, at most once in a minute; the next warning says how many there were."""
+        if now - self._told_at < TELL_INTERVAL_S:
+            self._untold += 1
+            return
+        more, self._untold, self._told_at = self._untold, 0, now
+        _log.warning(f"{message}%s", *args, f" (and {more} more since the last such line)" if more else "")

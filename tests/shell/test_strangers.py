@@ -1,0 +1,180 @@
+"""Connections to a coordinator that say nothing, half of something, or too much: what they cost, and what is said of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from kit.launching import DEADLINE_S, on_both_loops, run
+from kit.virtual_clock import on_virtual_time
+
+from aelastic.host.listeners import listen
+from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.forming import RoundRules
+from aelastic.rdzv.coordinator.leader import begin_term
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, UPWARD, encode
+from aelastic.rdzv.strangers import STRANGERS_MIN, TELL_INTERVAL_S, UNFINISHED_BYTES_MAX, Strangers
+from aelastic.rdzv.stream import UNHANDLED_MAX, Stream
+
+TERMS = m.Terms("run", 1, 2, 0, 300.0)
+HELLO = m.Hello(PROTOCOL, TERMS, "token", m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY), 0)
+
+
+class Silent:
+    """A connection in name only."""
+
+    peer = "192.0.2.1"
+
+    def __init__(self, conn: int, *, fileno: int = 10, unfinished_bytes: int = 0) -> None:
+        self.conn, self.fileno, self.unfinished_bytes = conn, fileno, unfinished_bytes
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def dropped(streams: list[Any]) -> list[int]:
+    return [stream.conn for stream in streams if stream.is_aborted]
+
+
+def test_of_too_many_connections_the_oldest_that_has_said_nothing_goes_first() -> None:
+    strangers, streams = Strangers(2), [Silent(conn) for conn in range(STRANGERS_MIN + 3)]
+    for stream in streams:
+        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+        if stream.conn == 0:
+            strangers.forget(0)
+    assert dropped(streams) == [1, 2]
+
+
+def test_a_job_of_many_nodes_may_connect_twice_at_once() -> None:
+    strangers, streams = Strangers(4000), [Silent(conn) for conn in range(8000)]
+    for stream in streams:
+        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    assert not dropped(streams)
+
+
+def test_connections_leave_the_descriptors_that_workers_need() -> None:
+    strangers, streams = Strangers(2, files_max=100), [Silent(conn, fileno=97 + conn) for conn in range(5)]
+    for stream in streams:
+        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    assert dropped(streams) == [0, 1]
+
+
+def test_of_unfinished_messages_the_largest_goes_first() -> None:
+    strangers, streams = Strangers(2), [Silent(conn) for conn in range(6)]
+    for stream in streams:
+        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+        stream.unfinished_bytes = FRAME_MAX + (stream.conn == 2) - (stream.conn == 5)
+        strangers.note(stream, 0.0)  # type: ignore[arg-type]
+    assert dropped(streams) == [0, 2]
+    assert FRAME_MAX * 4 == UNFINISHED_BYTES_MAX
+
+
+def test_they_are_told_of_once_a_minute_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    strangers = Strangers(2)
+    for second in range(0, 130, 10):
+        strangers.tell(float(second), "rejected %s", "x")
+    assert caplog.messages == [
+        "rejected x",
+        "rejected x (and 5 more since the last such line)",
+        "rejected x (and 5 more since the last such line)",
+    ]
+    assert TELL_INTERVAL_S == 60
+
+
+class Kept:
+    """A listener that handles nothing by itself; and a transport."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.is_reading = True
+
+    def on_message(self, _: Stream, message: Any) -> None:
+        self.messages.append(message)
+
+    def on_unfinished(self, _: Stream) -> None: ...
+
+    def on_garbage(self, _: Stream, error: Exception) -> None:
+        raise error
+
+    def on_closed(self, _: Stream, reason: str) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+
+@on_virtual_time
+async def test_a_connection_is_not_read_while_too_many_of_its_messages_wait() -> None:
+    kept, count = Kept(), 3 * UNHANDLED_MAX
+    stream = Stream(kept, UPWARD)
+    stream.connection_made(kept)  # type: ignore[arg-type]
+    said = [m.Succeeded("a", number) for number in range(count)]
+    frames = b"".join(encode(message) for message in said)
+    stream.data_received(frames[:-5])
+    assert len(kept.messages) == UNHANDLED_MAX and not kept.is_reading
+    stream.data_received(frames[-5:])  # it was on its way
+    assert len(kept.messages) == UNHANDLED_MAX
+    for handled in range(count):
+        assert len(kept.messages) - handled <= UNHANDLED_MAX
+        stream.handled()
+    assert kept.messages == said and kept.is_reading
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    "half", [b"", (FRAME_MAX - 1).to_bytes(4, "big") + b"x" * (FRAME_MAX - 100)], ids=["idle", "half"]
+)
+def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half: bytes) -> None:
+    count = 20 if half else STRANGERS_MIN + 20
+
+    async def main() -> None:
+        listener = listen(0)
+        port = listener.getsockname()[1]
+        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
+        leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
+        server = CoordinatorServer(
+            leader, record, InProcessBoard("run", SharedWorld()), listener, lambda: None, math.inf
+        )
+        ended = 0
+
+        async def stranger() -> None:
+            nonlocal ended
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(half)
+                await reader.read()
+            except ConnectionError:
+                pass
+            finally:
+                ended += 1
+                writer.transport.abort()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
+            for _ in range(count):
+                tasks.start_soon(stranger)
+            while ended < (16 if half else 20):  # noqa: ASYNC110  they end in tasks of their own
+                await anyio.sleep(0.01)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(encode(HELLO))
+            assert b"Welcome" in await reader.read(1000)
+            writer.close()
+            tasks.cancel_scope.cancel()
+        await anyio.lowlevel.checkpoint()  # transports close in the loop's next step
+
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
