@@ -34,7 +34,7 @@ from aelastic.core.machine import InvalidTransition
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.contact import MARGIN_S
-from aelastic.rdzv.member.leader_watch import CHECK_LEASES, DOUBTED_LEASES, GREETING_LEASES, READ_AGAIN_S
+from aelastic.rdzv.member.leader_watch import CHECK_LEASES, DOUBTED_LEASES, GREETING_LEASES, LATE_LEASES, READ_AGAIN_S
 from aelastic.rdzv.member.member import Phase
 from aelastic.rdzv.member.search import NOTE_INTERVAL_S
 from aelastic.rdzv.protocol import messages as m
@@ -676,6 +676,42 @@ def test_a_refused_leader_whose_place_the_board_does_not_give_away_is_asked_agai
     assert story.tell(ev.BoardRead(record())) == []
     assert story.pass_deadline() == [ev.ReadBoard()]
     assert story.tell(ev.BoardRead(record())) == [ev.Connect(3, record())]
+
+
+def test_of_a_late_coordinator_a_renewal_that_was_not_heard_is_seen_soon() -> None:
+    """What it sends arrives once, and nothing comes to it: its last renewal has counted, and it could tell nobody."""
+    story = busy_at(7)
+    late_at = story.now + LEASE_S * LATE_LEASES
+    while (actions := story.pass_deadline()) == [ev.Send(m.Alive())]:
+        pass
+    assert (story.now, actions) == (late_at, [ev.ReadBoard()])
+    assert story.tell(ev.BoardRead(record(renewals=8))) == []
+    story.be_silent_until(late_at + LEASE_S * LATE_LEASES)
+    assert story.core.phase is Phase.READING
+    assert story.tell(ev.BoardRead(record(renewals=8))) == [ev.Connect(2, record(renewals=8))]
+    # The attempt to connect hangs; the count has stood still since it was seen first.
+    story.now = late_at + LEASE_S
+    story.tell(ev.DeadlinePassed())
+    assert story.tell(ev.BoardRead(record(renewals=8))) == [ev.Disconnect(), ev.Campaign(record(renewals=8), 4)]
+
+
+def test_a_coordinator_that_is_heard_again_is_not_late() -> None:
+    story = busy_at(7)
+    story.now += LEASE_S * LATE_LEASES
+    assert ev.ReadBoard() in story.tell(ev.DeadlinePassed())
+    story.tell(ev.BoardRead(record(renewals=8)))
+    story.hear(m.Heartbeat(8))
+    heard_at = story.now
+    story.be_silent_until(heard_at + LEASE_S)
+    assert story.tell(ev.BoardRead(record(renewals=8)))[-1] == ev.Campaign(record(renewals=8), 4)
+
+
+def test_a_board_that_has_forgotten_the_leader_ends_an_attempt_to_connect_to_it() -> None:
+    story = busy()
+    story.tell(ev.ConnectionLost(1, "reset", is_reset=True))
+    story.now = story.core.contact.look_at
+    assert story.tell(ev.DeadlinePassed()) == [ev.ReadBoard()]
+    assert story.tell(ev.BoardRead(None)) == [ev.Disconnect(), ev.Campaign(None, 4)]
 
 
 # Given up by a leader that lives.

@@ -7,7 +7,7 @@ from typing import Any
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.member.member import Member, Phase
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
@@ -67,10 +67,17 @@ class Story:
         return self.tell(ev.DeadlinePassed())
 
     def be_silent_until(self, time: float) -> list[Any]:
-        """Lets time pass, and the coordinator say nothing; all that is done."""
+        """Lets time pass, and the coordinator say nothing; all that is done.
+
+        That the board is read, because the coordinator is late, comes to nothing.
+        """
         done: list[Any] = []
         while self.core.deadline is not None and self.core.deadline <= time:
-            done += self.pass_deadline()
+            actions = self.pass_deadline()
+            if self.core.phase is Phase.MEMBER and ev.ReadBoard() in actions:
+                actions.remove(ev.ReadBoard())
+                self.tell(ev.BoardFailed("no answer"))
+            done += actions
         self.now = max(self.now, time)
         return done
 

@@ -6,7 +6,8 @@ Four signs, each with its own limit:
   that has yet to answer `Hello` may take some leases: thousands of nodes may greet it at once.
 - **Renewals that stand still.** Heartbeats carry the coordinator's count of renewals.  While it stands still, the
   coordinator cannot reach the board, and another agent may have been elected: then the board is checked, beside the
-  connection.  If the count on the board itself stands still for a lease, the coordinator is gone.
+  connection.  If the count on the board itself stands still for a lease, the coordinator is gone.  When a heartbeat is
+  late the board is read, too: a renewal that was not heard counts from when it was seen.
 - **A refused port.** A port that accepted this node before and refuses it now: the coordinator's process has ended, if
   its connection was closed just before, as the kernel of a process that ends does, or if this is its machine.  Else
   something in between may refuse in its name (a proxy, a firewall that resets connections): then it is a reason to
@@ -21,12 +22,16 @@ from the beginning.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.rdzv.board import LeaderRecord
 
+# A coordinator is late with a heartbeat: the board is read.  It may have renewed since, and then its count must stand
+# still for a lease from when this node has seen that, which is to be soon.
+LATE_LEASES = 0.5
 # Between two reads of the board, while there is no connection.
 READ_AGAIN_S = 0.25
 # A coordinator that thousands of nodes greet at once takes its time; a node that hangs up and comes back costs it more.
@@ -35,6 +40,8 @@ GREETING_LEASES = 3
 DOUBTED_LEASES = 2 / 3
 # A coordinator whose count of renewals stands still for so long has lost the board, or the board is away.
 CHECK_LEASES = 1.5
+
+NOTHING_SEEN = (0, "", 0, 0.0)
 
 
 class WatchPhase(StrEnum):
@@ -65,8 +72,8 @@ class LeaderWatch:
     _closed_token: str = ""  # it has closed its connection with this node, without a goodbye
     _goodbye_token: str = ""  # it said that it leads no longer
     renewals: int = -1  # the last count heard from the coordinator
-    _still: tuple[int, str, int] = (0, "", 0)  # epoch, token and renewals, as last read on the board
-    _still_since: float = 0.0
+    _still: tuple[int, str, int, float] = NOTHING_SEEN  # epoch, token and renewals, as last read on the board; when
+    _looked_at: float = 0.0  # when the board was last asked for that, in a silence
 
     @property
     def silent_at(self) -> float:
@@ -79,7 +86,13 @@ class LeaderWatch:
 
     @property
     def deadline(self) -> float | None:
-        return None if self.phase is WatchPhase.AWAY else min(self.silent_at, self.check_at)
+        return None if self.phase is WatchPhase.AWAY else min(self.silent_at, self.check_at, self.late_at)
+
+    @property
+    def late_at(self) -> float:
+        """When a heartbeat is missed, and the board has not been read since the last."""
+        is_awaited = self.phase is WatchPhase.FOLLOWING and self._looked_at <= self.heard_at
+        return self.heard_at + self.lease_s * LATE_LEASES if is_awaited else math.inf
 
     def validate(self) -> None:
         known = {"", self._token}
@@ -137,12 +150,13 @@ class LeaderWatch:
         self.check_at = now + self._check_s
         self.epoch, self._token, self._refused_token = epoch, token, ""
         self._closed_token = ""
-        self.is_takeover, self._still = False, (0, "", 0)
+        self.is_takeover, self._still = False, NOTHING_SEEN
         return is_new
 
     def on_heartbeat(self, renewals: int, now: float) -> None:
         if renewals != self.renewals:
             self.renewals, self.check_at = renewals, now + self._check_s
+            self._still = NOTHING_SEEN
 
     def on_disconnected(self, *, is_lost: bool, is_closed: bool = False) -> None:
         """The connection is no more.
@@ -176,7 +190,7 @@ class LeaderWatch:
         """It is time to check the board; false while an earlier check is unanswered."""
         if self.phase is WatchPhase.GREETING:
             self._check_s *= 2  # thousands of nodes may do the same
-        self.check_at = now + self._check_s
+        self.check_at, self._looked_at = now + self._check_s, now
         is_new, self.is_checking = not self.is_checking, True
         return is_new
 
@@ -193,29 +207,34 @@ class LeaderWatch:
         """
         match self.phase:
             case WatchPhase.FOLLOWING:
+                if found is not None:
+                    self._still_since(found, now)
                 return found is not None and found.epoch > self.epoch
-            case WatchPhase.GREETING:
+            case WatchPhase.GREETING | WatchPhase.AWAY:  # connecting
                 return found is None or found.candidate.token != record.candidate.token or self.is_gone(found, now)
-            case WatchPhase.AWAY:
-                return False
             case _:
                 assert_never(self.phase)
 
     def is_gone(self, record: LeaderRecord, now: float) -> bool:
         """True if the coordinator is known to be dead: its port refuses, or its count of renewals stands still."""
         token = record.candidate.token
-        term = record.epoch, token
         if self._is_dead(token):
             return True
         if record.renewals is None:
             return False  # the board itself forgets a dead coordinator
-        if self._still != (*term, record.renewals):
-            self._still = (*term, record.renewals)
-            is_known = term == (self.epoch, self._token) and record.renewals <= self.renewals
+        return now - self._still_since(record, now) >= self.lease_s * (
+            DOUBTED_LEASES if token == self._refused_token else 1
+        )
+
+    def _still_since(self, record: LeaderRecord, now: float) -> float:
+        """Since when the count of renewals has stood still, for all that this node knows."""
+        term, renewals = (record.epoch, record.candidate.token), record.renewals or 0
+        if self._still[:3] != (*term, renewals):
+            is_known = term == (self.epoch, self._token) and renewals <= self.renewals
             # Of a renewal that this node has not heard of it does not know when it was asked for: a board that was
             # slow or away may have taken it just now.
-            self._still_since = self.heard_at if is_known else now
-        return now - self._still_since >= self.lease_s * (DOUBTED_LEASES if token == self._refused_token else 1)
+            self._still = (*term, renewals, self.heard_at if is_known else now)
+        return self._still[3]
 
     def may_reconnect(self, record: LeaderRecord) -> bool:
         """True for the leader that this node knows, unless it said goodbye: no board is needed to connect to it."""

@@ -176,13 +176,13 @@ class Member(Machine[Event, Action]):
         if not isinstance(event, ev.BoardRead):
             return []  # no answer: the board is checked again when it is due
         match self.phase:
-            case Phase.GREETING | Phase.MEMBER:  # another agent may have been elected
+            case Phase.CONNECTING | Phase.GREETING | Phase.MEMBER:  # another agent may have been elected, or has to be
                 assert self.record is not None
                 if not self.leader.is_replaced(event.record, self.record, now):
                     return self._stop_if_given_up(event.record, now)  # the leader is the same
                 self._lose_leader("the coordinator has changed", now)
                 return [ev.Disconnect(), *self._on_record(event.record, now)]
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING:
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
                 return self._stop_if_given_up(event.record, now)  # the connection that was checked may be closed
             case Phase.IDLE | Phase.OVER:
                 raise self._impossible(event)
@@ -353,7 +353,7 @@ class Member(Machine[Event, Action]):
         if self.phase is Phase.MEMBER and now >= self._heartbeat_at:
             self._heartbeat_at = now + self.leader.lease_s / 3
             actions.append(ev.Send(m.Alive()))
-        if now >= self.leader.check_at and self.leader.begin_check(now):
+        if now >= min(self.leader.check_at, self.leader.late_at) and self.leader.begin_check(now):
             actions.append(ev.ReadBoard())
         return actions
 
