@@ -1,7 +1,8 @@
 """Jobs of several agents on one machine: each agent is a `Job` of its own, with its own folder and its own mark.
 
 Workers do as they are told by signals, so that nothing here waits for durations: SIGUSR1 makes one fail, with an
-exception and an exit code of its own, SIGUSR2 makes it succeed.  Until then it sleeps.
+exception and an exit code of its own, SIGUSR2 makes it succeed.  Until then it talks to the others of its round, and
+fails when one of them ends (`kit.star`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pytest
 from aelastic.host.reaping import waited_for
 from kit.launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
 from kit.ports import listening, quiet_port
+from kit.star import STAR
 
 FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
 FAIL_CODE = 7
@@ -34,9 +36,7 @@ TOLD = (
     "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT",
 )  # fmt: skip
 
-WORKER = f"""
-import traceback
-
+WORKER = f"""{STAR}
 
 def fail(*_):
     try:
@@ -47,6 +47,7 @@ def fail(*_):
 
 
 def finish(*_):
+    say_farewell()
     say("end", rank)
     os._exit(0)
 
@@ -55,6 +56,7 @@ signal.signal(signal.SIGUSR1, fail)
 signal.signal(signal.SIGUSR2, finish)
 numbers = [os.environ[name] for name in {TOLD!r}]
 say("start", os.getpid(), *numbers, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], os.environ["ROLE_NAME"])
+begin_talk()
 rest()
 """
 
@@ -217,6 +219,7 @@ class Team:
         nproc: how many workers each agent starts.
         run_id: a new one, if none is given.
         name: of the agents' folders; by default, the run id.
+        env: of the agents, and so of the workers.
     """
 
     launcher: Launcher
@@ -228,22 +231,24 @@ class Team:
     nproc: int = 1
     run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
     name: str = ""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
     agents: list[Agent] = field(default_factory=list[Agent])
 
-    def start(self, *options: str, nproc: int = 0, wrapper: str = "") -> Agent:
+    def start(self, *options: str, nproc: int = 0, wrapper: str = "", prefix: Sequence[str] = ()) -> Agent:
         """Starts one more agent.
 
         Args:
             options: in addition to the team's, or instead of them, since the last counts.
             nproc: how many workers it starts; 0: as the team has it.
             wrapper: Python code that runs in the agent before its command line does.
+            prefix: a command that starts it.
         """
         name = f"{self.name or self.run_id}-{len(self.agents)}"
         script = self.launcher.write(f"{name}/worker.py", self.worker, preamble=PREAMBLE)
         conf = ",".join(f"{key}={value}" for key, value in self.conf.items())
         program = self.launcher.agent_program(name, wrapper)
         command = [
-            sys.executable, *program,
+            *prefix, sys.executable, *program,
             "--loop", LOOPS[len(self.agents) % 2],
             "--nnodes", self.nnodes,
             "--nproc-per-node", str(nproc or self.nproc),
@@ -256,7 +261,10 @@ class Team:
             str(script),
         ]  # fmt: skip
         folder = self.launcher.folder / name
-        agent = Agent(name, nproc or self.nproc, folder, command, {"LOGLEVEL": "INFO"})
+        star = self.launcher.folder / "star"
+        star.mkdir(exist_ok=True)
+        env = {"LOGLEVEL": "INFO", "STAR": str(star), **self.env}
+        agent = Agent(name, nproc or self.nproc, folder, command, env)
         self.launcher.jobs.append(agent)
         self.agents.append(agent)
         return agent

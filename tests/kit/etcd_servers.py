@@ -55,7 +55,7 @@ def missing(message: str) -> NoReturn:
 
 @dataclass
 class EtcdServer:
-    """One etcd on this machine, alone in its cluster.
+    """One etcd on this machine, alone in its cluster unless it is one of `peers`.
 
     Args:
         binary: what to run.
@@ -63,6 +63,10 @@ class EtcdServer:
         options: further ones.
         tls: the folder of certificates that `make_certificates` fills; empty: none.
         wants_client_certificate: of those who connect.
+        host: the address where it serves.
+        prefix: a command that starts it, in a network namespace, say; then that asks how it is, too.
+        peer_port: where it talks to its peers; 0: it has none.
+        peers: all ports of its cluster, on this host, its own among them.
     """
 
     binary: str
@@ -71,42 +75,50 @@ class EtcdServer:
     tls: Path | None = None
     wants_client_certificate: bool = False
     port: int = 0
+    host: str = "127.0.0.1"
+    prefix: Sequence[str] = ()
+    peer_port: int = 0
+    peers: Sequence[int] = ()
     _popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def start(self) -> None:
         """Starts it, on its old port and data if it has run before, and waits until it serves."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(5):
             # A port that was free may be taken before etcd binds it: then etcd ends, and we try another.
-            self.port, peer_port = self.port or quiet_port(), quiet_port()
+            self.port, peer_port = self.port or quiet_port(), self.peer_port or quiet_port()
             self._run(peer_port)
-            if wait_for("etcd serves", lambda: self._ended() or self._is_healthy(), START_LIMIT_S) != "ended":
+            # One of several serves when its peers do.
+            if self.peers or wait_for("etcd serves", lambda: self._ended() or self.health(), START_LIMIT_S) != "ended":
                 return
             self.port = 0
         pytest.fail(f"etcd does not start: {(self.folder / 'log').read_text()[-2000:]}")
 
     def _run(self, peer_port: int) -> None:
         scheme = "https" if self.tls else "http"
-        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer_port}"
+        client, peer = f"{scheme}://{self.host}:{self.port}", f"http://127.0.0.1:{peer_port}"
         tls = []
         if self.tls:
             tls = [f"--cert-file={self.tls / 'server.pem'}", f"--key-file={self.tls / 'server.key'}"]
         if self.wants_client_certificate:
             tls += ["--client-cert-auth", f"--trusted-ca-file={self.tls}/ca.pem"]
+        cluster = ",".join(f"{port}=http://127.0.0.1:{port}" for port in self.peers or [peer_port])
         with (self.folder / "log").open("ab") as log:
             self._popen = subprocess.Popen(
                 [
+                    *self.prefix,
                     self.binary,
+                    f"--name={peer_port}",
                     f"--data-dir={self.folder / 'data'}",
                     f"--listen-client-urls={client}",
                     f"--advertise-client-urls={client}",
                     f"--listen-peer-urls={peer}",
                     f"--initial-advertise-peer-urls={peer}",
-                    f"--initial-cluster=default={peer}",
+                    f"--initial-cluster={cluster}",
                     # The shortest lease is 1.5 elections long: 0.4 s, so 1 s.
                     "--heartbeat-interval=50",
                     "--election-timeout=250",
@@ -125,8 +137,10 @@ class EtcdServer:
         assert self._popen is not None
         return "" if self._popen.poll() is None else "ended"
 
-    def _is_healthy(self) -> str:
+    def health(self) -> str:
         """Whether it takes a connection, or, where we may ask, has a leader."""
+        if self.prefix:
+            return "healthy" if '"health":"true"' in self.ask_there("GET", "/health") else ""
         try:
             if self.tls:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -144,6 +158,13 @@ class EtcdServer:
         except OSError:
             return ""
 
+    def ask_there(self, method: str, path: str) -> str:
+        """Its answer to a question that is asked in its own network; empty if there is none."""
+        words = f"{method} {path} HTTP/1.0\\r\\nContent-Length: 2\\r\\n\\r\\n{{}}"
+        script = f'exec 3<>/dev/tcp/{self.host}/{self.port} && printf "{words}" >&3 && timeout 1 cat <&3'
+        done = subprocess.run([*self.prefix, "bash", "-c", script], capture_output=True, check=False, text=True)
+        return done.stdout
+
     def kill(self) -> None:
         """Ends it at once, as a crash does."""
         if self._popen is not None:
@@ -155,6 +176,10 @@ class EtcdServer:
     def restart(self) -> None:
         self.kill()
         self.start()
+
+    def forget(self) -> None:
+        """Loses all data."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
 
     def stop(self) -> None:
         """Makes it hang: the kernel takes connections, nobody answers."""

@@ -9,11 +9,12 @@ What is cut vanishes on its way, without an answer (a rule of the router's says 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,7 @@ class Net:
         self._count = 0
         self._cuts: set[str] = set()  # what undoes them
         self._pulled_out: set[str] = set()
+        self._filters = itertools.count()
 
     def open(self) -> None:
         self._router = Node(0, self._new_namespace("router"), ())
@@ -160,12 +162,42 @@ class Net:
         for rule in self._rules(node, other):
             self._cut(rule, "blackhole")
 
+    def filter(self, *rules: str) -> Callable[[], None]:
+        """The router treats packets by rules of `nft(8)`, until what this returns is called."""
+        if shutil.which("nft") is None:
+            pytest.skip("there is no nft (Debian: nftables)")
+        table = f"filter{next(self._filters)}"
+        chain = "{ type filter hook forward priority 0; }"
+        adding = [f"nft 'add chain ip {table} way {chain}'", *(f"nft 'add rule ip {table} way {r}'" for r in rules)]
+        self._router.run("\n".join([f"nft add table ip {table}", *adding]))
+        return lambda: self._router.run(f"nft delete table ip {table}")
+
+    def slow_down(self, node: Node, rate: str) -> Callable[[], None]:
+        """Each way of a node carries so much, until what this returns is called."""
+        ways = [(self._router, f"n{node.number}w{network}") for network in node.networks]
+        ways += [(node, f"net{network}") for network in node.networks]
+        for where, device in ways:
+            where.run(f"tc qdisc add dev {device} root tbf rate {rate} burst 4000 latency 800ms")
+
+        def undo() -> None:
+            for where, device in ways:
+                where.run(f"tc qdisc del dev {device} root")
+
+        return undo
+
     def pull_out(self, node: Node) -> None:
         """Takes a node's cables out."""
         for network in node.networks:
             end = f"n{node.number}w{network}"
             self._router.run(f"ip link set {end} down")
             self._pulled_out.add(end)
+
+    def isolate(
+        self, node: Node, others: Sequence[Node], *, inbound: bool = True, outbound: bool = True
+    ) -> Callable[[], None]:
+        """Nothing gets through to a node from some others, or the other way round, until what this returns is called."""
+        pairs = [(other, node) for other in others if inbound] + [(node, other) for other in others if outbound]
+        return self.filter(*(f"ip saddr {source.v4()} ip daddr {target.v4()} drop" for source, target in pairs))
 
     def heal(self) -> None:
         """From now on everything gets through again."""

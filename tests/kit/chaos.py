@@ -1,0 +1,433 @@
+"""Jobs under fire: agents on nodes of their own, workers that die of each other (`kit.star`), faults, and a look at what follows.
+
+A `Battlefield` is one job of three nodes on one kind of board.  A fault takes a node, or the board, and returns what
+undoes it.  Workers write down their steps, by which the test sees who progresses in which round, and since when.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kit import netns
+from kit.agents import FAIL, Agent, Meeting, Team, team_of
+from kit.etcd_servers import EtcdServer, distro_etcd
+from kit.launching import Launcher, alive, wait_for
+from kit.netns import Net, Node
+
+ETCD_NAME = "etcd.cluster"
+# `apart`: served by none of the agents.
+BOARDS = ("c10d", "etcd-v3", "etcd-v2", "three etcds", "static")
+LEASE_S = 3.0
+TICK_S = 0.02
+STAR_PORT = 7000
+# What a machine that others use too may take on top.
+SLACK_S = float(os.environ.get("TEST_SLACK_S", "12"))
+TAIL_BYTES = 300
+START_LIMIT_S = 60.0
+
+# A store that is no agent's.
+STORE = """
+import sys
+from aelastic.tcpstore.server import ask_no_name_server, import_store
+
+ask_no_name_server()
+store = import_store("quick")(
+    host_name="localhost", port=int(sys.argv[1]), world_size=None, is_master=True, wait_for_workers=False
+)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+Undo = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that a worker has made together with the others of its round."""
+
+    at: float
+    fence: int
+    world_size: int
+
+    @classmethod
+    def of(cls, line: str) -> Step:
+        at, fence, world_size, _ = line.split()
+        return cls(float(at), int(fence), int(world_size))
+
+
+@dataclass
+class Battlefield:
+    """A job of three nodes.
+
+    Args:
+        board: one of `BOARDS`.
+        net: where they are.
+        nodes: where an agent runs, each.
+        board_node: where etcd is; an agent's, where an agent serves the board.
+        team: the job.
+        etcds: the servers of the board.
+        hosts: the nodes' /etc/hosts.
+    """
+
+    board: str
+    net: Net
+    nodes: list[Node]
+    board_node: Node
+    team: Team
+    etcds: list[EtcdServer]
+    hosts: Path
+    agents: list[Agent] = field(default_factory=list[Agent])  # the last of each node
+
+    @property
+    def all_nodes(self) -> list[Node]:
+        return [*self.nodes, *([] if self.board_node in self.nodes else [self.board_node])]
+
+    def start(self, index: int) -> Agent:
+        options = ("--node-rank", str(index)) if self.board == "static" else ()
+        return self.team.start(*options, prefix=self.nodes[index].prefix)
+
+    def others(self, index: int) -> list[int]:
+        return [other for other in range(len(self.nodes)) if other != index]
+
+    @property
+    def coordinator(self) -> int:
+        return self.agents.index(self.team.coordinator)
+
+    @property
+    def restart(self) -> int:
+        """The restart count, as the workers were told it last."""
+        return max(agent.starts[-1].restart for agent in self.agents if agent.starts)
+
+    # What workers do.
+
+    def last_step(self, index: int) -> Step | None:
+        try:
+            with (self.agents[index].folder / "progress").open("rb") as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
+                lines = file.read().decode().rpartition("\n")[0].splitlines()
+        except FileNotFoundError:
+            return None
+        return Step.of(lines[-1]) if lines else None
+
+    def steps(self, agent: Agent) -> list[Step]:
+        path = agent.folder / "progress"
+        return [Step.of(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_progress(self, who: Sequence[int], since: float, *, above: int = 0, limit_s: float) -> float:
+        """Waits until these nodes, and they alone, step together, since some time, in a round above some fence.
+
+        Returns:
+            The seconds from then until all had made their first such step.
+        """
+
+        def found() -> bool:
+            last = [self.last_step(index) for index in who]
+            steps = [step for step in last if step is not None and step.at > since and step.fence > above]
+            return len(steps) == len(who) == steps[0].world_size and len({step.fence for step in steps}) == 1
+
+        what = f"steps of nodes {list(who)} together, {limit_s:g} s after a fault"
+        deadline = since + limit_s
+        while not found():
+            over = [self.agents[index] for index in who if self.agents[index].is_over]
+            if over or time.monotonic() > deadline:
+                pytest.fail(f"{f'{over} ended' if over else 'none'}: {what}\n{self.story}")
+            time.sleep(0.03)
+        fence = max(step.fence for index in who if (step := self.last_step(index)) is not None)
+        firsts = [
+            min(step.at for step in self.steps(self.agents[index]) if step.fence == fence and step.at > since)
+            for index in who
+        ]
+        return max(firsts) - since
+
+    @property
+    def fence(self) -> int:
+        """Of the newest round that has made a step."""
+        return max(step.fence for index in range(3) if (step := self.last_step(index)) is not None)
+
+    def side_by_side_s(self) -> float:
+        """For how long workers of an earlier round have stepped beside those of a later one, at most.
+
+        The last step of a worker does not count: one that was frozen, or cut off from everything, finishes the step that
+        it was in when that is over.
+        """
+        first, last = dict[int, float](), dict[int, float]()
+        for agent in self.team.agents:
+            steps = self.steps(agent)
+            for step, after in zip(steps, [*steps[1:], None], strict=True):
+                first[step.fence] = min(first.get(step.fence, step.at), step.at)
+                if after is not None and after.fence == step.fence:
+                    last[step.fence] = max(last.get(step.fence, step.at), step.at)
+        pairs = [(one, other) for one in last for other in first if other > one]
+        return max((last[one] - first[other] for one, other in pairs), default=0.0)
+
+    @property
+    def story(self) -> str:
+        steps = {agent: self.steps(agent)[-1:] for agent in self.agents}
+        return f"now {time.monotonic():.3f}, last steps {steps}"
+
+    # Faults of a node.
+
+    def worker_killed(self, index: int) -> Undo:
+        starts = self.agents[index].starts
+        if starts and alive(starts[-1].pid):
+            os.kill(starts[-1].pid, signal.SIGKILL)
+        return _nothing
+
+    def worker_raises(self, index: int) -> Undo:
+        starts = self.agents[index].starts
+        if starts and alive(starts[-1].pid):
+            os.kill(starts[-1].pid, FAIL)
+        return _nothing
+
+    def agent_killed(self, index: int) -> Undo:
+        return self._agent_ended(index, signal.SIGKILL)
+
+    def agent_terminated(self, index: int) -> Undo:
+        return self._agent_ended(index, signal.SIGTERM)
+
+    def _agent_ended(self, index: int, signum: int) -> Undo:
+        agent = self.agents[index]
+        if not agent.is_over:
+            agent.signal(signal.SIGCONT)
+            agent.signal(signum)
+
+        def undo() -> None:
+            agent.wait()
+            agent.wait_nothing_left()
+            if self.agents[index] is agent:
+                self.agents[index] = self.start(index)
+
+        return undo
+
+    def agent_stopped(self, index: int) -> Undo:
+        agent = self.agents[index]
+        if agent.is_over:
+            return _nothing
+        agent.stop()
+
+        def undo() -> None:
+            if not agent.is_over:
+                agent.signal(signal.SIGCONT)
+
+        return undo
+
+    def cut_off(self, index: int) -> Undo:
+        return self._isolate(index, self.all_nodes)
+
+    def cut_off_from_coordinator(self, index: int) -> Undo:
+        coordinator = self.coordinator
+        return self._isolate(index if index != coordinator else self.others(index)[0], [self.nodes[coordinator]])
+
+    def deaf(self, index: int) -> Undo:
+        return self._isolate(index, self.all_nodes, outbound=False)
+
+    def mute(self, index: int) -> Undo:
+        return self._isolate(index, self.all_nodes, inbound=False)
+
+    def _isolate(self, index: int, others: Sequence[Node], **ways: bool) -> Undo:
+        node = self.nodes[index]
+        return self.net.isolate(node, [other for other in others if other is not node], **ways)
+
+    def agents_reset(self, index: int) -> Undo:
+        """A middlebox resets the connections of agents, and not those of workers."""
+        return self._reset(index, *(f"tcp {end}port {STAR_PORT} accept" for end in "sd"))
+
+    def all_reset(self, index: int) -> Undo:
+        return self._reset(index)
+
+    def _reset(self, index: int, *exceptions: str) -> Undo:
+        address = self.nodes[index].v4()
+        resets = [f"ip {way} {address} reject with tcp reset" for way in ("saddr", "daddr")]
+        return self.net.filter(*exceptions, *resets)
+
+    def leaky(self, index: int) -> Undo:
+        address = self.nodes[index].v4()
+        return self.net.filter(*(f"ip {way} {address} numgen random mod 100 < 30 drop" for way in ("saddr", "daddr")))
+
+    def slow(self, index: int) -> Undo:
+        return self.net.slow_down(self.nodes[index], "50kbit")
+
+    def flapping(self, index: int) -> Undo:
+        for _ in range(4):
+            undo = self.cut_off(index)
+            time.sleep(0.3)
+            undo()
+            time.sleep(0.2)
+        return _nothing
+
+    # Faults of the board.
+
+    def etcd_restarted(self, _: int) -> Undo:
+        server = self._leading_etcd
+        server.kill()
+        return server.start
+
+    def etcd_frozen(self, _: int) -> Undo:
+        server = self._leading_etcd
+        server.stop()
+        return server.cont
+
+    def etcd_emptied(self, _: int) -> Undo:
+        (server,) = self.etcds
+        server.kill()
+        server.forget()
+        server.start()
+        return _nothing
+
+    def move_etcd(self) -> None:
+        """It goes on with its data on another machine, and its name shows that from now on."""
+        (server,) = self.etcds
+        server.kill()
+        self.board_node = self.net.node("board2")
+        server.host, server.prefix = self.board_node.v4(), self.board_node.prefix
+        server.start()
+        self.hosts.write_text(f"127.0.0.1 localhost\n{server.host} {ETCD_NAME}\n")
+
+    @property
+    def _leading_etcd(self) -> EtcdServer:
+        """Of one, that; of several, their leader."""
+        if len(self.etcds) == 1:
+            return self.etcds[0]
+
+        def found() -> EtcdServer | None:
+            for server in self.etcds:
+                answer = server.ask_there("POST", "/v3/maintenance/status")
+                ids = re.search(r'"member_id":"(\d+)".*"leader":"(\d+)"', answer)
+                if ids is not None and ids[1] == ids[2]:
+                    return server
+            return None
+
+        leader: EtcdServer = wait_for("a leader of the etcds", found)
+        return leader
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What can go wrong.
+
+    Args:
+        name: of the method that does it.
+        hold_s: for how long, at most, before it is undone.
+        charges: whether it costs a restart, if it is the first cause of a round's end.
+        needs: only on these boards.
+    """
+
+    name: str
+    hold_s: float = 0.0
+    charges: bool = False
+    needs: str = ""
+
+    def do(self, field_: Battlefield, index: int) -> Undo:
+        undo: Undo = getattr(field_, self.name)(index)
+        return undo
+
+    def is_for(self, board: str) -> bool:
+        return self.needs in board and not (self.name == "etcd_emptied" and board == "three etcds")
+
+
+LONG_S = LEASE_S + 2.0
+FAULTS = [
+    Fault("worker_killed", charges=True),
+    Fault("worker_raises", charges=True),
+    Fault("agent_killed", 1.0),
+    Fault("agent_terminated", 1.0),
+    Fault("agent_stopped", LONG_S),
+    Fault("agent_stopped", 1.0),
+    Fault("cut_off", LONG_S),
+    Fault("cut_off", 1.0),
+    Fault("cut_off_from_coordinator", LONG_S),
+    Fault("deaf", LONG_S),
+    Fault("mute", LONG_S),
+    Fault("agents_reset", 2.0),
+    Fault("all_reset", 1.0, charges=True),
+    Fault("leaky", 3.0),
+    Fault("slow", 3.0),
+    Fault("flapping"),
+    Fault("etcd_restarted", 1.0, needs="etcd"),
+    Fault("etcd_frozen", LONG_S, needs="etcd"),
+    Fault("etcd_emptied", needs="etcd"),
+]
+
+
+@contextmanager
+def battlefield(
+    launch: Launcher, board: str, folder: Path, *, max_restarts: int = 100, has_name: bool = False, **env: str
+) -> Iterator[Battlefield]:
+    """A job of three nodes that step together; in the end nothing of it is left.
+
+    Args:
+        launch: ends what is left of it.
+        board: one of `BOARDS`, or `c10d apart`.
+        folder: for what etcd keeps.
+        max_restarts: of the job.
+        has_name: etcd is found by its name.
+        env: of the workers.
+    """
+    hosts = folder / "hosts"
+    hosts.touch()
+    files = {"hosts": hosts} if has_name else None
+    with netns.opened() as net, ExitStack() as stack:
+        nodes = [net.node(f"node{index}", files=files) for index in range(3)]
+        board_node, etcds = nodes[0], list[EtcdServer]()
+        meeting = Meeting(board.split(maxsplit=1)[0], f"{nodes[0].v4()}:29400")
+        if "etcd" in board:
+            board_node = net.node("board")
+            etcds = _etcds(board_node, folder, 3 if board == "three etcds" else 1)
+            for server in etcds:
+                stack.callback(server.kill)
+                server.start()
+            wait_for("etcd serves", lambda: all(server.health() for server in etcds))
+            hosts.write_text(f"127.0.0.1 localhost\n{board_node.v4()} {ETCD_NAME}\n")
+            endpoints = [f"{ETCD_NAME}:{etcds[0].port}"] if has_name else [server.endpoint for server in etcds]
+            meeting = Meeting("etcd-v2" if board == "etcd-v2" else "etcd-v3", ",".join(endpoints))
+        elif board == "c10d apart":
+            board_node = net.node("board")
+            popen = net.start(board_node, sys.executable, "-c", STORE, "29400")
+            assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
+            meeting = Meeting("c10d", f"{board_node.v4()}:29400")
+        conf = {"lease": LEASE_S, "settle_time": 0.1, "last_call_timeout": 2}
+        team = stack.enter_context(
+            team_of(
+                launch,
+                meeting,
+                "3" if board == "static" else "2:3",
+                conf=conf,
+                options=("--max-restarts", str(max_restarts)),
+                env={"STAR_PORT": str(STAR_PORT), "STAR_TICK_S": str(TICK_S), **env},
+            )
+        )
+        there = Battlefield(board, net, nodes, board_node, team, etcds, hosts)
+        there.agents = [there.start(index) for index in range(3)]
+        there.wait_progress(range(3), time.monotonic(), limit_s=START_LIMIT_S)
+        yield there
+
+
+def _etcds(node: Node, folder: Path, count: int) -> list[EtcdServer]:
+    peers = [2380 + 10 * number for number in range(count)]
+    return [
+        EtcdServer(
+            distro_etcd(),
+            folder / f"etcd{number}",
+            ["--enable-v2"],
+            host=node.v4(),
+            port=2379 + 10 * number,
+            prefix=node.prefix,
+            peer_port=peers[number],
+            peers=peers if count > 1 else (),
+        )
+        for number in range(count)
+    ]

@@ -1,0 +1,98 @@
+"""Workers that talk to each other, and die of each other: without torch, and otherwise as those of a real job.
+
+A star: each rank is connected to rank 0.  A worker whose peer ends without a farewell fails 20 to 50 ms later, as with
+gloo or NCCL; a worker whose peer is silent waits.  `begin_talk()` is called once, after `say` and `rank` of the
+launcher's preamble.
+
+The environment says more: `STAR` is the folder where rank 0 writes its port, `STAR_PORT` the port if it is to be a
+certain one.  With `STAR_TICK_S` the star steps, once each tick, all ranks or none; each worker then writes a line
+`time fence world step` into the file `progress` of its agent's folder.  With `STAR_SOLO` the ranks step alone.
+"""
+
+STAR = """
+import random, select, socket, threading, traceback
+
+peers = []  # of rank 0: every other rank's connection; of another rank: the one to rank 0
+
+
+def begin_talk():
+    tick_s = float(os.environ.get("STAR_TICK_S", "0"))
+    if tick_s or int(os.environ["WORLD_SIZE"]) > 1:
+        threading.Thread(target=talk, args=[tick_s], daemon=True).start()
+
+
+def talk(tick_s):
+    try:
+        if not os.environ.get("STAR_SOLO"):
+            peers.extend(hub() if rank == 0 else [spoke()])
+        step = 0
+        while True:
+            if tick_s:
+                step += 1
+                exchange()
+                line = f"{time.monotonic():.3f} {os.environ['AELASTIC_ROUND']} {os.environ['WORLD_SIZE']} {step}\\n"
+                with open("progress", "a") as file:
+                    file.write(line)
+                time.sleep(tick_s)
+            elif peers:
+                hear(select.select(peers, [], [])[0][0])
+            else:
+                return
+    except Exception:
+        time.sleep(random.uniform(0.02, 0.05))
+        traceback.print_exc()
+        os._exit(1)
+
+
+def exchange():
+    if rank == 0:
+        for peer in list(peers):
+            hear(peer)
+    for peer in list(peers):
+        peer.sendall(b".")
+    if rank:
+        for peer in list(peers):
+            hear(peer)
+
+
+def hear(peer):
+    what = peer.recv(1)
+    if what == b"!":
+        peers.remove(peer)
+    elif not what:
+        raise RuntimeError(f"rank {rank}: connection closed by peer")
+
+
+def hub():
+    family = socket.AF_INET6 if ":" in os.environ["MASTER_ADDR"] else socket.AF_INET
+    with socket.create_server(("", int(os.environ.get("STAR_PORT", "0"))), family=family) as server:
+        with open(meeting_file() + ".new", "w") as file:
+            file.write(str(server.getsockname()[1]))
+        os.rename(meeting_file() + ".new", meeting_file())
+        found = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+    return [at_once(peer) for peer in found]
+
+
+def spoke():
+    wait_for(meeting_file())
+    return at_once(socket.create_connection((os.environ["MASTER_ADDR"], int(open(meeting_file()).read())), 20.0))
+
+
+def at_once(peer):
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
+def meeting_file():
+    parts = [os.environ[name] for name in ("TORCHELASTIC_RUN_ID", "AELASTIC_ROUND", "MASTER_PORT", "WORLD_SIZE")]
+    return os.path.join(os.environ["STAR"], "-".join(parts))
+
+
+def say_farewell():
+    for peer in list(peers):
+        try:
+            peer.sendall(b"!")
+        except OSError:
+            pass  # it has gone first
+"""
