@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from aelastic.observe.observer import Observer
     from aelastic.result import RunResult
     from aelastic.supervisor import Supervisor
+    from aelastic.ui.status_line import StatusLine
 
 _stderr = StderrWriter()
 _say = _stderr.put
@@ -173,7 +174,7 @@ def _run_job(invocation: Invocation) -> Outcome:
 class _Job:
     """One run of a supervisor under the signals of this process."""
 
-    def __init__(self, invocation: Invocation, live: Sequence[Observer] = ()) -> None:
+    def __init__(self, invocation: Invocation, live: StatusLine | None = None) -> None:
         self._invocation = invocation
         self._live = live
         self.stopped_by: int | None = None  # the first signal that asked us to stop
@@ -185,11 +186,21 @@ class _Job:
 
         if os.environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
             check_invariants()
-        supervisor = Supervisor(self._invocation.spec, observers=[*self._live, *_observers(self._invocation)])
+        supervisor = Supervisor(self._invocation.spec, observers=_observers(self._invocation, self._live))
         loop = asyncio.get_running_loop()
         _stderr.start()  # now: a worker may start threads up to the limit
-        with self._handle_signals(loop, supervisor), _reap_as_init(loop):
+        with self._handle_signals(loop, supervisor), self._follow_terminal(loop), _reap_as_init(loop):
             return await supervisor.run()
+
+    @contextmanager
+    def _follow_terminal(self, loop: AbstractEventLoop) -> Iterator[None]:
+        if self._live is None:
+            yield
+            return
+        from aelastic.cli.terminal_signals import terminal_signals
+
+        with terminal_signals(loop, self._live):
+            yield
 
     @contextmanager
     def _handle_signals(self, loop: AbstractEventLoop, supervisor: Supervisor) -> Iterator[None]:
@@ -211,15 +222,15 @@ class _Job:
 
 
 @contextmanager
-def _status_line(invocation: Invocation) -> Iterator[Sequence[Observer]]:
+def _status_line(invocation: Invocation) -> Iterator[StatusLine | None]:
     """The status line on our terminal, if it may be drawn there."""
     if not _may_draw(invocation.ui, os.environ):
-        yield ()
+        yield None
         return
     from aelastic.ui.status_line import status_line
 
     with status_line(_stderr.put, "view" if invocation.ui == "view" else "line") as live:
-        yield (live,)
+        yield live
 
 
 def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
@@ -235,9 +246,9 @@ def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:
         return False
 
 
-def _observers(invocation: Invocation) -> list[Observer]:
-    """Observers that the environment of this process asks for."""
-    observers: list[Observer] = []
+def _observers(invocation: Invocation, live: StatusLine | None) -> list[Observer]:
+    """The status line, and observers that the environment of this process asks for."""
+    observers: list[Observer] = [] if live is None else [live]
     if os.environ.get("NOTIFY_SOCKET"):
         from aelastic.observe.systemd import SdNotify
 

@@ -18,6 +18,7 @@ from aelastic.logs.expected_output import ExpectedOutputMatcher
 from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
+from aelastic.logs.live_lines import LiveLines
 from aelastic.logs.sinks import DescriptorSink, NullSink, Sink
 from aelastic.logs_specs import INHERITED, LogsDest
 from aelastic.spec import Std, WorkerSpec
@@ -41,7 +42,7 @@ class Shown:
     stream: Std | None  # the console stream that shows it; `None`: none does
     sink: Sink
     rank: int = 0  # local
-    unnamed: PrefixedLines | FilteredLines | None = None  # its prefix needs the id of the worker's process
+    unnamed: PrefixedLines | FilteredLines | LiveLines | None = None  # its prefix needs the id of the worker's process
 
 
 @dataclass(slots=True)
@@ -148,7 +149,7 @@ class AttemptOpener:
             path = touched(teed.get(rank, INHERITED))
             if path is None or not path.is_file():
                 continue  # /dev/null, for example: there is nothing to read
-            self._follow_named(path, PrefixedLines(prefix), rank, stream, PID in prefix)
+            self._follow_named(path, self._splitter(prefix, rank, stream), rank, stream, PID in prefix)
             if texts:
                 into = DescriptorSink(os.open(filtered, os.O_WRONLY | os.O_APPEND), is_ours=True)
                 self._follow_named(path, FilteredLines(prefix, texts), rank, None, PID in prefix, into)
@@ -167,8 +168,16 @@ class AttemptOpener:
         path = self._scratch / name
         path.touch()
         sharer = self._expect(path, rank, env)
-        self._follow(path, PrefixedLines(None), stream, is_scratch=True, sharer=sharer)
+        self._follow(path, self._splitter(None, rank, stream), stream, is_scratch=True, sharer=sharer)
         return path
+
+    def _splitter(self, prefix: bytes | None, rank: int, stream: Std | None) -> PrefixedLines | LiveLines:
+        """How a stream is split for where it is shown."""
+        if stream is None or not self._sinks[stream].is_live:
+            return PrefixedLines(prefix)
+        has_others = self._spec.local_world_size > 1
+        label = f"[{rank}] ".encode() if has_others else b""
+        return LiveLines(prefix, (rank, int(stream)), label, holds_text=has_others)
 
     def _expect(self, path: Path, rank: int, env: Mapping[str, str]) -> Follower | None:
         """Searches a worker's file for what `--expect-output` expects of it, if it concerns this worker."""
@@ -194,7 +203,7 @@ class AttemptOpener:
     def _follow_named(
         self,
         path: Path,
-        splitter: PrefixedLines | FilteredLines,
+        splitter: PrefixedLines | FilteredLines | LiveLines,
         rank: int,
         stream: Std | None,
         needs_pid: bool,

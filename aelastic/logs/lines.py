@@ -158,7 +158,7 @@ class PrefixedLines:
     def _pass(self, data: bytes) -> bytes:
         was_interrupted = self._line.is_interrupted
         self._line = Line.NEW if data.endswith(b"\n") else Line.TEXT
-        return _without_newline(data) if was_interrupted else data
+        return without_newline(data) if was_interrupted else data
 
     def _feed_slowly(self, data: bytes) -> bytes:
         """`feed` for a bar, for a held carriage return, and for an interrupted line."""
@@ -168,7 +168,7 @@ class PrefixedLines:
             if data == b"\r":
                 self._holds_return = True
                 return b""
-            rest = _without_newline(data)
+            rest = without_newline(data)
             if len(rest) < len(data):
                 data, self._line = rest, Line.NEW
         if data.endswith(b"\r"):
@@ -210,7 +210,7 @@ def _has_frames(data: bytes) -> bool:
     return b"\r" in data and (data.endswith(b"\r") or data.count(b"\r") > data.count(b"\r\n"))
 
 
-def _without_newline(data: bytes) -> bytes:
+def without_newline(data: bytes) -> bytes:
     """The data without a newline at its beginning."""
     return data[1:] if data.startswith(b"\n") else data.removeprefix(b"\r\n")
 

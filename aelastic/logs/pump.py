@@ -175,10 +175,10 @@ def _show_some(follower: Follower, sink: Sink, is_ended: bool) -> bool:
     while not sink.is_given_up and (count < CHUNKS_PER_TURN or follower.is_within_line):
         piece = follower.next_piece(is_ended=is_ended)
         if piece is None:
-            if is_ended and (last := follower.splitter.end()):
-                sink.show(follower.splitter, last)
+            if is_ended:
+                sink.show(follower.splitter, follower.splitter.end())
             return True
-        if piece and not sink.is_given_up:
+        if not sink.is_given_up:
             sink.show(follower.splitter, piece)
         if follower.is_at_end and not is_ended:
             return True  # else each line of a worker that writes line by line would be shown by itself

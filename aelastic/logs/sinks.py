@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from aelastic.logs.lines import Splitter
+from aelastic.logs.live_lines import LiveLines
 from aelastic.logs.terminal import TerminalStream
 
 # At most this much is asked of the console at once, what a pipe takes: so a slow one is seen to make progress.
@@ -37,8 +38,15 @@ class Sink(ABC):
         self._is_given_up = threading.Event()
         self._last: Splitter | None = None
 
+    @property
+    def is_live(self) -> bool:
+        """True if rows can be drawn again and again there."""
+        return False
+
     def show(self, splitter: Splitter, piece: bytes) -> None:
         """Returns when the piece is written, or cannot be any more."""
+        if not piece:
+            return
         if self._last is not None and self._last is not splitter and self._last.is_open:
             self._last.interrupt()
             piece = self._end_of_line() + piece
@@ -87,6 +95,15 @@ class DescriptorSink(Sink):
         self._stream = stream
         self._terminal = stream.terminal if isinstance(stream, TerminalStream) else None
         self._is_ours = is_ours
+
+    @property
+    def is_live(self) -> bool:
+        return self._terminal is not None and self._terminal.is_live
+
+    def show(self, splitter: Splitter, piece: bytes) -> None:
+        if self._terminal is not None and isinstance(splitter, LiveLines):
+            self._terminal.hold(splitter.place, splitter.rows)
+        super().show(splitter, piece)
 
     @property
     def may_stall(self) -> bool:

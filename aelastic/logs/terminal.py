@@ -1,11 +1,13 @@
-"""A terminal that several write to, with a status line below what they have written.
+"""A terminal that several write to, with live rows below what they have written.
 
-All writers take turns, and each first takes the status line away: the workers' output (`sinks.py`) through
-`Terminal.writing`, what this process prints through a `TerminalStream` in the place of `sys.stdout` and `sys.stderr`.
-A user may stop a terminal (Ctrl-S).  Then all writers wait, but for the status line.
+All writers take turns, and each first takes the live rows away and draws them again: the workers' output (`sinks.py`)
+through `Terminal.writing`, what this process prints through a `TerminalStream` in the place of `sys.stdout` and
+`sys.stderr`.  Live rows are what workers hold open (`live_lines.py`), then the state of the run.  A user may stop a
+terminal (Ctrl-S).  Then all writers wait, but for the state of the run.
 
-Not rich's `Live`: it redirects what its own process prints, and knows nothing of bytes that are written to the
-descriptor.
+The rows are below the cursor, and no part of the terminal is set apart for them: whatever ends this process, the
+terminal is as it was, but for the text of the rows.  Not rich's `Live`: it redirects what its own process prints, and
+knows nothing of bytes that are written to the descriptor.
 """
 
 from __future__ import annotations
@@ -14,40 +16,48 @@ import io
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-# Control sequences, of ECMA-48 and the VT100.  Behind the status line, the cursor goes back to where the output of
+from aelastic.logs.row_text import cut_to, width_of
+
+# Control sequences, of ECMA-48 and the VT100.  Behind the live rows, the cursor goes back to where the output of
 # others has left it.  So what is there from the cursor on is ours, and can be erased without knowing what it is.
 _ERASE_BELOW = b"\x1b[J"
 # A row that is too long, for a terminal that has just become narrower, is cut off there and does not wrap.
 _BEGIN, _END = b"\x1b7\x1b[?7l\x1b[0m", b"\x1b[J\x1b[?7h\x1b8"
 _NEXT_ROW, _DOWN, _UP = b"\x1b[K\r\n", b"\x1bD", b"\x1b[%dA"
-# At the end, a terminal that takes nothing is waited for this long; then the status line stays there.
+# At the end, a terminal that takes nothing is waited for this long; then the rows stay there.
 ERASE_TIMEOUT_S = 1.0
+# At least half of a terminal is for the output above.
+LIVE_SHARE = 2
+# The width of an open line that is longer is not looked at.
+_OPEN_BYTES_MAX = 1 << 12
 
 
 class Terminal:
     """A terminal and the turns of its writers.  Safe in any thread.
 
-    The status line comes below whole lines only: a progress bar that is not ended is not disturbed.  What the workers
-    write and what this process writes never share a line.
+    What the workers write and what this process writes never share a line: each begins a new one.
 
     Args:
-        fd: the terminal.
-        stays: the status line stays below what others write, once it is shown; else it comes back when they are quiet.
+        fd: the terminal, or another place that several write to.
+        is_live: rows are drawn there.
     """
 
-    def __init__(self, fd: int, *, stays: bool = False) -> None:
-        self.written = 0  # how often others have written
-        self.is_shown = False  # the status line
+    def __init__(self, fd: int, *, is_live: bool = True) -> None:
+        self.is_live = is_live
+        self.is_shown = False  # the live rows
         self.is_line_open = False  # a line of others is not ended
-        self.stays = stays
+        self.has_changed = False  # rows that workers hold are not drawn as they are
         self._line_of: object = None  # the writer whose line that is
-        self._frame = b""  # what was drawn last
+        self._line = b""  # its text
+        self._held: dict[tuple[int, int], Sequence[str]] = {}  # rows that workers hold open, by place
+        self._state: Sequence[bytes] = ()  # rows below them
         self._fd = fd
         self._is_over = False
-        self._rest = b""  # of the status line, where the terminal has not taken all of it
+        self._is_suspended = False
+        self._rest = b""  # of the live rows, where the terminal has not taken all of it
         self._told: Callable[[], None] | None = None
         # Two locks, so that it is one writer's turn after the other's, even in a flood.
         self._queue, self._turn = threading.Lock(), threading.Lock()
@@ -70,23 +80,49 @@ class Terminal:
         except OSError:
             return False
 
-    def _is_free(self) -> bool:
-        return not (self._is_over or self.is_line_open)
+    @property
+    def is_in_the_way(self) -> bool:
+        """True if an open line ends where no row can be drawn below: its place is not known."""
+        if not self.is_line_open:
+            return False
+        try:
+            is_plain = len(self._line) < _OPEN_BYTES_MAX and self._line.decode().isprintable()
+        except UnicodeDecodeError:
+            is_plain = False
+        # Behind a full row the cursor waits, and not every terminal keeps that.
+        return not is_plain or width_of(self._line) % self.size[0] == 0
 
-    def tell_of_write(self, told: Callable[[], None]) -> None:
-        """Calls this when others have written next, once, in their thread."""
+    def _is_free(self) -> bool:
+        return not (self._is_over or self._is_suspended or self.is_in_the_way)
+
+    def tell_of_change(self, told: Callable[[], None]) -> None:
+        """Calls this once, in another thread, when there is something to draw."""
         self._told = told
+
+    def hold(self, place: tuple[int, int], rows: Sequence[str]) -> None:
+        """Rows that a worker holds open now, at a place among those of others."""
+        if rows == self._held.get(place, ()):
+            return
+        held = {**self._held, place: rows} if rows else {at: self._held[at] for at in self._held if at != place}
+        self._held = dict(sorted(held.items()))
+        self.has_changed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told()
 
     @contextmanager
     def writing(self, piece: bytes, writer: object = None) -> Iterator[bytes]:
-        """A turn, for others than the status line.
+        """A turn, for others than the live rows.
 
         Args:
             piece: what is to be written.
             writer: the workers, or this process: each begins a new line where the other has not ended its own.
 
         Yields:
-            What is to be written in the piece's place: it takes the status line away first, and may draw it again.
+            What is to be written in the piece's place: it takes the live rows away first, and may draw them again.
         """
         me = threading.get_ident()
         if self._writer == me or not piece:  # a finalizer, say, prints amid a write
@@ -97,54 +133,83 @@ class Terminal:
         self._writer = me
         if self.is_line_open and writer != self._line_of and not piece.startswith((b"\n", b"\r\n")):
             piece = b"\n" + piece
-        again = self._frame if self.stays and self._is_whole and piece.endswith(b"\n") else b""
+        erasure = self._erasure()
+        self._follow(piece, writer)
+        again = self._frame() if erasure and not self._rest and self._is_free() and self.is_ours else b""
         try:
-            yield self._erasure() + piece + again
+            yield erasure + piece + again
         finally:
             self.is_shown = bool(again)
-            self.is_line_open, self._line_of = not piece.endswith(b"\n"), writer
-            self.written += 1
-            told, self._told = self._told, None
             self._writer = 0
             self._turn.release()
-        if told is not None:
-            told()
+        if not again:
+            self._tell()
 
-    @property
-    def _is_whole(self) -> bool:
-        """The status line is shown, and the terminal has taken all of it."""
-        return self.is_shown and not self._rest and self._is_free() and self.is_ours
+    def _follow(self, piece: bytes, writer: object) -> None:
+        """Where the cursor is behind a piece."""
+        _, newline, last = piece.rpartition(b"\n")
+        self._line = last if newline or not self.is_line_open else self._line[:_OPEN_BYTES_MAX] + last
+        self.is_line_open, self._line_of = not piece.endswith(b"\n"), writer
 
     def _erasure(self) -> bytes:
         if not self.is_shown:
             return b""
         rest, self._rest, self.is_shown = self._rest, b"", False
-        return rest + _ERASE_BELOW
+        # Where no line is open, what is there at the cursor is what a user has typed, Ctrl-C for one.
+        return rest + (b"" if self.is_line_open else b"\r") + _ERASE_BELOW
 
-    def draw(self, rows: Callable[[], list[bytes]]) -> bool:
-        """Shows the status line in place of the one before, unless others write or the terminal takes nothing.
+    def _frame(self) -> bytes:
+        """What draws the rows, and leaves the cursor where it is."""
+        columns, rows = self.size
+        self.has_changed = False
+        held = [row for rows_of in self._held.values() for row in rows_of]
+        most = max(1, rows // LIVE_SHARE - len(self._state))
+        if len(held) > most:
+            held = [*held[: most - 1], f"and {len(held) - most + 1} more"]
+        shown = [*(cut_to(row, columns - 1) for row in held), *self._state]
+        if not shown:
+            return b""
+        # Rows for all of it first: if the terminal scrolls, the place that the cursor goes back to scrolls with it.
+        below = len(shown) if self.is_line_open else len(shown) - 1
+        room = _DOWN * below + _UP % below if below else b""
+        return room + _BEGIN + (b"\r\n" if self.is_line_open else b"") + _NEXT_ROW.join(shown) + _END
+
+    def draw(self, state: Callable[[], Sequence[bytes]] | None = None) -> bool:
+        """Draws the live rows as they are now, unless others write or the terminal takes nothing.
 
         Args:
-            rows: makes it; one row or several, none wider than the terminal.
+            state: makes the last of them, none wider than the terminal; `None`: they are as before.
         """
         if not self._is_free():
             return False
-        first, *others = rows()
+        if state is not None:
+            self._state = state()
         with self._turn_within(0.0) as is_turn:
             if not (is_turn and self._is_free() and self._has_room(0.0)):
                 return False
-            # Rows for all of it first: if the terminal scrolls, the place that the cursor goes back to scrolls with it.
-            room = _DOWN * len(others) + _UP % len(others) if others else b""
-            self._frame = room + _BEGIN + _NEXT_ROW.join([first, *others]) + _END
-            shown = self._rest + self._frame
+            frame = self._frame()
+            if not frame:
+                return False
+            shown = self._rest + frame
             with suppress(OSError):  # the next writer gets the error, too
                 count = os.write(self._fd, shown)
                 self._rest, self.is_shown = shown[count:], True
             return self.is_shown
 
     def end(self) -> None:
-        """Takes the status line away, and shows none any more."""
+        """Takes the live rows away, and shows none any more."""
         self._is_over = True
+        self._hide()
+
+    def suspend(self) -> None:
+        """Takes the live rows away until `resume`."""
+        self._is_suspended = True
+        self._hide()
+
+    def resume(self) -> None:
+        self._is_suspended = False
+
+    def _hide(self) -> None:
         with self._turn_within(ERASE_TIMEOUT_S) as is_turn:
             if is_turn and self.is_shown and self._has_room(ERASE_TIMEOUT_S):
                 with suppress(OSError):

@@ -1,10 +1,9 @@
-"""The status line: the state of the run on the last line of a terminal.
+"""The state of the run on the last rows of a terminal, below the output and what workers hold open there.
 
-An observer of the run.  It looks at the clock at most once a second, and draws when the output of others has ended a
-line and been quiet for a moment; the view, which was asked for, is drawn among output, too, and stays below it.
-`status_text.py` says what, `terminal.py` keeps lines apart.  It draws in the thread that writes the command line's
-stderr: a terminal that a user has stopped does not stop the agent.  For the time of a run it puts streams that take
-turns in the place of `sys.stdout` and `sys.stderr`.
+An observer of the run.  It draws the state once a second at most, and ten times a second while workers draw progress
+bars; others who write draw the rows again by themselves.  `status_text.py` says what, `terminal.py` keeps lines apart.
+It draws in the thread that writes the command line's stderr: a terminal that a user has stopped does not stop the
+agent.  For the time of a run it puts streams that take turns in the place of `sys.stdout` and `sys.stderr`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
-from aelastic.logs.terminal import Terminal, TerminalStream, is_of_session
+from aelastic.logs.terminal import LIVE_SHARE, Terminal, TerminalStream, is_of_session
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.observe.status_text import Frame, Picture, StatusText
@@ -26,16 +25,14 @@ from aelastic.observe.status_text import Frame, Picture, StatusText
 if TYPE_CHECKING:
     from aelastic.ui.rank_view import RankView
 
-# Output is over when nothing has come for this long: what comes in bursts is not interrupted.
-QUIET_S = 0.3
-# Drawn at most so often.  A run that is over by then has shown none.
+# The state is drawn at most so often.  A run that is over by then has shown none.
 INTERVAL_S = 1.0
+# Rows of the workers are drawn at most so often.
+ROWS_INTERVAL_S = 0.1
 # No event says when a shell takes us to the foreground.
 BACKGROUND_INTERVAL_S = 5.0
 # How often the view looks at the workers' CPU and memory.  To look at eight and draw them takes some 5 ms.
 VIEW_INTERVAL_S = 2.0
-# At least half of the terminal is for the output above.
-VIEW_SHARE = 2
 # A timer may be this much early.
 STEP_S = 0.01
 
@@ -59,9 +56,9 @@ class StatusLine(Observer):
         self._face = self._text if kind == "line" else _View(self._text)
         self._woken = anyio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seen = 0  # of what others have written
-        self._drawn: object = None  # the key of the frame that is shown
-        self._drawn_at = 0.0
+        self._drawn: object = None  # the key of the state that is shown
+        self._drawn_at = 0.0  # when that was made
+        self._rows_at = 0.0  # when rows were drawn
         self._is_drawing = False
         self._is_over = False
         self._error: Exception | None = None
@@ -70,6 +67,21 @@ class StatusLine(Observer):
         self._text.handle(event, now)
         self._is_over |= isinstance(event, ev.RunEnded)
         self._woken.set()
+
+    # Called in the loop's thread.
+
+    def redraw(self) -> None:
+        """Draws again soon: the terminal has another size."""
+        self._drawn_at, self._drawn = min(self._drawn_at, anyio.current_time() - INTERVAL_S), None
+        self._woken.set()
+
+    def suspend(self) -> None:
+        """Leaves the terminal to others."""
+        self._terminal.suspend()
+
+    def resume(self) -> None:
+        self._terminal.resume()
+        self.redraw()
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -81,43 +93,44 @@ class StatusLine(Observer):
             if self._error is not None:
                 raise self._error
             if not waiting.cancelled_caught:
-                self._seen = self._terminal.written
-                await anyio.sleep(QUIET_S)
+                await anyio.sleep(ROWS_INTERVAL_S)
 
     def _look(self, now: float) -> float | None:
-        """Draws if it is time to, and gives when to look again, in seconds from now; `None`: when others write."""
+        """Draws if it is time to, and gives when to look again, in seconds from now; `None`: when a line has ended."""
         terminal = self._terminal
         if not terminal.is_ours:
             return BACKGROUND_INTERVAL_S
-        may_interrupt = terminal.is_shown or (terminal.stays and now >= self._drawn_at + INTERVAL_S)
-        if not may_interrupt and terminal.written != self._seen:
-            self._seen = terminal.written
-            return QUIET_S
-        terminal.tell_of_write(self._wake)
-        if not may_interrupt and terminal.written != self._seen:
-            return QUIET_S  # just now
-        if terminal.is_line_open:
+        terminal.tell_of_change(self._wake)
+        if terminal.is_in_the_way:
             return None
         frame = self._face.frame(now, *terminal.size)
-        if not (terminal.is_shown and frame.key == self._drawn):
-            if (wait_s := self._drawn_at + INTERVAL_S - now) > 0:
+        is_state = frame.key != self._drawn
+        is_due = self._drawn_at + INTERVAL_S <= now
+        if is_state and is_due:
+            self._drawn_at = self._rows_at = now
+            self._draw(frame)
+        elif (terminal.has_changed or not terminal.is_shown) and self._drawn is not None:
+            if (wait_s := self._rows_at + ROWS_INTERVAL_S - now) > STEP_S:
                 return wait_s
-            self._draw(frame, now)
+            self._rows_at = now
+            self._draw(None)
+        if is_state and not is_due:
+            return self._drawn_at + INTERVAL_S - now
         return self._face.changes_at(now) - now + STEP_S
 
-    def _draw(self, frame: Frame, now: float) -> None:
-        self._drawn_at = now
+    def _draw(self, frame: Frame | None) -> None:
         if not self._is_drawing:  # else the terminal has been stopped
             self._is_drawing = True
             self._do(lambda: self._draw_now(frame))
 
-    def _draw_now(self, frame: Frame) -> None:
+    def _draw_now(self, frame: Frame | None) -> None:
         """In the thread."""
         try:
-            if self._terminal.draw(frame.rows):
-                self._drawn = frame.key
-            else:
+            is_drawn = self._terminal.draw(None if frame is None else frame.rows)
+            if not is_drawn:
                 self._wake()
+            elif frame is not None:
+                self._drawn = frame.key
         except Exception as error:  # noqa: BLE001  raised by `run`, where it can end this observer only
             self._error = error
             self._wake()
@@ -144,7 +157,7 @@ class _View:
     def frame(self, now: float, columns: int, rows: int) -> Frame:
         picture = self._text.picture(now)
         key = picture, columns, rows, now // VIEW_INTERVAL_S
-        return Frame(key, lambda: self._rows(picture, now, columns - 1, rows // VIEW_SHARE))
+        return Frame(key, lambda: self._rows(picture, now, columns - 1, rows // LIVE_SHARE))
 
     def _rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
         if self._view is None:
@@ -161,7 +174,7 @@ class _View:
 def status_line(do: Do, kind: Literal["line", "view"]) -> Iterator[StatusLine]:
     """The status line of this process, on the terminal that stderr leads to."""
     before = out, err = sys.stdout, sys.stderr
-    terminal = Terminal(err.fileno(), stays=kind == "view")
+    terminal = Terminal(err.fileno())
     for stream in (out, err):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()

@@ -45,7 +45,7 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 CORES = (
     "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "group.events", "group.phases", "group.worker_env",
     "group.worker_group", "workers.numa", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "logs.lines",
-    "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus", "observe.run_event_source",
+    "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus", "observe.run_event_source",
     "observe.run_events", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
     "timeline.boxes", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
     "timeline.reader", "timeline.svg", "timeline.text",

@@ -20,7 +20,7 @@ from kit.launching import Job, Launcher, wait_for
 
 # What draws the live line, and what takes it away.
 DRAWN = re.compile(rb"(?:\x1bD)*(?:\x1b\[\d+A)?\x1b7\x1b\[\?7l\x1b\[0m(.*?)\x1b\[J\x1b\[\?7h\x1b8", re.DOTALL)
-ERASED = b"\x1b[J"
+ERASED = re.compile(rb"\r?\x1b\[J")
 # Makes the terminal on stdin that of the session, as a shell does.
 _TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -34,13 +34,16 @@ class Screen:
         self.ours, self.theirs = pty.openpty()
         self.resize(columns, rows)
         self._lock = threading.Lock()
-        self._screen = pyte.Screen(columns, rows)
+        self._screen = pyte.HistoryScreen(columns, rows, history=100_000)
         self._stream = pyte.ByteStream(self._screen)
         self._written = b""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def resize(self, columns: int, rows: int) -> None:
+        if hasattr(self, "_screen"):
+            with self._lock:
+                self._screen.resize(rows, columns)
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _read(self) -> None:
@@ -64,7 +67,7 @@ class Screen:
     @property
     def output(self) -> bytes:
         """What others have written."""
-        return DRAWN.sub(b"", self.written).replace(ERASED, b"")
+        return ERASED.sub(b"", DRAWN.sub(b"", self.written))
 
     @property
     def rows(self) -> list[str]:
@@ -74,6 +77,13 @@ class Screen:
         while rows and not rows[-1]:
             rows.pop()
         return rows
+
+    @property
+    def scrolled_away(self) -> list[str]:
+        """The rows that have left the screen at its top."""
+        with self._lock:
+            columns = range(self._screen.columns)
+            return ["".join(row[column].data for column in columns).rstrip() for row in self._screen.history.top]
 
     @property
     def cursor(self) -> tuple[int, int]:
@@ -122,14 +132,20 @@ class Screens:
         rows: int = 24,
         env: dict[str, str] | None = None,
         streams: tuple[str, ...] = ("stdin", "stdout", "stderr"),
+        shell: str = "",
         **more: Any,
     ) -> tuple[Job, Screen]:
+        """Starts a job.
+
+        Args:
+            shell: a script of bash, between the terminal and the command, which is its arguments.
+        """
         screen = Screen(columns, rows)
         job = self._launch(
             worker,
             *options,
             env={"TERM": "xterm", "CI": "", "NO_COLOR": "", "JPY_PARENT_PID": "", **(env or {})},
-            prefix=(sys.executable, "-c", _TAKE_TERMINAL),
+            prefix=(sys.executable, "-c", _TAKE_TERMINAL, *(("bash", "-c", shell, "bash") if shell else ())),
             **{**dict.fromkeys(streams, screen.theirs), **more},
         )
         self._started.append((job, screen))

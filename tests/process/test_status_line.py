@@ -1,4 +1,4 @@
-"""The status line on a terminal: it is there while nothing else is written, disturbs no output, and is gone in the end."""
+"""The live rows on a terminal: the state of the run and open bars, below the output, all the time, and gone in the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +33,7 @@ from aelastic.logs.sinks import sinks_of
 from aelastic.logs.terminal import Terminal, TerminalStream
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observers
-from aelastic.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, QUIET_S, StatusLine, status_line
+from aelastic.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, ROWS_INTERVAL_S, StatusLine, status_line
 
 RUNNING = r"^aelastic \d+ s \| running \| round 1 \| 1 rank \| no restarts$"
 
@@ -71,7 +72,7 @@ os.write(1, (b"f" * 79 + b"\\n" + b"x" * 999 + b"\\n") * 10 + b"gr\\xc3\\xb6\\xc
 """
 
 
-def test_the_output_is_byte_for_byte_what_it_is_without_the_line(start: Screens) -> None:
+def test_the_output_is_what_it_is_without_the_rows_byte_for_byte_but_for_overwritten_bars(start: Screens) -> None:
     told = []
     for ui in ("auto", "off"):
         job, screen = start(STEPS, f"--ui={ui}", name=ui)
@@ -82,22 +83,23 @@ def test_the_output_is_byte_for_byte_what_it_is_without_the_line(start: Screens)
             (job.folder / f"step{number}").touch()
         assert job.wait() == 0, screen.story
         screen.end()
-        told.append((screen.output, screen.rows, screen.cursor))
-    assert told[0] == told[1]
-    assert told[0][0].startswith(b"a line\r\n\r 1%") and told[0][0].endswith(b"byte\r\nno newline at the end")
+        told.append((re.sub(rb"\r? \d%(?=\r)(?!\r\n)", b"", screen.output), [*screen.scrolled_away, *screen.rows]))
+    assert told[0][1] == told[1][1]
+    # The same, but for what a carriage return has overwritten.
+    assert told[0][0].replace(b"\r", b"") == told[1][0].replace(b"\r", b"")
+    assert told[0][0].startswith(b"a line\r\n 3%\r\n") and told[0][0].endswith(b"byte\r\nno newline at the end")
 
 
 def test_an_open_prompt_and_the_newline_that_ends_it_stay_one_line(start: Screens) -> None:
     job, screen = start("say('begun')\nwait_for('go')\nos.write(1, b'50%')\nwait_for('end')\nos.write(1, b' 100%\\n')")
     screen.wait_row(RUNNING)
     job.go()
-    wait_for("the bar alone", lambda: screen.rows == ["begun", "50%"])
-    count = len(screen.drawn)
+    wait_for("the prompt, and the state below", lambda: screen.rows[:2] == ["begun", "50%"] and len(screen.rows) == 3)
+    assert re.match(RUNNING, screen.rows[2]) and screen.cursor == (1, 3)
     (job.folder / "end").touch()
     assert job.wait() == 0, screen.story
     screen.end()
     assert screen.rows == ["begun", "50% 100%"]
-    assert re.search(rb"50%(?! 100%)", screen.written) is None and len(screen.drawn) == count
 
 
 def test_ctrl_c_and_the_report_find_the_line_gone(start: Screens) -> None:
@@ -106,8 +108,8 @@ def test_ctrl_c_and_the_report_find_the_line_gone(start: Screens) -> None:
     screen.type(b"\x03")
     assert job.wait() == -signal.SIGINT, screen.story
     screen.end()
-    # What the terminal echoes comes first, and does so without the line, too.
-    assert screen.rows[0].startswith("^C")
+    # What the terminal echoes stood where the rows were.
+    assert screen.rows[0].startswith("aelastic: W SIGINT")
     assert [row for row in screen.rows if "aelastic: W SIGINT: stopping workers" in row]
     assert screen.rows[-1] == "aelastic: stopped by SIGINT; all workers have ended"
     assert not [row for row in screen.rows if "running" in row]
@@ -210,6 +212,88 @@ def test_the_view_is_there_while_the_ranks_write_all_the_time(start: Screens) ->
     assert set(screen.rows) == {"working"}
 
 
+BARS = """
+rank = int(os.environ["RANK"])
+for number in range(40):
+    os.write(2, b"\\r%s: %3d%%|%s|" % (b"rank %d" % rank, number * 5 // 2, b"#" * number))
+    if number % 10 == 0:
+        say(f"at {number}")
+    time.sleep(0.05)
+wait_for("go")
+os.write(2, b"\\r%s: 100%%|%s|\\n" % (b"rank %d" % rank, b"#" * 40))
+say("ended")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.all), 8])
+def test_bars_are_one_row_for_each_rank_and_leave_their_last_state(start: Screens, ranks: int) -> None:
+    job, screen = start(BARS, f"--nproc-per-node={ranks}", columns=80, rows=30)
+    labels = [f"[{rank}] " if ranks > 1 else "" for rank in range(ranks)]
+    lasts = [f"{label}rank {rank}:  97%|{'#' * 39}|" for rank, label in enumerate(labels)]
+
+    def below() -> list[str]:
+        return screen.rows[-ranks - 1 :]
+
+    wait_for("the last bars, in order", lambda: below()[:-1] == lasts and re.match("aelastic .* running", below()[-1]))
+    assert [row for row in screen.rows if "|" in row] == below()
+    screen.resize(40, 30)
+    wait_for("cut", lambda: below()[:-1] == [last[:39] for last in lasts])
+    job.go()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    rows = [*screen.scrolled_away, *screen.rows]
+    assert sorted(row for row in rows if row.startswith("at ")) == sorted(["at 0", "at 10", "at 20", "at 30"] * ranks)
+    text = "".join(rows)
+    for rank in range(ranks):
+        assert text.count(f"rank {rank}: 100%|") == 1 and f"rank {rank}: 100%|{'#' * 40}|" in text
+    assert rows.count("ended") == ranks and "rank 0:  " not in text
+
+
+@pytest.mark.parametrize("kind", ["line", "view"])
+@pytest.mark.parametrize("every_s", [0.02, pytest.param(0.2, marks=pytest.mark.all)])
+def test_the_state_is_there_however_often_a_worker_writes(start: Screens, kind: str, every_s: float) -> None:
+    pytest.importorskip("rich")
+    worker = f"number = 0\nwhile not os.path.exists('go'):\n    say(f'line {{number}}')\n    number += 1\n    time.sleep({every_s})"
+    job, screen = start(worker, f"--ui={kind}", columns=100)
+    screen.wait_row(r"^aelastic \d+ s \| running")
+    looks = []
+    for _ in range(20):
+        looks.append(any(re.match(r"aelastic \d+ s \| running", row) for row in screen.rows))
+        time.sleep(0.05)
+    job.go()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    assert looks.count(True) >= 19  # the emulator may be in the middle of a frame
+    rows = [*screen.scrolled_away, *screen.rows]
+    assert rows == [f"line {number}" for number in range(len(rows))] and len(rows) >= 5
+
+
+def test_the_agents_lines_begin_at_the_first_column_above_open_bars(start: Screens) -> None:
+    worker = "os.write(2, b'\\r 40/120')\nwait_for('go')\nsys.exit(3 if os.environ['RANK'] == '1' else 0)"
+    job, screen = start(worker, "--nproc-per-node=2")
+    wait_for("both bars", lambda: screen.rows[:2] == ["[0]  40/120", "[1]  40/120"])
+    job.go()
+    assert job.wait() == 3, screen.story
+    screen.end()
+    assert [row for row in screen.rows if "aelastic" in row] and not [row for row in screen.rows if "20aelastic" in row]
+    assert screen.rows.count(" 40/120") == 2
+
+
+def test_a_suspended_agent_leaves_the_terminal_to_the_shell_and_comes_back(start: Screens) -> None:
+    shell = 'set -m; "$@"; echo "the shell"; while [ ! -e back ]; do sleep 0.05; done; fg >fg; exit $?'
+    job, screen = start("say('working')\nwait_for('go')", shell=shell)
+    screen.wait_row(RUNNING)
+    screen.type(b"\x1a")
+    screen.wait_row("the shell")
+    assert not [row for row in screen.rows if "running" in row]
+    (job.folder / "back").touch()
+    screen.wait_row(RUNNING)
+    job.go()
+    assert job.wait() == 0, screen.story
+    screen.end()
+    assert screen.rows[0] == "working" and not [row for row in screen.rows if "running" in row]
+
+
 PLAIN: dict[str, dict[str, Any]] = {
     "NO_COLOR": {"env": {"NO_COLOR": "1"}},
     "CI": {"env": {"CI": "true"}},
@@ -303,44 +387,77 @@ def read(ends: tuple[int, int]) -> bytes:
     return read[:-1]
 
 
-def test_others_take_the_line_away_with_what_they_write(ends: tuple[int, int]) -> None:
-    _, theirs = ends
-    terminal = Terminal(theirs)
-    assert terminal.draw(lambda: [b"the line"])
-    assert DRAWN.fullmatch(read(ends))[1] == b"the line"  # type: ignore[index]
-    with terminal.writing(b"out\n") as whole:
-        assert whole == b"\x1b[Jout\n"
-    assert not terminal.is_shown
-    with terminal.writing(b"more\n") as whole:
-        assert whole == b"more\n"
-
-
-def test_a_line_that_stays_is_drawn_again_below_what_others_write(
+def test_others_take_the_rows_away_and_draw_them_again_below_what_they_write(
     ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, theirs = ends
     monkeypatch.setattr(Terminal, "is_ours", True)
-    terminal = Terminal(theirs, stays=True)
+    terminal = Terminal(theirs)
     with terminal.writing(b"out\n") as whole:
         assert whole == b"out\n"  # nothing is shown yet
     assert terminal.draw(lambda: [b"the line"])
     frame = read(ends)
+    assert DRAWN.fullmatch(frame)[1] == b"the line"  # type: ignore[index]
     with terminal.writing(b"out\n") as whole:
-        assert whole == b"\x1b[Jout\n" + frame
-    shown = [terminal.is_shown]
-    with terminal.writing(b"50%") as whole:
-        assert whole == b"\x1b[J50%"  # a line that is not ended is not disturbed
-    shown.append(terminal.is_shown)
-    assert shown == [True, False]
+        assert whole == b"\r\x1b[Jout\n" + frame
+    assert terminal.is_shown
+    with terminal.writing(b"open") as whole:
+        assert whole == b"\r\x1b[Jopen" + b"\x1bD\x1b[1A\x1b7\x1b[?7l\x1b[0m\r\nthe line\x1b[J\x1b[?7h\x1b8"
+    with terminal.writing(b" line\n") as whole:
+        assert whole == b"\x1b[J line\n" + frame
     monkeypatch.setattr(Terminal, "is_ours", False)
+    with terminal.writing(b"out\n") as whole:
+        assert whole == b"\r\x1b[Jout\n"  # a shell's prompt may be there
+
+
+@pytest.mark.parametrize("line", [b"x" * 80, b"a\tb", b"\x1b[31mred", b"\xc3", b"x" * 5000])
+def test_behind_an_open_line_whose_end_is_not_known_nothing_is_drawn(ends: tuple[int, int], line: bytes) -> None:
+    terminal = Terminal(ends[1])
+    assert terminal.draw(lambda: [b"the line"])
+    with terminal.writing(line) as whole:
+        assert whole.endswith(line)
+    assert not terminal.draw()
     with terminal.writing(b"\n"):
         pass
+    assert terminal.draw()
+
+
+def test_rows_that_workers_hold_are_drawn_above_the_state_by_rank_and_cut_to_the_terminal(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Terminal, "size", (20, 12))
+    terminal = Terminal(ends[1])
+    told: list[str] = []
+    terminal.tell_of_change(lambda: told.append("told"))
+    terminal.hold((1, 2), ["[1] 10%"])
+    terminal.hold((0, 2), ["[0] 20% and much more than fits"])
+    terminal.hold((0, 2), ["[0] 20% and much more than fits"])
+    assert told == ["told"] and terminal.has_changed
     assert terminal.draw(lambda: [b"the line"])
-    with terminal.writing(b"out\n") as whole:
-        assert whole == b"\x1b[Jout\n"  # a shell's prompt may be there
+    rows = DRAWN.fullmatch(read(ends))[1].split(b"\x1b[K\r\n")  # type: ignore[index]
+    assert rows == [b"[0] 20% and much mo", b"[1] 10%", b"the line"]
+    for rank in range(8):
+        terminal.hold((rank, 2), [f"[{rank}]"])
+    assert terminal.draw()
+    rows = DRAWN.fullmatch(read(ends))[1].split(b"\x1b[K\r\n")  # type: ignore[index]
+    assert rows == [b"[0]", b"[1]", b"[2]", b"[3]", b"and 4 more", b"the line"]
+    for rank in range(8):
+        terminal.hold((rank, 2), [])
+    assert terminal.draw()
+    assert DRAWN.fullmatch(read(ends))[1] == b"the line"  # type: ignore[index]
 
 
-def test_nothing_is_drawn_while_a_line_is_open_or_somebody_writes_or_it_is_over(ends: tuple[int, int]) -> None:
+def test_rows_are_away_while_this_process_is_suspended(ends: tuple[int, int]) -> None:
+    terminal = Terminal(ends[1])
+    assert terminal.draw(lambda: [b"the line"])
+    read(ends)
+    terminal.suspend()
+    assert read(ends) == b"\r\x1b[J" and not terminal.draw()
+    terminal.resume()
+    assert terminal.draw()
+
+
+def test_nothing_is_drawn_while_others_write_or_when_it_is_over(ends: tuple[int, int]) -> None:
     _, theirs = ends
     terminal = Terminal(theirs)
     line = lambda: [b"the line"]  # noqa: E731
@@ -350,15 +467,10 @@ def test_nothing_is_drawn_while_a_line_is_open_or_somebody_writes_or_it_is_over(
         other.start()
         other.join(DEADLINE_S)
         assert refused == [False]
-    with terminal.writing(b"\r50%"):
-        pass
-    assert not terminal.draw(line)
-    with terminal.writing(b"\r100%\n"):
-        pass
     assert terminal.draw(line)
     terminal.end()
     assert not terminal.draw(line)
-    assert DRAWN.sub(b"", read(ends)) == b"\x1b[J"
+    assert DRAWN.sub(b"", read(ends)) == b"\r\x1b[J"
 
 
 def test_a_stopped_terminal_is_not_drawn_on_and_not_waited_for(
@@ -424,11 +536,11 @@ def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]
         terminal.draw(lambda: [b"the line"])
         read(ends)
         out.show(cut, cut.feed(b"from a worker\n"))
-        assert read(ends) == b"\x1b[Jfrom a worker\n"
+        assert read(ends) == b"\r\x1b[Jfrom a worker\n"
         terminal.draw(lambda: [b"the line"])
         read(ends)
         print("größer\n", end="", file=stream)
-        assert read(ends) == b"\x1b[Jgr\xc3\xb6\xc3\x9fer\n"
+        assert read(ends) == b"\r\x1b[Jgr\xc3\xb6\xc3\x9fer\n"
 
 
 def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes_next(ends: tuple[int, int]) -> None:
@@ -468,28 +580,38 @@ class Paper:
     """In the place of a terminal: what was drawn, and when."""
 
     def __init__(self) -> None:
-        self.written, self.is_shown, self.is_line_open, self.is_ours = 0, False, False, True
-        self.stays = False
+        self.is_shown, self.is_in_the_way, self.has_changed, self.is_ours = False, False, False, True
         self.size = (80, 24)
         self.takes = True
         self.drawn: list[tuple[float, bytes]] = []
+        self.state = b""
         self.looks = 0
         self._told: Callable[[], None] | None = None
 
-    def tell_of_write(self, told: Callable[[], None]) -> None:
+    def tell_of_change(self, told: Callable[[], None]) -> None:
         self._told = told
         self.looks += 1
 
-    def write(self, *, ends_line: bool = True) -> None:
-        self.written, self.is_shown, self.is_line_open = self.written + 1, False, not ends_line
+    def write(self, *, is_in_the_way: bool = False) -> None:
+        """Others write.  They draw the rows again, unless their open line is in the way."""
+        self.is_in_the_way, self.is_shown = is_in_the_way, self.is_shown and not is_in_the_way
+        if not self.is_shown:
+            self._tell()
+
+    def hold(self) -> None:
+        self.has_changed = True
+        self._tell()
+
+    def _tell(self) -> None:
         told, self._told = self._told, None
         if told is not None:
             told()
 
-    def draw(self, rows: Callable[[], list[bytes]]) -> bool:
+    def draw(self, rows: Callable[[], list[bytes]] | None) -> bool:
         if self.takes:
-            self.drawn.append((anyio.current_time(), rows()[0]))
-            self.is_shown = True
+            self.state = self.state if rows is None else rows()[0]
+            self.drawn.append((anyio.current_time(), self.state))
+            self.is_shown, self.has_changed = True, False
         return self.takes
 
     @property
@@ -522,44 +644,43 @@ async def test_an_idle_job_is_drawn_ever_more_seldom() -> None:
 
 
 @on_virtual_time
-async def test_it_comes_back_once_the_output_is_quiet_and_not_before() -> None:
+async def test_output_of_others_costs_no_look_while_the_rows_stay() -> None:
     paper = Paper()
-    with anyio.move_on_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(line_on(paper).run)
-            await anyio.sleep(10.5)
-            for _ in range(100):
-                paper.write()
-                await anyio.sleep(QUIET_S / 3)
-            last = anyio.current_time() - QUIET_S / 3
-            assert not [time for time in paper.times if time > 10.5]
-            await anyio.sleep(5)
-            drawn_at = next(time for time in paper.times if time > 10.5)
-            assert last + QUIET_S <= drawn_at <= last + 2 * QUIET_S + INTERVAL_S
-            tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(line_on(paper).run)
+        await anyio.sleep(10.5)
+        looks, drawn = paper.looks, len(paper.drawn)
+        for _ in range(1000):
+            paper.write()
+            await anyio.sleep(0.001)
+        assert paper.looks <= looks + 2 and len(paper.drawn) <= drawn + 2
+        tasks.cancel_scope.cancel()
 
 
 @on_virtual_time
-async def test_a_line_that_stays_comes_among_the_output_of_workers_that_are_never_quiet() -> None:
+async def test_bars_are_drawn_ten_times_a_second_at_most_and_the_state_once() -> None:
     paper = Paper()
-    paper.stays = True
-    with anyio.move_on_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(line_on(paper).run)
-            for _ in range(100):
-                paper.write()
-                await anyio.sleep(QUIET_S / 3)
-            assert paper.times[0] <= 2 * INTERVAL_S and len(paper.times) >= 5
-            tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(line_on(paper).run)
+        for _ in range(1000):
+            paper.hold()
+            await anyio.sleep(0.01)
+        assert paper.times[0] >= INTERVAL_S
+        assert 60 <= len(paper.drawn) <= 10 / ROWS_INTERVAL_S
+        assert len({state for _, state in paper.drawn}) <= 10
+        count = len(paper.drawn)
+        await anyio.sleep(0.5)
+        assert paper.drawn[count - 1 :] and not paper.has_changed  # the last state of all
+        tasks.cancel_scope.cancel()
 
 
 @on_virtual_time
-async def test_an_open_line_is_waited_for_without_looking() -> None:
+async def test_an_open_line_that_is_in_the_way_is_waited_for_without_looking() -> None:
     paper = Paper()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(line_on(paper).run)
         await anyio.sleep(5.5)
-        paper.write(ends_line=False)
+        paper.write(is_in_the_way=True)
         await anyio.sleep(1)
         count, looks = len(paper.drawn), paper.looks
         await anyio.sleep(1000)
@@ -618,7 +739,7 @@ async def test_what_happens_is_shown_soon_and_nothing_after_the_end() -> None:
 @on_virtual_time
 async def test_a_line_that_cannot_be_made_costs_the_line_alone(caplog: pytest.LogCaptureFixture) -> None:
     class Torn(Paper):
-        def draw(self, rows: Callable[[], list[bytes]]) -> bool:
+        def draw(self, rows: Callable[[], list[bytes]] | None) -> bool:
             raise ValueError("torn")
 
     observers = Observers([line_on(Torn())])
