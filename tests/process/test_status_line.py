@@ -103,7 +103,7 @@ def test_an_open_prompt_and_the_newline_that_ends_it_stay_one_line(start: Screen
 
 
 def test_ctrl_c_and_the_report_find_the_line_gone(start: Screens) -> None:
-    job, screen = start("wait_for('never')", "--max-restarts=2")
+    job, screen = start("wait_for('never')", "--max-restarts=2", columns=200)
     screen.wait_row(r"^aelastic \d+ s \| running \| round 1 \| 1 rank \| restarts 0 of 2$")
     screen.type(b"\x03")
     assert job.wait() == -signal.SIGINT, screen.story
@@ -111,7 +111,7 @@ def test_ctrl_c_and_the_report_find_the_line_gone(start: Screens) -> None:
     # What the terminal echoes stood where the rows were.
     assert screen.rows[0].startswith("aelastic: W SIGINT")
     assert [row for row in screen.rows if "aelastic: W SIGINT: stopping workers" in row]
-    assert screen.rows[-1] == "aelastic: stopped by SIGINT; all workers have ended"
+    assert screen.rows[-1].startswith("aelastic: stopped by SIGINT")
     assert not [row for row in screen.rows if "running" in row]
 
 
