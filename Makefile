@@ -14,7 +14,7 @@ PYTEST = $(BIN)/python -m pytest -n 4 --dist worksteal
 QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage lint types docs bench clean
+.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage matrix lint types docs bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -45,6 +45,9 @@ coverage: $(INSTALLED)  ## say which lines the tests without processes reach, by
 	@mkdir -p build
 	$(PYTEST) $(QUIET_RINGS) --cov=aelastic --cov-report= $(ARGS)
 	$(BIN)/python tests/kit/coverage_by_folder.py
+
+matrix: $(INSTALLED)  ## run the tests on other versions of Python and torch; takes hours, and 5 GB of disk at a time
+	$(BIN)/python tools/matrix.py $(ARGS)
 
 lint: $(INSTALLED)  ## check style and format
 	$(BIN)/ruff check
