@@ -13,6 +13,7 @@ from typing import Any
 
 from kit.launching import LAUNCH_TIMEOUT_S
 from kit.ports import quiet_port
+from kit.torch_versions import SINCE, TORCH
 
 # A worker that writes down what it finds, into a file named by its rank.
 DUMP = """\
@@ -134,6 +135,9 @@ def assert_same_env(theirs: dict[str, str], ours: dict[str, str], env: dict[str,
     assert re.fullmatch(r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+", ours.pop("TORCH_WORKER_SERVER_SOCKET"))
     assert "AELASTIC_ROUND" not in theirs
     assert re.fullmatch(r"\d+", ours.pop("AELASTIC_ROUND"))
+    if SINCE["signals_to_handle"] > TORCH:
+        assert "TORCHELASTIC_SIGNALS_TO_HANDLE" not in theirs
+        del ours["TORCHELASTIC_SIGNALS_TO_HANDLE"]
     for key, shape in SHAPES.items():
         if theirs.get(key) != ours.get(key):
             assert re.fullmatch(shape, theirs.pop(key)), key

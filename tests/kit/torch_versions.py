@@ -25,3 +25,8 @@ LOOKED_AT = {(2, 8), (2, 13), (2, 14), (2, 15)}
 def options_of(parser: ArgumentParser) -> set[str]:
     """The options that torch's parser has, by their attribute."""
     return {action.dest for action in parser._actions if action.option_strings} - {"help"}
+
+
+def picks_a_free_port(parser: ArgumentParser) -> bool:
+    """Whether one node without an address picks a port, and a run id; an older torchrun takes 29500, and "none"."""
+    return parser.get_default("master_port") is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kit.arguments import spec_of
+from kit.torch_versions import picks_a_free_port
 
 from aelastic.cli.arguments import parse
 from aelastic.errors import InputError
@@ -40,6 +41,10 @@ COMMANDS = [
 ]
 
 
+# One node, of which nothing says where its workers meet.
+OF_A_FREE_PORT = {"", "--local-addr 10.0.0.1", "--rdzv-id x"}
+
+
 def torchruns_config(torch_run: Any, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What torchrun is about to launch."""
     launched = []
@@ -62,6 +67,8 @@ def is_random(run_id: str) -> bool:
 def test_the_rendezvous_is_torchruns(
     script: str, command: str, torch_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if command in OF_A_FREE_PORT and not picks_a_free_port(torch_run.get_args_parser()):
+        pytest.skip("this torchrun takes port 29500 then")
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.launcher.api import _get_addr_and_port
 

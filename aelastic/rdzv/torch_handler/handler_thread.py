@@ -175,7 +175,12 @@ def _empty_workers_store(handler: Any, master_addr: str, master_port: int) -> No
         store = connect(master_addr, master_port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
         for key in store.list_keys():
             store.delete_key(key)
-    except (RuntimeError, AttributeError) as error:  # AttributeError: a torch that can't list keys
+    except AttributeError:
+        _log.warning(
+            "could not empty the workers' store, so restarted workers may fail: the TCPStore of this torch cannot list "
+            "its keys: use torch 2.13 or newer"
+        )
+    except RuntimeError as error:
         _log.warning("could not empty the workers' store, so restarted workers may fail: %s", error)
 
 
