@@ -93,9 +93,16 @@ def measure_idle(launcher: Launcher) -> dict[str, float]:
         return {
             "idle_mib": resident_mib([run.pid]),
             "idle_wakeups": (wakeups([run.pid]) - agent_before) / took,
-            "idle_all_mib": resident_mib([run.pid, *helpers]),
+            "idle_all_mib": proportional_mib([run.pid, *helpers]),
             "idle_helper_wakeups": (wakeups(helpers) - helpers_before) / took,
         }
+
+
+def measure_helpers(launcher: Launcher) -> dict[str, float]:
+    with launcher.start("init_group.py", "stay", workers=2) as run:
+        workers = {run.wait_stamp("joined", rank=rank).pid for rank in range(2)}
+        run.stays_for(SETTLE_S)
+        return {"group_all_mib": proportional_mib([run.pid, *descendants(run.pid, but=workers)])}
 
 
 def measure_exit(launcher: Launcher) -> dict[str, float]:
@@ -127,9 +134,16 @@ MEASURES = (
         (
             Figure("idle_mib", "idle agent, 2 sleeping workers: memory of the agent process (RSS)", "MiB", 60.0, False),
             Figure("idle_wakeups", "idle agent: its wake-ups per second", "/s", 1.5, False),
-            Figure("idle_all_mib", "idle agent with its helper processes: sum of RSS", "MiB"),
+            Figure("idle_all_mib", "the same with its helper processes (PSS)", "MiB", 80.0, False),
             Figure("idle_helper_wakeups", "helper processes: wake-ups per second", "/s"),
         ),
+        max_repeats=3,
+        warm_up=0,
+    ),
+    Measure(
+        "helpers",
+        measure_helpers,
+        (Figure("group_all_mib", "agent with its helper processes, 2 gloo workers (PSS)", "MiB", 80.0, False),),
         max_repeats=3,
         warm_up=0,
     ),
@@ -293,6 +307,11 @@ def wakeups(pids: list[int]) -> int:
 
 def resident_mib(pids: list[int]) -> float:
     return sum(status_field(Path(f"/proc/{pid}"), "status", "VmRSS") for pid in pids) / 1024
+
+
+def proportional_mib(pids: list[int]) -> float:
+    """Memory with each shared page divided by how many processes have it (`proc_pid_smaps_rollup(5)`)."""
+    return sum(status_field(Path(f"/proc/{pid}"), "smaps_rollup", "Pss") for pid in pids) / 1024
 
 
 def status_field(folder: Path, pattern: str, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Tells when files grow (`inotify(7)`).
+"""Tells when files grow, and when one is opened (`inotify(7)`).
 
 The standard library does not have it; this is all we need of it.  Where it is not to be had (not Linux, or all of the
 user's instances are taken), looking at intervals takes its place.
@@ -15,6 +15,7 @@ import os
 import anyio
 
 IN_MODIFY = 0x00000002
+IN_OPEN = 0x00000020
 IN_ONESHOT = 0x80000000
 # The watch that stands for all of them: more happened than the kernel keeps (IN_Q_OVERFLOW).
 LOST = -1
@@ -22,6 +23,19 @@ LOST = -1
 _EVENT_INTS = 4
 # Where the kernel does not tell: as often as torch's agent looks at its log files.
 LOOK_AGAIN_S = 0.1
+
+
+async def wait_opened(path: str) -> None:
+    """Returns when a process has opened a file since the call; not at all where the kernel does not tell."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(libc, "inotify_init1") else -1
+    try:
+        if fd == -1 or libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(IN_OPEN | IN_ONESHOT)) == -1:
+            await anyio.sleep_forever()
+        await anyio.wait_readable(fd)
+    finally:
+        if fd != -1:
+            os.close(fd)
 
 
 class Growth:

@@ -1,8 +1,8 @@
 """torch's TCPStore for the workers of rank 0's node, served by a child process of the agent.
 
 The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.
-It binds the port once, starts the workers, and hands the listening socket to the child (`server.py`),
-which imports torch while the workers do.  Workers that connect early wait in the socket's queue.  Every
+It binds the port once, starts the workers, and hands the listening socket to a child (`server.py`), which starts as
+the first of them loads torch, or connects.  Workers that connect early wait in the socket's queue.  Every
 round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
 can't be taken by another process in between.
 
@@ -15,17 +15,20 @@ others never notice.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
 import anyio
 
+from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
+from aelastic.host.inotify import wait_opened
 from aelastic.host.limits import shortage_of
 from aelastic.host.listeners import listen, listen_on_loopback
 from aelastic.tcpstore.child import Death, StoreProcess
@@ -117,6 +120,7 @@ class StoreHost:
 
     async def run(self) -> None:
         """Follows the child, and starts another should it die.  Runs until cancelled."""
+        await self._wait_needed()
         while True:
             if self._process.is_running:
                 await self._listen_to_child()
@@ -126,6 +130,25 @@ class StoreHost:
             self._called = anyio.Event()
             if self._is_wanted and self._listeners:
                 self._start()
+
+    async def _wait_needed(self) -> None:
+        """Returns when a store will be needed: the child takes far more memory than the agent, and many jobs need none.
+
+        A process of this machine loads torch, or connects.  Agents that meet at this store need it at once.
+        """
+        async with anyio.create_task_group() as tasks:
+
+            async def wait_for(event: Awaitable[None]) -> None:
+                await event
+                tasks.cancel_scope.cancel()
+
+            # From the beginning: workers may load torch before they are reported as started.
+            tasks.start_soon(wait_for, _torch_loaded())
+            await self._called.wait()
+            if self._presets:
+                tasks.cancel_scope.cancel()
+            for listener in self._listeners:
+                tasks.start_soon(wait_for, anyio.wait_readable(listener))
 
     async def aclose(self) -> None:
         """Ends the child and closes the port."""
@@ -183,6 +206,17 @@ class StoreHost:
         for listener in self._listeners:
             listener.close()
         self._listeners = []
+
+
+async def _torch_loaded() -> None:
+    """Returns when a process loads torch; at once if this one has, whose workers may be its forks."""
+    if "torch" in sys.modules:
+        return
+    spec = await run_sync(importlib.util.find_spec, "torch")
+    if spec is None or not spec.submodule_search_locations:
+        await anyio.sleep_forever()
+        return
+    await wait_opened(os.path.join(spec.submodule_search_locations[0], "lib", "libtorch_cpu.so"))
 
 
 def _bind(port: int) -> socket.socket:

@@ -19,6 +19,7 @@ from kit.ports import listening, quiet_port
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.result import RunResult
+from aelastic.tcpstore.host import HEAD_START_S
 
 SERVER = "tcpstore/server.py"
 
@@ -170,6 +171,47 @@ sys.exit(0 if restart == 1 else 1)
     assert job.wait() == 0, job.story
     assert job.lines == ["0 met True", "1 met True"]
     job.assert_nothing_left()
+
+
+CONNECTS = """
+import socket
+
+wait_for("go")
+say("connects")
+socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 10)
+wait_for("over")
+"""
+
+
+def test_a_store_is_started_when_a_worker_connects_and_none_before(launch: Launcher) -> None:
+    # On a machine with other jobs, one of those may load torch at any time.
+    blind = "import anyio, aelastic.tcpstore.host as host\nhost._torch_loaded = anyio.sleep_forever"
+    job = launch("say('ready')\n" + CONNECTS, wrapper=blind)
+    job.wait_line("ready")
+    time.sleep(10 * HEAD_START_S)
+    assert not servers(job)
+    job.go()
+    job.wait_line("connects")
+    wait_for("a store", lambda: servers(job))
+    (job.folder / "over").touch()
+    assert job.wait() == 0, job.story
+    job.assert_nothing_left()
+
+
+def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
+    elsewhere = """
+    from types import SimpleNamespace
+    import aelastic.tcpstore.host as host
+    found = SimpleNamespace(submodule_search_locations=["torch"])
+    host.importlib = SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: found))
+    """
+    (launch.folder / "job" / "torch" / "lib").mkdir(parents=True)
+    (launch.folder / "job" / "torch" / "lib" / "libtorch_cpu.so").touch()
+    job = launch("wait_for('go')\nopen('torch/lib/libtorch_cpu.so').close()\nwait_for('over')\n", wrapper=elsewhere)
+    job.go()
+    wait_for("a store", lambda: servers(job))
+    (job.folder / "over").touch()
+    assert job.wait() == 0, job.story
 
 
 @on_each_loop

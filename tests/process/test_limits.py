@@ -185,7 +185,14 @@ def test_too_few_files_for_an_agent_are_refused_in_one_line(launch: Launcher, li
 @pytest.mark.parametrize("room", [*range(12)])
 def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(launch: Launcher, room: int) -> None:
     """As a program around it may do, or an administrator."""
-    job = launch("say('ready')\nwait_for('go')\nsys.exit(1)\n", "--nproc-per-node=2", "--max-restarts=1")
+    worker = """
+    import socket
+    socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 10).close()
+    say("ready")
+    wait_for("go")
+    sys.exit(1)
+    """
+    job = launch(worker, "--nproc-per-node=2", "--max-restarts=1")
     job.wait_line("ready", 2)
     job.child("tcpstore/server.py")
     taken = [int(name) for name in os.listdir(f"/proc/{job.pid}/fd")]

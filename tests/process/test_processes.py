@@ -31,6 +31,12 @@ say("ready", os.getpid())
 rest()
 """
 
+# The store's process starts when a worker connects.
+NEEDS_STORE = """
+import socket
+socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 10).close()
+"""
+
 # A worker with all that may be left of one: a child, a grandchild in a group of its own, a daemon.
 HAS_FAMILY = """
 SLEEP = "import time; time.sleep(600)"
@@ -301,11 +307,11 @@ def bystander() -> Iterator[int]:
 def test_nothing_of_a_sigkilled_agent_lives_on_and_nothing_else_is_touched(
     launch: Launcher, loop: str, bystander: int
 ) -> None:
-    other = launch(SLEEPS, name="other", loop=loop)
-    job = launch(HAS_FAMILY + "time.sleep(600)", "--nproc-per-node", "2", loop=loop)
+    other = launch(NEEDS_STORE + SLEEPS, name="other", loop=loop)
+    job = launch(NEEDS_STORE + HAS_FAMILY + "time.sleep(600)", "--nproc-per-node", "2", loop=loop)
     other.wait_line("ready")
     job.wait_line("ready", 2)
-    # All of both jobs is there: the store comes a little after the workers.
+    # All of both jobs is there: the store comes a little after the connections.
     job.child(GUARD), job.child(STORE), other.child(GUARD), other.child(STORE)
     others = set(other.left())
     # Per worker: itself, a child, a shell with a child, a daemon.  Agent, guard, store.

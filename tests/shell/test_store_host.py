@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from kit.virtual_clock import on_virtual_time
 
@@ -54,6 +55,7 @@ async def served(child: Child, seconds: float) -> StoreHost:
     """A host that serves for so long."""
     host = StoreHost({})
     host._process = child  # type: ignore[assignment]
+    host._wait_needed = anyio.lowlevel.checkpoint  # type: ignore[method-assign]  # a worker needs it at once
     host.open(0)
     with anyio.move_on_after(seconds):
         async with anyio.create_task_group() as tasks:
