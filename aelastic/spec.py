@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from os import PathLike
@@ -185,7 +185,7 @@ class WorkerSpec:
     """
 
     entrypoint: str | Callable[..., Any]
-    args: tuple[Any, ...] = ()
+    args: Sequence[Any] = ()
     role: str = "default"
     local_world_size: int = 1
     max_restarts: int = 3
@@ -219,13 +219,17 @@ class WorkerSpec:
     env: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
+        # What is as good, as the rest of the program expects it.
+        object.__setattr__(self, "args", tuple(self.args))
+        log_dir: Any = self.log_dir
+        object.__setattr__(self, "log_dir", None if log_dir is None else Path(log_dir))
         _check(bool(self.entrypoint), "entrypoint is empty: name a program or pass a function")
         _check(self.local_world_size >= 1, f"local_world_size is {self.local_world_size}: at least 1 worker is needed")
         is_possible = self.local_world_size <= LOCAL_WORLD_SIZE_MAX
         limit = f"local_world_size is {self.local_world_size}: use at most {LOCAL_WORLD_SIZE_MAX}"
         _check(is_possible, limit)
         _check(self.max_restarts >= 0, f"max_restarts is {self.max_restarts}: use 0 for no restarts")
-        _check(not isinstance(self.args, str), f"args is the string {self.args!r}: use a tuple of arguments")
         if isinstance(self.entrypoint, str):
             strange = [arg for arg in self.args if not isinstance(arg, str | bytes | PathLike) or "\0" in str(arg)]
             _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
@@ -243,6 +247,12 @@ class WorkerSpec:
         modes = ", ".join(NUMA_BINDINGS)
         known = self.numa_binding is None or self.numa_binding in NUMA_BINDINGS
         _check(known, f"numa_binding is {self.numa_binding!r}: use one of {modes}")
+
+    def _check_types(self) -> None:
+        """Refuses values of a wrong type, which would fail later and in other words."""
+        for name, (fits, remedy) in _TYPES.items():
+            value = getattr(self, name)
+            _check(fits(value), f"{name} is {value!r}: use {remedy}")
 
     def _check_meeting_point(self) -> None:
         _check(self.rdzv is None or self.rdzv_handler is None, "rdzv and rdzv_handler are both given: leave one out")
@@ -281,6 +291,55 @@ class WorkerSpec:
         if isinstance(self.entrypoint, str):
             return self.entrypoint
         return getattr(self.entrypoint, "__qualname__", repr(self.entrypoint))
+
+
+# What fits, and the words for it.  A number may be numpy's, and a path any that the system takes.
+_Fits: TypeAlias = tuple[Callable[[Any], bool], str]
+
+
+def _optional(fits: _Fits) -> _Fits:
+    check, remedy = fits
+    return (lambda value: value is None or check(value)), f"{remedy}, or None"
+
+
+def _is_real(value: Any) -> bool:
+    return hasattr(value, "__float__") and not isinstance(value, str | bytes)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+_INT: _Fits = (lambda value: hasattr(value, "__index__")), "an int"
+_REAL: _Fits = _is_real, "a number"
+_STR: _Fits = (lambda value: isinstance(value, str)), "a str"
+_STREAMS: _Fits = (lambda value: isinstance(value, int | Mapping)), "a Std, or a dict of them by local rank"
+_TEXTS: _Fits = _is_sequence, "a tuple or list of texts"
+_TYPES: Mapping[str, _Fits] = {
+    "entrypoint": ((lambda value: isinstance(value, str) or callable(value)), "the name of a program, or a function"),
+    "args": (_is_sequence, "a tuple or list of arguments"),
+    "role": _STR,
+    "local_world_size": _INT,
+    "max_restarts": _INT,
+    "monitor_interval": _REAL,
+    "rdzv": _optional(((lambda value: isinstance(value, RendezvousSettings)), "RendezvousSettings")),
+    "master_addr": _optional(_STR),
+    "master_port": _optional(_INT),
+    "run_id": _optional(_STR),
+    "redirects": _STREAMS,
+    "tee": _STREAMS,
+    "log_dir": _optional(((lambda value: isinstance(value, str | PathLike)), "a Path")),
+    "log_line_prefix_template": _optional(_STR),
+    "local_ranks_filter": _optional(((lambda value: isinstance(value, Collection)), "a frozenset of local ranks")),
+    "duplicate_stdout_filters": _TEXTS,
+    "duplicate_stderr_filters": _TEXTS,
+    "event_log_handler": _STR,
+    "shutdown_timeout_s": _REAL,
+    "exit_barrier_timeout_s": _REAL,
+    "hang_timeout_s": _optional(_REAL),
+    "hang_signals": (_is_sequence, f"a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
+    "env": _optional(((lambda value: isinstance(value, Mapping)), "a dict of variables")),
+}
 
 
 def _check(holds: bool, otherwise: str) -> None:

@@ -29,6 +29,7 @@ from aelastic.observe.observer import Observer, Observers
 from aelastic.observe.run_events import StacksTaken
 from aelastic.result import RunResult
 from aelastic.spec import WorkerSpec
+from aelastic.workers.program import check_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +140,8 @@ class Supervisor:
             raise RuntimeError("a Supervisor runs once: make another for another run")
         self._has_run = True
         check_devices(self.spec, self._settings.env)
+        if self._settings.is_local:
+            check_program(self.spec.entrypoint, self._settings.env)
         try:
             await self._open_torch_events()
             self._run = await self._open()

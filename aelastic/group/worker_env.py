@@ -6,7 +6,7 @@ and what torchrun 2.15 sets beyond them); a test compares key by key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Any
 
@@ -108,7 +108,7 @@ def has_agent_store(spec: WorkerSpec, base: Mapping[str, str]) -> bool:
     return is_static or base.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
 
-def worker_args(args: tuple[Any, ...], local_rank: int) -> tuple[Any, ...]:
+def worker_args(args: Sequence[Any], local_rank: int) -> tuple[Any, ...]:
     """Puts the local rank where an argument says `${local_rank}`; other `$` stay as they are."""
     return tuple(
         Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg for arg in args

@@ -498,7 +498,7 @@ def test_a_forked_worker_of_one_supervisor_does_not_hold_up_the_end_of_another(l
 @pytest.mark.parametrize(
     "spec, words",
     [
-        ({"args": "train.py"}, "args is the string 'train.py'"),
+        ({"args": "train.py"}, "args is 'train.py': use a tuple or list of arguments"),
         ({"args": ("-c", 3)}, "strings without NUL"),
         ({"args": ("a\0b",)}, "strings without NUL"),
     ],

@@ -1,0 +1,30 @@
+"""Whether the program that the workers run is there, before anything is started for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aelastic.errors import InputError
+
+
+def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str]) -> None:
+    """Refuses a program that is not on this machine.
+
+    Args:
+        entrypoint: the workers'.
+        env: that they start from.
+
+    Raises:
+        InputError: no such program, or it cannot be executed.
+    """
+    # As `subprocess` looks for it: in the PATH of the child (`os.get_exec_path`).
+    if not isinstance(entrypoint, str) or shutil.which(entrypoint, path=env.get("PATH", os.defpath)) is not None:
+        return
+    if os.path.dirname(entrypoint):
+        there = os.path.exists(entrypoint)
+        problem = "cannot be executed: check its permissions" if there else "does not exist: check the path"
+        raise InputError(f"entrypoint {entrypoint} {problem}")
+    raise InputError(f"entrypoint {entrypoint} is not a program in PATH: check its name, or give its path")

@@ -1,0 +1,74 @@
+"""A blueprint of workers that cannot be is refused at once, by the name of the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from aelastic.errors import InputError
+from aelastic.spec import Std, WorkerSpec
+from aelastic.workers.program import check_program
+
+SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
+
+
+@pytest.mark.parametrize(
+    "name, value, remedy",
+    [
+        ("local_world_size", "2", "use an int"),
+        ("local_world_size", 2.5, "use an int"),
+        ("max_restarts", None, "use an int"),
+        ("master_port", "29500", "use an int, or None"),
+        ("shutdown_timeout_s", "30", "use a number"),
+        ("hang_timeout_s", "5", "use a number, or None"),
+        ("role", None, "use a str"),
+        ("run_id", 7, "use a str, or None"),
+        ("args", "train.py", "use a tuple or list of arguments"),
+        ("args", {"a": 1}, "use a tuple or list of arguments"),
+        ("entrypoint", 7, "use the name of a program, or a function"),
+        ("redirects", "3", "use a Std, or a dict of them by local rank"),
+        ("rdzv", "c10d", "use RendezvousSettings, or None"),
+        ("duplicate_stdout_filters", "loss", "use a tuple or list of texts"),
+        ("hang_signals", "cpu", "use a tuple of one or more of output, cpu, io"),
+        ("log_dir", 3, "use a Path, or None"),
+        ("env", ["A=1"], "use a dict of variables, or None"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_the_name_of_the_field(name: str, value: object, remedy: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"{name} is {value!r}: {remedy}")):
+        SPEC(**{"entrypoint": "true", name: value})
+
+
+@pytest.mark.parametrize("value", [object(), 3.5, "x", b"x", [], {}, print])
+def test_no_value_of_any_field_raises_anything_else(value: object) -> None:
+    for field in fields(WorkerSpec):
+        try:
+            SPEC(**{"entrypoint": "true", field.name: value})
+        except InputError:
+            pass
+
+
+def test_what_is_as_good_is_taken() -> None:
+    spec = SPEC(entrypoint="true", args=["-c", "x"], log_dir="/logs", redirects=3, shutdown_timeout_s=5)
+    assert (spec.args, spec.log_dir, spec.redirects) == (("-c", "x"), Path("/logs"), Std.ALL)
+
+
+def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.touch()
+    path = {"PATH": str(tmp_path)}
+    with pytest.raises(
+        InputError, match="entrypoint nosuch is not a program in PATH: check its name, or give its path"
+    ):
+        check_program("nosuch", path)
+    with pytest.raises(InputError, match=r"entrypoint /no/such does not exist: check the path"):
+        check_program("/no/such", path)
+    with pytest.raises(InputError, match=rf"entrypoint {here} cannot be executed: check its permissions"):
+        check_program(str(here), path)
+    here.chmod(0o755)
+    assert [check_program(each, path) for each in ("here", str(here))] == [None, None]
+    check_program(print, {})
