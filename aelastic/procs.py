@@ -19,6 +19,7 @@ import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -88,7 +89,11 @@ class _Function:
         name = f"worker {start.local_rank}"
         try:
             with _holding_signals_over_fork(method) as usual:
-                args = (start, usual, working_folder)
+                sent = start
+                if method != "fork":
+                    assert not isinstance(start.entrypoint, str)
+                    sent = replace(start, entrypoint=functions.Sent(start.entrypoint, start.args), args=())
+                args = (sent, usual, working_folder)
                 self._process = context.Process(target=functions.run, args=args, name=name)
                 self._process.start()
         except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:

@@ -20,6 +20,8 @@ Json: TypeAlias = dict[str, Any]
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 # A traceback is some KiB; an error file beyond this is not one.
 ERROR_FILE_BYTES_MAX = 1024 * 1024
+# In an error file: the exception comes again at each restart.
+FINAL_KEY = "aelastic_is_final"
 # torch's word, which log scrapers and callers compare with.
 NO_MESSAGE = "<NONE>"
 

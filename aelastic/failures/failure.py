@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.failures.error_file import NO_MESSAGE, Json, epoch_s, parse_record, printable, read_error_file
+from aelastic.failures.error_file import FINAL_KEY, NO_MESSAGE, Json, epoch_s, parse_record, printable, read_error_file
 
 # torch's word, which log scrapers and callers compare with.
 NOT_AVAILABLE = "<N/A>"
@@ -44,7 +44,7 @@ class ProcessFailure(Record):
         note: what the agent knows better than the exit code, as in "could not be started: no such file".
         unhealthy: why the agent stopped it, as in "timer 'step' expired"; "" if it ended by itself.
         stack: where it was then, in lines, and what says so; or why that is not known.
-        is_final: no restart may follow: the worker cannot be killed, and holds what its successor would need.
+        is_final: no restart may follow; `why_final` says why.
         world_size: workers of the job, or 0 where that is not known.
         log_file: the file that holds its stderr and outlives the run; "" where there is none.
         error_file_data: what the error file holds, where that is known already; then the file is not looked for.
@@ -92,6 +92,7 @@ class ProcessFailure(Record):
         if data is None and not os.path.isfile(error_file):
             error_file = NOT_AVAILABLE
         message, traceback, timestamp = parse_record(data or {})
+        is_final = is_final or (data or {}).get(FINAL_KEY) is True
         if unhealthy:
             message = f"{unhealthy}; its last words: {message}" if message else unhealthy
         if not message:
@@ -162,6 +163,15 @@ class ProcessFailure(Record):
         line = self.message.strip().partition("\n")[0].strip()
         cause = last_exception(self.traceback) if self.traceback else None
         return f"{line} at {cause.file}:{cause.line}" if cause and cause.file else line
+
+    @property
+    def why_final(self) -> str:
+        """Why no restart may follow; "" if one may."""
+        if not self.is_final:
+            return ""
+        if self.is_signal:
+            return "the worker cannot be killed and still holds its device"
+        return "each restart would fail in the same way"
 
     def signal_name(self) -> str:
         """`SIGKILL`, or `<N/A>` where no signal ended it or the number has no name."""

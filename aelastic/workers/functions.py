@@ -11,13 +11,65 @@ import pickle
 import runpy
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from aelastic.errors import ErrorHandler, record
+from aelastic.failures.error_file import FINAL_KEY, Json
 from aelastic.group.backend import WorkerStart
+
+
+class Sent:
+    """A function and its arguments on the way to a child that is not forked.
+
+    They are pickled apart from the rest: a child that cannot read them is a worker already, and says so as one does.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._content = function, args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import ForkingPickler
+
+        return Received, (bytes(ForkingPickler.dumps(self._content)),)
+
+    def __call__(self) -> None:
+        raise AssertionError("the child has another")
+
+
+class Received(NamedTuple):
+    """The same, as the child gets it."""
+
+    pickled: bytes
+
+    def open(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function and its arguments.
+
+        Raises:
+            Exception: whatever unpickling raises.
+        """
+        import multiprocessing
+
+        process: Any = multiprocessing.current_process()
+        process._inheriting = True  # noqa: SLF001  as in `multiprocessing.spawn`: proxies of managers look at it
+        try:
+            content: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(self.pickled)  # noqa: S301  our own agent's
+        except (AttributeError, ModuleNotFoundError) as error:
+            # It has the same modules and the same search path at each start.
+            advice = "define it in a module that workers can import, or use start_method='fork'"
+            kind = AttributeError if isinstance(error, AttributeError) else ModuleNotFoundError
+            final = kind(f"{error}: {advice}")
+            setattr(final, _IS_FINAL, True)
+            raise final from None
+        finally:
+            del process._inheriting  # noqa: SLF001
+        return content
+
+
+# An attribute of an exception that each restart would raise again.
+_IS_FINAL = "_aelastic_is_final"
 
 
 def run(start: WorkerStart, held_off: Collection[int] | None = None, working_folder: str = "") -> None:
@@ -50,8 +102,12 @@ def _call(start: WorkerStart) -> None:
         from aelastic.workers.affinity import bind_process
 
         bind_process(start.cpus)
+    function: Any = start.entrypoint
+    args = start.args
+    if isinstance(function, Received):
+        function, args = function.open()
     try:
-        value = start.entrypoint(*start.args)
+        value = function(*args)
     except SystemExit as error:
         if error.code not in {None, 0}:
             raise
@@ -125,8 +181,14 @@ async def read_return_value(path: Path) -> Any:
 
 
 class _Handler(ErrorHandler):
+    _is_final = False
+
     def record_exception(self, e: BaseException) -> None:
+        self._is_final = getattr(e, _IS_FINAL, False)
         super().record_exception(e.with_traceback(_without_ours(e.__traceback__)))
+
+    def _write(self, data: Json) -> None:
+        super()._write({**data, FINAL_KEY: True} if self._is_final else data)
 
 
 def _print_traceback(error: BaseException) -> None:

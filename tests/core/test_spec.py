@@ -70,5 +70,6 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path:
     with pytest.raises(InputError, match=rf"entrypoint {here} cannot be executed: check its permissions"):
         check_program(str(here), path)
     here.chmod(0o755)
-    assert [check_program(each, path) for each in ("here", str(here))] == [None, None]
+    check_program("here", path)
+    check_program(str(here), path)
     check_program(print, {})

@@ -132,7 +132,7 @@ def events(line: str, round_: int) -> Iterator[Event]:
             case "returns":
                 yield Registered(node(name, rank), past(name, options, number))
             case "fails":
-                cause = failure(name).replace(is_final="final" in options)
+                cause = failure(name).replace(is_final=True, exitcode=-9) if "final" in options else failure(name)
                 yield m.Failed(name, number.get("round", round_), cause)
             case "succeeds":
                 yield m.Succeeded(name, number.get("round", round_))

@@ -508,6 +508,32 @@ def test_arguments_that_no_command_takes_are_refused(spec: dict[str, Any], words
         WorkerSpec(entrypoint="true", **spec)
 
 
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.all)])
+@pytest.mark.usefixtures("all_given_back")
+def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
+    method: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As one that was typed into a notebook: it is in this `__main__`, and in no other."""
+
+    def train() -> None: ...
+
+    train.__module__, train.__qualname__ = "__main__", "train"
+    monkeypatch.setattr(sys.modules["__main__"], "train", train, raising=False)
+
+    result = run("asyncio", call(train, start_method=method, max_restarts=3).run())
+
+    failure, words = result.failures[0], "Can't get attribute 'train' on <module '__m"
+    assert failure.message.startswith(f"AttributeError: {words}") and "start_method='fork'" in failure.message
+    assert failure.exitcode == 1 and result.reason.endswith("; each restart would fail in the same way")
+    assert capfd.readouterr().err.count(words) == 1
+
+
+@on_both_loops
+def test_a_program_that_is_not_there_is_refused_before_it_starts(loop: str) -> None:
+    with pytest.raises(InputError, match="entrypoint nosuch is not a program in PATH"):
+        run(loop, Supervisor(WorkerSpec(entrypoint="nosuch")).run())
+
+
 @on_both_loops
 def test_a_function_that_cannot_be_sent_to_a_worker_is_refused(loop: str) -> None:
     with pytest.raises(InputError, match="define it at the top of a module"):

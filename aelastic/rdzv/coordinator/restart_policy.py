@@ -18,19 +18,19 @@ class RestartPolicy(Record):
     def answer(self, failure: ProcessFailure, restart_count: int) -> m.Ended | str:
         """The verdict that a failure is after so many restarts, or the sentence that explains the next one."""
         where = f"rank {failure.rank} failed on {failure.host}"
-        refusal = self.refusal(restart_count, is_final=failure.is_final)
+        refusal = self.refusal(restart_count, failure.why_final)
         if refusal is not None:
             return m.Ended(m.Outcome.FAILED, f"{where}; {refusal}", failure)
         return f"{where}; restart {restart_count + 1} of {self.max_restarts}"
 
-    def refusal(self, restart_count: int, *, is_final: bool = False) -> str | None:
+    def refusal(self, restart_count: int, why_final: str = "") -> str | None:
         """Why the job may not restart once more after `restart_count` restarts; `None` when it may.
 
         Args:
-            is_final: the worker that failed cannot be killed.
+            why_final: why no restart may follow this failure; "" if one may.
         """
-        if is_final:
-            return "the worker cannot be killed and still holds its device"
+        if why_final:
+            return why_final
         if restart_count < self.max_restarts:
             return None
         if self.max_restarts == 0:

@@ -236,7 +236,7 @@ class TorchHandlerLink:
     def _on_failed(self, failed: m.Failed, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         self._is_on, self._why_over = False, failed
         self._activity.cancel()
-        refusal = self._policy.refusal(self._restart_count, is_final=failed.failure.is_final)
+        refusal = self._policy.refusal(self._restart_count, failed.failure.why_final)
         where = f"rank {failed.failure.rank} failed on {failed.failure.host}"
         if refusal is not None:
             self._is_job_over = True
