@@ -84,7 +84,8 @@ class Generation:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
                 held.stack_dumps.begin(starts)
                 held.unhealthy.begin(starts)
-                ids = await held.backend.start(starts)
+                starter, by = self._settings.starter, held.backend.start
+                ids = await (by(starts) if starter is None else starter(starts, by))
                 held.logs.started(ids)
         if ids is None:
             self._post(ev.SpawnCancelled(self.number))

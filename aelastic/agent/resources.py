@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from typing import Any, TypeAlias
 
 import anyio
 
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.core.record import Record
-from aelastic.group.backend import WorkerBackend
+from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import has_agent_store
@@ -27,6 +28,10 @@ from aelastic.stacks.before_kill import StackDumps
 from aelastic.stacks.control_sockets import ControlSockets
 from aelastic.tcpstore.host import StoreHost
 
+# The back end's `start`; and what starts workers by it, changed or not.
+StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any, Mapping[int, Any]]]
+Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[Mapping[int, Any]]]
+
 
 class AgentSettings(Record):
     """What an agent knows before its run begins."""
@@ -37,6 +42,7 @@ class AgentSettings(Record):
     env: dict[str, str]  # that workers start from
     backend: WorkerBackend | None = None  # None: this machine
     cpus: Mapping[int, frozenset[int]] | None = None  # by local rank, of workers that are bound to some
+    starter: Starter | None = None  # what comes between this agent and its back end when workers start
 
     @property
     def is_local(self) -> bool:

@@ -21,7 +21,7 @@ from aelastic.rdzv.protocol.ranks import NodeRanks
 WatchName: TypeAlias = Literal["timer", "hang", "output", "stuck"]
 
 
-class WorkerState(Enum):
+class WorkerState(str, Enum):  # noqa: UP042  as torch's, so that it equals torch's
     """State of a worker group (torch: `torch.distributed.elastic.agent.server.WorkerState`)."""
 
     UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; unrecoverable

@@ -5,4 +5,4 @@ the thread that `blocking` provides; `errors` are what it raises; `run` is torch
 import these names from `aelastic.launch` and `aelastic.run`.
 """
 
-__all__ = ["elastic_launch", "errors", "launch_config", "run"]
+__all__ = ["blocking", "elastic_launch", "errors", "launch_config", "run"]

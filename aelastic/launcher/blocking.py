@@ -120,6 +120,11 @@ class BlockingRun:
                 self._call(self._pass_on)
         return interruption
 
+    def stop(self, signum: int) -> None:
+        """Asks the job to end, from any thread."""
+        self._received.append(signum)
+        self._call(self._pass_on)
+
     # Signals.
 
     @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,16 +81,14 @@ def launch(
     try:
         spec, signals = worker_spec(config, entrypoint, args, environ), signals_of(config)
         os.environ[SIGNALS_VARIABLE] = config.signals_to_handle  # as torch says it, to what this program starts, too
-        loop = environ.get("AELASTIC_LOOP", "") or "uvloop"
-        if loop not in LOOPS:
-            raise InputError(f"AELASTIC_LOOP={loop}: use uvloop or asyncio")
+        make_loop = loop_of(environ)
         if environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
             check_invariants()
         supervisor = Supervisor(
             spec, health_check_server=None if health_check_server is None else NoHealthCheckServer()
         )
-        job = BlockingRun(supervisor, signals, loop_factory(loop))
-        _delegate(health_check_server, job.last_seen_alive)
+        job = BlockingRun(supervisor, signals, make_loop)
+        delegate(health_check_server, job.last_seen_alive)
         result = job.run()
     finally:
         if health_check_server is not None:
@@ -107,10 +106,23 @@ def entrypoint_name(entrypoint: str | Callable[..., Any] | None, args: Sequence[
     return str(getattr(entrypoint, "__name__", repr(entrypoint))) if callable(entrypoint) else ""
 
 
-def _delegate(health_check_server: Any, alive: Callable[[], int]) -> None:
-    delegate = getattr(getattr(health_check_server, "alive_callback", None), "set_delegate", None)
-    if delegate is not None:
-        delegate(alive)
+def loop_of(environ: Mapping[str, str]) -> Callable[[], AbstractEventLoop]:
+    """What makes the loop that a job runs on.
+
+    Raises:
+        InputError: `AELASTIC_LOOP` names none.
+    """
+    loop = environ.get("AELASTIC_LOOP", "") or "uvloop"
+    if loop not in LOOPS:
+        raise InputError(f"AELASTIC_LOOP={loop}: use uvloop or asyncio")
+    return loop_factory(loop)
+
+
+def delegate(health_check_server: Any, alive: Callable[[], int]) -> None:
+    """Lets a health check server of torch's kind ask when the agent's loop last answered, if it can be let."""
+    set_delegate = getattr(getattr(health_check_server, "alive_callback", None), "set_delegate", None)
+    if set_delegate is not None:
+        set_delegate(alive)
 
 
 def _conclude(name: str, result: RunResult, stopped_by: int | None, ranks: Sequence[int]) -> dict[int, Any]:

@@ -164,12 +164,12 @@ def worker_spec(
         InputError: what was asked for cannot be.
     """
     check_types(config)
-    _check_entrypoint(entrypoint, config.start_method, environ)
+    check_entrypoint(entrypoint, config.start_method, environ)
     _check_nodes(config)
     is_function = callable(entrypoint)
     return WorkerSpec(
         entrypoint=entrypoint or "",
-        args=tuple(args if is_function else map(_as_text, args)),
+        args=tuple(args if is_function else map(as_text, args)),
         role=config.role,
         local_world_size=config.nproc_per_node,
         max_restarts=config.max_restarts,
@@ -178,8 +178,7 @@ def worker_spec(
         log_line_prefix_template=config.log_line_prefix_template,
         duplicate_stdout_filters=tuple(config.duplicate_stdout_filters or ()),
         duplicate_stderr_filters=tuple(config.duplicate_stderr_filters or ()),
-        numa_binding=_numa_binding(config.numa_options),
-        numa_fall_back=bool(getattr(config.numa_options, "should_fall_back_if_binding_fails", False)),
+        **numa_fields(config.numa_options),
         virtual_local_rank=config.virtual_local_rank,
         event_log_handler=config.event_log_handler,
         start_method=config.start_method,  # type: ignore[arg-type]  # checked there
@@ -200,16 +199,25 @@ def signals_of(config: LaunchConfig) -> tuple[int, ...]:
     Raises:
         InputError: a name is none of a signal that can be handled.
     """
+    return signals_in(config.signals_to_handle)
+
+
+def signals_in(names: str) -> tuple[int, ...]:
+    """Signals by their names, which commas separate.
+
+    Raises:
+        InputError: a name is none of a signal that can be handled.
+    """
     try:
-        return read_signals(config.signals_to_handle)
+        return read_signals(names)
     except ValueError as reason:
-        raise InputError(f"signals_to_handle is {config.signals_to_handle!r}: {reason}") from None
+        raise InputError(f"signals_to_handle is {names!r}: {reason}") from None
 
 
 # What runs.
 
 
-def _check_entrypoint(entrypoint: object, start_method: str, environ: Mapping[str, str]) -> None:
+def check_entrypoint(entrypoint: object, start_method: str, environ: Mapping[str, str]) -> None:
     if not entrypoint:
         raise InputError(f"entrypoint is {entrypoint!r}: pass a function, or the name of a program")
     if isinstance(entrypoint, str):
@@ -253,14 +261,17 @@ def _check_program(program: str, environ: Mapping[str, str]) -> None:
         raise InputError(f"program {program} not found{where}, or not executable: check its path and permissions")
 
 
-def _as_text(arg: Any) -> Any:
+def as_text(arg: Any) -> Any:
     return arg if isinstance(arg, str | bytes | PurePath) else str(arg)
 
 
-def _numa_binding(options: Any) -> Any:
-    """The name of the mode; the options are torch's, whose mode is an enum, or that name itself."""
+def numa_fields(options: Any) -> dict[str, Any]:
+    """The fields of a `WorkerSpec`; the options are torch's, whose mode is an enum, or the name of the mode."""
     mode = getattr(options, "affinity_mode", options)
-    return getattr(mode, "value", mode)
+    return {
+        "numa_binding": getattr(mode, "value", mode),
+        "numa_fall_back": bool(getattr(options, "should_fall_back_if_binding_fails", False)),
+    }
 
 
 # Rendezvous.

@@ -36,7 +36,7 @@ FLOORS = (
     ("supervisor", "event_log", "sd_notify"),
     ("cli", "timeline"),
     ("launcher",),
-    ("launch", "run", "__main__"),
+    ("launch", "run", "__main__", "elastic_agent"),
     ("under",),
 )
 FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places}
