@@ -49,7 +49,7 @@ class Agent:
     def __init__(self, command: list[str], output: Path) -> None:
         self.output = output
         self.was_killed = False
-        env = {**os.environ, "LOGLEVEL": "INFO"}  # so that it says who coordinates
+        env = {**os.environ, "LOGLEVEL": "INFO"}  # so that the coordinator says that it is one
         self.started_at = time.monotonic()
         with output.open("wb") as file:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)

@@ -14,13 +14,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 
 from aelastic.cli.main import collect_rarely
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
     Assigned,
@@ -33,6 +33,9 @@ from aelastic.rdzv.protocol.messages import (
 )
 from aelastic.rdzv.settings import RendezvousSettings
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from kit.shared_board import InProcessBoard, SharedWorld
+
 RUN_ID = "many"
 LIMIT_S = 120.0
 PAUSE_S = 0.5  # between two rounds, so that one does not pay for the other's rests
@@ -40,7 +43,7 @@ DESCRIPTORS = 3  # of each agent: the listener of its claim, its end of the conn
 
 
 class Agents:
-    """All of them, and who of them has been told of the current round."""
+    """All of them, and how many have the ranks of the current round."""
 
     def __init__(self, count: int, rounds: int) -> None:
         self._count = count
@@ -93,7 +96,7 @@ class Agents:
                 case Ended():
                     sys.exit(f"the job ended: {message.reason}")
                 case _:
-                    pass  # who is waited for
+                    pass  # others change nothing here
 
         return deliver
 

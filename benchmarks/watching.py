@@ -3,7 +3,7 @@
     python benchmarks/watching.py [--repeat 3] [--seconds 20] [--out FOLDER]
 
 torchrun (which has the FIFO timer of all this), aelastic bare, and aelastic with everything take turns in one run.
-Everything is: the FIFO timer, hang detection by all three signs and by a pattern, HTTP with somebody who asks for
+Everything is: the FIFO timer, hang detection by all three signs and by a pattern, HTTP with a client that asks for
 `/livez` and `/metrics` every 10 s, the event log, systemd's notifications with a watchdog, and the live line on a
 terminal.  Processor time is what the kernel counted for all threads of the agent (`/proc/PID/task/TID/schedstat`).
 
@@ -99,7 +99,7 @@ def started(contestant: Contestant) -> Iterator[Run]:
             port = free_port()
             env |= {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port), "TERM": "xterm"}
             env |= {"NOTIFY_SOCKET": stack.enter_context(systemd(folder)), "WATCHDOG_USEC": "30000000"}
-            stack.enter_context(somebody_who_asks(port))
+            stack.enter_context(http_client(port))
         command = [*contestant.command, *options, str(HERE / "workers" / "stamp.py"), fifo_path, "sleep"]
         agent = subprocess.Popen(
             command, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL, env=env, start_new_session=True
@@ -113,7 +113,7 @@ def started(contestant: Contestant) -> Iterator[Run]:
 
 @contextmanager
 def terminal_that_is_read() -> Iterator[int]:
-    """A terminal whose screen somebody looks at."""
+    """A terminal whose output is read."""
     ours, theirs = pty.openpty()
     reader = threading.Thread(target=read_to_the_end, args=(ours,), daemon=True)
     reader.start()
@@ -124,14 +124,14 @@ def terminal_that_is_read() -> Iterator[int]:
 
 
 def read_to_the_end(fd: int) -> None:
-    with suppress(OSError):  # EIO: nobody has the other end open
+    with suppress(OSError):  # EIO: no process has the other end open
         while os.read(fd, 1 << 16):
             pass
 
 
 @contextmanager
 def systemd(folder: str) -> Iterator[str]:
-    """A socket for notifications; a datagram that nobody reads is dropped by the sender."""
+    """A socket for notifications; a datagram that does not fit is dropped by the sender."""
     path = os.path.join(folder, "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(path)
@@ -139,7 +139,7 @@ def systemd(folder: str) -> Iterator[str]:
 
 
 @contextmanager
-def somebody_who_asks(port: int) -> Iterator[None]:
+def http_client(port: int) -> Iterator[None]:
     is_over = threading.Event()
 
     def ask() -> None:

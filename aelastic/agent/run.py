@@ -58,10 +58,18 @@ class Run:
         self._given_up_for: AelasticError | None = None
         self._error: BaseException | None = None  # that the run ends with
         self._result: RunResult | None = None  # or with this
+
+    def open(self) -> None:
+        """Makes the run's folders, and keeps an event log there if they stay.
+
+        Raises:
+            InputError: they cannot be made.
+        """
+        self.resources.open()
         if (folder := self.resources.logs.kept) is not None:
             from aelastic.observe.event_log import FILE_NAME, EventLog
 
-            observers.add(EventLog(folder / FILE_NAME))
+            self._observers.add(EventLog(folder / FILE_NAME))
 
     @property
     def result(self) -> RunResult:
@@ -139,8 +147,8 @@ class Run:
             case ev.TellLeft(reason):
                 held.link.tell(m.Left(node_id, reason))
             case ev.Stop(_, local_ranks, signum):
-                if signum == signal.SIGKILL and held.stack_dumps.claim_look(local_ranks):
-                    tasks.start_soon(self._look_and_stop, action, name="kill")
+                if signum == signal.SIGKILL and held.stack_dumps.claim_dump(local_ranks):
+                    tasks.start_soon(self._dump_and_stop, action, name="kill")
                 else:
                     self._current.stop(local_ranks, signum)
             case ev.Finish():
@@ -153,7 +161,7 @@ class Run:
         assert self._generation is not None  # nothing is cancelled or stopped before the first
         return self._generation
 
-    async def _look_and_stop(self, stop: ev.Stop) -> None:
+    async def _dump_and_stop(self, stop: ev.Stop) -> None:
         """Finds out where workers are before they are killed.
 
         Meanwhile the group waits for their end, and for no longer than it would without.
@@ -161,7 +169,7 @@ class Run:
         stack_dumps = self.resources.stack_dumps
         await stack_dumps.collect("about to be killed")
         if stop.generation == self._group.generation:  # else they have ended, and others run
-            stack_dumps.log_places(stop.local_ranks)
+            stack_dumps.log_innermost_frames(stop.local_ranks)
             self._current.stop(stop.local_ranks, stop.signum)
 
     async def _run_link(self) -> None:

@@ -67,10 +67,10 @@ class UnhealthyWorkers:
         if found.signum is None:
             self._tell(Noticed(found.generation, rank, worker.global_rank, found.by, found.reason, is_stopped=False))
             if found.by != "timer":  # a worker that waits for the user's own timer need not hang
-                await self._stack_dumps.look_at(rank, f"rank {worker.global_rank}: {found.reason}")
+                await self._stack_dumps.dump_and_log(rank, f"rank {worker.global_rank}: {found.reason}")
             return
         self._found[rank] = found
-        if self._stack_dumps.claim_look([rank]):
+        if self._stack_dumps.claim_dump([rank]):
             await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
         stack = self._stack_dumps.quote(rank)
         if self._found.get(rank) is found and rank not in self._ended:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, ClassVar, Generic, TypeVar
 
+from aelastic.core.record import Record
 from aelastic.errors import InternalError
 
 # Events that a bug report shows.
@@ -29,6 +30,10 @@ def check_invariants(is_on: bool = True) -> None:
     """Makes every core of this process check its invariants after each event, from now on."""
     global _is_checking  # noqa: PLW0603  a switch of the process, as `python -X dev` is
     _is_checking = is_on
+
+
+class DeadlinePassed(Record):
+    """The deadline of the core has come: the one event that all cores share."""
 
 
 class InvalidTransition(InternalError):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
@@ -121,10 +122,6 @@ class StopRequested(Record):
     def why(self) -> str:
         """The sentence, in any case."""
         return self.reason or f"the agent was asked to stop ({signal_words(self.signum)})"
-
-
-class DeadlinePassed(Record):
-    """The deadline of the core has come."""
 
 
 Event: TypeAlias = (

@@ -25,6 +25,7 @@ from enum import StrEnum
 from json import JSONDecoder
 from typing import TypeAlias, assert_never
 
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 
 # The client sends no line that is longer than PIPE_BUF of Linux (pipe(7)), and adds a newline.
@@ -83,9 +84,6 @@ class Belongs(Record):
     pid: int
     local_rank: int | None  # None: to no worker
     is_gone: bool = False  # it has ended meanwhile, so it does not hang
-
-
-class DeadlinePassed(Record): ...
 
 
 Event: TypeAlias = Started | Ended | Heard | Belongs | DeadlinePassed

@@ -42,7 +42,7 @@ LINES_MAX = 8
 NOT_OURS = "not a process of this machine"
 NOT_STARTED = "not started"
 NO_ANSWER = "no answer in time"
-NOT_LOOKED = "killed immediately"
+NO_DUMP = "killed immediately"
 
 _DROPPED = Path(os.devnull)
 
@@ -78,9 +78,9 @@ class StackDumps:
         self._tasks: TaskGroup | None = None
         self._collection: _Collection | None = None  # the one that is under way
         self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
-        self._seen: dict[int, _Seen] = {}  # likewise: its last stack
-        self._looked: set[int] = set()  # likewise: dumped before a kill
-        self._asked_at: dict[int, float] = {}  # likewise: when it was asked to end
+        self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
+        self._dumped: set[int] = set()  # local ranks that were dumped before a kill
+        self._asked_at: dict[int, float] = {}  # by local rank: when it was asked to end
         self._killed_at: float | None = None  # when those that did not end were killed
         self._killed: dict[int, str] = {}  # by local rank: those that did not end, with their stacks
 
@@ -95,15 +95,15 @@ class StackDumps:
     def begin(self, starts: Sequence[WorkerStart]) -> None:
         """A new generation is about to start."""
         self._starts = {start.local_rank: start for start in starts}
-        self._seen, self._looked, self._killed = {}, set(), {}
+        self._seen, self._dumped, self._killed = {}, set(), {}
         self._asked_at, self._killed_at = {}, None
 
     # Killing.
 
-    def claim_look(self, local_ranks: Iterable[int]) -> bool:
+    def claim_dump(self, local_ranks: Iterable[int]) -> bool:
         """True if a stack dump is due for one of these ranks before it is killed; the caller must then take it."""
-        due = self._group.alive.intersection(local_ranks) - self._looked
-        self._looked |= due
+        due = self._group.alive.intersection(local_ranks) - self._dumped
+        self._dumped |= due
         for rank in due:
             self._seen.pop(rank, None)  # a stack from some time ago
         return self._is_local and bool(due)
@@ -128,7 +128,7 @@ class StackDumps:
         return f"did not end within {killed_at - min(self._asked_at.values()):.1f} s and had to be killed"
 
     def _where(self, local_rank: int) -> str:
-        return f"stack {self.quote(local_rank) or f'not known ({NOT_LOOKED})'}"
+        return f"stack {self.quote(local_rank) or f'not known ({NO_DUMP})'}"
 
     def quote(self, local_rank: int) -> str:
         """The last stack of a worker, for a report; "" if there is none."""
@@ -138,7 +138,7 @@ class StackDumps:
         """Of workers that had to be killed, by global rank: that they were, and their stacks."""
         return {self._group.workers[rank].global_rank: text for rank, text in sorted(self._killed.items())}
 
-    def log_places(self, local_ranks: Iterable[int]) -> None:
+    def log_innermost_frames(self, local_ranks: Iterable[int]) -> None:
         """Logs the innermost frames of workers that are about to be killed.
 
         Why there is no stack is left to the report, where one follows.
@@ -150,11 +150,11 @@ class StackDumps:
         if len(ranks) > LINES_MAX:
             _log.warning("... and %d more ranks", len(ranks) - LINES_MAX)
 
-    async def look_at(self, local_rank: int, why: str) -> None:
+    async def dump_and_log(self, local_rank: int, why: str) -> None:
         """Collects the stacks, and logs the innermost frame of one worker, which goes on."""
         if self._is_local:
             await self.collect(why)
-            self.log_places([local_rank])
+            self.log_innermost_frames([local_rank])
 
     # Collecting.
 
@@ -174,14 +174,14 @@ class StackDumps:
         written: dict[int, Path] = {}
         try:
             from aelastic.failures import report  # noqa: F401  for quotes, which must not fail
-            from aelastic.stacks import format as _  # noqa: F401  likewise
+            from aelastic.stacks import format as _  # noqa: F401  as above
             from aelastic.stacks.collect import REAP_TIMEOUT_S, TIMEOUT_S
 
             with anyio.move_on_after(TIMEOUT_S - REAP_TIMEOUT_S):
-                await self._look(found)
+                await self._dump(found)
                 texts = self._texts(found, collection.why)
                 await run_sync(_append, texts, written, abandon_on_cancel=True)
-        except Exception:  # noqa: BLE001  looking is never the reason why a job ends
+        except Exception:  # noqa: BLE001  a stack dump is never the reason why a job ends
             _log.exception("cannot collect the workers' stacks")
         finally:
             self._collection = None
@@ -193,7 +193,7 @@ class StackDumps:
             collection.is_done.set()
         self._tell(collection.taken)
 
-    async def _look(self, found: dict[int, Stack | str]) -> None:
+    async def _dump(self, found: dict[int, Stack | str]) -> None:
         from aelastic.stacks.collect import Target, Tools, find_py_spy, take
 
         targets: dict[int, Target] = {}

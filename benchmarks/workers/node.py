@@ -1,4 +1,4 @@
-"""A worker that imports nothing: says when it is there and who it is, then sleeps.
+"""A worker that imports nothing: says when it is there and which rank it has, then sleeps.
 
 The first statement reads the clock (CLOCK_MONOTONIC, one for all processes of a machine); everything else comes later.
 """

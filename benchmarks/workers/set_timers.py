@@ -27,7 +27,7 @@ def send(fifo: str, scope: str, expiration_time: float, signum: int) -> None:
         try:
             fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
-            time.sleep(TICK_S)  # nobody reads yet
+            time.sleep(TICK_S)  # it has no reader yet
             continue
         try:
             os.write(fd, line)

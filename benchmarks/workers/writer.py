@@ -1,4 +1,4 @@
-"""A worker that writes: `flood` as fast as it can, `prints` likewise line by line, `lines` with the time on each.
+"""A worker that writes: `flood` as fast as it can, `prints` as fast, line by line, `lines` with the time on each.
 
 Half of it goes to stdout, half to stderr.  Lines have 100 bytes.
 """
@@ -9,7 +9,7 @@ import time
 
 LINE = b"epoch 3 step 000000 loss 0.123456 " + b"." * 65 + b"\n"
 FLOOD_MIB = 64  # of each worker
-LINES = 400  # likewise
+LINES = 400  # of each worker, too
 INTERVAL_S = 0.005
 LIVES_S = 120  # nothing is left for longer, whatever becomes of the harness
 

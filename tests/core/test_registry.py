@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kit.shared_board import InProcessBoard, SharedWorld
 
 from aelastic.errors import InputError
 from aelastic.rdzv import registry
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.link import InProcessLink
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink

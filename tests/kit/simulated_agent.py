@@ -39,7 +39,7 @@ from aelastic.rdzv.protocol.messages import (
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import WorkerSpec
 from kit.simulated_board import Asking, Board
-from kit.simulated_process import Clock, Desk, SimulatedProcess
+from kit.simulated_process import Clock, CoreShell, SimulatedProcess
 from kit.simulated_world import FIN, End, Listener, World
 
 FAREWELL_S = 1.0
@@ -117,20 +117,20 @@ class Agent(SimulatedProcess):
         self._connecting: list[bool] = [True]  # whether it is cancelled
         self._ports = 1000 * number
         self._tokens = 0
-        self._group_desk = self.open_desk("group", self.group, self._carry_out_for_group, g.DeadlinePassed())
-        self._member_desk = self.open_desk("member", self.member, self._carry_out_for_member, m.DeadlinePassed())
-        self.mail(self._group_desk, g.Start())
+        self._group_shell = self.open_shell("group", self.group, self._carry_out_for_group, g.DeadlinePassed())
+        self._member_shell = self.open_shell("member", self.member, self._carry_out_for_member, m.DeadlinePassed())
+        self.mail(self._group_shell, g.Start())
         self.drain()
 
     def __repr__(self) -> str:
         return self.node_id
 
-    def after_handling(self, desk: Desk) -> None:
-        if desk is self._group_desk and self.group.is_done and not self.is_finishing:
+    def after_handling(self, shell: CoreShell) -> None:
+        if shell is self._group_shell and self.group.is_done and not self.is_finishing:
             self.is_finishing = True
             self.world.after(0.0, lambda: self.post("finish", self._finish))
-            self.close_desk(desk)
-        for_server = getattr(desk.carry_out, "__self__", None)
+            self.close_shell(shell)
+        for_server = getattr(shell.carry_out, "__self__", None)
         if isinstance(for_server, Server):
             for_server.changed()
 
@@ -154,7 +154,7 @@ class Agent(SimulatedProcess):
 
     def ask_to_leave(self) -> None:
         self.is_leaving = True
-        self.post("signal", lambda: self.mail(self._group_desk, g.StopRequested()))
+        self.post("signal", lambda: self.mail(self._group_shell, g.StopRequested()))
 
     # The supervisor.
 
@@ -184,12 +184,12 @@ class Agent(SimulatedProcess):
         return self.settings.node_rank
 
     def _tell(self, message: NodeMessage) -> None:
-        self.mail(self._member_desk, m.Submitted(message))
+        self.mail(self._member_shell, m.Submitted(message))
 
     def _deliver(self, message: CoordinatorMessage) -> None:
         self.watcher.heard(self, message)
         if not isinstance(message, Waiting):
-            self.mail(self._group_desk, message)
+            self.mail(self._group_shell, message)
 
     def _finish(self) -> None:
         if self.server is not None:
@@ -222,7 +222,7 @@ class Agent(SimulatedProcess):
                 self._exit_later(0.1 + work.succeeds_after_s, generation, rank, None)
 
     def _mail_later(self, delay_s: float, event: g.Event) -> None:
-        self.world.after(delay_s, lambda: self.post("workers", lambda: self.mail(self._group_desk, event)))
+        self.world.after(delay_s, lambda: self.post("workers", lambda: self.mail(self._group_shell, event)))
 
     def _failure(self, rank: int) -> ProcessFailure:
         return ProcessFailure.from_elsewhere(
@@ -236,7 +236,7 @@ class Agent(SimulatedProcess):
         if self.alive.get(rank) != generation:
             return
         leftover_s = self._work.leaves_something_s
-        self.post("workers", lambda: self.mail(self._group_desk, g.Exited(generation, rank, failure)))
+        self.post("workers", lambda: self.mail(self._group_shell, g.Exited(generation, rank, failure)))
         del self.alive[rank]
         self._mail_later(leftover_s, g.Cleared(generation, rank))
 
@@ -280,11 +280,11 @@ class Agent(SimulatedProcess):
     def _ask_board(self, name: str, do: Callable[[], LeaderRecord | None], *, is_campaign: bool = False) -> None:
         def done(is_known: bool, value: Any) -> None:
             if not is_known:
-                self.mail(self._member_desk, m.BoardFailed(value))
+                self.mail(self._member_shell, m.BoardFailed(value))
             elif is_campaign and value is None:
-                self.mail(self._member_desk, m.NotEligible())
+                self.mail(self._member_shell, m.NotEligible())
             else:
-                self.mail(self._member_desk, m.BoardRead(value))
+                self.mail(self._member_shell, m.BoardRead(value))
 
         self.asking.ask(name, do, self.member.leader.lease_s, done)
 
@@ -299,7 +299,7 @@ class Agent(SimulatedProcess):
 
     def _lead(self, record: LeaderRecord, *, is_heir: bool) -> None:
         if self.listener is None or record.candidate.port != self.listener.port:
-            self.mail(self._member_desk, m.LeadershipLost())
+            self.mail(self._member_shell, m.LeadershipLost())
             return
         rules = RoundRules.of(self.settings)
         coordinator = Coordinator(rules, self.policy, own_node_id=self.node_id, is_heir=is_heir)
@@ -310,7 +310,7 @@ class Agent(SimulatedProcess):
 
     def stepped_down(self) -> None:
         self.server = None
-        self.mail(self._member_desk, m.LeadershipLost())
+        self.mail(self._member_shell, m.LeadershipLost())
 
     def _disconnect(self) -> None:
         self._connecting[0] = True
@@ -325,7 +325,7 @@ class Agent(SimulatedProcess):
         def heard(message: Any) -> None:
             if isinstance(message, Welcome):
                 self.welcomed_at = min(self.welcomed_at, self.world.now)
-            self.mail(self._member_desk, m.Received(conn, message))
+            self.mail(self._member_shell, m.Received(conn, message))
 
         def connected(end: End) -> None:
             if is_cancelled[0]:
@@ -334,12 +334,12 @@ class Agent(SimulatedProcess):
                 return
             self.stream = end
             end.on_message = heard
-            end.on_closed = lambda: self.mail(self._member_desk, m.ConnectionLost(conn, "it is gone", end.is_reset))
-            self.mail(self._member_desk, m.Connected(conn))
+            end.on_closed = lambda: self.mail(self._member_shell, m.ConnectionLost(conn, "it is gone", end.is_reset))
+            self.mail(self._member_shell, m.Connected(conn))
 
         def failed(is_refused: bool, reason: str) -> None:
             if not is_cancelled[0]:
-                self.mail(self._member_desk, m.ConnectFailed(conn, is_refused, reason, is_here))
+                self.mail(self._member_shell, m.ConnectFailed(conn, is_refused, reason, is_here))
 
         self.world.connect(self, record.candidate.addresses[0], record.candidate.port, connected, failed)
 
@@ -352,10 +352,10 @@ class Server:
         self.streams: dict[int, End] = {}
         self._count = 0
         self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
-        self.desk = agent.open_desk("leader", leader, self.carry_out, c.DeadlinePassed())
+        self.shell = agent.open_shell("leader", leader, self.carry_out, c.DeadlinePassed())
         self._nodes: dict[int, str] = {}  # connection to who speaks there
         listener.serve(self._accept)
-        agent.arm(self.desk)
+        agent.arm(self.shell)
 
     def _accept(self, end: End) -> None:
         self._count += 1
@@ -366,14 +366,14 @@ class Server:
         peer, way = ("127.0.0.1", "127.0.0.1") if is_here else (end.peer.host, self.agent.host)
 
         def message(message: Any) -> None:
-            mail(self.desk, c.Received(conn, message))
+            mail(self.shell, c.Received(conn, message))
 
         def closed() -> None:
             self.streams.pop(conn, None)
-            mail(self.desk, c.Closed(conn))
+            mail(self.shell, c.Closed(conn))
 
         end.on_message, end.on_closed = message, closed
-        mail(self.desk, c.Opened(conn, peer, way))
+        mail(self.shell, c.Opened(conn, peer, way))
 
     def carry_out(self, action: c.Action) -> None:
         agent = self.agent
@@ -404,27 +404,27 @@ class Server:
                 self._stop()
 
     def _stop(self) -> None:
-        self.agent.close_desk(self.desk)
+        self.agent.close_shell(self.shell)
         self.listener.close()
         for stream in list(self.streams.values()):
             stream.close()
 
     def _renewed(self, is_known: bool, value: Any) -> None:
-        self.agent.mail(self.desk, c.Renewed(value) if is_known else c.RenewFailed(value))
+        self.agent.mail(self.shell, c.Renewed(value) if is_known else c.RenewFailed(value))
 
     def _published(self, is_known: bool, value: Any) -> None:
         if is_known:
-            self.agent.mail(self.desk, c.Published(value))
+            self.agent.mail(self.shell, c.Published(value))
 
     def _reclaim(self, above: int) -> None:
         record = self.record
 
         def done(is_known: bool, value: Any) -> None:
             if not is_known or value is None or value.candidate != record.candidate:
-                self.agent.mail(self.desk, c.Reclaimed(None))
+                self.agent.mail(self.shell, c.Reclaimed(None))
             else:
                 self.record = value
-                self.agent.mail(self.desk, c.Reclaimed(value))
+                self.agent.mail(self.shell, c.Reclaimed(value))
 
         self.agent.asking.ask(
             "reclaim",
@@ -453,7 +453,7 @@ class Server:
             else:
                 record = self.record
                 agent.mail(
-                    self.desk, c.Resigned()
+                    self.shell, c.Resigned()
                 )  # first: what the board has been told must be decided by nobody here
                 agent.asking.ask("resign", lambda: agent.board.resign(record), FAREWELL_S, lambda *_: then())
 

@@ -25,7 +25,7 @@ class Clock:
 
 
 @dataclass
-class Desk:
+class CoreShell:
     """A mailbox, and the core that reads it."""
 
     name: str
@@ -38,7 +38,7 @@ class Desk:
 
 
 class SimulatedProcess:
-    """Runs cores, each at its desk.
+    """Runs cores, each in its shell.
 
     Args:
         world: where it lives.
@@ -50,7 +50,7 @@ class SimulatedProcess:
         self.world, self.host, self.clock = world, host, clock
         self.is_alive, self.is_frozen = True, False
         self.jumped_at = -1e9  # its clock, the last time
-        self.desks: list[Desk] = []
+        self.shells: list[CoreShell] = []
         self._kept: list[tuple[object, Callable[[], None]]] = []  # while frozen
         self._is_busy = False
 
@@ -58,19 +58,19 @@ class SimulatedProcess:
     def now(self) -> float:
         return self.clock.local(self.world.now)
 
-    def open_desk(self, name: str, core: Any, carry_out: Callable[[Any], None], due: Any) -> Desk:
-        desk = Desk(name, core, carry_out, due)
-        self.desks.append(desk)
-        return desk
+    def open_shell(self, name: str, core: Any, carry_out: Callable[[Any], None], due: Any) -> CoreShell:
+        shell = CoreShell(name, core, carry_out, due)
+        self.shells.append(shell)
+        return shell
 
-    def close_desk(self, desk: Desk) -> None:
-        desk.is_closed = True
-        desk.items.clear()
-        self.desks.remove(desk)
+    def close_shell(self, shell: CoreShell) -> None:
+        shell.is_closed = True
+        shell.items.clear()
+        self.shells.remove(shell)
 
-    def mail(self, desk: Desk, event: Any) -> None:
-        if not desk.is_closed:
-            desk.items.append(event)
+    def mail(self, shell: CoreShell, event: Any) -> None:
+        if not shell.is_closed:
+            shell.items.append(event)
 
     def post(self, source: object, call: Callable[[], None]) -> None:
         if not self.is_alive:
@@ -86,48 +86,48 @@ class SimulatedProcess:
         if self._is_busy:
             return
         self._is_busy = True
-        while self.is_alive and (full := [desk for desk in self.desks if desk.items]):
-            desk = full[0] if len(full) == 1 else self.world.random.choice(full)
-            self._handle(desk, desk.items.popleft())
+        while self.is_alive and (full := [shell for shell in self.shells if shell.items]):
+            shell = full[0] if len(full) == 1 else self.world.random.choice(full)
+            self._handle(shell, shell.items.popleft())
         self._is_busy = False
 
-    def _handle(self, desk: Desk, event: Any) -> None:
-        actions = desk.core.handle(event, self.now)
-        self.world.note(f"{self} {desk.name}", event, actions)
+    def _handle(self, shell: CoreShell, event: Any) -> None:
+        actions = shell.core.handle(event, self.now)
+        self.world.note(f"{self} {shell.name}", event, actions)
         for action in actions:
             if self.is_alive:
-                desk.carry_out(action)
+                shell.carry_out(action)
         if self.is_alive:
-            self.arm(desk)
-            self.after_handling(desk)
+            self.arm(shell)
+            self.after_handling(shell)
 
-    def after_handling(self, desk: Desk) -> None:
+    def after_handling(self, shell: CoreShell) -> None:
         """What the shell does after each event."""
 
-    def arm(self, desk: Desk) -> None:
-        deadline = desk.core.deadline
+    def arm(self, shell: CoreShell) -> None:
+        deadline = shell.core.deadline
         if deadline is None:
             return
         true = max(self.clock.true(deadline), self.world.now) + self.world.random.uniform(1e-6, 0.003)
-        if desk.armed is None or true < desk.armed:
-            desk.armed = true
-            self.world.at(true, lambda: self._wake(desk, true))
+        if shell.armed is None or true < shell.armed:
+            shell.armed = true
+            self.world.at(true, lambda: self._wake(shell, true))
 
-    def _wake(self, desk: Desk, armed: float) -> None:
-        if desk.armed != armed or not self.is_alive or self.is_frozen or desk.is_closed:
+    def _wake(self, shell: CoreShell, armed: float) -> None:
+        if shell.armed != armed or not self.is_alive or self.is_frozen or shell.is_closed:
             return
-        self._look_at_clock(desk)
+        self._look_at_clock(shell)
 
-    def _look_at_clock(self, desk: Desk) -> None:
-        desk.armed = None
-        deadline = desk.core.deadline
-        if deadline is not None and self.now >= deadline and not desk.items:  # what is in the mailbox comes first
-            self._handle(desk, desk.due)
-            left = desk.core.deadline
-            assert left is None or left != deadline, f"{desk.name}: a deadline that has passed stays armed"
+    def _look_at_clock(self, shell: CoreShell) -> None:
+        shell.armed = None
+        deadline = shell.core.deadline
+        if deadline is not None and self.now >= deadline and not shell.items:  # what is in the mailbox comes first
+            self._handle(shell, shell.due)
+            left = shell.core.deadline
+            assert left is None or left != deadline, f"{shell.name}: a deadline that has passed stays armed"
             self.drain()
-        if not desk.is_closed:
-            self.arm(desk)
+        if not shell.is_closed:
+            self.arm(shell)
 
     def freeze(self) -> None:
         self.world.note(repr(self), "is frozen")
@@ -143,8 +143,8 @@ class SimulatedProcess:
         for source, call in self._kept:
             sources.setdefault(source, deque()).append(call)
         self._kept = []
-        for desk in self.desks:
-            sources[desk.name, "timer"] = deque([lambda desk=desk: self._look_at_clock(desk)])  # type: ignore[misc]
+        for shell in self.shells:
+            sources[shell.name, "timer"] = deque([lambda shell=shell: self._look_at_clock(shell)])  # type: ignore[misc]
         waiting = list(sources.values())
         self._is_busy = True
         while waiting and self.is_alive:
@@ -164,6 +164,6 @@ class SimulatedProcess:
         self.world.note(repr(self), f"its clock jumps {ahead_s:.1f} s ahead")
         self.clock.offset_s += ahead_s
         self.jumped_at = self.world.now
-        for desk in self.desks:
-            desk.armed = None
-            self.arm(desk)
+        for shell in self.shells:
+            shell.armed = None
+            self.arm(shell)

@@ -11,10 +11,10 @@ import anyio
 import pytest
 from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
 from kit.etcd_servers import EtcdServers
+from kit.shared_board import InProcessBoard, SharedWorld
 
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 from kit.launching import DEADLINE_S, on_both_loops, run
+from kit.shared_board import InProcessBoard, SharedWorld
 
 from aelastic.aio import accept as accepting
 from aelastic.host.listeners import listen
 from aelastic.rdzv import coordinator_server as servers
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader import begin_term

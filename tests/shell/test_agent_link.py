@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kit.shared_board import InProcessBoard, SharedWorld
 
 from aelastic.core.machine import InvalidTransition
 from aelastic.rdzv import agent_link
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.protocol.codec import DOWNWARD

@@ -214,6 +214,19 @@ async def test_an_agent_that_loses_its_rendezvous_says_so_and_was_not_asked_to_s
     assert "the board is gone" in witness.ending.reason
 
 
+async def test_an_event_log_that_cannot_be_made_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(_: Path) -> Observer:
+        raise LookupError
+
+    monkeypatch.setattr("aelastic.observe.event_log.EventLog", broken)
+    witness, backend = Witness(), FakeBackend([SUCCEEDS])
+    with pytest.raises(LookupError):
+        await run(backend, witness, workers=1, log_dir=tmp_path)
+    assert len(witness.closed_at) == len(backend.closed_at) == 1
+
+
 # One that fails.
 
 

@@ -5,4 +5,4 @@ which share `etcd_http` and `etcd_settings`, and `etcd_v3_calls` is etcd's v3 AP
 bytes.
 """
 
-__all__ = ["c10d", "etcd", "etcd_http", "etcd_settings", "etcd_v2", "etcd_v3", "etcd_v3_calls", "inprocess", "static"]
+__all__ = ["c10d", "etcd", "etcd_http", "etcd_settings", "etcd_v2", "etcd_v3", "etcd_v3_calls", "static"]

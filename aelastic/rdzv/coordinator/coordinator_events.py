@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.rdzv.protocol import messages as m
 
@@ -24,10 +25,6 @@ class Lost(Record):
 
     node_id: str
     reason: str
-
-
-class DeadlinePassed(Record):
-    """The deadline of the core has come."""
 
 
 Event: TypeAlias = Registered | m.NodeMessage | Lost | DeadlinePassed

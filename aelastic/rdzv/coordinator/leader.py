@@ -21,7 +21,6 @@ from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator import Phase as CoordinatorPhase
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed as CoordinatorDeadlinePassed
 from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
@@ -306,7 +305,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             if (event := inbox.pop()) is not None:
                 actions += self._deliver(core.handle(event, now), now)
             elif core.is_due(now):
-                actions += self._deliver(core.handle(CoordinatorDeadlinePassed(), now), now)
+                actions += self._deliver(core.handle(ev.DeadlinePassed(), now), now)
                 assert not core.is_due(now), "what is due is done at once"
             else:
                 break

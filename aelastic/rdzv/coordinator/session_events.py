@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.protocol.messages import Downward, Upward
@@ -70,10 +71,6 @@ class Published(Record):
 
 class Resigned(Record):
     """This agent leaves, and has told the board."""
-
-
-class DeadlinePassed(Record):
-    """The deadline of the core has come."""
 
 
 Event: TypeAlias = (

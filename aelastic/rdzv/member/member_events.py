@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
@@ -68,10 +69,6 @@ class ConnectionLost(Record):
 
 class LeadershipLost(Record):
     """The coordinator in this agent has ended: another agent leads, or none."""
-
-
-class DeadlinePassed(Record):
-    """The member's deadline is over."""
 
 
 Event: TypeAlias = (

@@ -54,11 +54,6 @@ BARRIER_INTERVAL_S = 0.02
 # Which handler.
 
 
-def is_known_to_torch(name: str) -> bool:
-    """Whether torch has a handler of this name.  Does not import torch."""
-    return name.removeprefix(PREFIX) in _known_names()
-
-
 def handler_opener(name: str, settings: RendezvousSettings, run_id: str) -> Callable[[], Any]:
     """What makes the handler that torchrun would, by a name in torch's registry.
 

@@ -1,4 +1,4 @@
-"""A board in this process, for several agents that share one: in tests, and in programs that embed them.
+"""A board in this process, for several agents of a test that share one.
 
 It does not forget a dead coordinator: like a plain store without leases it counts renewals, and the other
 agents see the count stand still.
