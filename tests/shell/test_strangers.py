@@ -10,11 +10,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 from kit.launching import DEADLINE_S, on_both_loops, run
+from kit.shared_board import InProcessBoard, SharedWorld
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.host.listeners import listen
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.inprocess import InProcessBoard, SharedWorld
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader import begin_term
