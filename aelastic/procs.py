@@ -99,7 +99,7 @@ class _Function:
         except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
             what = getattr(start.entrypoint, "__qualname__", repr(start.entrypoint))
             raise InputError(
-                f"{what} or its arguments can't be sent to a worker ({error}): define it at the top of a module, "
+                f"{what} or its arguments cannot be sent to a worker ({error}): define it at the top of a module, "
                 f"and make queues, locks and events with multiprocessing.get_context({method!r})"
             ) from None
         self.pid = self._process.pid
@@ -274,7 +274,7 @@ class LocalWorkers(WorkerBackend):
             except OSError as error:
                 if pause_s is None:
                     raise HostError(
-                        f"the worker of local rank {start.local_rank} can't be started: {shortage_of(error) or error}"
+                        f"the worker of local rank {start.local_rank} cannot be started: {shortage_of(error) or error}"
                     ) from error
                 await anyio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")

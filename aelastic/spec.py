@@ -164,7 +164,7 @@ class WorkerSpec:
         duplicate_stdout_filters: lines of kept stdout with one of these texts in them go to `filtered_stdout.log`, too.
         duplicate_stderr_filters: the same for stderr.
         numa_binding: the CPUs each worker may run on, by its device: one of `NUMA_BINDINGS`; `None` is any.
-        numa_fall_back: a worker whose CPUs can't be found out runs on any (torch: `should_fall_back_if_binding_fails`).
+        numa_fall_back: a worker whose CPUs are not found out runs on any (torch: `should_fall_back_if_binding_fails`).
         virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
         event_log_handler: takes torchelastic's events: a name of torch's `events.handlers`.
         start_method: how `multiprocessing` starts a function.

@@ -2,7 +2,7 @@
 
     import aelastic.stack_hook
 
-Needed only where the agent can't look by itself (no py-spy, or no right to ask for it) and the script does not run
+Needed only where the agent cannot look by itself (no py-spy, or no right to ask for it) and the script does not run
 under torch's `worker_main`.  A signal without a handler makes the interpreter write the stacks of all threads to a file
 of the agent's (`faulthandler.register`), also while Python runs nothing else.  Without such an agent this does nothing.
 
@@ -39,7 +39,7 @@ def register(signum: int | None = None) -> bool:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return False  # the agent is gone, or is on another machine
-    # The descriptor stays open: a handler can't open files.
+    # The descriptor stays open: a handler cannot open files.
     faulthandler.register(signum, file=file, all_threads=True, chain=False)
     os.write(file, f"pid {os.getpid()} signal {int(signum)}\n".encode())
     return True

@@ -130,7 +130,7 @@ class Supervisor:
         lets the cancellation through; cancelled again meanwhile, it kills them.
 
         Raises:
-            InputError: what was asked for can't be done here (a port in use, an unwritable log folder).
+            InputError: what was asked for cannot be done here (a port in use, an unwritable log folder).
             RendezvousTimeoutError: too few nodes came.
             HostError: the host refuses what the run needs: a process, a thread, a descriptor, room on a disk.
             UnkillableWorkerError: a worker survives SIGKILL; the host needs a look.
@@ -148,7 +148,7 @@ class Supervisor:
             return await self._watch_over(self._run)
         except (OSError, RuntimeError, MemoryError) as error:
             if shortage := shortage_of(error):
-                raise HostError(f"the agent can't go on: {shortage}") from error
+                raise HostError(f"the agent cannot go on: {shortage}") from error
             raise
 
     async def _open_torch_events(self) -> None:

@@ -30,7 +30,7 @@ LOOK_AGAIN_S = 0.1  # whether an agent has ended; what is measured is not waited
 
 
 class SkippedError(Exception):
-    """What is to be measured can't be measured here."""
+    """What is to be measured cannot be measured here."""
 
 
 @dataclass(frozen=True)

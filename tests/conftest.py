@@ -120,7 +120,7 @@ def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 @pytest.fixture
 def kind_to_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is asked that ends an old etcd server if whoever asks goes away (`etcd_v3_calls.py`)."""
+    """Nothing is asked that ends an old etcd server if its client goes away (`etcd_v3_calls.py`)."""
     call, asked = EtcdV3Calls.call, list[Any]()
 
     async def call_and_note(self: EtcdV3Calls, path: str, message: dict[str, Any], *args: Any, **keywords: Any) -> Any:

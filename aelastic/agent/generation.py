@@ -197,7 +197,7 @@ class Generation:
                 with anyio.CancelScope() as self._reading[start.local_rank]:
                     self.return_values[start.local_rank] = await postmortem.return_value(start, exit_)
             except Exception as error:  # noqa: BLE001  unpickling runs the user's code
-                note = f"its return value can't be read: {error!r}"
+                note = f"its return value cannot be read: {error!r}"
             else:
                 return None
         return await postmortem.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)

@@ -56,7 +56,7 @@ class AgentSettings(Record):
 
 
 class Resources:
-    """Made whole or not at all: what some hold is let go if another can't be made.
+    """Made whole or not at all: what some hold is let go if another cannot be made.
 
     Args:
         settings: the agent's.
@@ -65,7 +65,7 @@ class Resources:
         tell: takes what observers are to hear.
 
     Raises:
-        InputError: a setting can't work here, or this process may not open files enough.
+        InputError: a setting cannot work here, or this process may not open files enough.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Resources:
         """Makes the run's folders, and what watches need in them.
 
         Raises:
-            InputError: they can't be made.
+            InputError: they cannot be made.
         """
         self.logs.open()
         self.watches.open()

@@ -41,7 +41,7 @@ class Run:
         observers: get the run's events.
 
     Raises:
-        InputError: what was asked for can't be done here.
+        InputError: what was asked for cannot be done here.
     """
 
     def __init__(

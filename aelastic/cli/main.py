@@ -333,7 +333,7 @@ def _explain(error: BaseException) -> Outcome:
         case AelasticError():  # an `InternalError` brings its story
             _say(f"aelastic: error: {error}")
         case _ if shortage := shortage_of(error):
-            _say(f"aelastic: error: the agent can't go on: {shortage}")
+            _say(f"aelastic: error: the agent cannot go on: {shortage}")
             error = HostError(shortage)
         case _:
             import traceback

@@ -116,7 +116,7 @@ class StopRequested(Record):
     """The agent is asked to leave.  Asked a second time, it kills."""
 
     signum: int = signal.SIGTERM
-    reason: str = ""  # a sentence, where nothing asked: the agent can't go on
+    reason: str = ""  # a sentence, where nothing asked: the agent cannot go on
 
     @property
     def why(self) -> str:

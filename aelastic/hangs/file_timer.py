@@ -78,7 +78,7 @@ class FileTimerServer(Watch):
         """Makes the FIFO.
 
         Raises:
-            InputError: there is something else in its place, or it can't be made there.
+            InputError: there is something else in its place, or it cannot be made there.
         """
         try:
             self._make()

@@ -11,7 +11,7 @@ Three rules, each with its own timeout, each off unless asked for:
 - *stuck*: the worker's process was in the same uninterruptible sleep at each look for that long.
 
 A sign is a counter that has grown between two looks, and has the time of the later one: a verdict is never early, and
-at most one interval late.  What can't be seen is no reason for a verdict: a rule that can see nothing does not judge.
+at most one interval late.  What cannot be seen is no reason for a verdict: a rule that can see nothing does not judge.
 Time without a look does not count: an agent that was suspended together with its workers goes on where it was.
 
 
@@ -46,7 +46,7 @@ _WORDS: dict[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO
 
 
 class Sample(Record):
-    """What one look at a worker showed: counters, which only grow; `None` is what can't be seen."""
+    """What one look at a worker showed: counters, which only grow; `None` is what cannot be seen."""
 
     output: int | None = None  # bytes in its files
     cpu_s: float | None = None

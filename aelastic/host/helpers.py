@@ -17,7 +17,7 @@ def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[byt
         options: of `subprocess.Popen`.
 
     Raises:
-        OSError: it can't be started.
+        OSError: it cannot be started.
     """
     # The child has our mask: a signal that comes before it ignores signals waits until then, and is dropped.
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -51,7 +51,7 @@ def is_alive(pid: int) -> bool:
 
 
 def processes() -> list[Process]:
-    """Every process that lives.  Zombies are dead: they hold nothing and can't be killed."""
+    """Every process that lives.  Zombies are dead: they hold nothing and cannot be killed."""
     table = (process(name) for name in os.listdir("/proc") if name.isdigit())
     return [entry for entry in table if entry is not None and entry.state not in "ZX"]
 

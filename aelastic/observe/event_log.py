@@ -6,7 +6,7 @@ A thread writes, so a disk that hangs does not stop the loop, which only notes w
 in the file within milliseconds.  The file is opened for each batch and closed again: a shared file system shows the end
 of a file to other machines when it is closed, and a file that was removed or has come back is noticed.
 
-It is never the reason why a job ends.  Records that can't be written are kept, up to a limit, and tried again; what is
+It is never the reason why a job ends.  Records that cannot be written are kept, up to a limit, and tried again; what is
 beyond that is counted, in the log itself once there is room.  Every line is whole, but for the last one of an agent
 that was killed.
 
@@ -68,7 +68,7 @@ class EventLog(Observer):
 
     Args:
         path: of the file; made when there is something to write, and appended to if it is there.
-        backlog_max: how many records are kept while they can't be written.
+        backlog_max: how many records are kept while they cannot be written.
         retry_interval_s: how often they are tried again.
         alive_interval_s: after how long without an event a record says that the agent lives.
     """

@@ -157,7 +157,7 @@ def _line(name: str, labels: Sequence[str], values: Sequence[str], number: float
 
 
 def _escaped(value: str) -> str:
-    # A surrogate, from a byte that was no UTF-8, can't be sent.
+    # A surrogate, from a byte that was no UTF-8, cannot be sent.
     text = value.encode(errors="replace").decode()
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 

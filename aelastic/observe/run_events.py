@@ -142,7 +142,7 @@ class StopAsked(Record):
 
 
 class RendezvousLost(Record):
-    """The agent leaves, because it can't go on without the rendezvous."""
+    """The agent leaves, because it cannot go on without the rendezvous."""
 
     reason: str
 

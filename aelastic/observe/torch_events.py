@@ -61,7 +61,7 @@ def check_event_log_handler(name: str) -> None:
     except (ImportError, OSError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"event log handler {name!r}: torch, which would have it, can't be imported: {reason}"
+            f"event log handler {name!r}: torch, which would have it, cannot be imported: {reason}"
         ) from None
     known = getattr(handlers, "_log_handlers", {})
     if name not in known:

@@ -6,7 +6,7 @@ Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_e
 - `agent_restarts` and `remaining_restarts` count the restarts of the job, which torch's agents count each on its own.
 - A worker that ended because we asked it to has the state `TERMINATED`.  torch says so of functions only; a
   program that it ended has failed there, with exit code -15.
-- Where a program can't be started, torch's agent fails; here its worker does.
+- Where a program cannot be started, torch's agent fails; here its worker does.
 - Ranks come with the round: to assign them takes no time of its own.
 """
 

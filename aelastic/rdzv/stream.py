@@ -168,7 +168,7 @@ class NoConnectionError(Exception):
     def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int, hosts: Sequence[str]) -> None:
         reasons = {f"{address}: {_in_words(error)}": None for address, error in attempts}
         super().__init__(f"cannot connect to port {port} ({'; '.join(reasons) or 'no address is known'})")
-        # A name that can't be resolved here says nothing about the port there.
+        # A name that cannot be resolved here says nothing about the port there.
         heard = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
         self.is_refused = bool(heard) and all(error.errno == errno.ECONNREFUSED for error in heard)
         self.is_here = self.is_refused and all(_is_own(host) for host in hosts)

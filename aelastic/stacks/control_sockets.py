@@ -6,7 +6,7 @@ each attempt has a path of its own in the run's scratch folder: torch refuses on
 The variable is the agent's mark, too: every process that a worker starts inherits it, and the scratch folder's name is
 random.
 
-A path of more than 107 bytes can't be bound.  If the temporary folder is that deep, the path goes through a descriptor
+A path of more than 107 bytes cannot be bound.  If the temporary folder is that deep, the path goes through a descriptor
 of the agent's.  It leads to the same folder, so there is nothing more to remove.
 """
 

@@ -4,7 +4,7 @@ The agent never imports torch: that takes a second, holds the interpreter's lock
 It binds the port once, starts the workers, and hands the listening socket to a child (`server.py`), which starts as
 the first of them loads torch, or connects.  Workers that connect early wait in the socket's queue.  Every
 round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
-can't be taken by another process in between.
+cannot be taken by another process in between.
 
 Where the agents find each other through this very store (`--rdzv-backend static`), they do so before there is a
 round: then it is there from `open` on, and holds the preset keys.
@@ -159,7 +159,7 @@ class StoreHost:
         try:
             self._process.start()
         except OSError as error:
-            self._on_loss(f"the workers' store can't be started ({shortage_of(error) or error})")
+            self._on_loss(f"the workers' store cannot be started ({shortage_of(error) or error})")
             return
         self._started_at = anyio.current_time()
         self._hand_over()
@@ -197,7 +197,7 @@ class StoreHost:
         elif death.is_hopeless:
             self._close_port()
             _log.warning(
-                "the workers' store can't be served (exit code %s): can %s import torch?", death.code, sys.executable
+                "the workers' store cannot be served (exit code %s): can %s import torch?", death.code, sys.executable
             )
         else:
             self._on_loss("")  # the quick way to load torch has failed; the careful one is tried next
@@ -239,6 +239,6 @@ def _refusing(make: Callable[[], T], port: int) -> T:
         return make()
     except (OSError, OverflowError) as error:
         if shortage := shortage_of(error):
-            raise HostError(f"port {port} can't be opened for the workers' store: {shortage}") from None
+            raise HostError(f"port {port} cannot be opened for the workers' store: {shortage}") from None
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise InputError(f"port {port} can't be opened for the workers' store ({reason}): choose another") from None
+        raise InputError(f"port {port} cannot be opened for the workers' store ({reason}): choose another") from None

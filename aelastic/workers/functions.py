@@ -155,7 +155,7 @@ def _keep(value: Any, path: Path) -> None:
         try:
             pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001  pickling runs the user's code
-            raise TypeError(f"the return value can't be pickled: {type(error).__name__}: {error}") from None
+            raise TypeError(f"the return value cannot be pickled: {type(error).__name__}: {error}") from None
 
 
 async def read_return_value(path: Path) -> Any:

@@ -29,7 +29,7 @@ if __name__ != "__main__":  # the program has these in its own text, above
 # that each still find something mean that a process survives SIGKILL (uninterruptible sleep).
 LOOKS_MAX = 200
 LOOK_AGAIN_MS = 25
-# The guard of an agent within our agent knows of daemons that we can't find: it is left alone for so many looks.
+# The guard of an agent within our agent knows of daemons that we cannot find: it is left alone for so many looks.
 LOOKS_FOR_GUARDS = 100
 # A guard is recognized by this word of its command line.
 NAME = "guards-the-workers-of"

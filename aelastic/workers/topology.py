@@ -149,7 +149,7 @@ async def _gpu_addresses(environ: Mapping[str, str]) -> list[str]:
         said, complained = _contents(said_file), _contents(complained_file)
     if asked.returncode != 0:
         reason = next((line.strip() for line in reversed(complained.splitlines()) if line.strip()), "no reason given")
-        raise InputError(f"numa_binding is given, but torch can't tell where the GPUs are ({reason}): leave it out")
+        raise InputError(f"numa_binding is given, but torch cannot tell where the GPUs are ({reason}): leave it out")
     return [line.split()[1] for line in said.splitlines() if line.startswith("GPU ")]
 
 

@@ -74,5 +74,5 @@ def test_among_nodes_of_one_machine_the_loopback_address_will_do() -> None:
     assert master_address([node("127.0.0.1", "127.0.0.1"), node("127.0.0.1", "127.0.0.1")]) == "127.0.0.1"
 
 
-def test_a_way_that_nobody_knows_leaves_the_address_as_it_is() -> None:
+def test_without_a_known_way_the_address_stays_as_it_is() -> None:
     assert master_address([node("127.0.0.1"), node("10.0.0.2", "")]) == "127.0.0.1"

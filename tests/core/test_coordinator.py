@@ -129,7 +129,7 @@ def test_whatever_is_said_a_coordinator_keeps_its_rules(events: list[Any], is_he
                     assert verdict in {None, ended}, "two verdicts"
                     verdict = ended
                 case m.Assigned(round_) as message if not isinstance(event, Registered):
-                    assert round_ > newest, "the next round is above every one that anybody told of"
+                    assert round_ > newest, "the next round is above every one that a node told of"
                     ranks.append(message.ranks)
                 case _:
                     assert verdict is None, "closed stays closed"

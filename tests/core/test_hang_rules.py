@@ -1,4 +1,4 @@
-"""Who hangs and who does not, by what was seen of them: the core alone, on a clock of the test's own."""
+"""Which workers hang and which do not, by what was seen of them: the core alone, on a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_hang_is_told_once_and_again_only_after_life() -> None:
     assert watched.first(alive)[0] == TIMEOUT_S
 
 
-def test_nobody_is_looked_at_who_has_ended_and_a_new_generation_begins_anew() -> None:
+def test_no_worker_is_looked_at_that_has_ended_and_a_new_generation_begins_anew() -> None:
     watched = Watched(0, 1)
     for _ in range(8):
         watched.look({0: DEAD, 1: DEAD})
@@ -156,7 +156,7 @@ def test_nobody_is_looked_at_who_has_ended_and_a_new_generation_begins_anew() ->
     assert watched.first({0: DEAD, 1: DEAD})[0] == TIMEOUT_S + INTERVAL_S > took_s
 
 
-def test_nobody_is_looked_at_where_no_rule_is_on() -> None:
+def test_no_worker_is_looked_at_where_no_rule_is_on() -> None:
     assert Watched(hang_timeout_s=None).core.deadline is None
 
 
@@ -200,7 +200,7 @@ def test_output_that_came_and_comes_no_more_is_missed_after_the_last() -> None:
     assert verdict.reason == r"no output that matches 'loss=\d' for 30 s"
 
 
-def test_whoever_is_not_expected_to_write_or_not_searched_in_time_is_not_missed() -> None:
+def test_a_worker_that_is_not_expected_to_write_or_not_searched_in_time_is_not_missed() -> None:
     expecting().assert_none(h.Sample())
 
 
@@ -333,7 +333,7 @@ def test_a_line_that_is_not_complete_counts_once() -> None:
     assert search.ask() == 2
 
 
-def test_when_nobody_asks_any_more_nothing_is_searched() -> None:
+def test_when_no_caller_asks_any_more_nothing_is_searched() -> None:
     search = ExpectedOutputMatcher("a")
     search.feed(b"a\n")
     search.stop()

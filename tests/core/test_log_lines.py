@@ -154,7 +154,7 @@ def test_interruptions_lose_no_text(turns: list[tuple[int, bytes]]) -> None:
     text = page_of(*[(cuts[rank], data) for rank, data in turns])
     for rank, splitter in enumerate(cuts):
         mine = b"".join(part for part in re.findall(rb"%d:([^\r\n]*)" % rank, text))
-        assert mine == re.sub(rb"[\r\n]", b"", b"".join(data for who, data in turns if who == rank))
+        assert mine == re.sub(rb"[\r\n]", b"", b"".join(data for each, data in turns if each == rank))
         assert splitter.end().strip(b"\r\n%d:" % rank) == b""
 
 
@@ -285,7 +285,7 @@ def test_a_line_is_shown_when_it_is_complete_and_memory_holds_a_chunk_of_it(tmp_
     follower.close()
 
 
-def test_a_file_that_somebody_truncates_stops_nobody(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_stops_nothing(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.touch()
     follower = Follower(path, PrefixedLines(P))

@@ -679,7 +679,7 @@ def test_a_refused_leader_whose_place_the_board_does_not_give_away_is_asked_agai
 
 
 def test_of_a_late_coordinator_a_renewal_that_was_not_heard_is_seen_soon() -> None:
-    """What it sends arrives once, and nothing comes to it: its last renewal has counted, and it could tell nobody."""
+    """What it sends arrives once, and nothing comes to it: its last renewal has counted, and it could not be told."""
     story = busy_at(7)
     late_at = story.now + LEASE_S * LATE_LEASES
     while (actions := story.pass_deadline()) == [ev.Send(m.Alive())]:

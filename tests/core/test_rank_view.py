@@ -102,7 +102,7 @@ def test_no_control_sequence_of_others_gets_through() -> None:
     assert rows(shown)[1] == "[red]not markup[/red] :smile:"
 
 
-def test_colours_are_for_who_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_shown_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     coloured = RankView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)
     monkeypatch.setitem(os.environ, "NO_COLOR", "1")
     plain = RankView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)

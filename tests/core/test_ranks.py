@@ -1,4 +1,4 @@
-"""Who gets which rank."""
+"""Which node gets which ranks."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_as_many_as_fit_are_chosen_once_each_survivors_first(
 
 
 @given(crowds, st.integers(1, 9))
-def test_the_order_does_not_depend_on_who_came_first(
+def test_the_order_does_not_depend_on_which_came_first(
     candidates: dict[str, tuple[int | None, str]], max_nodes: int
 ) -> None:
     backwards = dict(reversed(candidates.items()))

@@ -46,7 +46,7 @@ def test_a_static_job_meets_at_its_master(script: str, caplog: pytest.LogCapture
     assert "rendezvous at 127.0.0.1:29500; use --master-addr for another address" in caplog.text
 
 
-def test_nobody_is_told_of_a_master_that_was_given(script: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_said_of_a_master_that_was_given(script: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec_of(script, "--nnodes 2 --master-addr node7")
     spec_of(script, "--nnodes 2 --rdzv-endpoint node7:29500")

@@ -220,7 +220,7 @@ def test_a_worker_ends_once_with_its_rank_and_what_became_of_it() -> None:
     ]
 
 
-def test_victims_are_stopped_and_who_fails_meanwhile_has_failed() -> None:
+def test_victims_are_stopped_and_a_worker_that_fails_meanwhile_has_failed() -> None:
     story = running()
     story.put(g.StopRequested())
     story.end(0)
@@ -237,7 +237,7 @@ def test_the_end_of_a_worker_of_an_earlier_generation_is_not_told() -> None:
     assert story.put(g.FoundUnhealthy(1, 0, FAILURE, signal.SIGKILL)) == []
 
 
-def test_a_kill_is_told_once_with_who_is_left_and_why() -> None:
+def test_a_kill_is_told_once_with_the_workers_left_and_why() -> None:
     story = running()
     story.put(g.StopRequested())
     story.end(0)
@@ -248,7 +248,7 @@ def test_a_kill_is_told_once_with_who_is_left_and_why() -> None:
     assert len(story.of(ev.Killed)) == 1
 
 
-def test_a_kill_because_somebody_asked_again_says_so() -> None:
+def test_a_kill_because_of_a_second_request_says_so() -> None:
     story = running()
     story.put(g.StopRequested(signal.SIGINT))
     told = story.put(g.StopRequested(signal.SIGINT))
@@ -310,10 +310,10 @@ def test_a_node_that_leaves_has_no_restart() -> None:
 
 def test_an_agent_that_cannot_go_on_was_not_asked_to_stop() -> None:
     story = running()
-    told = story.put(g.StopRequested(reason="the coordinator can't be reached"))
-    assert told[0] == ev.RendezvousLost("the coordinator can't be reached")
+    told = story.put(g.StopRequested(reason="the coordinator cannot be reached"))
+    assert told[0] == ev.RendezvousLost("the coordinator cannot be reached")
     assert told[-1] == ev.Changed(
-        Phase.RUNNING, Phase.STOPPING, g.WorkerState.STOPPED, "the coordinator can't be reached"
+        Phase.RUNNING, Phase.STOPPING, g.WorkerState.STOPPED, "the coordinator cannot be reached"
     )
     assert story.of(ev.StopAsked) == []
 
@@ -322,7 +322,7 @@ def test_an_agent_that_cannot_go_on_was_not_asked_to_stop() -> None:
 
 
 def some_event(random: Random, story: Story) -> g.Event:
-    """Of now or of before; many of them can't come in this phase."""
+    """Of now or of before; many of them cannot come in this phase."""
     if random.random() < 0.02:
         return random.choice((SUCCEEDED, Ended(Outcome.FAILED, "no restart is left", FAILURE), g.StopRequested()))
     generation = max(1, story.group.generation - random.choice((0, 0, 0, 1)))

@@ -829,7 +829,7 @@ def test_a_verdict_always_fits_on_the_board(letter: str) -> None:
     told = from_text(publish.verdict)
     assert told.outcome is m.Outcome.FAILED and told.cause.message.startswith(failure.message[:100])
     heard = of_kind(term.tell(ev.Published(True)), m.Ended)
-    assert [each.cause for each in heard] == [failure] * 2, "who is connected hears all of it"
+    assert [each.cause for each in heard] == [failure] * 2, "a connected node hears all of it"
 
 
 # What waiting nodes read.

@@ -50,7 +50,7 @@ def test_before_anything_is_known_it_says_little() -> None:
     assert StatusText().line(5.0, 80) == "aelastic | starting"
 
 
-def test_who_is_missing_comes_first() -> None:
+def test_missing_nodes_come_first() -> None:
     text = told(changed(Phase.JOINING))
     assert line(text) == "aelastic 7 s | waiting for 2 to 4 nodes | 2 ranks here | restarts 0 of 3"
     text.handle(ev.Waited("rendezvous: 1 of 2 nodes joined after 10 s (a); waiting for node rank 1"), 101.0)
@@ -102,12 +102,12 @@ def test_a_restart_says_why_and_counts() -> None:
     assert line(text) == "aelastic 7 s | starting workers | round 2 | 4 ranks on 2 nodes | restarts 1 of 3"
 
 
-def test_who_asked_to_stop_is_named() -> None:
+def test_the_origin_of_a_stop_request_is_named() -> None:
     text = told(*RUNNING, ev.StopAsked(2), changed(Phase.STOPPING))
     assert line(text).startswith("aelastic 7 s | stopping 2 workers: asked to by SIGINT | ")
 
 
-def test_a_node_on_its_own_waits_for_nobody_and_has_no_nodes_to_count() -> None:
+def test_a_node_on_its_own_waits_for_no_other_and_has_no_nodes_to_count() -> None:
     fields = {**vars(BEGAN), "min_nodes": 1, "max_nodes": 1, "max_restarts": 0}
     text = told(changed(Phase.JOINING), began=ev.RunBegan(**fields))
     assert line(text) == "aelastic 7 s | starting | 2 ranks here | no restarts"

@@ -256,7 +256,7 @@ def test_timers_of_others_are_dropped_and_complained_of_once() -> None:
     story = Story()
     assert story.set(STRANGER, "step", 5) == [t.Ask(1, STRANGER)]
     assert story.tell(t.Belongs(1, STRANGER, None)) == [t.Complain(t.Kind.FOREIGN, f"pid {STRANGER}")]
-    assert story.set(STRANGER, "step", 5) == [t.Ask(1, STRANGER)]  # it may be somebody's child by now
+    assert story.set(STRANGER, "step", 5) == [t.Ask(1, STRANGER)]  # it may be a child of another process by now
     assert story.tell(t.Belongs(1, STRANGER, None)) == []
     assert len(story.timers) == 0
 

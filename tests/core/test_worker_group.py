@@ -370,7 +370,7 @@ def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
     assert (story.group.state, story.group.reason) == (WorkerState.HEALTHY, "")
 
 
-def test_a_lone_worker_that_fails_leaves_nobody_to_signal() -> None:
+def test_a_lone_worker_that_fails_leaves_no_worker_to_signal() -> None:
     story = Story(local_world_size=1)
     story.tell(ev.Start(), assigned(1), ev.Spawned(1, {0: 700}))
     told = story.tell(ev.Exited(1, 0, FAILURE))
@@ -539,7 +539,7 @@ def test_a_worker_that_ended_by_itself_meanwhile_is_not_found_unhealthy() -> Non
     assert seen(story.group) == before
 
 
-def test_a_worker_that_nobody_can_have_looked_at_is_not_found_unhealthy() -> None:
+def test_a_worker_that_no_watch_can_have_looked_at_is_not_found_unhealthy() -> None:
     story = joining()
     story.tell(assigned(1))
     before = seen(story.group)

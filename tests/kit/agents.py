@@ -279,7 +279,7 @@ class Team:
 
     @property
     def coordinator(self) -> Agent:
-        """Who said last that it coordinates, of those that live."""
+        """The live agent that was the last to say that it coordinates."""
 
         def found() -> Agent | None:
             here = [agent for agent in self.live if agent.has_said(COORDINATES)]
@@ -369,7 +369,7 @@ def figure(what: str, seconds: float) -> None:
 
 
 def c10d() -> Meeting:
-    """An endpoint here that nobody serves yet."""
+    """An endpoint here that is not served yet."""
     return Meeting("c10d", f"127.0.0.1:{quiet_port()}")
 
 

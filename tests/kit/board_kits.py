@@ -117,7 +117,7 @@ def _c10d_elsewhere(servers: EtcdServers) -> MakeBoard:
 KITS = (
     Kit("in-process", _in_process),
     Kit("c10d, served by the first agent", _c10d, is_of_one_job=True),
-    Kit("c10d, a store of somebody else", _c10d_elsewhere),
+    Kit("c10d, a store of another program", _c10d_elsewhere),
     _etcd("etcd-v3", EtcdV3Board, "debian"),
     _etcd("etcd-v3", EtcdV3Board, "distro"),
     _etcd("etcd-v2", EtcdV2Board, "debian"),

@@ -1,7 +1,7 @@
 """Jobs under fire: agents on nodes of their own, workers that die of each other (`kit.star`), faults, and a look at what follows.
 
 A `Battlefield` is one job of three nodes on one kind of board.  A fault takes a node, or the board, and returns what
-undoes it.  Workers write down their steps, by which the test sees who progresses in which round, and since when.
+undoes it.  Workers write down their steps, by which the test sees which nodes progress in which round, and since when.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Battlefield:
         path = agent.folder / "progress"
         return [Step.of(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_progress(self, who: Sequence[int], since: float, *, above: int = 0, limit_s: float) -> float:
+    def wait_progress(self, nodes: Sequence[int], since: float, *, above: int = 0, limit_s: float) -> float:
         """Waits until these nodes, and they alone, step together, since some time, in a round above some fence.
 
         Returns:
@@ -131,21 +131,21 @@ class Battlefield:
         """
 
         def found() -> bool:
-            last = [self.last_step(index) for index in who]
+            last = [self.last_step(index) for index in nodes]
             steps = [step for step in last if step is not None and step.at > since and step.fence > above]
-            return len(steps) == len(who) == steps[0].world_size and len({step.fence for step in steps}) == 1
+            return len(steps) == len(nodes) == steps[0].world_size and len({step.fence for step in steps}) == 1
 
-        what = f"steps of nodes {list(who)} together, {limit_s:g} s after a fault"
+        what = f"steps of nodes {list(nodes)} together, {limit_s:g} s after a fault"
         deadline = since + limit_s
         while not found():
-            over = [self.agents[index] for index in who if self.agents[index].is_over]
+            over = [self.agents[index] for index in nodes if self.agents[index].is_over]
             if over or time.monotonic() > deadline:
                 pytest.fail(f"{f'{over} ended' if over else 'none'}: {what}\n{self.story}")
             time.sleep(0.03)
-        fence = max(step.fence for index in who if (step := self.last_step(index)) is not None)
+        fence = max(step.fence for index in nodes if (step := self.last_step(index)) is not None)
         firsts = [
             min(step.at for step in self.steps(self.agents[index]) if step.fence == fence and step.at > since)
-            for index in who
+            for index in nodes
         ]
         return max(firsts) - since
 

@@ -62,7 +62,7 @@ class EtcdServer:
         folder: its data and its output.
         options: further ones.
         tls: the folder of certificates that `make_certificates` fills; empty: none.
-        wants_client_certificate: of those who connect.
+        wants_client_certificate: of its clients.
         host: the address where it serves.
         prefix: a command that starts it, in a network namespace, say; then that asks how it is, too.
         peer_port: where it talks to its peers; 0: it has none.
@@ -182,7 +182,7 @@ class EtcdServer:
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
     def stop(self) -> None:
-        """Makes it hang: the kernel takes connections, nobody answers."""
+        """Makes it hang: the kernel takes connections, and they get no answer."""
         assert self._popen is not None
         stand_still(self._popen.pid)
 

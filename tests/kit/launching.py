@@ -142,7 +142,7 @@ def cmdline(pid: int) -> list[str]:
 class Job:
     """One `aelastic` command and all that it starts.
 
-    Its output goes to files: a leftover that holds a pipe open can't stall the test.
+    Its output goes to files: a leftover that holds a pipe open cannot stall the test.
     """
 
     def __init__(self, folder: Path, command: Sequence[str], env: dict[str, str], **popen: Any) -> None:

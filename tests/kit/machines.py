@@ -142,7 +142,7 @@ class TorchOn:
         """What a worker is bound to; `None` if torch fails."""
         options = self._binding.NumaOptions(affinity_mode=self._binding.AffinityMode(mode))
         with self._monkeypatch.context() as patched:
-            # Names of that module only: nobody else reads elsewhere.
+            # Names of that module only: no other module reads elsewhere.
             patched.setattr(self._binding, "open", self._open, raising=False)
             patched.setattr(self._binding, "os", self._os())
             patched.setattr(self._binding, "torch", self._torch())

@@ -78,7 +78,7 @@ class Net:
 
     Args:
         has_v4: whether nodes have IPv4 addresses.
-        has_v6: likewise IPv6; else it is switched off, as in Docker's networks.
+        has_v6: it has IPv6; else it is switched off, as in Docker's networks.
     """
 
     def __init__(self, *, has_v4: bool = True, has_v6: bool = False) -> None:
@@ -113,7 +113,7 @@ class Net:
             default_route: by which of them it reaches everything else; `None`: it doesn't.
             files: what stands in its /etc, by name.
             delay_s: of each packet to it, and of each from it.
-            loss: the share of packets that is lost on the way to it, and likewise from it.
+            loss: the share of packets that is lost on the way to it, and of those on the way from it.
         """
         self._count += 1
         number = self._count
@@ -152,7 +152,7 @@ class Net:
         Args:
             node: which.
             other: `None`: all.
-            how: `blackhole`: without a word; `unreachable`, `prohibit`: those who send are told.
+            how: `blackhole`: without a word; `unreachable`, `prohibit`: the sender gets an error.
         """
         for rule in (*self._rules(node, other), *self._rules(other, node)):
             self._cut(rule, how)
@@ -227,7 +227,7 @@ class Net:
         return popen
 
     def _new_namespace(self, host_name: str) -> int:
-        # `cat` ends when nobody can write any more: at the latest with the test's own process.
+        # `cat` ends when no process can write any more: at the latest with the test's own process.
         script = 'hostname "$1" && ip link set lo up && echo ready && exec cat'
         popen = subprocess.Popen(
             ["unshare", "--net", "--uts", "sh", "-c", script, "sh", host_name],
@@ -236,7 +236,7 @@ class Net:
         )
         self._holders.append(popen)
         assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
-        # An IPv6 address is of use a second late, unless nobody looks whether another has it.
+        # An IPv6 address is of use a second late, unless no test is made whether another host has it.
         switch = (
             "echo 0 >$conf/accept_dad; echo 1 >$conf/keep_addr_on_down" if self.has_v6 else "echo 1 >$conf/disable_ipv6"
         )

@@ -47,7 +47,7 @@ class Screen:
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _read(self) -> None:
-        with suppress(OSError):  # EIO: nobody has it open any more
+        with suppress(OSError):  # EIO: no process has it open any more
             while data := os.read(self.ours, 1 << 16):
                 with self._lock:
                     self._written += data

@@ -1,7 +1,7 @@
 """An agent of the simulation: the real cores, and shells that do just what the real ones do.
 
 The shells are those of `supervisor.py`, `rdzv/agent_link.py` and `rdzv/coordinator_server.py`, method by method, without a loop: a
-mailbox for each core, read in any order; whoever changes these changes this.  The workers are made up.
+mailbox for each core, read in any order: a change there needs one here.  The workers are made up.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Work:
 
 
 class Watcher(Protocol):
-    """Who looks on, and objects (`simulated_checks.py`)."""
+    """Checks that look on, and object (`simulated_checks.py`)."""
 
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None: ...
     def spawns(self, agent: Agent, assigned: Assigned) -> None: ...
@@ -72,7 +72,7 @@ class Agent(SimulatedProcess):
         board: where it looks.
         watcher: sees what it does.
         settings: as the user gave them.
-        max_restarts: likewise.
+        max_restarts: of the job.
         host: its machine.
         number: tells it from the others on this machine.
         work: what the workers of its next generation will do.
@@ -104,7 +104,7 @@ class Agent(SimulatedProcess):
         self.member = Member(self.node_id, terms, Search(settings.join_timeout_s))
         self.is_finishing = False
         self.welcomed_at = 1e9
-        self.is_leaving = False  # as somebody has asked it to
+        self.is_leaving = False  # as it was asked to
         self.end = ""  # how it ended
         self.alive: dict[int, int] = {}  # local rank to generation, of workers that run
         self.round_of_workers: Assigned | None = None
@@ -353,7 +353,7 @@ class Server:
         self._count = 0
         self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
         self.shell = agent.open_shell("leader", leader, self.carry_out, c.DeadlinePassed())
-        self._nodes: dict[int, str] = {}  # connection to who speaks there
+        self._nodes: dict[int, str] = {}  # connection to the node at its other end
         listener.serve(self._accept)
         agent.arm(self.shell)
 
@@ -452,9 +452,7 @@ class Server:
                 then()
             else:
                 record = self.record
-                agent.mail(
-                    self.shell, c.Resigned()
-                )  # first: what the board has been told must be decided by nobody here
+                agent.mail(self.shell, c.Resigned())  # first: what the board has been told must not be decided here
                 agent.asking.ask("resign", lambda: agent.board.resign(record), FAREWELL_S, lambda *_: then())
 
         self._finishing = resign

@@ -22,7 +22,7 @@ class BoardFaults(Record):
 
     request_lost: float = 0.0
     answer_lost: float = 0.0
-    late: float = 0.0  # done seconds after whoever asked was told that it failed
+    late: float = 0.0  # done seconds after the caller was told that it failed
 
 
 class BoardDownError(Exception): ...
@@ -40,7 +40,7 @@ class Board:
         self._world, self._ttl_s = world, ttl_s
         self.faults = BoardFaults()
         self.is_up = True
-        self.is_silent = False  # and nobody gets an answer
+        self.is_silent = False  # and no caller gets an answer
         self.wiped_at = -1.0
         self.elections: list[tuple[float, LeaderRecord]] = []  # when each was made
         self.closed_at: float | None = None  # when it was told how the job ended
@@ -87,7 +87,7 @@ class Board:
             self._reach()
         except BoardDownError:
             if self._ttl_s is None:
-                return record.renewed()  # nobody can be elected on what does not exist
+                return record.renewed()  # no agent can be elected on what does not exist
             raise
         now = self._mine(record)
         if now is not None:

@@ -85,7 +85,7 @@ class Checks:
         if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
             return
         claimant = next(agent for agent in self.agents if agent.node_id == newest.candidate.node_id)
-        # Whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
+        # An agent whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
         # board, each for those that are connected to it.
         if displaced_at - claimant.jumped_at > 2 * leader.lease.lease_s:
             self.fail(
@@ -140,7 +140,7 @@ class Checks:
         self._world.after(0.0, lambda: self._check_others(agent, leader, round_))
 
     def _check_others(self, agent: Agent, leader: Leader, round_: Round) -> None:
-        """Whoever the coordinator is connected to has no workers of another round, or was told to stop them."""
+        """An agent with a connection to the coordinator has no workers of another round, or was told to stop them."""
         for other in self.agents:
             workers_of = other.round_of_workers
             if not other.alive or workers_of is None or workers_of.round == round_.number:
@@ -152,7 +152,7 @@ class Checks:
                 isinstance(last, m.Assigned) and last.round >= round_.number
             )
             if not is_told and other.group.phase.value not in {"stopping", "done"}:
-                self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: nobody has told it")
+                self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: it was not told")
 
     def _on_begun_again(self, round_: Round) -> None:
         """Closed stays closed, as long as the board can say so."""
@@ -261,7 +261,7 @@ class Checks:
         if len(rounds) > 1:
             return f"there are rounds {rounds}"
         if not running:
-            return f"nobody runs, {waiting} wait" if living else ""
+            return f"no node runs, {waiting} wait" if living else ""
         (round_,) = rounds
         assert round_ is not None
         size = next(iter(round_.heard.values())).ranks.group_world_size

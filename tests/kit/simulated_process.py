@@ -82,7 +82,7 @@ class SimulatedProcess:
         self.drain()
 
     def drain(self) -> None:
-        """Reads the mailboxes until all are empty: whose turn it is, is chance."""
+        """Reads the mailboxes until all are empty, in a random order."""
         if self._is_busy:
             return
         self._is_busy = True

@@ -3,7 +3,7 @@
 - **Connections** carry messages in order, late at times.  Between two hosts the network may be cut, in one direction or
   both: what was sent waits (the kernel sends it again) and comes when the cut is over.  A middlebox may reset what one
   host sends to another, and refuse connections in its name.  A connection that breaks
-  loses what was on its way; whoever writes to an end that is gone is told so.  A host that is switched off says nothing.
+  loses what was on its way; a writer to an end that is gone gets an error.  A host that is switched off says nothing.
 - **Processes** hear nothing while they are frozen; the kernel accepts and keeps all for them.  When they go on, everything
   is there at once, in any order that keeps each connection's own.
 """
@@ -27,7 +27,7 @@ FIN, RST = "FIN", "RST"
 
 
 class Process(Protocol):
-    """Who can be frozen, and end."""
+    """A process that can be frozen, and end."""
 
     host: str
 
@@ -68,8 +68,8 @@ class World:
             call()
         return True
 
-    def note(self, who: str, what: Any, then: Any = ()) -> None:
-        self.trace.append((self.now, who, what, then))
+    def note(self, actor: str, what: Any, then: Any = ()) -> None:
+        self.trace.append((self.now, actor, what, then))
 
     # The network.
 
@@ -101,7 +101,7 @@ class World:
         connected: Callable[[End], None],
         failed: Callable[[bool, str], None],
     ) -> None:
-        """Calls one of the two; `failed` with whether somebody at that host refuses."""
+        """Calls one of the two; `failed` with whether that host refuses."""
         source = object()
         gives_up = self.now + CONNECT_TIMEOUT_S
 
@@ -170,10 +170,10 @@ class End:
         self.is_deaf = False  # its owner wants to hear no more
         self.is_told = False  # its owner knows of its end
         self.is_reset = False  # it was not closed in order
-        self.is_broken = False  # nothing gets through, and who writes is told so
+        self.is_broken = False  # nothing gets through, and a writer gets an error
         self.on_message: Callable[[Any], None] | None = None
         self.on_closed: Callable[[], None] | None = None
-        self._early: list[Callable[[], None]] = []  # what came before anybody wanted to hear it
+        self._early: list[Callable[[], None]] = []  # what came before there was a reader
         self._wire: deque[Any] = deque()  # what is on its way to the other end
         self._arrives = 0.0
         self._held = 0
@@ -196,7 +196,7 @@ class End:
             self._world.after(0.0, lambda: self.process.post(self, self._tell_closed))
 
     def end(self, how: str) -> None:
-        """Its process ends, and nobody is told here."""
+        """Its process ends, and nothing here hears of it."""
         self.is_deaf = self.is_told = True
         if how == "dark":
             self._drop_wire()

@@ -2,8 +2,8 @@
 """The rendezvous, simulated: the real cores of a whole job, among faults that one seed brings about.
 
 `python tests/simulation.py SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
-A seed decides everything: the size of the job, the board, who fails when, each delay, and what goes wrong.  At
-`until_s` all faults stop; then all who live must come to one round, or to one verdict, within `AGREE_WITHIN_S`.
+A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
+`until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within `AGREE_WITHIN_S`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kit.simulated_words import in_words, without_repetition
 from kit.simulated_world import FIN, RST, World
 
 LEASE_S = 5.0
-# Lease, election, recovery (a lease), a worker that ignores SIGTERM, settling, and that once more for who comes late.
+# Lease, election, recovery (a lease), a worker that ignores SIGTERM, settling, and that once more for late nodes.
 AGREE_WITHIN_S = 40.0
 LINES = 200
 NO_BOARD_FAULTS = BoardFaults()
@@ -326,7 +326,7 @@ class Simulation:
             raise
 
     def watch_ends(self) -> None:
-        """Whoever leaves node0 takes the board along."""
+        """An agent that leaves node0 takes the board along."""
         if not self.size.is_board_on_node0:
             return
 
@@ -374,8 +374,8 @@ class Simulation:
 
     def story(self, lines: int) -> str:
         trace = [
-            (now, f"{who:16} {in_words(what)}{''.join(f' | {in_words(each)}' for each in then)}")
-            for now, who, what, then in self.world.trace
+            (now, f"{actor:16} {in_words(what)}{''.join(f' | {in_words(each)}' for each in then)}")
+            for now, actor, what, then in self.world.trace
         ]
         told = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
         head = f"seed {self.seed}: {_changed(self.size)}; {_changed(self.faults)}"

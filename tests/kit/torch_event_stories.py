@@ -149,7 +149,7 @@ def main() -> None:
     from torch.distributed.elastic.events.handlers import _log_handlers
     from torch.distributed.elastic.metrics.api import configure
 
-    who, result, stories = sys.argv[1:]
+    launcher, result, stories = sys.argv[1:]
     _log_handlers["recorder"] = EventHandler()
     recorder: Any = MetricHandler()
     configure(recorder)
@@ -159,7 +159,7 @@ def main() -> None:
         config = {"run_id": "job", **more}
         began = time.time()
         try:
-            (run_torch if who == "torch" else run_ours)(story, config)
+            (run_torch if launcher == "torch" else run_ours)(story, config)
         except Exception as failure:  # noqa: BLE001  how it ended is what the listeners are told
             logging.getLogger(__name__).info("%r", failure)
         results[story] = {"told": list(told), "began": began, "ended": time.time()}

@@ -19,7 +19,7 @@ import pytest
 
 
 class Deadlock(AssertionError):
-    """No task is ready and no timer is armed: everybody would wait for ever."""
+    """No task is ready and no timer is armed: all tasks would wait for ever."""
 
 
 class _JumpSelector(selectors.DefaultSelector):
@@ -52,7 +52,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001  handed to whoever awaits it
+        except Exception as error:  # noqa: BLE001  handed to the task that awaits it
             future.set_exception(error)
         return future
 

@@ -69,7 +69,7 @@ def main() -> None:
     server.sendmsg([len(body).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
     server.sendall(body)
     for fd in given:
-        posix.close(fd)  # the fork has them: who waits for their end waits for its end
+        posix.close(fd)  # the fork has them: a wait for their end waits for its end
     while True:
         readable, _, _ = select.select([server, woken], [], [])
         if woken in readable:

@@ -41,7 +41,7 @@ def error_of(agent: Agent) -> str:
 # Endpoints.
 
 
-def test_an_endpoint_where_nobody_is_found_is_named_while_we_wait_and_in_the_end(launch: Launcher) -> None:
+def test_an_endpoint_without_a_server_is_named_while_we_wait_and_in_the_end(launch: Launcher) -> None:
     nowhere = f"127.0.0.1:{quiet_port()}"
     with (
         team_of(launch, Meeting("c10d", nowhere), "2", conf={"join_timeout": 11, "is_host": "false"}) as one,
@@ -256,7 +256,7 @@ def test_nonsense_on_the_stream_is_refused_and_its_connection_closed(running: tu
     assert refused == Refused("this agent read an outdated coordinator entry; retrying", is_final=False)
 
 
-def test_who_connects_and_says_nothing_is_dropped_after_the_lease(running: tuple[Team, Round]) -> None:
+def test_a_connection_that_says_nothing_is_dropped_after_the_lease(running: tuple[Team, Round]) -> None:
     team, _ = running
     port = stream_port(team.coordinator)
     began = time.monotonic()

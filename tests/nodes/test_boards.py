@@ -71,7 +71,7 @@ def same(one: LeaderRecord | None, other: LeaderRecord | None) -> bool:
 
 async def until(what: str, condition: Callable[[], Awaitable[T]], limit_s: float = DEADLINE_S) -> T:
     with anyio.move_on_after(limit_s):
-        while not (answer := await condition()):  # noqa: ASYNC110  nobody tells us
+        while not (answer := await condition()):  # noqa: ASYNC110  there is no event
             await anyio.sleep(0.02)
         return answer
     pytest.fail(f"not after {limit_s:g} s: {what}")
@@ -391,7 +391,7 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
     """Three agents do anything in any order, with what they have seen at some time."""
     choice = random.Random(seed)
     agents = [(await opened(boards), candidate) for candidate in (A, B, C)]
-    views: list[LeaderRecord | None] = [None]  # what anybody ever saw
+    views: list[LeaderRecord | None] = [None]  # what any client ever saw
     now: LeaderRecord | None = None  # the model: the record, without its renewals
     kept = anyio.current_time()
     top = 0  # the model: the highest epoch so far

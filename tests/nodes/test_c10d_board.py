@@ -1,4 +1,4 @@
-"""The boards `c10d` and `static`: who serves the store, what else may be at the endpoint, what dies and what is left.
+"""The boards `c10d` and `static`: which agent serves the store, what else may be at the endpoint, what dies and what is left.
 
 What every board promises is in `test_boards.py`.
 """
@@ -180,7 +180,7 @@ import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
-store.set("somebody's", "key")
+store.set("another's", "key")
 print(store.port, flush=True)
 sys.stdin.read()
 """
@@ -188,7 +188,7 @@ sys.stdin.read()
 
 @contextmanager
 def external(port: int = 0) -> Iterator[subprocess.Popen[str]]:
-    """Somebody else's TCPStore, whose port is its first line."""
+    """Another program's TCPStore, whose port is its first line."""
     with subprocess.Popen(
         [sys.executable, "-c", EXTERNAL, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -203,7 +203,7 @@ def port_of(process: subprocess.Popen[str]) -> int:
     return int(process.stdout.readline())
 
 
-# Who serves.
+# Which agent serves.
 
 
 async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_others_are_its_clients(
@@ -223,7 +223,7 @@ async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_oth
     assert (a.endpoint_host, b.endpoint_host) == ("localhost", "localhost")
 
 
-async def test_agents_that_come_at_once_agree_on_who_serves(world: World) -> None:
+async def test_agents_that_come_at_once_agree_on_the_one_that_serves(world: World) -> None:
     endpoint = f"127.0.0.1:{quiet_port()}"
     agents = [world.c10d(endpoint) for _ in range(4)]
 
@@ -267,7 +267,7 @@ async def test_this_machine_has_many_names(world: World, host: str) -> None:
 
 
 async def test_another_machine_is_never_served_for(world: World) -> None:
-    """TEST-NET-1 of RFC 5737 is nobody's."""
+    """No host has an address of TEST-NET-1 (RFC 5737)."""
     assert await local_address_of(Endpoint("192.0.2.1", 1)) is None
     a = world.c10d("192.0.2.1:0")
 
@@ -275,7 +275,7 @@ async def test_another_machine_is_never_served_for(world: World) -> None:
         await a.open()
 
 
-async def test_the_user_may_say_who_serves(world: World) -> None:
+async def test_the_user_may_say_which_agent_serves(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     client = world.c10d(endpoint, is_host="false")
     with pytest.raises(RefusedError, match=f"{endpoint}: Connection refused"):
@@ -291,15 +291,15 @@ async def test_the_user_may_say_who_serves(world: World) -> None:
     assert await client.read() == record
 
 
-async def test_who_has_to_serve_and_cannot_says_so(world: World) -> None:
+async def test_an_agent_that_has_to_serve_and_cannot_says_so(world: World) -> None:
     with silent() as sock:
         port = sock.getsockname()[1]
         board = world.c10d(f"localhost:{port}", is_host="1")
-        with pytest.raises(InputError, match=rf"localhost:{port} can't be served \(Address already in use\)"):
+        with pytest.raises(InputError, match=rf"localhost:{port} cannot be served \(Address already in use\)"):
             await board.open()
 
 
-async def test_a_store_of_somebody_else_is_used_by_any_job(world: World) -> None:
+async def test_a_store_that_no_agent_serves_is_used_by_any_job(world: World) -> None:
     with external() as process:
         endpoint = f"localhost:{port_of(process)}"
         one, two = world.c10d(endpoint, "one"), world.c10d(endpoint, "two")
@@ -403,7 +403,7 @@ async def test_a_web_server_at_the_endpoint_is_no_store(world: World) -> None:
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_who_hangs_up_may_be_a_store_that_starts(world: World) -> None:
+async def test_a_server_that_hangs_up_may_be_a_store_that_starts(world: World) -> None:
     with answering(b"") as port:
         board = world.c10d(f"127.0.0.1:{port}")
         with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} closed the connection"):
@@ -502,7 +502,7 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
     assert coordinator.own_address == "127.0.0.1" and other.own_address == ""
 
 
-async def test_who_claims_the_new_store_first_is_the_coordinator(world: World) -> None:
+async def test_the_agent_that_claims_the_new_store_first_is_the_coordinator(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, old, new = (world.c10d(endpoint) for _ in range(3))
     await server.open()
@@ -529,7 +529,7 @@ async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
     await server.aclose()
 
     for _ in range(3):
-        assert await coordinator.renew(record), "nobody can claim it"
+        assert await coordinator.renew(record), "no agent can claim it"
     with pytest.raises(RendezvousConnectionError):
         await coordinator.read()
     with pytest.raises(RendezvousConnectionError):
@@ -610,7 +610,7 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
             with pytest.raises(RendezvousConnectionError, match=r"no answer from .* within"):
                 await client.read()
             assert client.pid is None, "it would wait without end"
-            # To who has known it as a store it is one that hangs, and not something else.
+            # To an agent that has known it as a store it is one that hangs, and not something else.
             with pytest.raises(
                 RendezvousConnectionError,
                 match=r"no answer from .*: it accepted the connection but did not answer for 2.5 s",
@@ -853,7 +853,7 @@ async def test_only_node_0_claims_keeps_closes_and_resigns(nodes: Nodes) -> None
     assert not await zero.renew(record)
 
 
-async def test_every_rounds_store_is_new_and_says_who_coordinates(nodes: Nodes) -> None:
+async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes) -> None:
     zero, one = nodes.board(0), nodes.board(1)
     await zero.open()
     await zero.campaign(A, None, 0)

@@ -133,7 +133,9 @@ async def test_a_user_of_etcd_v3_reigns_and_others_are_told(
     assert await either.read() is None
 
 
-async def test_credentials_that_nobody_asks_for_do_no_harm(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
+async def test_credentials_that_the_server_does_not_ask_for_do_no_harm(
+    etcds: EtcdServers, run_id: str, closing: Closing
+) -> None:
     for backend in BOARDS:
         board = closing(board_of(backend, etcds.of("distro").endpoint, run_id + backend, user="joe", password="x"))
         await board.open()

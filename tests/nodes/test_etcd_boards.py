@@ -62,7 +62,7 @@ PUT = {"etcd-v3": put_v3, "etcd-v2": put_v2}
 
 
 @both_apis
-async def test_who_finds_garbage_in_the_key_says_which_key(backend: str, etcds: EtcdServers, closing: Closing) -> None:
+async def test_garbage_in_the_key_is_reported_with_the_key(backend: str, etcds: EtcdServers, closing: Closing) -> None:
     server, record = etcds.of("distro"), LeaderRecord(epoch=1, candidate=A)
     for number, (text, lease) in enumerate([*((text, True) for text in GARBAGE), (json.dumps(GOOD).encode(), False)]):
         key = f"/aelastic/{backend}garbage{number}/coordinator"
@@ -81,7 +81,7 @@ async def test_who_finds_garbage_in_the_key_says_which_key(backend: str, etcds: 
                 await operation()
 
 
-async def test_who_finds_a_directory_in_the_key_says_which_key(etcds: EtcdServers, closing: Closing) -> None:
+async def test_a_directory_in_the_key_is_reported_with_the_key(etcds: EtcdServers, closing: Closing) -> None:
     server = etcds.of("distro")
     put_v2(server, "/aelastic/directory/coordinator/below", b"x", lease=False)
     with pytest.raises(RendezvousStateError, match="/aelastic/directory/coordinator"):
@@ -174,7 +174,7 @@ async def test_when_no_endpoint_answers_each_is_named(backend: str, closing: Clo
 
 
 @each_board
-async def test_a_server_that_hangs_holds_nobody_up(
+async def test_a_server_that_hangs_does_not_hold_up_the_agent(
     backend: str, etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
@@ -285,7 +285,7 @@ async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
         await two_ways.aclose()
 
 
-# --- who else may be at the endpoint
+# --- what else may be at the endpoint
 
 
 @contextmanager
@@ -359,7 +359,9 @@ async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
     [(b"SSH-2.0-OpenSSH_9.2\r\n", RendezvousStateError), (b"", RendezvousConnectionError)],
     ids=["ssh", "nothing"],
 )
-async def test_who_does_not_speak_http_is_no_etcd(says: bytes, error: type[RendezvousError], closing: Closing) -> None:
+async def test_a_server_that_does_not_speak_http_is_no_etcd(
+    says: bytes, error: type[RendezvousError], closing: Closing
+) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(says)
         await writer.drain()

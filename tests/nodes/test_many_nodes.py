@@ -51,7 +51,7 @@ def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launche
 
 def test_nodes_may_differ_in_workers_and_roles_and_wish_for_their_ranks(launch: Launcher, meeting: Meeting) -> None:
     with team_of(launch, meeting, "3") as team:
-        # Whoever comes first, comes with the last rank.
+        # The first that comes has the last rank.
         agents = [
             team.start("--node-rank", "2", "--role", "trainer", nproc=1),
             team.start("--node-rank", "1", "--role", "reader", nproc=1),
@@ -103,7 +103,7 @@ def test_two_nodes_that_come_together_interrupt_once(launch: Launcher, meeting: 
 
 
 @pytest.mark.timeout(240)
-def test_a_spare_takes_the_place_of_whoever_is_lost_again_and_again(launch: Launcher, meeting: Meeting) -> None:
+def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher, meeting: Meeting) -> None:
     with team_of(launch, meeting, "2:4", conf=AT_ONCE) as team:
         members = team.start_many(4)
         round_ = team.wait_round(members)
@@ -140,7 +140,7 @@ def finish_but_last(agents: list[Agent]) -> Agent:
     return last
 
 
-def test_who_has_finished_waits_for_the_last(launch: Launcher, meeting: Meeting) -> None:
+def test_a_node_that_has_finished_waits_for_the_last(launch: Launcher, meeting: Meeting) -> None:
     with team_of(launch, meeting, "3") as team:
         agents = team.start_many(3)
         round_ = team.wait_round(agents)
@@ -153,7 +153,7 @@ def test_who_has_finished_waits_for_the_last(launch: Launcher, meeting: Meeting)
         assert round_.restart == 0
 
 
-def test_who_has_finished_starts_again_if_the_last_fails(launch: Launcher, meeting: Meeting) -> None:
+def test_a_node_that_has_finished_starts_again_if_the_last_fails(launch: Launcher, meeting: Meeting) -> None:
     with team_of(launch, meeting, "3", options=("--max-restarts", "1")) as team:
         agents = team.start_many(3)
         round_ = team.wait_round(agents)
@@ -171,26 +171,30 @@ WorkerSpec.__init__.__kwdefaults__["exit_barrier_timeout_s"] = 0.5
 """
 
 
-@pytest.mark.parametrize("who", ["the coordinator", "the other"])
-def test_who_has_finished_waits_no_longer_than_the_exit_barrier(launch: Launcher, meeting: Meeting, who: str) -> None:
+@pytest.mark.parametrize("which", ["the coordinator", "the other"])
+def test_a_node_that_has_finished_waits_no_longer_than_the_exit_barrier(
+    launch: Launcher, meeting: Meeting, which: str
+) -> None:
     with team_of(launch, meeting, "2") as team:
-        first = team.start(wrapper=IMPATIENT if who == "the coordinator" else "")
+        first = team.start(wrapper=IMPATIENT if which == "the coordinator" else "")
         first.wait_said(COORDINATES)
-        second = team.start(wrapper=IMPATIENT if who == "the other" else "")
+        second = team.start(wrapper=IMPATIENT if which == "the other" else "")
         team.wait_round([first, second])
-        early, late = (first, second) if who == "the coordinator" else (second, first)
+        early, late = (first, second) if which == "the coordinator" else (second, first)
         os.kill(early.starts[-1].pid, FINISH)
         assert early.wait() == 0
         late.wait_said(COORDINATES)
         os.kill(late.starts[-1].pid, FINISH)
         assert late.wait() == 0
-        assert len(late.starts) == 1, "nobody starts again because of a node that was done"
+        assert len(late.starts) == 1, "no worker starts again because of a node that was done"
 
 
 # Waiting in vain.
 
 
-def test_too_few_nodes_are_told_who_came_and_asked_to_try_again(launch: Launcher, etcds: EtcdServers) -> None:
+def test_too_few_nodes_learn_which_came_and_exit_with_the_code_for_trying_again(
+    launch: Launcher, etcds: EtcdServers
+) -> None:
     etcd = Meeting("etcd-v3", etcds.of("distro").endpoint)
     conf = {"join_timeout": 11}
     with team_of(launch, c10d(), "3", conf=conf) as one, team_of(launch, etcd, "3", conf=conf) as other:
@@ -210,6 +214,6 @@ def test_a_node_that_is_asked_to_stop_while_it_waits_ends_by_the_signal(launch: 
         agent.wait_said(COORDINATES)
         agent.signal(signal.SIGTERM)
         assert agent.wait() == -signal.SIGTERM
-        # Nobody is left who coordinates: the next ones find each other all the same.
+        # No coordinator is left: the next agents find each other all the same.
         agents = team.start_many(2)
         team.finish(team.wait_round(agents))

@@ -257,7 +257,7 @@ def test_where_the_name_server_is_silent_none_is_asked(v4: Net, launch: Launcher
     assert not asked.exists(), asked.read_text()
 
 
-def test_an_endpoint_whose_name_nobody_knows_is_named_in_the_end(v4: Net, launch: Launcher, tmp_path: Path) -> None:
+def test_an_endpoint_whose_name_is_unknown_is_named_in_the_end(v4: Net, launch: Launcher, tmp_path: Path) -> None:
     server, asked = name_server(v4, tmp_path)
     agents = Agents(launch, f"no-such-host:{PORT}", "2", join_timeout_s=2.0)
     job = agents.start(v4.node(files=names(tmp_path, server)))
@@ -368,7 +368,7 @@ def test_nodes_are_cut_off_and_come_back_again_and_again(v4: Net, launch: Launch
         changed = [i for i, (now, then) in enumerate(zip(agents.coordinators(), reigns, strict=True)) if now > then]
         assert len(changed) == turn % 2, changed
         coordinator = changed[0] if changed else coordinator
-        # Whether its workers are of use still is for nobody to say there; with `1:3` it must not go on alone.
+        # Whether its workers are of use still cannot be said there; with `1:3` it must not go on alone.
         assert agents.counts()[victim] == counts[victim]
         began = time.monotonic()
         counts = agents.counts()
@@ -399,7 +399,7 @@ def test_the_endpoint_s_own_node_is_cut_off_and_comes_back(v4: Net, launch: Laun
 
 
 @pytest.mark.all
-def test_a_cut_that_is_shorter_than_a_lease_disturbs_nobody(v4: Net, launch: Launcher) -> None:
+def test_a_cut_that_is_shorter_than_a_lease_disturbs_no_node(v4: Net, launch: Launcher) -> None:
     nodes = [v4.node(f"node{i}") for i in range(2)]
     agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", lease_s=6.0)
     jobs = [agents.start(node) for node in nodes]
@@ -450,7 +450,7 @@ def test_a_node_that_stays_cut_off_gives_up_in_the_end(v4: Net, launch: Launcher
 
 
 @pytest.mark.all
-def test_whoever_is_cut_off_from_the_coordinator_alone_disturbs_nobody(v4: Net, launch: Launcher) -> None:
+def test_a_node_that_is_cut_off_from_the_coordinator_alone_disturbs_no_other(v4: Net, launch: Launcher) -> None:
     endpoint = serve_board(v4, v4.node("board"))
     nodes = [v4.node(f"node{i}") for i in range(3)]
     agents = Agents(launch, endpoint, "2:3")

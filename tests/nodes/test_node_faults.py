@@ -264,7 +264,7 @@ AgentLink._campaign = campaign_late
 """
 
 
-def test_a_newcomer_that_finds_an_empty_store_does_not_disturb_those_who_go_on(launch: Launcher) -> None:
+def test_a_newcomer_that_finds_an_empty_store_does_not_disturb_nodes_that_go_on(launch: Launcher) -> None:
     # So long a lease that the newcomer is mostly the first to write into the store that it serves.
     with team_of(launch, c10d(), "2:3", conf={"lease": 9}) as team:
         host = team.start(wrapper=MODEST)
@@ -280,7 +280,7 @@ def test_a_newcomer_that_finds_an_empty_store_does_not_disturb_those_who_go_on(l
         members.append(spare)
         again = team.wait_round(members, after=three)
         coordinator.wait_said("another agent is coordinator now|the TCPStore of .* was restarted and is empty")
-        # The newcomer is a spare, whoever coordinates, and nobody was interrupted for that.
+        # The newcomer is a spare, with any coordinator, and no worker was interrupted for that.
         newcomer.wait_said(IS_SPARE)
         team.assert_untouched(again)
         members[0].crash()
@@ -317,7 +317,7 @@ def test_workers_do_not_notice_that_etcd_restarts_or_hangs(launch: Launcher, tmp
         again = team.wait_round(agents, after=round_)
         figure("worker crash while etcd is away: to all restarted", again.at - began)
         assert again.restart == 1
-        # Away for longer than the lease: nobody can tell who coordinates, and nobody need.
+        # Away for longer than the lease: no agent can tell which one coordinates, and none need.
         time.sleep(5.0)
         team.assert_untouched(again)
         again.tell(FAIL, 2)

@@ -268,7 +268,7 @@ def test_without_torch_the_port_is_closed_that_is_told_and_the_job_goes_on(launc
         env=env,
     )
     job.wait_line("refused")
-    wait_for("a warning", lambda: "store can't be served" in job.stderr)
+    wait_for("a warning", lambda: "store cannot be served" in job.stderr)
     assert not servers(job)
     job.go()
     assert job.wait() == 0, job.story
@@ -294,7 +294,7 @@ say("got", store.get("key").decode())
         env=env,
     )
     job.wait_line("first")
-    wait_for("a warning", lambda: "store can't be served" in job.stderr)
+    wait_for("a warning", lambda: "store cannot be served" in job.stderr)
     job.go()
     assert job.wait() == 0, job.story
     assert job.lines == ["first", "got value"]
@@ -442,7 +442,7 @@ def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch:
 
 
 @on_each_loop
-def test_where_a_worker_serves_the_store_nobody_else_gets_its_port(launch: Launcher, loop: str) -> None:
+def test_where_a_worker_serves_the_store_no_other_process_gets_its_port(launch: Launcher, loop: str) -> None:
     job = launch(
         """
         import errno, socket

@@ -1,4 +1,4 @@
-"""The supervisor inside somebody else's program: it takes what it needs, gives all of it back, touches nothing else."""
+"""The supervisor inside a user's program: it takes what it needs, gives all of it back, touches nothing else."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def test_a_value_that_cannot_be_pickled_is_a_failure_that_says_so(method: str) -
 def test_a_value_that_cannot_be_read_is_a_failure_that_says_so(method: str) -> None:
     result = run("asyncio", call(entrypoints.returns_what_cannot_be_read, start_method=method).run())
     assert result.is_failed()
-    assert "return value can't be read" in result.failures[0].message
+    assert "return value cannot be read" in result.failures[0].message
 
 
 @on_both_loops

@@ -180,7 +180,7 @@ class TestProcessFailure:
     def test_a_note_is_better_than_the_exit_code(self) -> None:
         assert ProcessFailure(0, -1, 127, "", note="could not be started: no such file").message.startswith("could not")
 
-    def test_who_left_with_a_code_of_its_own_did_not_die_of_what_it_printed_before(self) -> None:
+    def test_a_worker_with_an_exit_code_of_its_own_did_not_die_of_what_it_printed_before(self) -> None:
         left = ProcessFailure(0, 1, 9, "", stderr_tail=TRACEBACK)
         assert (left.message, left.traceback) == ("exited with code 9", "")
         assert "  stderr    : ValueError: batch is empty\n" in str(ChildFailedError("x", {0: left}))
@@ -192,7 +192,7 @@ class TestProcessFailure:
         failure = ProcessFailure(0, 1, 134, "", stderr_tail=fatal)
         assert failure.message.endswith("killed by SIGABRT; its last words: Fatal Python error: Aborted")
 
-    def test_who_was_killed_did_not_die_of_what_it_printed_before(self) -> None:
+    def test_a_worker_that_was_killed_did_not_die_of_what_it_printed_before(self) -> None:
         killed, aborted = (ProcessFailure(0, 1, -n, "", stderr_tail=TRACEBACK) for n in (9, 6))
         assert killed.traceback == "" and "ValueError" not in killed.message
         assert aborted.traceback and aborted.message.endswith("its last words: ValueError: batch is empty")

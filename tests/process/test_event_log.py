@@ -1,4 +1,4 @@
-"""The event log: what is in it, and that it harms nobody."""
+"""The event log: what is in it, and that it harms no job."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: ev.
         assert list(problems({key: value for key, value in record.items() if key != name})), name
 
 
-def test_a_record_says_when_who_and_where() -> None:
+def test_a_record_has_its_time_its_node_and_its_round() -> None:
     made = Records()
     first, formed, started, detected = (
         made.record(event, "t", 1.25) for event in (BEGAN, FORMED, SAMPLES[5], SAMPLES[10])
@@ -345,7 +345,7 @@ def test_there_is_one_where_the_output_is_kept(
 
     run_it()
     assert bool(list(tmp_path.rglob("events.jsonl"))) is has_log
-    assert ("aelastic.observe.event_log" in sys.modules) is has_log  # who does not use it does not pay for it
+    assert ("aelastic.observe.event_log" in sys.modules) is has_log  # a job without one does not pay for it
 
 
 # Disks that make trouble.
@@ -401,7 +401,7 @@ def numbers(path: Path) -> list[str]:
 
 
 def so_far(path: Path) -> list[Json]:
-    """What is there while somebody writes: of a full disk, a moment long also a line that is taken back."""
+    """What is there while the log is written: of a full disk, a moment long also a line that is taken back."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
@@ -482,12 +482,12 @@ async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
     assert len(said(caplog)) == 1
 
 
-async def test_a_disk_that_hangs_holds_up_nobody(
+async def test_a_disk_that_hangs_does_not_hold_up_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aelastic.observe.event_log.FINISH_TIMEOUT_S", 0.1)
     path = tmp_path / "events.jsonl"
-    os.mkfifo(path)  # nobody reads: who opens it waits
+    os.mkfifo(path)  # it has no reader: a writer that opens it waits
     try:
         async with logging_to(path, backlog_max=100) as log:
             for _ in range(5000):

@@ -82,7 +82,7 @@ class Kennel:
         count = len(self.found)
         self.set("the end", -1, signum=signal.SIGUSR2)
         async with asyncio.timeout(DEADLINE_S):
-            while not any(found.signum == signal.SIGUSR2 for found in self.found[count:]):  # noqa: ASYNC110  likewise
+            while not any(found.signum == signal.SIGUSR2 for found in self.found[count:]):  # noqa: ASYNC110  as above
                 await asyncio.sleep(LOOK_AGAIN_S)
         self.found[:] = [found for found in self.found if found.signum != signal.SIGUSR2]
 
@@ -171,7 +171,7 @@ def test_a_fifo_that_another_agent_reads_is_left_to_it(tmp_path: Path) -> None:
     first.server.close()
 
 
-def test_what_somebody_else_has_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
+def test_a_file_that_another_process_has_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
     kennel = Kennel(tmp_path)
     kennel.server.open()
     kennel.path.unlink()
@@ -424,7 +424,7 @@ def test_the_report_names_rank_scope_and_signal_and_so_does_the_exit_code(launch
 
 
 def test_each_of_several_workers_that_hang_gets_its_signal_and_has_failed(launch: Launcher) -> None:
-    """They wait for each other, and ignore what they are asked; nobody waits until they are killed."""
+    """They wait for each other, and ignore what they are asked; no test waits until they are killed."""
     job = launch(
         SETS_TIMERS
         + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -457,7 +457,7 @@ def test_a_worker_that_clears_its_timers_and_fails_by_itself_has_its_own_failure
     assert "timer" not in job.stderr
 
 
-def test_a_timer_without_a_signal_is_told_of_and_stops_nobody(launch: Launcher) -> None:
+def test_a_timer_without_a_signal_is_logged_and_stops_no_worker(launch: Launcher) -> None:
     job = launch(SETS_TIMERS + "send('slow', 0, 0)\nwait_for('go')\nsay('done')\n", env=ON)
     wait_for("a word of it", lambda: "rank 0 on " in job.stderr and "timer 'slow', set for " in job.stderr)
     job.go()
@@ -504,7 +504,7 @@ def test_a_place_where_no_fifo_can_be_is_one_line_and_exit_code_2_and_starts_not
     job.assert_nothing_left()
 
 
-def test_where_nobody_asked_for_a_watchdog_workers_are_told_of_none(launch: Launcher) -> None:
+def test_without_a_watchdog_asked_for_workers_get_no_variable_of_it(launch: Launcher) -> None:
     code = "say(os.environ.get('TORCHELASTIC_TIMER_FILE'))\n"
     job = launch(code, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "true"})  # torch's agent takes nothing but 1
     assert job.wait() == 0, job.story

@@ -89,7 +89,7 @@ while time.monotonic() < end:
 LETS_OTHERS_COMPUTE = f"subprocess.run([sys.executable, '-c', {('import time' + COMPUTES)!r}])"
 
 
-def test_the_chosen_signs_decide_who_hangs(launch: Launcher) -> None:
+def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
     said = [f"no {word} for {TIMEOUT_S} s" for word in ("output", "CPU use")]
     table = [
         (PRINTS, "output", 0, ""),
@@ -210,7 +210,7 @@ activity._size_of = RunLogs.tail = lambda *_: time.sleep(600)
 """
 
 
-def test_a_file_system_that_hangs_keeps_nobody_from_stopping_who_hangs_with_it(launch: Launcher) -> None:
+def test_a_file_system_that_hangs_does_not_keep_a_hung_worker_from_being_stopped(launch: Launcher) -> None:
     job = launch("time.sleep(600)", "--max-restarts=0", "--hang-timeout=1", wrapper=DEAD_DISK)
     assert job.wait() == 128 + signal.SIGTERM
     assert "cannot read output of workers; ignored for hang detection" in job.stderr
@@ -316,7 +316,7 @@ def test_what_has_ended_takes_nothing_back_and_what_comes_is_new(tmp_path: Path)
     assert look(PLACES, ALL)[0].io == 1015
 
 
-def test_who_has_ended_is_not_seen_and_what_is_forbidden_is_none(tmp_path: Path) -> None:
+def test_a_process_that_has_ended_is_not_seen_and_what_is_forbidden_is_none(tmp_path: Path) -> None:
     look = ProcTable(str(tmp_path))
     put(tmp_path, 100, session=100, state="Z")
     put(tmp_path, 200, session=200, io=None)
@@ -394,7 +394,7 @@ async def no_matches(local_rank: int) -> int:
 
 
 @on_virtual_time
-async def test_a_watch_looks_only_while_workers_run_and_reports_who_hangs() -> None:
+async def test_a_watch_looks_only_while_workers_run_and_reports_those_that_hang() -> None:
     look, found = FakeLook({0: Sample(output=1), 1: Sample(output=1)}), list[Found]()
     rules = Rules(hang_timeout_s=10.0, hang_signals=("output",))
     sampler = ActivitySampler(rules, no_matches, found.append, look)

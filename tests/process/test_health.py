@@ -1,4 +1,4 @@
-"""The health server: what it answers while a job runs, whom it turns away, and that no client harms the job."""
+"""The health server: what it answers while a job runs, which clients it turns away, and that no client harms the job."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_port_can_be_had_again_at_once() -> None:
     close(listen_at(read_address(str(port))))
 
 
-def test_a_port_that_somebody_has_is_a_usage_error_and_nothing_is_started(launch: Launcher) -> None:
+def test_a_port_in_use_is_a_usage_error_and_nothing_is_started(launch: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         job = launch("say('start')", env={HEALTH_PORT_VARIABLE: address})
@@ -357,7 +357,7 @@ async def test_every_metric_is_in_the_documents_and_no_other() -> None:
         ("[", 403),
     ],
 )
-async def test_on_the_loopback_address_a_name_of_somebody_else_is_refused(host: str, status: int) -> None:
+async def test_on_the_loopback_address_the_name_of_another_host_is_refused(host: str, status: int) -> None:
     async with serving() as (_, url):
         assert (await ask_here(f"{url}/status", headers={"Host": host})).status == status
 
@@ -407,7 +407,7 @@ async def _ask_into(answers: list[Answer], url: str, more: dict[str, Any]) -> No
     answers.append(await ask_here(url, "POST", **more))
 
 
-async def test_all_who_ask_for_stacks_at_the_same_time_share_one_look(tmp_path: Path) -> None:
+async def test_clients_that_ask_for_stacks_at_the_same_time_share_one_dump(tmp_path: Path) -> None:
     stacks, answers = Stacks(tmp_path), list[Answer]()
     async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
         tasks.start_soon(asking, url, 5, answers)
@@ -542,7 +542,7 @@ def test_a_flood_of_output_does_not_keep_probes_waiting(launch: Launcher) -> Non
     assert job.wait() == 0
 
 
-async def test_who_is_slow_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "LIFE_S", 0.5)
     async with serving() as (_, url):
         place = urlsplit(url)
@@ -775,6 +775,6 @@ def test_a_server_given_to_the_launcher_is_the_only_one(monkeypatch: pytest.Monk
 
 async def test_the_first_answer_waits_for_no_more_than_an_import() -> None:
     async with serving() as (server, url):
-        assert server._limits is None  # nobody has asked yet
+        assert server._limits is None  # no client has asked yet
         assert (await ask_here(f"{url}/livez")).status == 200
         assert server._limits is not None

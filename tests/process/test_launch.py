@@ -105,7 +105,7 @@ def test_a_config_of_torchs_is_taken(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_who_catches_torchs_errors_catches_ours() -> None:
+def test_handlers_of_torchs_errors_catch_ours() -> None:
     errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
     with pytest.raises(errors.ChildFailedError) as caught:
         launch("false")
@@ -193,7 +193,7 @@ def test_tensors_come_back_those_in_shared_memory_too() -> None:
 @with_every_method
 def test_a_result_that_cannot_be_pickled_is_a_failure_that_says_so(method: str) -> None:
     failed = failure_of(stories.unpicklable, start_method=method, nproc_per_node=1)
-    assert "the return value can't be pickled" in str(failed) and "lock" in str(failed)
+    assert "the return value cannot be pickled" in str(failed) and "lock" in str(failed)
 
 
 @with_every_method
@@ -276,7 +276,7 @@ def test_everything_teed_is_out_before_the_call_returns(tmp_path: Path, capfd: p
         assert kept.read_text().count("\n") == 20_000
 
 
-def test_a_launch_leaves_no_files_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_leaves_no_files_that_were_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     launch(stories.rank_and)
     failure_of(stories.fail)

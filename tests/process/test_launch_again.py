@@ -88,7 +88,7 @@ def test_a_program_with_more_than_a_thousand_open_files_may_launch() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# Not by fork: a child of a program with busy threads inherits the locks they hold, whoever launches.
+# Not by fork: a child of a program with busy threads inherits the locks they hold, with any launcher.
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_threads_launch_side_by_side(method: str) -> None:
     values: list[Any] = []

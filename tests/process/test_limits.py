@@ -124,7 +124,7 @@ def test_an_agent_that_cannot_start_workers_says_so_and_uses_no_restarts(launch:
     job = launch("say('started')", "--max-restarts=3", wrapper=NO_WORKERS)
     assert job.wait() == 1, job.story
     why = "no more processes can be started on this host: raise the limit (ulimit -u, pids.max)"
-    assert job.stderr.splitlines()[-1] == f"aelastic: error: the worker of local rank 0 can't be started: {why}"
+    assert job.stderr.splitlines()[-1] == f"aelastic: error: the worker of local rank 0 cannot be started: {why}"
     assert "restart" not in job.stderr, job.story
     job.assert_nothing_left()
 
@@ -136,7 +136,7 @@ def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on
     good = launch(worker, *options, *both_at_first, name="good", env={"LOGLEVEL": "INFO"})
     bad = launch(worker, *options, *both_at_first, name="bad", wrapper=NO_WORKERS)
     assert bad.wait() == 1, bad.story
-    refusal = "the worker of local rank 0 can't be started: no more processes can be started on this host"
+    refusal = "the worker of local rank 0 cannot be started: no more processes can be started on this host"
     assert refusal in bad.stderr.splitlines()[-1], bad.story
     good.wait_line("world 1 0")
     good.go()

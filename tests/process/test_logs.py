@@ -1,4 +1,4 @@
-"""What workers write: every byte in the files, every line on the console, and nobody waits for either."""
+"""What workers write: every byte in the files, every line on the console, and no worker waits for either."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def read_all(stream: IO[bytes], into: list[bytes]) -> threading.Thread:
 
 
 @on_each_loop
-def test_a_console_that_nobody_reads_blocks_no_worker_takes_no_memory_and_loses_nothing(
+def test_a_console_without_a_reader_blocks_no_worker_takes_no_memory_and_loses_nothing(
     launch: Launcher, loop: str
 ) -> None:
     job = launch(
@@ -344,7 +344,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 @on_each_loop
-def test_stderr_that_nobody_keeps_takes_bounded_disk(launch: Launcher, loop: str) -> None:
+def test_stderr_that_is_not_kept_takes_bounded_disk(launch: Launcher, loop: str) -> None:
     job = launch(
         """
         for _ in range(64):
@@ -406,7 +406,7 @@ def test_a_log_folder_that_cannot_be_made_is_told_before_anything_starts(launch:
 def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not_shown_is_lost(
     launch: Launcher, loop: str
 ) -> None:
-    nobody_reads, stderr = os.pipe()
+    unread, stderr = os.pipe()
     job = launch(
         "for number in range(20_000):\n    os.write(2, b'line %d of many\\n' % number)", loop=loop, stderr=stderr
     )
@@ -426,7 +426,7 @@ def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not
     assert not job.left()
     (rest,) = kept.glob("stderr_*.log")
     assert rest.read_bytes().endswith(last)
-    os.close(nobody_reads)
+    os.close(unread)
 
 
 @on_each_loop

@@ -172,7 +172,7 @@ def test_text_and_newline_written_one_by_one_make_one_line(launch: Launcher, loo
     assert sorted(job.lines) == sorted(f"[default{rank}]:from {rank}" for rank in range(4) for _ in range(500))
 
 
-# Who is shown, and what is filtered.
+# Which ranks are shown, and what is filtered.
 
 
 @on_each_loop
@@ -198,7 +198,7 @@ def test_a_rank_that_is_not_shown_still_tells_why_it_failed_and_takes_bounded_di
     wait_for(
         "its output", lambda: [path for path in job.tmp.glob("*/stderr_0_1.log") if path.stat().st_size == 16 * MIB]
     )
-    wait_for("what nobody is shown given back", lambda: 0 < kept() < 4 * MIB)
+    wait_for("what is not shown given back", lambda: 0 < kept() < 4 * MIB)
     job.wait_line("seen")
     job.go()
     assert job.wait() == 1
@@ -390,7 +390,9 @@ class Broken:
 
 
 @pytest.mark.parametrize("stream", [Broken(), None], ids=["broken", "none"])
-def test_a_stream_that_takes_nothing_stops_nobody(stream: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_takes_nothing_blocks_no_worker(
+    stream: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdout", stream)
     assert run(writer("os.write(1, b'out\\n')", log_dir=tmp_path)).state is WorkerState.SUCCEEDED
     assert (tmp_path / "latest" / "attempt_0" / "0" / "stdout.log").read_bytes() == b"out\n"
@@ -405,7 +407,7 @@ def test_what_the_program_has_printed_before_comes_before(launch: Launcher) -> N
 
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal"])
-def test_whoever_stops_reading_stdout_holds_up_no_worker(kind: str, tmp_path: Path) -> None:
+def test_a_reader_of_stdout_that_stops_blocks_no_worker(kind: str, tmp_path: Path) -> None:
     reader, writer = os.pipe() if kind == "pipe" else pty.openpty()
     if kind == "terminal":
         tty.setraw(writer)

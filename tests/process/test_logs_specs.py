@@ -166,7 +166,7 @@ os.write(2, f"err {rank} apple\\n".encode() + b"\\xff bytes of %d\\npear\\n" % r
 
 
 def run_files(folder: Path) -> dict[str, bytes]:
-    """What lies in the one run of a log folder; of filtered lines, the order among ranks is nobody's."""
+    """What lies in the one run of a log folder; of filtered lines, the order among ranks is not fixed."""
     (root,) = (path for path in folder.iterdir() if not path.is_symlink())
     files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     files.pop("events.jsonl", None)  # torchrun has none
@@ -174,7 +174,7 @@ def run_files(folder: Path) -> dict[str, bytes]:
 
 
 def teed(text: bytes) -> list[bytes]:
-    """What workers have said; the order among ranks is nobody's."""
+    """What workers have said; the order among ranks is not fixed."""
     return sorted(line for line in text.split(b"\n") if re.search(rb"apple|pear| of |]:$", line))
 
 
@@ -232,7 +232,7 @@ def python(code: str, **spec: Any) -> WorkerSpec:
 
 
 class Answers:
-    """A `LogsSpecs` of somebody's own: no base class, and an answer of any shape."""
+    """A `LogsSpecs` of a user's own: no base class, and an answer of any shape."""
 
     def __init__(self, answer: Callable[[dict[int, dict[str, str]]], Any]) -> None:
         self.answer = answer
@@ -382,7 +382,7 @@ def test_return_values_do_not_meet_where_error_files_share_a_folder(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_specs_that_take_their_time_keep_nobody_waiting() -> None:
+def test_specs_that_take_their_time_do_not_hold_up_the_loop() -> None:
     may_answer = threading.Event()
     specs = Answers(lambda _: LogsDest() if may_answer.wait(DEADLINE_S) else None)
 

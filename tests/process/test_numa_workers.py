@@ -94,7 +94,7 @@ def test_functions_run_on_the_cpus_near_their_gpu(two_nodes: dict[str, str], met
     spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), local_world_size=2, start_method=method)
     result = run(spec)
     assert result.return_values == {0: [CPUS[1]], 1: [CPUS[0]]}, result
-    # Nothing of it stays with who comes next, be it of the same fork server.
+    # Nothing of it stays for the next worker, be it of the same fork server.
     spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), start_method=method, numa_binding=None)
     assert run(spec).return_values == {0: CPUS}
 
@@ -155,7 +155,7 @@ over.set()
     assert ran.stdout.strip() == str([CPUS[:1], CPUS[:1], CPUS[1:2]])
 
 
-# Where it can't be.
+# Where it cannot be.
 
 
 @pytest.fixture
@@ -238,9 +238,9 @@ def test_torchs_options_say_whether_to_fall_back() -> None:
         ("", "torch sees no GPU"),
         (
             "raise OSError('libcuda.so is broken')",
-            "torch can't tell where the GPUs are (OSError: libcuda.so is broken)",
+            "torch cannot tell where the GPUs are (OSError: libcuda.so is broken)",
         ),
-        ("import os; os._exit(3)", "torch can't tell where the GPUs are (no reason given)"),
+        ("import os; os._exit(3)", "torch cannot tell where the GPUs are (no reason given)"),
     ],
 )
 def test_without_gpus_the_command_line_says_so_and_starts_nothing(
@@ -310,7 +310,7 @@ def test_torch_that_never_answers_is_waited_for_so_long_and_no_longer(
         run(workers(env))
 
 
-def test_a_job_that_is_not_bound_asks_nobody(tmp_path: Path) -> None:
+def test_a_job_that_is_not_bound_asks_no_driver(tmp_path: Path) -> None:
     env = environ(write_torch(tmp_path / "fake", [], before="open('asked', 'w')"))
     assert run(workers(env, numa_binding=None)).state is WorkerState.SUCCEEDED
     assert not (tmp_path / "asked").exists()

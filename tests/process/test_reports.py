@@ -139,7 +139,9 @@ def test_what_torchs_record_wrote_is_the_cause(launch: Launcher) -> None:
     assert re.search(r"cause     : RuntimeError: recorded by torch at .*worker\.py:\d+", job.stderr)
 
 
-def test_the_cause_is_copied_to_the_error_file_of_whoever_runs_the_agent(launch: Launcher, tmp_path: Path) -> None:
+def test_the_cause_is_copied_to_the_error_file_of_the_program_that_runs_the_agent(
+    launch: Launcher, tmp_path: Path
+) -> None:
     above = tmp_path / "above.json"
     job = launch("raise OSError('disk on fire')", env={"TORCHELASTIC_ERROR_FILE": str(above)})
 

@@ -51,7 +51,7 @@ def ready():
     os.write(1, b"ready\\n")
 
 def tell():
-    # Once the main thread is where it stays; who stops itself says so before.
+    # Once the main thread is where it stays; a worker that stops itself says so before.
     main = threading.main_thread().ident
     def watch():
         while sys._current_frames()[main].f_code.co_name not in {"spin", "wait_for_ever"}:
@@ -372,7 +372,7 @@ async def test_a_worker_that_has_ended_is_called_so(stuck: Stuck) -> None:
     assert await look({0: target}, find_py_spy(None)) == {0: "it has ended"}
 
 
-async def test_who_leaves_a_wrong_note_is_sent_no_signal(stuck: Stuck) -> None:
+async def test_a_process_that_leaves_a_wrong_note_gets_no_signal(stuck: Stuck) -> None:
     target, other = stuck.start("spin"), stuck.start("spin")
     stuck.wait_ready()
     note = f"pid {other.pid} signal 9\npid 1 signal 9\npid x signal 9\npid {target.pid} signal 4711\n"
@@ -459,7 +459,7 @@ def ready(folder: Path, *ranks: int, restart: int = 0) -> Callable[[], bool]:
 
 
 @pytest.mark.usefixtures("_patience")
-async def test_who_asks_at_the_same_time_gets_the_same_and_may_leave(tmp_path: Path) -> None:
+async def test_callers_at_the_same_time_get_the_same_dump_and_may_leave(tmp_path: Path) -> None:
     listener = Listener()
     spec = spec_of(tmp_path, "tell()\nspin()\n", 2, log_dir=tmp_path / "logs")
     supervisor = Supervisor(spec, observers=[listener])
@@ -537,7 +537,7 @@ async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-async def test_who_can_not_be_looked_at_is_stopped_all_the_same(
+async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "aelastic.stacks.collect", None)  # a venv that was removed under the job, say
@@ -552,14 +552,14 @@ async def test_who_can_not_be_looked_at_is_stopped_all_the_same(
     result = await run_and(supervisor, find_unhealthy)
 
     assert (result.failures[0].message, result.failures[0].stack) == ("no output for 9 s", "")
-    # Who ends by the signal it was stopped with has not resisted.
+    # A worker that ends by the signal it was stopped with has not resisted.
     assert [*result.stacks] == ([] if signum == signal.SIGKILL else [0])
     if result.stacks:
         assert re.fullmatch(r"did not end within 0\.\d s and had to be killed", result.stacks[0])
 
 
 @pytest.mark.usefixtures("_patience")
-async def test_who_is_killed_before_a_restart_is_seen_in_the_folder_of_its_attempt(tmp_path: Path) -> None:
+async def test_a_worker_killed_before_a_restart_is_in_the_folder_of_its_attempt(tmp_path: Path) -> None:
     body = """
 if restart == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -623,7 +623,7 @@ async def test_workers_of_another_machine_are_killed_without_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_: Any) -> None:
-        pytest.fail("somebody was looked at")
+        pytest.fail("a worker was looked at")
 
     monkeypatch.setattr(stacks, "take", never)
     listener = Listener()

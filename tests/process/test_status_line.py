@@ -134,7 +134,7 @@ def test_missing_nodes_are_waited_for_in_the_line(start: Screens) -> None:
     assert screen.rows == ["aelastic: stopped by SIGTERM; all workers have ended"]
 
 
-def test_a_terminal_that_is_stopped_holds_up_nobody(start: Screens) -> None:
+def test_a_terminal_that_is_stopped_blocks_no_worker(start: Screens) -> None:
     job, screen = start("wait_for('go')")
     screen.wait_row(RUNNING)
     termios.tcflow(screen.theirs, termios.TCOOFF)  # as Ctrl-S does
@@ -339,7 +339,7 @@ def test_plain_lines_have_no_control_sequence(start: Screens) -> None:
         ("off", {"TERM": "xterm"}, False),
     ],
 )
-def test_who_asks_for_plain_lines_gets_them(
+def test_plain_lines_are_shown_where_they_are_asked_for(
     ui: str, environ: dict[str, str], answer: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     with (tmp_path / "terminal").open("w") as file:
@@ -500,7 +500,7 @@ def test_writers_take_turns_and_none_writes_twice_while_another_waits(ends: tupl
                 wrote.append("flood")
                 if number == 0:
                     begun.set()
-                    wait_for("somebody who waits", terminal._queue.locked)
+                    wait_for("a thread that waits", terminal._queue.locked)
         ended.set()
 
     flooding = threading.Thread(target=flood)
@@ -512,7 +512,7 @@ def test_writers_take_turns_and_none_writes_twice_while_another_waits(ends: tupl
     assert wrote == ["flood", "word", "flood", "flood"]
 
 
-def test_who_prints_amid_a_write_waits_for_nobody(ends: tuple[int, int]) -> None:
+def test_a_print_amid_a_write_does_not_wait(ends: tuple[int, int]) -> None:
     terminal = Terminal(ends[1])
     with terminal.writing(b"a line\n"), terminal.writing(b"of a finalizer\n") as inner:
         assert inner == b"of a finalizer\n"

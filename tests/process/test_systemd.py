@@ -112,7 +112,7 @@ def test_a_service_that_ends_by_itself_leaves_without_being_asked(systemd: Syste
     assert not systemd.said("WATCHDOG")
 
 
-def test_where_nobody_listens_it_is_said_once_and_the_job_goes_on(launch: Launcher, tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_logged_once_and_the_job_goes_on(launch: Launcher, tmp_path: Path) -> None:
     job = launch("pass", env={"NOTIFY_SOCKET": str(tmp_path / "nothing"), "WATCHDOG_USEC": "20000"})
     assert job.wait() == 0
     assert job.stderr.count("cannot notify systemd") == 1
@@ -161,7 +161,7 @@ async def test_a_restart_is_a_status_and_not_another_start(systemd: Systemd) -> 
         ({"WATCHDOG_USEC": "soon"}, 0),
         ({}, 0),
     ],
-    ids=["for whom it concerns", "for us", "for another", "nonsense", "off"],
+    ids=["for no process in particular", "for us", "for another", "nonsense", "off"],
 )
 @on_virtual_time
 async def test_the_watchdog_hears_of_us_twice_in_its_time(more: dict[str, str], count: int, systemd: Systemd) -> None:

@@ -53,7 +53,7 @@ def test_a_fork_ends_as_an_interpreter_does(
         assert err in {"…", ended.stderr}
 
 
-def test_it_has_the_environment_the_folder_and_the_descriptors_of_who_asked(python: str, tmp_path: Path) -> None:
+def test_it_has_the_environment_the_folder_and_the_descriptors_of_its_client(python: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     code = f"import os; os.write({writer}, f'{{os.getcwd()}} {{dict(os.environ)}}'.encode())"
     subprocess.run(
@@ -69,7 +69,7 @@ def test_it_has_the_environment_the_folder_and_the_descriptors_of_who_asked(pyth
     os.close(reader)
 
 
-def test_signals_reach_it_and_it_does_not_outlive_who_asked(python: str) -> None:
+def test_signals_reach_it_and_it_does_not_outlive_its_client(python: str) -> None:
     def start() -> tuple[subprocess.Popen[bytes], int]:
         process = subprocess.Popen([python, "-c", SLEEPS], stdout=subprocess.PIPE)
         assert process.stdout is not None

@@ -33,10 +33,10 @@ class FakeNode:
     host: str
     size: int
     preferred: int | None
-    # ready, busy, failed (its workers are being stopped), stopping (likewise, for the next round), awaiting (the
+    # ready, busy, failed (its workers are being stopped), stopping (its workers are, for the next round), awaiting (the
     # answer to a failure), finished, ended; away: crashed or left
     phase: str = "ready"
-    is_replaced: bool = False  # another came in its name: its workers are told to end, and nobody waits for that
+    is_replaced: bool = False  # another came in its name: its workers are told to end, and no node waits for that
     round: int = 0
     up: deque[Event] = field(default_factory=deque)
     down: deque[m.CoordinatorMessage] = field(default_factory=deque)
@@ -119,10 +119,10 @@ class World:
             if closed_before:
                 assert isinstance(send.message, m.Ended) and isinstance(event, m.Ready), "closed stays closed"
             self.check_send(send, sends, event, replaced)
-            if not isinstance(send.message, m.Departed):  # that is for who coordinates next, and no supervisor
+            if not isinstance(send.message, m.Departed):  # that is for the next coordinator, and no supervisor
                 self.nodes[send.node_id].down.append(send.message)
         if self.round and self.members == self.known_ready and len(self.members) >= self.core.rules.min_nodes:
-            assert self.core.phase != "forming", "a later round waits for nobody else"
+            assert self.core.phase != "forming", "a later round waits for no other node"
 
     def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
         message = send.message
@@ -152,7 +152,7 @@ class World:
                 pass  # `check_round` has looked at all of them
 
     def replaced_by(self, event: Event) -> str | None:
-        """Whose next self an agent is, by the rank that both ask for."""
+        """The node whose place an agent takes, by the rank that both ask for."""
         if not isinstance(event, m.Ready) or event.node.preferred_rank is None or self.verdict is not None:
             return None
         old = self.holders.get(event.node.preferred_rank)
@@ -310,7 +310,7 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.nodes)
     @rule(data=st.data(), off_by=st.sampled_from([-1, 1]))
-    def somebody_speaks_of_another_round(self, data: Any, off_by: int) -> None:
+    def a_node_speaks_of_another_round(self, data: Any, off_by: int) -> None:
         node_id = data.draw(st.sampled_from(sorted(self.world.nodes)))
         self.world.check_fence(m.Failed(node_id, self.world.round + off_by, FAILURE))
         self.world.check_fence(m.Succeeded(node_id, self.world.round + off_by))

@@ -41,7 +41,7 @@ class Faults:
     stops: int = 1  # agents that are asked to leave
     delay_s: float = 0.5  # of a message, at most
     worker_fails: float = 0.08  # of one worker in one generation
-    worker_hangs: float = 0.02  # likewise
+    worker_hangs: float = 0.02  # the same
     worker_ignores_term: float = 0.1
     worker_ignores_kill: float = 0.0
     leaves_something: float = 0.1  # that takes seconds to go
@@ -77,7 +77,7 @@ class Simulation:
         self.wires: dict[tuple[str, str], float] = {}  # when the last message on it arrives
         self.core = Coordinator(RoundRules(min_nodes, max_nodes), RestartPolicy(restarts))
         self.agents: dict[str, Agent] = {}
-        self.failures_of: set[int] = set()  # rounds in which somebody failed
+        self.failures_of: set[int] = set()  # rounds in which a worker failed
         self.unhealthy = 0  # workers that count as failed, and lived
         self.rounds: dict[int, dict[str, m.Assigned]] = {}
         self.verdicts: set[m.Ended] = set()
@@ -125,7 +125,7 @@ class Simulation:
                 self.rounds.setdefault(send.message.round, {})[send.node_id] = send.message
             if isinstance(send.message, m.Ended):
                 self.verdicts.add(send.message)
-            if not isinstance(send.message, m.Departed):  # that is for who coordinates next
+            if not isinstance(send.message, m.Departed):  # that is for the next coordinator
                 self.send("", send.node_id, partial(self.hear, self.agents[send.node_id], send.message))
         if self.core.deadline is not None:
             self.at(self.core.deadline, lambda: self.coordinate_if_due(self.core.deadline))
@@ -273,7 +273,7 @@ class Simulation:
         ranks: list[int] = []
         for agent in self.living:
             assigned = agent.group.assigned
-            # Who left is not waited for: its workers may take their time to end.
+            # A node that left is not waited for: its workers may take their time to end.
             if agent.alive and assigned is not None and not agent.left:
                 rounds.add(assigned.round)
                 ranks += [agent.group.workers[rank].global_rank for rank in agent.alive]
@@ -322,7 +322,7 @@ def test_without_faults_one_round_succeeds_everywhere(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_failure_restarts_everybody_at_the_price_of_one_until_the_budget_is_used_up(seed: int) -> None:
+def test_a_failure_restarts_all_nodes_at_the_price_of_one_until_the_budget_is_used_up(seed: int) -> None:
     faults = Faults(crashes=0, stops=0, worker_fails=1, worker_hangs=0, worker_ignores_term=0, until_s=10_000)
     world = simulate(seed, faults, restarts=2)
     assert (len(world.rounds), world.core.restart_count) == (3, 2)

@@ -27,7 +27,7 @@ WORKERS = 3
 DEADLINES_TO_THE_END = KILL_COUNT_MAX + 2
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 HANGS = ProcessFailure.from_elsewhere("host", 0, 0, 77, -9, "timer 'step' expired", "", 1)
-# What nobody else is stopped with.
+# What no other worker is stopped with.
 HANGS_WITH = signal.SIGUSR1
 VERDICTS = [Ended(Outcome.FAILED, "no restart is left", FAILURE), Ended(Outcome.SUCCEEDED, "every worker succeeded")]
 
@@ -58,9 +58,9 @@ class FakeWorld(RuleBasedStateMachine):
         self.stop_requests = 0
         self.real_failures = 0
         self.failed: set[int] = set()  # local ranks that failed in this generation
-        self.signalled: set[int] = set()  # likewise: who was asked to end, and not for what it did itself
-        self.unhealthy: set[int] = set()  # likewise: who counts as failed while it lives
-        self.stops_for = ""  # likewise: "a failure", or "something else"
+        self.signalled: set[int] = set()  # those that were asked to end, and not for what they did themselves
+        self.unhealthy: set[int] = set()  # those that count as failed while they live
+        self.stops_for = ""  # "a failure", or "something else"
 
     # Carrying out.
 
@@ -92,7 +92,7 @@ class FakeWorld(RuleBasedStateMachine):
             case ev.TellFailed(round_, _):
                 assert round_ == self.round
                 assert round_ not in self.told_failures, "one failure a round"
-                assert self.real_failures, "a failure that nobody had"
+                assert self.real_failures, "a failure that no worker had"
                 self.told_failures.append(round_)
             case ev.TellSucceeded(round_):
                 assert not self.alive and round_ == self.round
@@ -111,7 +111,7 @@ class FakeWorld(RuleBasedStateMachine):
         assert stop.generation == self.generation, "a signal for a generation that is gone"
         assert len(local_ranks) == len(stop.local_ranks)
         for rank in local_ranks:
-            assert (stop.generation, rank) in self.alive, "a signal for nobody"
+            assert (stop.generation, rank) in self.alive, "a signal for no worker"
             assert stop.signum == signal.SIGKILL or self.alive[stop.generation, rank] == "runs"
         if stop.signum == HANGS_WITH:
             assert local_ranks <= self.unhealthy, "a signal for others than it was meant for"
@@ -149,7 +149,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.is_interrupted = True
         self.stops_for = "something else"
         self.restarts_allowed += 1
-        self.tell(Interrupted(self.round, "somebody failed"))
+        self.tell(Interrupted(self.round, "another worker failed"))
 
     @precondition(lambda self: self.round and self.hears)
     @rule(verdict=st.sampled_from(VERDICTS))
@@ -242,7 +242,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     @precondition(lambda self: self.stop_requests < 4)
     @rule(signum=st.sampled_from([signal.SIGTERM, signal.SIGINT]), seldom=st.integers(0, 3))
-    def somebody_asks_to_stop(self, signum: int, seldom: int) -> None:
+    def a_stop_is_requested(self, signum: int, seldom: int) -> None:
         if seldom == 0:
             self.stop_requests += 1
             self.stops_for = "something else"
@@ -298,7 +298,7 @@ class FakeWorld(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self) -> None:
-        assert self.spawns <= 1 + self.restarts_allowed, "a restart that nobody permitted"
+        assert self.spawns <= 1 + self.restarts_allowed, "a restart that was not permitted"
         assert len(self.finished) <= 1
         assert self.group.is_done == bool(self.finished)
         if not self.finished:

@@ -83,7 +83,7 @@ class Witness:
     def look_at(self, action: Any) -> None:
         match action:
             case ev.Say(conn, message):
-                assert conn in self.open, "nothing is said to who is gone"
+                assert conn in self.open, "nothing is said on a connection that is gone"
                 assert len(encode(message)) < 4096
                 if isinstance(message, m.Welcome):
                     self.welcomed.add(conn)

@@ -65,21 +65,21 @@ class Crowd:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         except ConnectionError:
-            return  # refused: nobody is there any more
+            return  # refused: the server is gone
         self._met += 1
         if self._met == ENOUGH:
             self.is_met.set()
         try:
             await reader.read()
         except ConnectionError:
-            pass  # reset: likewise
+            pass  # reset: the same
         writer.close()
 
 
 @on_both_loops
 @pytest.mark.parametrize("end", ["displaced", "cancelled"])
-def test_who_connects_as_the_server_ends_is_hung_up_on(loop: str, end: str) -> None:
-    """Nobody is left with a connection at whose other end nobody is: all ends come, while both ends live."""
+def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, end: str) -> None:
+    """No client is left with a connection without a server: all ends come, while both ends live."""
 
     async def main() -> None:
         crowd = Crowd()

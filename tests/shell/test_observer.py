@@ -1,4 +1,4 @@
-"""Who is told of a run: observers of a supervisor whose workers run nowhere, on a clock that costs no time."""
+"""Observers of a run: those of a supervisor whose workers run nowhere, on a clock that costs no time."""
 
 from __future__ import annotations
 
@@ -235,7 +235,9 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["tell", "run", "aclose"])
-def test_an_observer_that_raises_is_told_no_more_and_harms_nobody(where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_raises_gets_no_more_events_and_harms_nothing(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fragile, witness = Fragile(where), Witness()
 
     @on_virtual_time

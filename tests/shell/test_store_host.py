@@ -74,7 +74,7 @@ async def test_a_store_that_the_host_refuses_is_started_again_after_a_while(capl
     assert child.started_at == pytest.approx([0.1, 0.1 + 0.2, 0.3 + 0.4])
     assert child.said[-1] == "serve"
     why = "this process may open no more files: raise the limit (ulimit -n)"
-    assert caplog.messages == [f"the workers' store can't be started ({why}); starting another"] * 2
+    assert caplog.messages == [f"the workers' store cannot be started ({why}); starting another"] * 2
     await host.aclose()
 
 

@@ -523,7 +523,7 @@ async def test_a_stop_after_the_run_changes_nothing() -> None:
 
 @dataclass
 class WatchingStandIn:
-    """Looks at nobody; a test says what is found."""
+    """Looks at no worker; a test says what is found."""
 
     on_found: Callable[[Found], Coroutine[Any, Any, None]]
     env: dict[str, str] = field(default_factory=lambda: {"WATCHED": "yes"})
@@ -556,7 +556,7 @@ class Listener(Observer):
 
 @dataclass
 class Watched:
-    """A run, what is found of its workers, and who is told."""
+    """A run, what is found of its workers, and what hears of it."""
 
     watching: list[WatchingStandIn]
     listener: Listener
@@ -586,7 +586,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 @on_virtual_time
-async def test_watches_are_told_who_comes_and_goes_and_workers_of_them(watched: Watched) -> None:
+async def test_watches_hear_which_workers_come_and_go_and_workers_get_their_variables(watched: Watched) -> None:
     backend = FakeBackend([FAILS, FOREVER], [Plan(after_s=2), SUCCEEDS])
     await watched.supervise(backend, max_restarts=1).run()
     assert watched.watching[0].heard == [
@@ -641,7 +641,7 @@ async def test_several_that_hang_have_all_failed_and_the_first_rank_of_them_is_t
 
 
 @on_virtual_time
-async def test_what_is_only_to_be_told_stops_nobody(watched: Watched) -> None:
+async def test_what_is_only_to_be_reported_stops_no_worker(watched: Watched) -> None:
     backend = FakeBackend([SUCCEEDS] * 2)
     async with running(watched.supervise(backend)) as run:
         await watched.find(1, signum=None)
@@ -912,7 +912,7 @@ async def test_a_port_in_use_is_told_before_anything_starts() -> None:
 
 
 @on_virtual_time
-async def test_no_folder_is_left_of_a_run_whose_logs_nobody_asked_for(
+async def test_no_folder_is_left_of_a_run_whose_logs_were_not_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

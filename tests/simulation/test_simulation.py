@@ -20,7 +20,7 @@ from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate
 from aelastic.rdzv.protocol.messages import Outcome
 
 SEEDS_IN_A_TEST = 20
-# What the coordinator's timers and the workers' ends may take when somebody is known to be gone.
+# What the coordinator's timers and the workers' ends may take when a node is known to be gone.
 SOON_S = 1.5
 
 both_boards = pytest.mark.parametrize("is_leased", [False, True], ids=["counting board", "leased board"])
@@ -153,7 +153,7 @@ def test_a_silent_coordinator_is_replaced(how: str, is_leased: bool) -> None:
     else:
         coordinator.crash("dark")
     # A board that forgets does so with its own clock, a whole second at most later, and counts from the last keep.  What
-    # a counting one says has to stand still for a lease in the eyes of those who look.
+    # a counting one says has to stand still for a lease for the agents that look.
     rest = "012".replace(coordinator.host[-1], "")
     assert restart_count(story.until_run_by(rest, 2 * LEASE_S + 4)) == 0
 

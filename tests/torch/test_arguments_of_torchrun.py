@@ -142,7 +142,7 @@ def test_every_option_of_torchrun_is_known_with_its_spellings(torch_run: Any) ->
     }
 
 
-@pytest.mark.skipif(TORCH not in LOOKED_AT, reason="a version of torch that nobody has looked at")
+@pytest.mark.skipif(TORCH not in LOOKED_AT, reason="a version of torch that was not looked at")
 def test_an_option_that_this_torch_lacks_came_later(torch_run: Any) -> None:
     lacking = {option.dest for option in OPTIONS if not is_ours(option)} - options_of(torch_run.get_args_parser())
     assert lacking == {dest for dest, since in SINCE.items() if since > TORCH}

@@ -1,4 +1,4 @@
-"""A worker can't tell who started it: torchrun and aelastic, given the same command line, are compared."""
+"""A worker cannot tell what started it: torchrun and aelastic, given the same command line, are compared."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kit.torch_workers import ours
 
 INSTALL_TIMEOUT_S = 600.0
 REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4", "torchx>=0.7")
-# What pip says, and goes on to say of each package, where nobody answers.
+# What pip says, and goes on to say of each package, where no server answers.
 UNREACHABLE = ("Retrying (Retry(", "Temporary failure in name resolution", "Network is unreachable")
 
 # What a worker of `under` writes, in one call: its rank, and whether it is aelastic's, whose workers have this socket.
@@ -69,7 +69,7 @@ def install(interpreter: Path, requirements: list[str]) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=INSTALL_TIMEOUT_S
     )
     if run.returncode and any(words in run.stdout for words in UNREACHABLE):
-        pytest.skip(f"the package index can't be reached: {run.stdout.strip().splitlines()[-1]}")
+        pytest.skip(f"the package index cannot be reached: {run.stdout.strip().splitlines()[-1]}")
     assert run.returncode == 0, run.stdout
 
 

@@ -28,7 +28,7 @@ MACHINES = {
     "siblings with numbers in a row": machine(siblings_are_neighbours=True, gpu_nodes=(3, 3, 3, 0)),
     "no siblings": machine(threads=1, gpu_nodes=(0, 1, 0, 1)),
     "four threads per core": machine(threads=4, gpu_nodes=(2, 2, 2, 0)),
-    "cores that can't be divided evenly": machine(cores=7, gpu_nodes=(1, 1, 0, 1, 1, 1)),
+    "cores that cannot be divided evenly": machine(cores=7, gpu_nodes=(1, 1, 0, 1, 1, 1)),
     "more GPUs than cores on one node": machine(cores=2, gpu_nodes=(0, 1, 1, 1)),
     "more GPUs than caches": machine(cores=8, cores_per_cache=4, gpu_nodes=(0, 0, 0, 1, 0, 0)),
     "caches of unlike size": machine(cores=7, cores_per_cache=3, gpu_nodes=(0, 0, 0, 0, 1)),

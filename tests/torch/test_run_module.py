@@ -124,7 +124,7 @@ def test_a_config_is_torchs_but_for_where_output_goes(line: str, torchs: Any, tm
     argv = (
         [word for word in line.split() if word not in {"--logs-specs", "q"}] if "--logs-specs" in line else line.split()
     )
-    # Nobody lists a class under the name of that line.
+    # No package lists a class under the name of that line.
     argv = ["--log-dir", str(tmp_path), *line.replace("--logs-specs q", "").split()]
     parsed(torchs, argv)
     for parsed_by in (ours, torchs):
@@ -139,7 +139,7 @@ def test_a_config_is_torchs_but_for_where_output_goes(line: str, torchs: Any, tm
         assert args == their_args
 
 
-def test_output_that_nobody_asked_for_makes_no_folder(
+def test_output_that_was_not_asked_for_makes_no_folder(
     torchs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -191,7 +191,7 @@ def test_numbers_of_nodes_and_workers_are_read_as_torch_reads_them(torchs: Any) 
             ours.determine_local_world_size(text)
 
 
-def test_the_environment_is_used_unless_somebody_says_otherwise(torchs: Any) -> None:
+def test_the_environment_is_used_unless_an_option_says_otherwise(torchs: Any) -> None:
     for args in (SimpleNamespace(), SimpleNamespace(use_env=True), SimpleNamespace(use_env=False)):
         assert ours.get_use_env(args) == torchs.get_use_env(args)
 

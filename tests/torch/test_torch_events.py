@@ -42,9 +42,11 @@ TELLS_EXITS = "exit_code" in inspect.signature(SimpleElasticAgent._construct_eve
 LOOK = ["LocalElasticAgent._monitor_workers.success", "LocalElasticAgent._monitor_workers.duration.ms"]
 
 
-def start_stories(who: str, result: Path, stories: dict[str, dict[str, Any]], shared: Path) -> subprocess.Popen[bytes]:
+def start_stories(
+    launcher: str, result: Path, stories: dict[str, dict[str, Any]], shared: Path
+) -> subprocess.Popen[bytes]:
     """Starts an agent's process that runs stories, each with settings of its own."""
-    command = [sys.executable, torch_event_stories.__file__, who, str(result), json.dumps(stories)]
+    command = [sys.executable, torch_event_stories.__file__, launcher, str(result), json.dumps(stories)]
     env = {**os.environ, "TMPDIR": str(result.parent), "SHARED": str(shared)}
     with result.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -63,23 +65,23 @@ def result_of(run: subprocess.Popen[bytes], result: Path) -> Any:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every story, as listeners were told it: by torch's agent, and by ours."""
     folder = tmp_path_factory.mktemp("stories")
-    results = {who: folder / f"{who}.json" for who in ("torch", "ours")}
-    agents = {who: start_stories(who, results[who], {story: {} for story in ONE_NODE}, folder) for who in results}
-    return {who: result_of(agents[who], results[who]) for who in results}
+    results = {each: folder / f"{each}.json" for each in ("torch", "ours")}
+    agents = {each: start_stories(each, results[each], {story: {} for story in ONE_NODE}, folder) for each in results}
+    return {each: result_of(agents[each], results[each]) for each in results}
 
 
 @pytest.fixture(scope="module")
 def two_node_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Likewise, of two agents each."""
+    """The same, of two agents each."""
     found = {}
-    for who in ("torch", "ours"):
-        folder = tmp_path_factory.mktemp(who)
+    for launcher in ("torch", "ours"):
+        folder = tmp_path_factory.mktemp(launcher)
         (folder / "shared").mkdir()
         nodes = {"min_nodes": 2, "max_nodes": 2}
         stories = {story: {**nodes, "run_id": story, "rdzv_endpoint": free_endpoint()} for story in TWO_NODES}
         results = [folder / f"{node}.json" for node in range(2)]
-        agents = [start_stories(who, result, stories, folder / "shared") for result in results]
-        found[who] = [result_of(agent, result) for agent, result in zip(agents, results, strict=True)]
+        agents = [start_stories(launcher, result, stories, folder / "shared") for result in results]
+        found[launcher] = [result_of(agent, result) for agent, result in zip(agents, results, strict=True)]
     return found
 
 
@@ -142,7 +144,7 @@ def shape_of(raw_error: str) -> Any:
 @pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
 @pytest.mark.parametrize("story", ONE_NODE)
 def test_listeners_are_told_what_torchs_agent_tells_them(runs: dict[str, Any], story: str) -> None:
-    theirs, ours = (comparable(runs[who][story]["told"]) for who in ("torch", "ours"))
+    theirs, ours = (comparable(runs[launcher][story]["told"]) for launcher in ("torch", "ours"))
     assert len(theirs) > 5
     assert ours == theirs
 
@@ -166,8 +168,8 @@ def test_a_metric_says_at_each_interval_that_the_workers_are_healthy(runs: dict[
 @pytest.mark.all
 def test_of_two_nodes_each_tells_its_part(two_node_runs: dict[str, Any]) -> None:
     tables = []
-    for who in ("torch", "ours"):
-        nodes = [comparable(run["two nodes succeed"]["told"]) for run in two_node_runs[who]]
+    for launcher in ("torch", "ours"):
+        nodes = [comparable(run["two nodes succeed"]["told"]) for run in two_node_runs[launcher]]
         tables.append(
             sorted(nodes, key=lambda node: next(word[2]["global_rank"] for word in node if word[1] == "WORKER"))
         )
@@ -177,8 +179,10 @@ def test_of_two_nodes_each_tells_its_part(two_node_runs: dict[str, Any]) -> None
 @pytest.mark.timeout(2 * STORIES_TIMEOUT_S)
 def test_a_node_tells_of_the_restart_that_another_ones_failure_made(two_node_runs: dict[str, Any]) -> None:
     tables = []
-    for who in ("torch", "ours"):
-        nodes = [[word[:2] for word in comparable(run["one of two nodes fails"]["told"])] for run in two_node_runs[who]]
+    for launcher in ("torch", "ours"):
+        nodes = [
+            [word[:2] for word in comparable(run["one of two nodes fails"]["told"])] for run in two_node_runs[launcher]
+        ]
         assert sum((GROUP, "workers.trainer.failed") in node for node in nodes) == 1
         tables.append(sorted(nodes, key=len))
     assert tables[1] == tables[0]
@@ -231,8 +235,8 @@ def test_where_no_round_comes_the_rendezvous_has_failed() -> None:
     story = Story()
     assert story.put(g.Start()) == []
     lost = ["RENDEZVOUS", "_rendezvous.failure", "_initialize_workers.failure"]
-    assert story.put(Ended(Outcome.TIMED_OUT, "nobody came")) == lost
-    assert words_of(story.end(WorkerState.UNKNOWN, reason="nobody came")) == ["run.failure", "FAILED"]
+    assert story.put(Ended(Outcome.TIMED_OUT, "no node came")) == lost
+    assert words_of(story.end(WorkerState.UNKNOWN, reason="no node came")) == ["run.failure", "FAILED"]
 
 
 def test_where_no_further_round_comes_the_restart_has_failed() -> None:
@@ -313,7 +317,7 @@ def test_workers_that_survive_sigkill_were_not_stopped() -> None:
     assert told == ["_stop_workers.failure"]
 
 
-def test_nobody_is_healthy_before_there_are_workers_or_after() -> None:
+def test_no_state_is_healthy_before_there_are_workers_or_after() -> None:
     story = Story()
     look = ["_monitor_workers.success", "workers.default.remaining_restarts", "workers.default.healthy"]
     assert story.translator.look() == []
@@ -384,7 +388,7 @@ async def test_a_handler_that_the_program_added_is_told(handler: Handler) -> Non
     assert handler.names == STATES
 
 
-async def test_a_handler_that_raises_is_reported_once_and_harms_nobody(
+async def test_a_handler_that_raises_is_reported_once_and_harms_nothing(
     handler: Handler, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler.error = ValueError("the disk of the handler is full")
@@ -405,13 +409,13 @@ async def test_a_handler_that_blocks_is_waited_for_at_the_end_and_not_for_ever(
     assert "are lost: their handlers did not take them in time" in caplog.text
 
 
-async def test_who_asks_again_does_not_wait_for_a_handler_that_blocks(handler: Handler) -> None:
+async def test_a_second_request_does_not_wait_for_a_handler_that_blocks(handler: Handler) -> None:
     handler.may_go.clear()
     supervised = supervisor()
     with anyio.fail_after(DEADLINE_S):  # the handler is waited for longer
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervised.run)
-            while not supervised._group.is_done:  # noqa: ASYNC110  nobody tells of it
+            while not supervised._group.is_done:  # noqa: ASYNC110  there is no event
                 await anyio.sleep(LOOK_AGAIN_S)
             supervised.stop()
     assert handler.names == []
@@ -457,7 +461,7 @@ def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False)
 
 
-def test_torch_is_imported_only_where_somebody_listens() -> None:
+def test_torch_is_imported_only_where_a_listener_is() -> None:
     code = """
         import asyncio, sys
         from aelastic import InputError, Supervisor, WorkerSpec

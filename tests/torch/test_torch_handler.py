@@ -128,7 +128,7 @@ async def agent_with(
 
 async def wait_for(condition: Callable[[], Any]) -> None:
     with anyio.fail_after(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110  threads and torch tell nobody
+        while not condition():  # noqa: ASYNC110  threads and torch give no event
             await anyio.sleep(0.01)
 
 
@@ -393,7 +393,7 @@ async def test_an_error_of_torchs_is_one_of_ours(theirs: Exception, ours: type[E
     handler = Handler(theirs)
     error = await error_of(handler)
     assert type(error) is ours
-    assert str(error) == f"torch's rendezvous can't be joined: {type(theirs).__name__}: {theirs}"
+    assert str(error) == f"torch's rendezvous cannot be joined: {type(theirs).__name__}: {theirs}"
     assert handler.shutdowns == 0
 
 
@@ -606,7 +606,7 @@ WORKER = """
 """
 
 
-def both(launch: Launcher, who_fails: str) -> tuple[Job, Job]:
+def both(launch: Launcher, which_fails: str) -> tuple[Job, Job]:
     """A job of two nodes, one of which is torchrun's and the other ours; torchrun's serves the rendezvous."""
     script, marker, endpoint = launch.write("worker.py", WORKER), launch.folder / "failed", f"127.0.0.1:{quiet_port()}"
     folders = [launch.folder / name for name in ("torchrun", "ours")]
@@ -615,7 +615,7 @@ def both(launch: Launcher, who_fails: str) -> tuple[Job, Job]:
     options = ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
     address = [f"--rdzv-endpoint={endpoint}", "--local-addr=127.0.0.1"]
     ours_options = [option.replace("=c10d", "=torch:c10d") for option in options]
-    work = [str(script), who_fails, str(marker)]
+    work = [str(script), which_fails, str(marker)]
     env = {"OMP_NUM_THREADS": "1", **launch.warm.env}
     theirs = Job(folders[0], [launch.warm.python, "-m", "torch.distributed.run", *options, *address, *work], env)
     ours = Job(folders[1], [sys.executable, "-m", "aelastic", *ours_options, *address, *work], env)
@@ -625,15 +625,15 @@ def both(launch: Launcher, who_fails: str) -> tuple[Job, Job]:
 
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
 @pytest.mark.parametrize(
-    "who_fails", ["nobody", pytest.param("0", marks=[pytest.mark.all, LISTS_KEYS]), pytest.param("3", marks=LISTS_KEYS)]
+    "which_fails", ["none", pytest.param("0", marks=[pytest.mark.all, LISTS_KEYS]), pytest.param("3", marks=LISTS_KEYS)]
 )
-def test_a_torchrun_agent_and_ours_do_one_job(launch: Launcher, who_fails: str) -> None:
-    theirs, ours = both(launch, who_fails)
+def test_a_torchrun_agent_and_ours_do_one_job(launch: Launcher, which_fails: str) -> None:
+    theirs, ours = both(launch, which_fails)
     codes = [job.wait(LAUNCH_TIMEOUT_S) for job in (theirs, ours)]
     assert codes == [0, 0], theirs.story + ours.story
     lines = theirs.lines + ours.lines
     assert sorted(line for line in lines if line.startswith("done")) == [f"done {rank}" for rank in range(4)]
     starts = [line for line in lines if line.startswith("sum")]
     assert set(starts) == {f"sum 4 rank {rank} of 4" for rank in range(4)}
-    assert len(starts) == 4 if who_fails == "nobody" else len(starts) == 8
+    assert len(starts) == 4 if which_fails == "none" else len(starts) == 8
     assert not ours.left(), ours.left_described()

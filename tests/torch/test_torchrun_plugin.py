@@ -234,7 +234,7 @@ def test_nothing_is_added_twice_though_an_answer_was_lost(etcds: EtcdServers, ru
 
 
 @each_server
-def test_who_waits_is_told_and_does_not_ask(
+def test_a_caller_that_waits_is_notified_and_does_not_poll(
     etcds: EtcdServers, server: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watches, looks = threading.Semaphore(0), []
@@ -260,7 +260,7 @@ def test_who_waits_is_told_and_does_not_ask(
     assert len(looks) == 3, "at first, and after each of the two came"
 
 
-def test_who_waits_in_vain_is_told_when_the_time_is_over(etcds: EtcdServers, run_id: str) -> None:
+def test_a_caller_that_waits_in_vain_hears_when_the_time_is_over(etcds: EtcdServers, run_id: str) -> None:
     with store_of(etcds.of("distro").endpoint, run_id) as store:
         with pytest.raises(torch_dist.DistStoreError, match=r"b, c did not come within 0.2 s"):
             store.wait(["b", "c"], timedelta(seconds=0.2))
@@ -269,7 +269,7 @@ def test_who_waits_in_vain_is_told_when_the_time_is_over(etcds: EtcdServers, run
             torch_dist.PrefixStore("r", store).get("b")
 
 
-def test_nothing_is_stored_before_anybody_takes_part(etcds: EtcdServers, run_id: str) -> None:
+def test_nothing_is_stored_before_a_node_takes_part(etcds: EtcdServers, run_id: str) -> None:
     with (
         keys_of(etcds.of("distro").endpoint, run_id) as thread,
         pytest.raises(torch_dist.DistNetworkError, match="join the rendezvous before using the store"),
@@ -277,7 +277,7 @@ def test_nothing_is_stored_before_anybody_takes_part(etcds: EtcdServers, run_id:
         handlers.EtcdV3Store(thread).set("a", "b")
 
 
-def test_a_thread_that_was_stopped_starts_again_and_tells_who_waited(etcds: EtcdServers, run_id: str) -> None:
+def test_a_thread_that_was_stopped_starts_again_and_tells_its_callers(etcds: EtcdServers, run_id: str) -> None:
     with keys_of(etcds.of("distro").endpoint, run_id) as thread, ThreadPoolExecutor() as pool:
         thread.call(JobKeys.write_state, b"one", None)
         waits = pool.submit(thread.call, JobKeys.wait, ["nothing"])
@@ -318,7 +318,7 @@ def test_the_keys_live_as_long_as_an_agent_and_vanish_after_it(
         assert not own.ask("/v3/lease/leases", {}).get("leases")
 
 
-def test_who_only_looks_keeps_nothing_alive(etcds: EtcdServers, run_id: str) -> None:
+def test_reading_keeps_nothing_alive(etcds: EtcdServers, run_id: str) -> None:
     with keys_of(etcds.of("distro").endpoint, run_id, 2) as one, keys_of(etcds.of("distro").endpoint, run_id, 2) as two:
         one.call(JobKeys.write_state, b"closed", None)
         assert two.call(JobKeys.state) is not None
@@ -382,7 +382,7 @@ def test_all_nodes_send_their_workers_to_one_store_though_a_newcomer_becomes_the
     ):
         assert old.next_rendezvous().world_size == 1
         newcomer = pool.submit(new.next_rendezvous)
-        wait_for("somebody waits", old.num_nodes_waiting)
+        wait_for("a node waits", old.num_nodes_waiting)
         # However long one of them takes to see the new round, it is not the other's alone.
         for each in (old, new):
             each._rendezvous._settings.timeout._last_call = timedelta(seconds=DEADLINE_S)
@@ -407,7 +407,7 @@ def connect(port: int) -> None:
     socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S).close()
 
 
-def test_an_etcd_that_is_away_stops_no_workers_and_who_joins_waits_for_it(
+def test_an_etcd_that_is_away_stops_no_workers_and_a_newcomer_waits_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -447,7 +447,7 @@ def test_an_etcd_that_is_away_stops_no_workers_and_who_joins_waits_for_it(
         ("a:1", {"join_timeout": "1.5"}, "'join_timeout' does not represent a valid integer"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused_before_anybody_is_asked(
+def test_a_setting_that_cannot_work_is_refused_before_a_server_is_asked(
     endpoint: str, config: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -462,7 +462,7 @@ def test_of_several_endpoints_one_that_answers_is_enough(etcds: EtcdServers, ser
     assert RendezvousSettings("torch:etcd-v3", endpoints).endpoint == endpoints
 
 
-def test_who_lets_go_of_a_handler_leaves_no_thread(etcds: EtcdServers, run_id: str) -> None:
+def test_a_handler_that_is_let_go_of_leaves_no_thread(etcds: EtcdServers, run_id: str) -> None:
     agent = for_torchrun.etcd_v3()(parameters(etcds.of("distro").endpoint, run_id))
     agent.next_rendezvous()
     del agent
@@ -506,9 +506,11 @@ def test_a_server_that_starts_late_is_waited_for_a_while(tmp_path: Path) -> None
 
 def test_where_no_etcd_answers_it_is_said_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "OPEN_PATIENCE_S", 0.1)
-    nobody = f"127.0.0.1:{quiet_port()}"
-    with pytest.raises(torch_rdzv.RendezvousConnectionError, match=f"{nobody}: Connection refused.*check its servers"):
-        for_torchrun.etcd_v3()(parameters(nobody, "job"))
+    unserved = f"127.0.0.1:{quiet_port()}"
+    with pytest.raises(
+        torch_rdzv.RendezvousConnectionError, match=f"{unserved}: Connection refused.*check its servers"
+    ):
+        for_torchrun.etcd_v3()(parameters(unserved, "job"))
     assert not [each for each in threading.enumerate() if each.name == "etcd-v3"]
 
 
@@ -522,10 +524,10 @@ def test_an_etcd_without_its_gateway_is_told_apart(server: str, tmp_path: Path) 
 
 
 def test_torchrun_ends_with_the_same_words(launch: Launcher) -> None:
-    nobody = f"127.0.0.1:{quiet_port()}"
-    (job,) = torchrun(launch, nobody, [[]])
+    unserved = f"127.0.0.1:{quiet_port()}"
+    (job,) = torchrun(launch, unserved, [[]])
     assert job.wait(LAUNCH_TIMEOUT_S) == 1
-    assert f"RendezvousConnectionError: no answer from etcd ({nobody}: Connection refused)" in job.stderr
+    assert f"RendezvousConnectionError: no answer from etcd ({unserved}: Connection refused)" in job.stderr
 
 
 # --- whole jobs
@@ -632,23 +634,23 @@ def test_a_node_joins_a_job_that_runs(launch: Launcher, etcds: EtcdServers, serv
 
 
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
-@pytest.mark.parametrize("who_fails", ["0", "2"])
+@pytest.mark.parametrize("which_fails", ["0", "2"])
 @pytest.mark.all
 def test_a_worker_that_fails_restarts_those_of_all_nodes(
-    launch: Launcher, etcds: EtcdServers, who_fails: str, run_id: str
+    launch: Launcher, etcds: EtcdServers, which_fails: str, run_id: str
 ) -> None:
     marker = str(launch.folder / "failed")
     options = [["--nproc-per-node=2"]] * 2
-    jobs = torchrun(launch, etcds.of("distro").endpoint, options, FAILS_ONCE, run_id=run_id, args=[who_fails, marker])
+    jobs = torchrun(launch, etcds.of("distro").endpoint, options, FAILS_ONCE, run_id=run_id, args=[which_fails, marker])
     assert_done(jobs, 4, starts=2)
 
 
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
 @pytest.mark.parametrize(
-    "who_fails", ["nobody", pytest.param("0", marks=pytest.mark.all), pytest.param("3", marks=pytest.mark.all)]
+    "which_fails", ["none", pytest.param("0", marks=pytest.mark.all), pytest.param("3", marks=pytest.mark.all)]
 )
 def test_a_torchrun_agent_and_ours_do_one_job(
-    launch: Launcher, etcds: EtcdServers, who_fails: str, run_id: str
+    launch: Launcher, etcds: EtcdServers, which_fails: str, run_id: str
 ) -> None:
     jobs = torchrun(
         launch,
@@ -656,10 +658,10 @@ def test_a_torchrun_agent_and_ours_do_one_job(
         [["--nproc-per-node=2"]] * 2,
         FAILS_ONCE,
         run_id=run_id,
-        args=[who_fails, str(launch.folder / "failed")],
+        args=[which_fails, str(launch.folder / "failed")],
         program=lambda index: ("torch.distributed.run", "aelastic")[index],
     )
-    assert_done(jobs, 4, starts=1 if who_fails == "nobody" else 2)
+    assert_done(jobs, 4, starts=1 if which_fails == "none" else 2)
     assert not jobs[1].left(), jobs[1].left_described()
 
 
@@ -716,7 +718,7 @@ def test_a_job_meets_over_tls_with_a_user_of_etcd(launch: Launcher, server: str,
 
 
 def add_joe(server: EtcdServer) -> None:
-    """Users, and one who may write below our prefix only."""
+    """Users, and one that may write below our prefix only."""
     for name, password in (("root", "root's password"), ("joe", "joe's: password")):
         server.ask("/v3/auth/user/add", {"name": name, "password": password})
     for role in ("root", "jobs"):

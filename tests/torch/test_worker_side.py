@@ -27,7 +27,7 @@ def by_rank(*words: str, restart: int = 0) -> list[str]:
     return sorted(f"{restart} {rank} {each}" for rank in (0, 1) for each in words)
 
 
-# Who am I.
+# Rank and size.
 
 
 def test_a_worker_is_told_that_torchelastic_launched_it_and_what_its_ranks_are(launch: Launcher) -> None:
@@ -39,7 +39,7 @@ def test_a_worker_is_told_that_torchelastic_launched_it_and_what_its_ranks_are(l
         tell("before", dist.is_initialized(), dist.get_rank.__name__)
         dist.init_process_group("gloo")
         tell("after", dist.is_initialized(), dist.get_rank(), dist.get_world_size(), dist.get_backend())
-        dist.barrier()  # or who ends first breaks the connections that the other is about to make
+        dist.barrier()  # or the first that ends breaks the connections that the other is about to make
         dist.destroy_process_group()
         """,
     )
@@ -157,11 +157,11 @@ def test_a_tcp_address_of_ones_own_where_the_store_is_shared_is_what_this_torch_
             tell("sum", total())
             dist.barrier()
         except dist.DistNetworkError:
-            tell("nobody serves it")
+            tell("no agent serves it")
         """,
         **free_ports,
     )
-    assert told == by_rank("sum 3.0" if is_served else "nobody serves it")
+    assert told == by_rank("sum 3.0" if is_served else "no agent serves it")
 
 
 @pytest.mark.all
@@ -276,7 +276,7 @@ def test_rpc_calls_its_peers(launch: Launcher, how: str) -> None:
         tell("sync", rpc.rpc_sync(peer, add, args=(torch.ones(2), rank)).tolist())
         tell("async", rpc.rpc_async(peer, add, args=(1, 2)).wait())
         tell("remote", rpc.remote(peer, add, args=(3, rank)).to_here())
-        tell("who", rpc.get_worker_info().name, rpc.get_worker_info(peer).id)
+        tell("name", rpc.get_worker_info().name, rpc.get_worker_info(peer).id)
         rpc.shutdown()
         if os.environ["HOW"] == "beside a process group":
             tell("sum", total())
@@ -284,7 +284,7 @@ def test_rpc_calls_its_peers(launch: Launcher, how: str) -> None:
         """,
         HOW=how,
     )
-    assert {"0 0 sync [1.0, 1.0]", "0 1 remote 4", "0 1 who worker1 0"} <= set(told)
+    assert {"0 0 sync [1.0, 1.0]", "0 1 remote 4", "0 1 name worker1 0"} <= set(told)
 
 
 # Training.
@@ -533,7 +533,7 @@ def test_timers_expire_as_ever(launch: Launcher) -> None:
     assert told == by_rank("reaped by SIGKILL", "unconfigured Configure timer client before using countdown timers.")
 
 
-# The control plane: who asks a worker's socket is told what it is doing.
+# The control plane: a client of a worker's socket hears what it is doing.
 
 SERVED = """
 from torch.distributed.elastic.control_plane import worker_main

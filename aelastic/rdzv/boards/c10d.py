@@ -156,7 +156,7 @@ class C10dBoard(Board):
             if error.errno == errno.EADDRINUSE and not self._is_host:
                 return None
             raise InputError(
-                f"the rendezvous endpoint {endpoint} can't be served ({os.strerror(error.errno or 0)}): "
+                f"the rendezvous endpoint {endpoint} cannot be served ({os.strerror(error.errno or 0)}): "
                 "choose another port" + (", or say is_host=false" if self._is_host else "")
             ) from None
         if endpoint.port == 0:

@@ -74,7 +74,7 @@ async def probe(endpoint: Endpoint) -> Way:
 
     Raises:
         RefusedError: the port is closed.
-        RendezvousConnectionError: the host is not known, or can't be reached.
+        RendezvousConnectionError: the host is not known, or cannot be reached.
         InputError: invalid host name.
     """
     async with await _connect(endpoint) as stream:

@@ -95,7 +95,7 @@ class EtcdV3Calls:
         """Waits until a key is written or deleted after a revision; other calls may be made meanwhile.
 
         Returns:
-            Whether it was, as far as we know.  If not, etcd can't be watched now: call it, and see why.
+            Whether it was, as far as we know.  If not, etcd cannot be watched now: call it, and see why.
         """
         request = {"create_request": {"key": to_base64(key), "start_revision": str(after + 1)}}
         headers = {"Authorization": self._token} if self._token else {}

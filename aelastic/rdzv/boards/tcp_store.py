@@ -124,7 +124,7 @@ class TcpStore:
 
         Raises:
             RendezvousConnectionError: the child died, or hangs.
-            InputError: it can't import torch.
+            InputError: it cannot import torch.
         """
         self.is_connected, self.is_serving = False, True
         if listener is not None:
@@ -149,10 +149,10 @@ class TcpStore:
 
         Raises:
             RefusedError: the port is closed.
-            RendezvousConnectionError: it can't be reached, or hangs up.
+            RendezvousConnectionError: it cannot be reached, or hangs up.
             NoStoreError: what answers is no TCPStore.
             OtherJobError: it is served for another run id.
-            InputError: the child can't import torch.
+            InputError: the child cannot import torch.
         """
         self.is_connected = self.is_serving = False
         way = await probe(self.endpoint)
@@ -306,7 +306,7 @@ class TcpStore:
                 f"the rendezvous needs torch's TCPStore: {sys.executable} cannot import torch: pip install torch"
             )
         if death.refused:
-            return LostError(f"the process for the rendezvous endpoint can't be started: {death.refused}")
+            return LostError(f"the process for the rendezvous endpoint cannot be started: {death.refused}")
         what = "served" if self.is_serving else "was connected to"
         return LostError(
             f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})"

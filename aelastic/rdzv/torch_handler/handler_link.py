@@ -13,7 +13,7 @@ Limits, all of the interface that torch gives a handler:
 - torch's store ends with the process that serves it.
 
 Where torch lets us, we do better than torchrun.  A node that has finished still watches, and starts again if others do.
-A rendezvous that can't be reached stops no workers.  The workers' store is emptied between rounds.  Only the
+A rendezvous that cannot be reached stops no workers.  The workers' store is emptied between rounds.  Only the
 job's end closes the rendezvous: being stopped, late or alone does not.
 """
 
@@ -134,7 +134,7 @@ class TorchHandlerLink:
         """Does what torchelastic's agent would.  Cancelled, it leaves a call that blocks to its thread.
 
         Raises:
-            InputError: the handler can't be made from what the user gave.
+            InputError: the handler cannot be made from what the user gave.
             RendezvousError: it did not let us in; which error says why.
         """
         try:
@@ -271,7 +271,7 @@ class TorchHandlerLink:
                     await anyio.sleep(min(self._spec.monitor_interval, BARRIER_INTERVAL_S))
             except RendezvousError as error:
                 # Mostly, the node that served the store had left the barrier before this one read the key.
-                reason = f"every worker of this node succeeded; other nodes can't be waited for any more: {error}"
+                reason = f"every worker of this node succeeded; other nodes cannot be waited for any more: {error}"
             else:
                 reason, self._is_job_over = "every worker succeeded", True
         if self._is_current(round_):

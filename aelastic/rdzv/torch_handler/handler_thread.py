@@ -212,7 +212,7 @@ def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> I
         text = f"{type(error).__name__}: {error}"
         if error.__cause__ is not None:  # torch says "See inner exception for details"
             text = f"{text} ({error.__cause__})"
-        raise ours(f"torch's rendezvous can't be {what}: {text}") from error
+        raise ours(f"torch's rendezvous cannot be {what}: {text}") from error
 
 
 # The thread.
@@ -260,7 +260,7 @@ class CallThread:
         return await answer
 
     async def stop(self) -> None:
-        """Ends the thread, or leaves it behind if it blocks where Python can't reach it."""
+        """Ends the thread, or leaves it behind if it blocks where Python cannot reach it."""
         if self._thread is None or self._thread.ident is None:
             return
         self._jobs.put(None)

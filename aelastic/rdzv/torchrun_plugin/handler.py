@@ -7,7 +7,7 @@ decided by torch.  This handler differs in three things:
 - The workers' store is new in each round.  torch keeps the one of a node's first round and does not publish it again:
   a node that joins later waits for its address in vain, a node whose rank changes sends its workers elsewhere than the
   others, and new workers find the addresses of dead ones (pytorch#135712).
-- While etcd can't be reached running workers are left alone, and a node that joins waits for it, up to `PATIENCE_S`.
+- While etcd cannot be reached running workers are left alone, and a node that joins waits for it, up to `PATIENCE_S`.
 - Errors say what to do.
 """
 
@@ -119,7 +119,7 @@ class EtcdV3Handler(RendezvousHandler):
         return last
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait for the next round; as far as we know, none while etcd can't be reached."""
+        """How many nodes wait for the next round; as far as we know, none while etcd cannot be reached."""
         try:
             count = self._rendezvous.num_nodes_waiting()
         except RendezvousConnectionError as error:
@@ -192,7 +192,7 @@ class EtcdV3Backend(RendezvousBackend):
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """While etcd can't be reached its calls wait, `PATIENCE_S` long."""
+        """While etcd cannot be reached its calls wait, `PATIENCE_S` long."""
         self._patience_s = PATIENCE_S
         try:
             yield

@@ -82,7 +82,7 @@ class JobKeys:
         await self._etcd.http.aclose()
 
     async def keep_alive(self) -> None:
-        """Keeps the lease alive, for as long as it runs.  Where etcd can't be reached it goes on trying."""
+        """Keeps the lease alive, for as long as it runs.  Where etcd cannot be reached it goes on trying."""
         while True:
             interval_s = self._ttl_s / 3
             if (lease := self._kept) != 0:
@@ -318,7 +318,7 @@ class JobKeys:
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """What is asked for, asked again for so long while etcd can't be reached."""
+    """What is asked for, asked again for so long while etcd cannot be reached."""
     deadline = anyio.current_time() + patience_s
     while True:
         try:
