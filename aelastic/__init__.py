@@ -12,7 +12,9 @@ import _signal  # type: ignore[import-not-found]  # no stub
 import sys
 
 # Before anything else is imported by one of our own commands: the console script, or `python -m`.
-_COMMANDS = {f"aelastic{name}" for name in ("", ".__main__", ".run", ".launch", ".timeline")}
+_COMMANDS = {
+    f"aelastic{name}" for name in ("", ".__main__", ".run", ".launch", ".timeline", ".under", ".under.deepspeed")
+}
 working_folder = ""  # what was left out: function workers get it back, as those of torchrun have it
 _command = sys.argv[0].rpartition("/")[2] if sys.argv else ""
 if _command == "-m":  # Python looks for the module that it shall run

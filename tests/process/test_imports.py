@@ -86,6 +86,23 @@ def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp
 
 
 @pytest.mark.cold
+@pytest.mark.parametrize("command", ["aelastic.under -c print('ran')", "aelastic.under.deepspeed --world_info=None x"])
+def test_neither_are_they_those_of_what_puts_aelastic_under_a_program(shadows: Path, command: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=shadows,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout == "ran\n") or "it should be what DeepSpeed's runner makes" in done.stderr
+    assert "of the folder" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.cold
 @pytest.mark.parametrize("options", ["-m train", "--run-path train.py", "--run-path --start-method=fork train.py"])
 def test_the_workers_look_into_the_working_folder_first(tmp_path: Path, options: str) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint('path', sys.path[0])\n")
