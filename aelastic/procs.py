@@ -28,6 +28,8 @@ import anyio
 from aelastic import working_folder
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
+from aelastic.forkserver.children import ForkedProgram, forked_context
+from aelastic.forkserver.fork_server import ForkServer, Launch
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.limits import shortage_of
@@ -77,13 +79,13 @@ class _Program:
 class _Function:
     """A function in a child of `multiprocessing`; `functions.run` makes it the leader of a new session."""
 
-    def __init__(self, start: WorkerStart, method: str) -> None:
+    def __init__(self, start: WorkerStart, method: str, launch: Launch | None = None) -> None:
         import multiprocessing
         import pickle
 
         from aelastic.workers import functions
 
-        context: Any = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method) if launch is None else forked_context(launch, start.env)
         if method == "forkserver":
             _preload_fork_server(context)
         name = f"worker {start.local_rank}"
@@ -238,23 +240,39 @@ class LocalWorkers(WorkerBackend):
         monitor_interval: seconds between two looks where the kernel has no pidfds.
         mark: what the environment of every worker holds, and no other: the guard kills what has it.
         scratch: a folder that the guard removes if the agent dies; `None` for none.
+        fork_server: starts workers warm where it can; `None`: all start cold.
     """
 
-    def __init__(self, *, start_method: str, monitor_interval: float, mark: str, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        start_method: str,
+        monitor_interval: float,
+        mark: str,
+        scratch: Path | None = None,
+        fork_server: ForkServer | None = None,
+    ) -> None:
         self._start_method = start_method
         self._monitor_interval = monitor_interval
         self._guard = GuardProcess(mark, scratch)
         self._guard.ensure()
+        self._fork_server = fork_server
         self._workers: dict[int, _Worker | WorkerExit] = {}
 
     async def run(self) -> None:
-        await self._guard.run()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._guard.run, name="guard")
+            if self._fork_server is not None:
+                tasks.start_soon(self._fork_server.run, name="fork server")
 
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
         self._workers = {}
+        forked = {} if self._fork_server is None else await self._fork_server.fork(starts, self._forked_child)
+        self._workers = {local_rank: self._follow(child) for local_rank, child in forked.items()}
         try:
             for start in starts:
-                self._workers[start.local_rank] = await self._start_patiently(start)
+                if start.local_rank not in forked:
+                    self._workers[start.local_rank] = await self._start_patiently(start)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._end_all()
@@ -297,6 +315,14 @@ class LocalWorkers(WorkerBackend):
                 raise
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             return WorkerExit(code, note=f"could not be started: {error}")
+        return self._follow(child)
+
+    def _forked_child(self, start: WorkerStart, launch: Launch) -> _Child:
+        if isinstance(start.entrypoint, str):
+            return ForkedProgram(start, launch)
+        return _Function(start, self._start_method, launch)
+
+    def _follow(self, child: _Child) -> _Worker:
         self._guard.tell("+", child.pid)
         return _Worker(child, self._monitor_interval)
 
@@ -333,6 +359,8 @@ class LocalWorkers(WorkerBackend):
 
     async def aclose(self) -> None:
         """Kills whatever the agent started and still lives, daemons included, and waits until it is gone."""
+        if self._fork_server is not None:
+            await self._fork_server.aclose()
         await self._guard.aclose()
         for worker in self._workers.values():
             if isinstance(worker, _Worker):  # the agent failed, or gave up on it

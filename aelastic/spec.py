@@ -26,6 +26,9 @@ START_METHODS: tuple[str, ...] = get_args(StartMethod)
 NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
 NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
 
+# What a fork server imports before it forks workers: modules by name, or what the first workers imported.
+Preload: TypeAlias = tuple[str, ...] | Literal["auto"]
+
 # What of a worker can be a sign of life: output in its files, CPU use, bytes and calls that it reads and writes.
 HangSignal: TypeAlias = Literal["output", "cpu", "io"]
 HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
@@ -168,6 +171,7 @@ class WorkerSpec:
         virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
         event_log_handler: takes torchelastic's events: a name of torch's `events.handlers`.
         start_method: how `multiprocessing` starts a function.
+        preload: modules that a fork server imports once, so that workers start without importing them; `()`: none.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         exit_barrier_timeout_s: seconds a finished node waits for the others.
         hang_timeout_s: seconds without a sign of life after which a worker counts as hung; `None`: off.
@@ -208,6 +212,7 @@ class WorkerSpec:
     virtual_local_rank: bool = False
     event_log_handler: str = "null"
     start_method: StartMethod = "spawn"
+    preload: Preload = ()
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
     hang_timeout_s: float | None = None
@@ -242,6 +247,7 @@ class WorkerSpec:
         path = self.metrics_textfile
         is_read = path is None or str(path).endswith(TEXTFILE_SUFFIX)
         _check(is_read, f"metrics_textfile is {path}: node_exporter reads files named *{TEXTFILE_SUFFIX} only")
+        self._check_preload()
         methods = ", ".join(START_METHODS)
         _check(self.start_method in START_METHODS, f"start_method is {self.start_method!r}: use one of {methods}")
         modes = ", ".join(NUMA_BINDINGS)
@@ -280,6 +286,24 @@ class WorkerSpec:
         _check(is_length, f"expect_output: within_s is {expected.within_s}: {HANG_TIMEOUT_REMEDY}")
         none = expected.ranks is not None and not expected.ranks
         _check(not none, "expect_output: ranks is empty: name some, or use None for all")
+
+    def _check_preload(self) -> None:
+        if not self.preload:
+            return
+        names: Any = () if self.preload == "auto" else self.preload
+        is_list = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+        _check(is_list, f'preload is {self.preload!r}: use a tuple of module names, or "auto"')
+        for name in names:
+            is_name = all(part.isidentifier() for part in name.split("."))
+            _check(is_name, f"preload names {name!r}, which is not the name of a module: use names such as torch.nn")
+        bound = (
+            "a library's threads are counted when it is imported, before the worker has its CPUs: leave one of them out"
+        )
+        _check(self.numa_binding is None, f"preload and numa_binding are both given, but {bound}")
+        is_forkable = isinstance(self.entrypoint, str) or self.start_method == "spawn"
+        _check(
+            is_forkable, f'preload is given with start_method {self.start_method!r}: use "spawn", or leave preload out'
+        )
 
     @property
     def watches_output(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, TypeAlias
@@ -11,10 +12,14 @@ import anyio
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.core.record import Record
+from aelastic.errors import InputError
+from aelastic.forkserver.children import function_command
+from aelastic.forkserver.command import parse
+from aelastic.forkserver.fork_server import ForkServer
 from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
-from aelastic.group.worker_env import has_agent_store
+from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
 from aelastic.logs.run_logs import RunLogs
@@ -92,14 +97,31 @@ class Resources:
             made.callback(self.watches.close)
             self.store = StoreHost(self.sockets.mark_env(env))
             self.link: Link = open_link(spec, settings.node_id, AgentContext(settings.run_id, env, self.store))
-            # Last: it starts a process.
+            # Last: it starts processes.
             self.backend = settings.backend or LocalWorkers(
                 start_method=spec.start_method,
                 monitor_interval=spec.monitor_interval,
                 mark=self.sockets.mark,
                 scratch=scratch,
+                fork_server=self._fork_server(settings),
             )
             made.pop_all()
+
+    def _fork_server(self, settings: AgentSettings) -> ForkServer | None:
+        spec = settings.spec
+        if not spec.preload:
+            return None
+        if isinstance(spec.entrypoint, str):
+            command = parse(spec.entrypoint, [os.fsdecode(arg) for arg in spec.args])
+            if command is None:
+                raise InputError(
+                    f"preload is given, but {spec.entrypoint!r} is not a Python interpreter with a program to run: "
+                    "leave preload out"
+                )
+        else:
+            command = function_command()
+        env = common_env(spec, {**settings.env, **self.watches.env}, settings.run_id)
+        return ForkServer(command, spec.preload, self.sockets.mark_env(env), own_variables(spec))
 
     def open(self) -> None:
         """Makes the run's folders, and what watches need in them.

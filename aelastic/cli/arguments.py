@@ -85,6 +85,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         max_restarts=chosen["max_restarts"],
         monitor_interval=chosen["monitor_interval"],
         start_method=chosen["start_method"],
+        preload=chosen["preload"],
         shutdown_timeout_s=chosen["shutdown_timeout"],
         numa_binding=chosen["numa_binding"],
         virtual_local_rank=chosen["virtual_local_rank"],

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from aelastic.spec import (
     HANG_SIGNALS,
@@ -46,6 +47,18 @@ def read_textfile(text: str) -> Path:
     if not text.endswith(TEXTFILE_SUFFIX):
         raise ValueError(f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others")
     return Path(text)
+
+
+def read_preload(text: str) -> tuple[str, ...] | Literal["auto"]:
+    if text in {"auto", "off", ""}:
+        return "auto" if text == "auto" else ()
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(
+                f"{name!r} is not the name of a module: use names such as torch,torch.distributed; or auto, or off"
+            )
+    return tuple(dict.fromkeys(names))
 
 
 def read_stripped(text: str) -> str:

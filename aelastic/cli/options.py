@@ -23,6 +23,7 @@ from aelastic.cli.converters import (
     read_nodes,
     read_pairs,
     read_port,
+    read_preload,
     read_ranks,
     read_run_id,
     read_seconds,
@@ -243,6 +244,11 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
     ),
     "aelastic only": (
+        Option(
+            ("--preload",), read_preload, "off", "MODULES",
+            "modules that are imported once, by a process that workers are then forked from, as in torch,transformers; "
+            "auto: what the first workers imported; off", ("PET_PRELOAD",),
+        ),
         _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
         _own(
             "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",

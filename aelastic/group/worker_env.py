@@ -24,6 +24,14 @@ STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 # AMD's HIP goes by the first one where it is set and not empty, else by the second, as CUDA does.
 _DEVICES_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+# What differs from worker to worker, or from one start to the next.
+OWN_VARIABLES = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_USE_AGENT_STORE", FENCE_VARIABLE, CONTROL_SOCKET_VARIABLE,
+    }
+)  # fmt: skip
 
 
 def worker_env(
@@ -43,11 +51,11 @@ def worker_env(
     """`base` plus what makes `torch.distributed.init_process_group()` work, for one worker."""
     return {
         **base,
+        **_same_for_all(spec, base, run_id),
         "RANK": str(ranks.first_rank + local_rank),
         **_local_rank_env(spec, base, local_rank),
         "GROUP_RANK": str(ranks.group_rank),
         "ROLE_RANK": str(ranks.first_role_rank + local_rank),
-        "ROLE_NAME": spec.role,
         "WORLD_SIZE": str(ranks.world_size),
         "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
         "GROUP_WORLD_SIZE": str(ranks.group_world_size),
@@ -55,13 +63,30 @@ def worker_env(
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RESTART_COUNT": str(restart_count),
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_RUN_ID": run_id,
         FENCE_VARIABLE: str(fence),
         # Whether rank 0's init_process_group connects to our store instead of serving one of its own.
         "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store),
         # torchrun leaves this one to its users; where they do not set it, `worker_main` serves nothing.
         CONTROL_SOCKET_VARIABLE: control_socket,
+    }
+
+
+def own_variables(spec: WorkerSpec) -> frozenset[str]:
+    """Names of the variables that differ from worker to worker, or from one start to the next."""
+    return OWN_VARIABLES | {*_DEVICES_VARIABLES} if spec.virtual_local_rank else OWN_VARIABLES
+
+
+def common_env(spec: WorkerSpec, base: Mapping[str, str], run_id: str) -> dict[str, str]:
+    """What the environments of all workers of this node have in common, in every round."""
+    own = own_variables(spec)
+    return {name: value for name, value in {**base, **_same_for_all(spec, base, run_id)}.items() if name not in own}
+
+
+def _same_for_all(spec: WorkerSpec, base: Mapping[str, str], run_id: str) -> dict[str, str]:
+    return {
+        "ROLE_NAME": spec.role,
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 

@@ -128,7 +128,8 @@ def _become_a_worker(start: WorkerStart) -> None:
     for signum in signal.valid_signals():
         if callable(signal.getsignal(signum)):
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
-    os.setsid()
+    if os.getsid(0) != os.getpid():  # a forked interpreter leads one already
+        os.setsid()
     os.environ.clear()
     os.environ.update(start.env)
     for name, usual, path in (("stdout", 1, start.stdout), ("stderr", 2, start.stderr)):

@@ -24,9 +24,9 @@ FLOORS = (
     ("logs_specs",),
     ("rdzv.protocol", "rdzv.board", "workers.numa"),
     ("rdzv.coordinator", "rdzv.member"),
-    ("group",),
+    ("group", "forkserver.command"),
     ("observe",),
-    ("workers", "tcpstore", "stacks", "hangs", "health"),
+    ("workers", "tcpstore", "stacks", "hangs", "health", "forkserver"),
     ("logs",),
     ("procs", "ui", "rdzv.boards", "rdzv.torch_handler"),
     ("rdzv.torchrun_plugin",),
@@ -44,8 +44,9 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
     "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "group.events", "group.phases", "group.worker_env",
-    "group.worker_group", "workers.numa", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "logs.lines",
-    "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus", "observe.run_event_source",
+    "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason",
+    "logs.lines", "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
+    "observe.run_event_source",
     "observe.run_events", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
     "timeline.boxes", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
     "timeline.reader", "timeline.svg", "timeline.text",

@@ -1,0 +1,155 @@
+"""What a module did to the process that imported it: reasons not to fork workers from there.
+
+Not a list of modules but a look at the process, before an import and after it.
+
+Part of the fork server's program: imports nothing of the package.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+# Devices that any process may hold.  All others below /dev belong to hardware, whose driver knows one process.
+_PLAIN_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+    "/dev/pts/",
+    "/dev/shm/",  # noqa: S108  not written to
+)
+
+
+class State:
+    """What would be wrong, or different, in a process that is forked now."""
+
+    def __init__(self) -> None:
+        self.threads = _threads()
+        self.sockets = len([place for place in _descriptors() if place.startswith("socket:")])
+        self.devices = {place for place in (*_descriptors(), *_mapped()) if _is_device(place)}
+        self.children = _has_children()
+        self.accelerator = _initialized_accelerator()
+        self.handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self.cwd, self.umask = os.getcwd(), _umask()
+
+    def reasons_against(self, before: "State") -> list[str]:
+        """What an import has done since, one clause for each."""
+        found = []
+        if self.threads > before.threads:
+            found.append("starts a thread")
+        if self.sockets > before.sockets:
+            found.append("opens a socket")
+        if devices := sorted(self.devices - before.devices):
+            found.append(f"opens {devices[0]}")
+        if self.children and not before.children:
+            found.append("starts a process")
+        if self.accelerator and not before.accelerator:
+            found.append(f"initializes {self.accelerator}")
+        if changed := [number for number, handler in self.handlers.items() if before.handlers[number] != handler]:
+            found.append(
+                f"handles {signal.Signals(changed[0]).name}"
+                if changed[0] in set(signal.Signals)
+                else "handles a signal"
+            )
+        if self.cwd != before.cwd:
+            found.append("changes the working directory")
+        if self.umask != before.umask:
+            found.append("changes the umask")
+        return found
+
+
+def _threads() -> int:
+    """Threads that a fork would lose.
+
+    A library that stops its threads for a fork, and starts them again when it needs them, is prepared for it (OpenBLAS
+    is): those are gone after an ordinary fork, and do not count.
+    """
+    if (count := len(os.listdir("/proc/self/task"))) > 1:
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        count = len(os.listdir("/proc/self/task"))
+    return count
+
+
+def _descriptors() -> list[str]:
+    places = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            places.append(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:
+            pass  # the descriptor of the listing itself
+    return places
+
+
+def _mapped() -> set[str]:
+    with open("/proc/self/maps") as file:
+        return {line.split(maxsplit=5)[-1].strip() for line in file if "/dev/" in line}
+
+
+def _is_device(place: str) -> bool:
+    return place.startswith("/dev/") and not place.startswith(_PLAIN_DEVICES)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _initialized_accelerator() -> str:
+    """`CUDA`, say, if torch has a context there."""
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "xpu", "mtia"):
+        module = getattr(torch, name, None)
+        if module is not None and getattr(module, "is_initialized", bool)():
+            return name.upper()
+    return ""
+
+
+class WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001  its class is the only way to see reads of it
+    """`os.environ` that remembers which variables were read.
+
+    What copies the whole environment reads none of them in particular.
+    """
+
+    read: set[str] = set()  # noqa: RUF012  one for the process
+    _expected: tuple[str, ...] = ()  # what a copy looks up next, last one first
+
+    def __iter__(self) -> Iterator[str]:
+        keys = tuple(super().__iter__())
+        for key in keys:
+            self._expected = (key,)
+            yield key
+        self._expected = keys[::-1]  # `dict` asks for the names first, then for each value
+
+    def __getitem__(self, key: str) -> str:
+        if self._expected[-1:] == (key,):
+            self._expected = self._expected[:-1]
+        else:
+            self._expected = ()
+            self.read.add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+
+def watch_environ() -> set[str]:
+    """The names of variables that are read from now on."""
+    os.environ.__class__ = WatchedEnviron
+    return WatchedEnviron.read
+
+
+def unwatch_environ() -> None:
+    """Makes `os.environ` what it was."""
+    os.environ.__class__ = os._Environ  # noqa: SLF001

@@ -1,0 +1,79 @@
+"""Workers as children that a fork server forked: a command, or a function of `multiprocessing`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from aelastic.forkserver.command import PythonCommand, parse
+from aelastic.forkserver.fork_server import Launch
+from aelastic.group.backend import WorkerStart
+
+
+class ForkedProgram:
+    """A command, started in a forked interpreter (`subprocess.Popen` where it starts cold)."""
+
+    def __init__(self, start: WorkerStart, launch: Launch) -> None:
+        assert isinstance(start.entrypoint, str)
+        command = parse(start.entrypoint, [os.fsdecode(arg) for arg in start.args])
+        assert command is not None, "the fork server was started for another command"
+        with ExitStack() as opened:
+            streams = {0: 0 if _is_open(0) else opened.enter_context(open("/dev/null", "rb")).fileno()}
+            for number, path in ((1, start.stdout), (2, start.stderr)):
+                # Appending: the worker's children share the file, and no write may land on another's.
+                file = None if path is None else opened.enter_context(path.open("ab", buffering=0))
+                streams[number] = number if file is None else file.fileno()
+            self.pid = launch(command, start.env, streams)
+
+    def reap(self) -> int | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return None  # another part of this process took its status
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def function_command() -> PythonCommand:
+    """How `multiprocessing` would start an interpreter for a function."""
+    from multiprocessing import spawn
+
+    words = spawn.get_command_line(pipe_handle=0)
+    command = parse(os.fsdecode(words[0]), words[1:])
+    assert command is not None
+    return command
+
+
+def forked_context(launch: Launch, env: Mapping[str, str]) -> Any:
+    """A context of `multiprocessing` as for "spawn", whose processes are forked from a warm interpreter."""
+    from multiprocessing import context, popen_spawn_posix, util
+
+    def spawn(path: bytes, words: list[str], fds: tuple[int, ...]) -> int:
+        command = parse(os.fsdecode(path), words[1:])
+        assert command is not None
+        return launch(command, env, {number: number for number in (0, 1, 2, *sorted({*fds}))})
+
+    # The standard library's own code, but for the one call that executes the interpreter.
+    ours = SimpleNamespace(**{**vars(util), "spawnv_passfds": spawn})
+    usual = popen_spawn_posix.Popen._launch  # type: ignore[attr-defined]  # noqa: SLF001  there is no public way in
+
+    class Popen(popen_spawn_posix.Popen):
+        _launch = FunctionType(usual.__code__, {**vars(popen_spawn_posix), "util": ours})
+
+    class Process(context.SpawnProcess):
+        _Popen = staticmethod(Popen)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return object.__new__, (context.SpawnProcess,), self.__dict__  # there it is one like any other
+
+    return SimpleNamespace(Process=Process)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

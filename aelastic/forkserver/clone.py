@@ -1,0 +1,111 @@
+"""A fork whose child is a sibling: its parent is the process that started this one.
+
+`clone(2)` with `CLONE_PARENT` makes the difference.  For the agent the new process is a child like one it started by
+itself: it is waited for, reaped and signalled the same way, and nothing depends on the fork server any more.
+
+The C library is passed by, so two things of its `fork()` are done here, and two can't be.  The thread's id, which the C
+library keeps, is renewed by the kernel (`CLONE_CHILD_SETTID`, at the address that the C library told the kernel,
+`PR_GET_TID_ADDRESS`), and Python's own hooks run.  `pthread_atfork` handlers do not run, and locks of the C library are
+not taken: hence one thread only, which `checks` sees to.
+
+Part of the fork server's program: imports nothing of the package.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+_PR_SET_MM, _PR_SET_MM_MAP, _PR_GET_TID_ADDRESS = 35, 14, 40
+
+_libc = ctypes.PyDLL(None, use_errno=True)  # calls hold the interpreter's lock, as `os.fork` does
+_libc.syscall.restype = ctypes.c_long
+_python = ctypes.pythonapi
+
+
+class CannotClone(Exception):
+    """This machine lacks what `sibling` needs; the text says what."""
+
+
+def sibling() -> int:
+    """Forks; 0 in the child, the child's pid in this process.
+
+    Raises:
+        CannotClone: an unknown CPU, or a kernel without `PR_GET_TID_ADDRESS`.
+        OSError: the kernel forks no more (`EAGAIN`, `ENOMEM`).
+    """
+    address = _tid_address()
+    flags = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | signal.SIGCHLD
+    machine = os.uname().machine
+    # The last two are the address of the id and the thread's storage, whose order depends on the CPU.
+    last = (address, 0) if machine == "x86_64" else (0, address)
+    _python.PyOS_BeforeFork()
+    pid = int(
+        _libc.syscall(ctypes.c_long(_SYS_CLONE[machine]), ctypes.c_ulong(flags), *map(ctypes.c_void_p, (0, 0, *last)))
+    )
+    error = ctypes.get_errno()
+    (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
+    if pid < 0:
+        raise OSError(error, os.strerror(error))
+    return pid
+
+
+def _tid_address() -> int:
+    """Where the C library keeps this thread's id."""
+    if (machine := os.uname().machine) not in _SYS_CLONE:
+        raise CannotClone(f"{machine} is not among the CPUs it knows ({', '.join(_SYS_CLONE)})")
+    found = ctypes.c_void_p()
+    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(found), 0, 0, 0) or not found.value:
+        raise CannotClone(f"prctl(PR_GET_TID_ADDRESS): {os.strerror(ctypes.get_errno() or errno.EINVAL)}")
+    if ctypes.c_int.from_address(found.value).value != os.getpid():
+        raise CannotClone("the C library keeps its thread's id elsewhere")
+    return found.value
+
+
+class _MemoryMap(ctypes.Structure):
+    """`struct prctl_mm_map`: where the kernel looks for a process's command line and environment, among others."""
+
+    _fields_ = (
+        *[
+            (name, ctypes.c_uint64)
+            for name in (
+                "start_code", "end_code", "start_data", "end_data", "start_brk", "brk", "start_stack",
+                "arg_start", "arg_end", "env_start", "env_end", "auxv",
+            )
+        ],
+        ("auxv_size", ctypes.c_uint32),
+        ("exe_fd", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+# Which of the numbers after the name in `/proc/PID/stat` (`proc(5)`) are which addresses.
+_STAT_FIELDS = {"start_code": 26, "end_code": 27, "start_data": 45, "end_data": 46, "start_brk": 47, "start_stack": 28}
+_kept: list[mmap.mmap] = []  # what the kernel now points at
+
+
+def rename(command: list[str], env: dict[str, str]) -> bool:
+    """Makes `/proc/PID/cmdline` and `environ` of this process say what they would after an exec.
+
+    Gives whether it worked: a kernel without checkpoint/restore refuses, and the process only keeps the old texts.
+    """
+    arguments = b"".join(os.fsencode(argument) + b"\0" for argument in command)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+    with open("/proc/self/stat", "rb") as file:
+        numbers = file.read().rpartition(b")")[2].split()
+    texts = mmap.mmap(-1, len(arguments) + len(variables) + 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    texts.write(arguments + variables)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(texts))
+    layout = _MemoryMap(
+        **{name: int(numbers[field - 3]) for name, field in _STAT_FIELDS.items()},
+        brk=_libc.syscall(ctypes.c_long({"x86_64": 12, "aarch64": 214}[os.uname().machine]), ctypes.c_void_p(0)),
+        arg_start=start,
+        arg_end=start + len(arguments),
+        env_start=start + len(arguments),
+        env_end=start + len(arguments) + len(variables),
+        exe_fd=0xFFFFFFFF,  # the program stays
+    )
+    _kept.append(texts)
+    return not _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(layout), ctypes.c_long(ctypes.sizeof(layout)), 0)

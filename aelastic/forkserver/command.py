@@ -1,0 +1,77 @@
+"""How an interpreter is called: `python [options] script|-m module|-c code [arguments]`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from aelastic.core.record import Record
+
+Kind: TypeAlias = Literal["script", "module", "code"]
+
+_INTERPRETER = re.compile(r"(python|pypy)(\d+(\.\d+)?)?t?")
+# What ends before a program, or asks at a terminal: not for a forked interpreter.
+_WITHOUT_PROGRAM = set("hViv?x")
+_WITH_VALUE = set("WX")
+
+
+class PythonCommand(Record):
+    """One start of an interpreter.
+
+    Args:
+        interpreter: as it was named.
+        options: for the interpreter itself.
+        kind: what is run.
+        target: the script's path, the module's name or the code.
+        argv: what `sys.argv` holds at first.
+    """
+
+    interpreter: str
+    options: tuple[str, ...]
+    kind: Kind
+    target: str
+    argv: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        """The command as it was given."""
+        flag = {"script": [], "module": ["-m"], "code": ["-c"]}[self.kind]
+        return [self.interpreter, *self.options, *flag, self.target, *self.argv[1:]]
+
+
+def parse(entrypoint: str, args: Sequence[str]) -> PythonCommand | None:
+    """Reads a command.
+
+    `None` is one that is no interpreter's, or that runs no program (`-V`, `-i`, standard input).
+    """
+    if not _INTERPRETER.fullmatch(entrypoint.rpartition("/")[2]):
+        return None
+    options: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            return PythonCommand(entrypoint, tuple(options), "script", word, (word, *rest)) if word else None
+        letters, flag, value = _split(word)
+        if word.startswith("--") or word == "-" or set(letters) & _WITHOUT_PROGRAM:
+            return None
+        options += [f"-{letters}"] if letters else []
+        if not flag:
+            continue
+        if not value and not rest:
+            return None
+        value = value or rest.pop(0)
+        if flag not in _WITH_VALUE:
+            kind: Kind = "module" if flag == "m" else "code"
+            return PythonCommand(entrypoint, tuple(options), kind, value, (f"-{flag}", *rest))
+        options += [f"-{flag}{value}"]
+    return None
+
+
+def _split(word: str) -> tuple[str, str, str]:
+    """A group of short options as letters without a value, the letter that takes one, and what follows it at once."""
+    for place, letter in enumerate(word[1:], start=1):
+        if letter in _WITH_VALUE or letter in "mc":
+            return word[1:place], letter, word[place + 1 :]
+    return word[1:], "", ""

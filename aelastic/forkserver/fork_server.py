@@ -1,0 +1,309 @@
+"""The agent's side of the fork server: starts it, keeps forked processes parked, makes workers of them.
+
+A parked process waits at its gate, a socket of its own, and is nothing to the worker group yet.  It is a child of the
+agent as any worker is (`clone`), so the fork server may die at any moment.  What does not answer in time is killed, and
+its worker starts cold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aelastic.forkserver import preload
+from aelastic.forkserver.command import PythonCommand
+from aelastic.forkserver.learning import Imports
+from aelastic.forkserver.parked import NoAnswerError, Parked, receive
+from aelastic.group.backend import WorkerStart
+from aelastic.host import proc_table
+from aelastic.host.helpers import start_helper
+from aelastic.host.reaping import wait_ended, waited_for
+
+_log = logging.getLogger(__name__)
+
+_PROGRAM = Path(__file__).with_name("program.py")
+# The first workers wait so long for imports that they would have to make themselves.
+FIRST_TIMEOUT_S = 30.0
+# Starting workers have the CPUs first; a worker that fails sooner is replaced by one that is forked on demand.
+PARK_DELAY_S = 0.5
+END_TIMEOUT_S = 1.0
+PRINTED_CHARS_MAX = 200
+# What is learned is imported while nothing else needs the CPU; where that never happens, beside the workers after this.
+IDLE_TIMEOUT_S = 10.0
+
+
+ChildT = TypeVar("ChildT")
+Preloaded: TypeAlias = tuple[str, ...] | Literal["auto"]
+# Takes the place of an exec: a command, an environment, and descriptors by their numbers there; gives the pid.
+Launch: TypeAlias = Callable[[PythonCommand, Mapping[str, str], Mapping[int, int]], int]
+
+
+class ForkServer:
+    """Starts workers warm where it can.
+
+    Args:
+        command: one of the workers' commands; all that it can fork have its interpreter and options.
+        modules: what to preload; `"auto"`: what the first workers import, while nothing else needs the CPU.
+        env: what the environments of all workers have in common, and the agent's mark.
+        differing: names of variables that differ from worker to worker, or from start to start.
+    """
+
+    def __init__(
+        self,
+        command: PythonCommand,
+        modules: Preloaded,
+        env: Mapping[str, str],
+        differing: frozenset[str],
+    ) -> None:
+        self._command = command
+        self._env = env
+        self._differing = sorted(differing)
+        self._core = preload.Preload((), is_learning=True) if modules == "auto" else preload.Preload(modules)
+        self._is_auto = modules == "auto"
+        self._imports = Imports() if self._is_auto else None  # while it learns
+        self._is_gathering = False
+        self._next: tuple[str, ...] | None = None  # for the process that replaces this one
+        self._control: socket.socket | None = None
+        self._printed = os.memfd_create("aelastic-preload")  # what modules print
+        self._decided = anyio.Event()  # it can fork, or never will
+        self._count = 0  # of workers, once some were started
+        self._parked: list[Parked] = []
+        self._tasks: TaskGroup | None = None
+        self._told: set[str] = set()
+        self._start(self._core.modules)
+
+    def _start(self, modules: tuple[str, ...]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        settings = {
+            "modules": modules,
+            "is_learned": self._is_auto,
+            "differing": self._differing,
+            "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        }
+        with theirs, open(os.memfd_create("aelastic-preload"), "wb", buffering=0) as file:
+            file.write(json.dumps(settings).encode())
+            numbers = (theirs.fileno(), file.fileno())
+            command = [self._command.interpreter, *self._command.options, str(_PROGRAM), *map(str, numbers)]
+            os.ftruncate(self._printed, 0)
+            try:
+                self._popen = start_helper(
+                    command,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._printed,
+                    stderr=self._printed,
+                    pass_fds=numbers,
+                )
+            except OSError as error:
+                ours.close()
+                self._tell(preload.Refused(f"it can't be started: {error}"))
+                return
+        self._control = ours
+
+    async def run(self) -> None:
+        """Follows the process.  Runs until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                while self._control is not None:
+                    message = await receive(self._control)
+                    if message is not None:
+                        self._hear(message)
+                        continue
+                    await self._end()
+                await anyio.sleep_forever()
+            finally:
+                self._tasks = None
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"importing": module}:
+                self._tell(preload.Importing(module))
+            case {"left_out": module, "why": why}:
+                self._tell(preload.LeftOut(module, why))
+            case {"refused": why}:
+                self._tell(preload.Refused(why))
+            case {"ready": _}:
+                self._tell(preload.Ready())
+                self._park(self._count)
+                if printed := self._read_printed():
+                    self._warn(f"--preload: modules print while they are imported: {printed}")
+
+    async def _end(self) -> None:
+        """Takes the status of the process, whose end of the socket is closed."""
+        assert self._control is not None
+        self._control.close()
+        self._control = None
+        with anyio.move_on_after(END_TIMEOUT_S):
+            await wait_ended(self._popen.pid)
+        self._popen.kill()
+        if self._core.phase is preload.Phase.IMPORTING:  # nothing was forked on request
+            proc_table.kill_group(self._popen.pid)
+        exitcode = self._popen.wait()
+        waited_for.discard(self._popen.pid)
+        if self._next is not None:
+            modules, self._next = self._next, None
+            self._start(modules)
+            return
+        self._tell(preload.Ended(exitcode, self._read_printed()))
+
+    def _tell(self, event: preload.Event) -> None:
+        for action in self._core.handle(event, anyio.current_time() if self._tasks else 0.0):
+            match action:
+                case preload.Start():
+                    self._start(action.modules)
+                case preload.Replace():
+                    self._next = action.modules
+                    self._decided = anyio.Event()
+                    self._retire()
+                case preload.Stop():
+                    self._retire()
+                case preload.Warn():
+                    self._warn(action.text)
+        if self._core.phase is not preload.Phase.IMPORTING:
+            self._decided.set()
+
+    def _retire(self) -> None:
+        """Ends the process, and what it has parked; `_end` follows."""
+        if self._control is not None:
+            self._control.shutdown(socket.SHUT_RDWR)
+        for parked in self._parked:
+            self._bury(parked)
+        self._parked = []
+
+    def _warn(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("%s", text)
+
+    def _read_printed(self) -> str:
+        """The first line of what modules have printed."""
+        text = os.pread(self._printed, 65536, 0).decode(errors="replace").strip()
+        return repr(text.splitlines()[-1][:PRINTED_CHARS_MAX]) if text else ""
+
+    async def fork(
+        self, starts: Sequence[WorkerStart], begin: Callable[[WorkerStart, Launch], ChildT]
+    ) -> dict[int, ChildT]:
+        """Makes workers of forked processes; gives those that it could, by local rank.
+
+        Cancelled, it leaves none.
+
+        Args:
+            begin: starts one worker through a function that takes the place of an exec.
+        """
+        await self._be_ready()
+        self._count = len(starts)
+        self._park(len(starts))
+        chosen, self._parked = self._parked[: len(starts)], self._parked[len(starts) :]
+        begun: dict[int, ChildT] = {}
+        try:
+            async with anyio.create_task_group() as tasks:
+                for parked, start in zip(chosen, starts, strict=False):
+                    tasks.start_soon(self._make_worker, parked, start, begin, begun)
+        except BaseException:
+            for parked in chosen:
+                self._bury(parked)
+            raise
+        if self._tasks is not None:
+            self._tasks.start_soon(self._park_later, name="park")
+            if self._core.is_learning and self._imports is not None and not self._is_gathering:
+                self._is_gathering = True
+                self._tasks.start_soon(self._learn, self._imports, name="learn")
+        return begun
+
+    async def _learn(self, imports: Imports) -> None:
+        """Waits until the first workers have imported what they need, then has it preloaded."""
+        self._tell(preload.Learned(await imports.gather()))
+        imports.close()
+        self._imports = None
+        while not self._decided.is_set():
+            with anyio.move_on_after(IDLE_TIMEOUT_S):
+                await self._decided.wait()
+                return
+            with suppress(OSError):  # it has ended, and another one follows
+                os.sched_setscheduler(self._popen.pid, os.SCHED_OTHER, os.sched_param(0))
+
+    async def _be_ready(self) -> None:
+        """Waits for imports before the first workers; later ones can't wait."""
+        if not self._count:
+            with anyio.move_on_after(FIRST_TIMEOUT_S) as waited:
+                await self._decided.wait()
+            if waited.cancelled_caught:
+                self._warn(f"--preload: imports take more than {FIRST_TIMEOUT_S:g} s; workers start cold meanwhile")
+
+    async def _park_later(self) -> None:
+        await anyio.sleep(PARK_DELAY_S)
+        self._park(self._count)
+
+    def _park(self, count: int) -> None:
+        """Has processes forked until so many are parked; each announces itself at its gate."""
+        if self._core.phase is not preload.Phase.READY or self._control is None:
+            return
+        for _ in range(count - len(self._parked)):
+            with ExitStack() as opened:
+                try:
+                    gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    opened.enter_context(gate)
+                    with theirs:
+                        gate.setblocking(False)
+                        socket.send_fds(self._control, [b"gate"], [theirs.fileno()])
+                except OSError as error:  # no descriptors, or it takes no more requests
+                    self._warn(f"--preload: no process can be forked ({error}); workers start cold")
+                    return
+                opened.pop_all()
+            self._parked.append(Parked(gate, self._popen.pid))
+
+    async def _make_worker(
+        self,
+        parked: Parked,
+        start: WorkerStart,
+        begin: Callable[[WorkerStart, Launch], ChildT],
+        begun: dict[int, ChildT],
+    ) -> None:
+        try:
+            await parked.announced()
+            child = begin(
+                start, partial(parked.launch, learning=None if self._imports is None else self._imports.writer)
+            )
+            await parked.confirmed()
+        except (NoAnswerError, OSError) as error:
+            self._warn(f"--preload: a forked process {error}; worker {start.local_rank} starts cold")
+            self._bury(parked)
+        else:
+            begun[start.local_rank] = child
+
+    def _bury(self, parked: Parked) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(parked.end, name="end of a parked process")
+
+    async def aclose(self) -> None:
+        """Ends the process, and those that are parked."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+            with anyio.move_on_after(END_TIMEOUT_S):
+                await wait_ended(self._popen.pid)
+            self._popen.kill()
+            self._popen.wait()
+            waited_for.discard(self._popen.pid)
+        for parked in self._parked:
+            await parked.end()
+        self._parked = []
+        if self._imports is not None:
+            self._imports.close()
+        if self._printed >= 0:
+            os.close(self._printed)
+            self._printed = -1

@@ -1,0 +1,240 @@
+"""The life of a fork server: it imports module after module, is started again without those it trips over, and serves.
+
+A core: the shell (`fork_server`) starts and ends the process, and tells what it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias, assert_never
+
+from aelastic.core.machine import Machine, Story
+from aelastic.core.record import Record
+
+# Each start leaves out what the one before it tripped over; modules that hide behind each other need one each.
+STARTS_MAX = 8
+# Something on this host kills it; to go on without end is of no use.
+DEATHS_MAX = 3
+
+
+class Phase(StrEnum):
+    IMPORTING = "IMPORTING"  # the process is starting, or imports
+    READY = "READY"  # it forks on request
+    OFF = "OFF"  # there is none, and there will be none: workers start cold
+
+
+class Importing(Record):
+    """The process begins with a module."""
+
+    module: str
+
+
+class LeftOut(Record):
+    """A module must not, or cannot, be preloaded."""
+
+    module: str
+    why: str
+
+
+class Ready(Record):
+    """All is imported that can be."""
+
+
+class Learned(Record):
+    """What the first workers imported."""
+
+    modules: tuple[str, ...]
+
+
+class Refused(Record):
+    """The process cannot fork on this machine."""
+
+    why: str
+
+
+class Ended(Record):
+    """The process has ended.
+
+    Args:
+        exitcode: negative for a signal.
+        said: the last line that it printed.
+    """
+
+    exitcode: int
+    said: str = ""
+
+    @property
+    def how(self) -> str:
+        said = f", {self.said}" if self.said else ""
+        return f"(exit code {self.exitcode}{said})"
+
+
+Event: TypeAlias = Importing | LeftOut | Ready | Learned | Refused | Ended
+
+
+class Start(Record):
+    """A process is to be started."""
+
+    modules: tuple[str, ...]
+
+
+class Replace(Record):
+    """The process is to be ended, and another one to be started that imports these."""
+
+    modules: tuple[str, ...]
+
+
+class Stop(Record):
+    """The process is to be ended."""
+
+
+class Warn(Record):
+    """The log is to say this."""
+
+    text: str
+
+
+Action: TypeAlias = Start | Replace | Stop | Warn
+
+
+@dataclass(slots=True)
+class Preload(Machine[Event, Action]):
+    """Decides what the fork server imports.
+
+    Args:
+        modules: what it is to preload, in order.
+        is_learning: what that is is learned from the first workers, which are forked before anything is imported.
+    """
+
+    modules: tuple[str, ...]  # without those that were left out
+    is_learning: bool = False
+    phase: Phase = Phase.IMPORTING
+    _importing: str = ""
+    _starts: int = 1
+    _deaths: int = 0
+    _story: Story = field(default_factory=Story)
+
+    def validate(self) -> None:
+        assert 0 < self._starts <= STARTS_MAX, "a fork server is started a bounded number of times"
+        assert self.phase is not Phase.IMPORTING or not self._importing or self._importing in self.modules, (
+            "what is being imported has not been left out"
+        )
+
+    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: ARG002  nothing here takes a time
+        match event:
+            case Importing():
+                return self._on_importing(event)
+            case LeftOut():
+                return self._on_left_out(event)
+            case Ready():
+                return self._on_ready(event)
+            case Learned():
+                return self._on_learned(event)
+            case Refused():
+                return self._on_refused(event)
+            case Ended():
+                return self._on_ended(event)
+            case _:
+                assert_never(event)
+
+    def _on_importing(self, event: Importing) -> list[Action]:
+        match self.phase:
+            case Phase.IMPORTING:  # the culprit, should the process end
+                self._importing = event.module
+                return []
+            case Phase.READY:
+                raise self._impossible(event)
+            case Phase.OFF:
+                return []  # it was given up
+            case _:
+                assert_never(self.phase)
+
+    def _on_left_out(self, event: LeftOut) -> list[Action]:
+        match self.phase:
+            case Phase.IMPORTING:  # told once; the process says at its end whether it is of use
+                self._leave_out(event.module)
+                return [Warn(f"--preload: {event.module} {event.why}; it is left out")]
+            case Phase.READY:
+                raise self._impossible(event)
+            case Phase.OFF:
+                return []  # it was given up
+            case _:
+                assert_never(self.phase)
+
+    def _on_ready(self, event: Ready) -> list[Action]:
+        match self.phase:
+            case Phase.IMPORTING:  # workers are forked from now on
+                self._importing = ""
+                self.phase = Phase.READY
+                return []
+            case Phase.READY:
+                raise self._impossible(event)
+            case Phase.OFF:
+                return []  # it was given up
+            case _:
+                assert_never(self.phase)
+
+    def _on_learned(self, event: Learned) -> list[Action]:
+        match self.phase:
+            case Phase.IMPORTING | Phase.READY:  # from here on workers are forked warm
+                self.is_learning, self.modules = False, event.modules
+                self._importing = ""
+                self.phase = Phase.IMPORTING
+                return [Replace(event.modules)]
+            case Phase.OFF:
+                return []  # it was given up
+            case _:
+                assert_never(self.phase)
+
+    def _on_refused(self, event: Refused) -> list[Action]:
+        match self.phase:
+            case Phase.IMPORTING | Phase.READY:  # another one would be refused, too
+                self.phase = Phase.OFF
+                return [Stop(), Warn(f"--preload: the fork server cannot fork: {event.why}; workers start cold")]
+            case Phase.OFF:
+                return []  # said already
+            case _:
+                assert_never(self.phase)
+
+    def _on_ended(self, event: Ended) -> list[Action]:
+        match self.phase:
+            case Phase.IMPORTING:  # over a module, or to be started again without some
+                return self._after_imports(event)
+            case Phase.READY:  # something killed it; what it has forked lives on
+                self._deaths += 1
+                return self._again(f"the fork server died {event.how}")
+            case Phase.OFF:
+                return []  # as it should
+            case _:
+                assert_never(self.phase)
+
+    def _after_imports(self, event: Ended) -> list[Action]:
+        warnings: list[Action] = []
+        if event.exitcode != 0:
+            if not self._importing:
+                return self._give_up(f"the fork server cannot start {event.how}")
+            module = self._importing
+            self._leave_out(module)
+            warnings = [Warn(f"--preload: {module} ends the process {event.how}; it is left out")]
+        return [*warnings, *self._again("")]
+
+    def _again(self, why: str) -> list[Action]:
+        if not self.modules and not self.is_learning:
+            return self._give_up("no module is left to preload")
+        if self._starts == STARTS_MAX or self._deaths > DEATHS_MAX:
+            return self._give_up(why or f"the fork server was started {STARTS_MAX} times")
+        self._starts += 1
+        self._importing = ""
+        self.phase = Phase.IMPORTING
+        warning = [Warn(f"--preload: {why}; starting another")] if why else []
+        return [*warning, Start(self.modules)]
+
+    def _give_up(self, why: str) -> list[Action]:
+        self.phase = Phase.OFF
+        return [Warn(f"--preload: {why}; workers start cold")]
+
+    def _leave_out(self, module: str) -> None:
+        self.modules = tuple(name for name in self.modules if name != module)
+        if self._importing == module:
+            self._importing = ""

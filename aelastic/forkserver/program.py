@@ -1,0 +1,154 @@
+"""The fork server: a process that has imported what the workers need, and forks them on request.
+
+It is a program of its own, started with the interpreter, the options and the common environment of the workers, and run
+by path: `python OPTIONS program.py CONTROL SETTINGS`.  It has one thread, talks through one socket, and ends with it.
+
+    to the agent    {"importing": NAME}, {"imported": NAME, "seconds": S}, {"left_out": NAME, "why": TEXT},
+                    {"again": true} (it has tripped over modules, and is of no use), {"refused": TEXT}, {"ready": COUNT}
+    to it           any message with one descriptor: a gate, at which another process is to wait (`worker`)
+"""
+
+import sys
+
+BASELINE = frozenset(sys.modules)  # before anything else is imported
+
+import gc  # noqa: E402
+import importlib.util  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import time  # noqa: E402
+from types import ModuleType  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+_package = ModuleType("_forkserver")  # the files beside this one, without what lies around them
+_package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+sys.modules["_forkserver"] = _package
+
+if TYPE_CHECKING:
+    from aelastic.forkserver import checks, clone, worker
+else:
+    from _forkserver import checks, clone, worker
+
+ERROR_CHARS_MAX = 300
+# What a worker tried to import, and did without.
+_OPTIONAL = ("is not installed", "cannot be imported")
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    with open(int(sys.argv[2]), "rb") as file:
+        file.seek(0)
+        settings = json.load(file)
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of this file
+    sys.argv = [""]
+    template = _template(settings)
+    read = checks.watch_environ()
+    if not _import_all(control, settings, read):
+        _say(control, again=True)
+        return
+    template.imported(read, dict(os.environ))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.collect()
+    gc.freeze()
+    _say(control, ready=len(sys.modules))
+    while True:
+        message, fds, *_ = socket.recv_fds(control, 64, 1)
+        if not message:
+            return
+        if _clone(control) == 0:
+            control.close()
+            worker.wait_and_run(socket.socket(fileno=fds[0]), template)
+        os.close(fds[0])
+
+
+def _template(settings: dict[str, Any]) -> worker.Template:
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        if handlers[number] is not None:  # `faulthandler` has its own
+            signal.signal(number, signal.SIG_IGN)  # it ends with the agent, not by a signal to the whole process tree
+    signal.pthread_sigmask(signal.SIG_SETMASK, settings["mask"])
+    scheduling = os.sched_getscheduler(0)
+    if settings["is_learned"] and settings["modules"]:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    return worker.Template(handlers, scheduling, BASELINE, dict(os.environ))
+
+
+def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]) -> bool:
+    """Imports what it can; gives whether workers may be forked from here.
+
+    Args:
+        read: variables that have been read.
+    """
+    is_clean = True
+    differing = frozenset(settings["differing"])  # from worker to worker
+    for name in settings["modules"]:
+        if settings["is_learned"] and (name in sys.modules or not _is_installed(name)):
+            continue
+        _say(control, importing=name)
+        before, loaded, start = checks.State(), len(sys.modules), time.perf_counter()
+        why = _import(name) or "; ".join(checks.State().reasons_against(before))
+        if not why and (own := sorted(read & differing)):
+            why = f"reads {own[0]}, which differs from worker to worker"
+        read -= differing
+        if settings["is_learned"] and why.startswith(_OPTIONAL):
+            continue
+        if not why:
+            _say(control, imported=name, seconds=time.perf_counter() - start)
+            continue
+        _say(control, left_out=name, why=why[:ERROR_CHARS_MAX])
+        is_clean = is_clean and len(sys.modules) == loaded
+    return is_clean
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module belongs to Python or to an installed package, and is not the user's own."""
+    import sysconfig
+
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    if spec is None or spec.origin in {None, "built-in", "frozen"}:
+        return spec is not None
+    paths = sysconfig.get_paths()
+    folders = [os.path.realpath(paths[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return os.path.realpath(str(spec.origin)).startswith(tuple(folder + os.sep for folder in folders))
+
+
+def _import(name: str) -> str:
+    """Imports a module; gives what went wrong."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return f"is not installed: {error}"
+    except ImportError as error:
+        return f"cannot be imported: {error}"
+    except SystemExit as error:
+        return f"calls sys.exit({error.code!r})"
+    except BaseException as error:  # noqa: BLE001  a module may raise anything
+        return f"fails: {type(error).__name__}: {error}"
+    return ""
+
+
+def _clone(control: socket.socket) -> int:
+    """Forks; 0 in the new process.  Where that does not work the agent is told, and the gate closes."""
+    try:
+        return clone.sibling()
+    except (clone.CannotClone, OSError) as error:
+        _say(control, refused=str(error))
+        return -1
+
+
+def _say(control: socket.socket, **words: Any) -> None:
+    try:
+        control.send(json.dumps(words).encode())
+    except BrokenPipeError:
+        os._exit(0)  # the agent is gone
+
+
+if __name__ == "__main__":
+    main()

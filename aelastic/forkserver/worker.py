@@ -1,0 +1,312 @@
+"""From a forked process to a worker: it waits at a gate, takes what makes it a worker, and runs the user's program.
+
+What a cold start would have made is made here: session, streams, environment, command line, `sys`, `__main__`.  What
+stays different is listed in `docs/preload.md`, and a test compares both item by item.
+
+Part of the fork server's program: imports nothing of the package.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from aelastic.forkserver import checks, clone
+else:
+    from _forkserver import checks, clone
+
+_FDS_MAX = 64
+_LENGTH_MAX = 4096
+# The interpreter, the loader and the libraries read these without Python's `os.environ`.
+_READ_EARLY = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
+
+
+class Template:
+    """What the fork server knows, and each process forked from it needs.
+
+    Args:
+        handlers: of the signals, before the fork server ignored them.
+        scheduling: the policy it was started with.
+        baseline: names of modules that any interpreter has loaded before it runs a program.
+        env: the environment it was started with.
+    """
+
+    def __init__(
+        self, handlers: Mapping[Any, Any], scheduling: int, baseline: frozenset[str], env: dict[str, str]
+    ) -> None:
+        self.handlers, self.scheduling, self.baseline, self._env = handlers, scheduling, baseline, env
+        self._read: set[str] = set()
+        self._changes: dict[str, str | None] = {}
+
+    def imported(self, read: set[str], env: dict[str, str]) -> None:
+        """All is imported.
+
+        Args:
+            read: names of the variables that were read meanwhile.
+            env: the environment after that.
+        """
+        self._read = read
+        names = self._env.keys() | env.keys()
+        self._changes = {name: env.get(name) for name in names if self._env.get(name) != env.get(name)}
+
+    def env_of(self, asked: dict[str, str]) -> dict[str, str]:
+        """A worker's environment: what was asked for, with the changes that imports would have made in it.
+
+        Raises:
+            Refused: an import has seen another value than this worker has.
+        """
+        for name in sorted(self._env.keys() | asked.keys()):
+            if self._env.get(name) != asked.get(name) and (name in self._read or name.startswith(_READ_EARLY)):
+                raise Refused(f"{name} was read while modules were imported, and is another for this worker")
+        env = dict(asked)
+        for name, value in self._changes.items():
+            if self._env.get(name) != asked.get(name):
+                continue
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        return env
+
+
+class Refused(Exception):
+    """This process can't be the worker that was asked for; the text says why."""
+
+
+def wait_and_run(gate: socket.socket, template: Template) -> None:
+    """Waits until it is told what to be, then runs it.  Without an agent it ends."""
+    gate.send(json.dumps({"parked": os.getpid()}).encode())
+    message, fds, *_ = socket.recv_fds(gate, _LENGTH_MAX, _FDS_MAX)
+    if not message:
+        os._exit(0)
+    try:
+        request = _read(fds[0])
+        learning = fds.pop() if request["is_learning"] else -1
+        _become(request, fds[1:], template)
+    except Exception as error:  # noqa: BLE001  whatever it is, the agent starts another one
+        gate.send(json.dumps({"refused": str(error) if isinstance(error, Refused) else repr(error)}).encode())
+        os._exit(0)
+    _hook_stacks()
+    gate.send(b'{"running": true}')
+    gate.close()
+    if learning >= 0:
+        tell_imports(learning)
+    _forget_ourselves()
+    _run(request)
+
+
+def _read(fd: int) -> dict[str, Any]:
+    with open(fd, "rb") as file:
+        file.seek(0)
+        request: dict[str, Any] = json.load(file)
+    return request
+
+
+def _become(request: dict[str, Any], fds: list[int], template: Template) -> None:
+    os.setsid()
+    if os.sched_getscheduler(0) != template.scheduling:
+        os.sched_setscheduler(0, template.scheduling, os.sched_param(0))
+    os.umask(request["umask"])
+    os.chdir(request["cwd"])
+    _put_in_place(fds, request["fds"])
+    env = template.env_of(request["env"])
+    clone.rename(request["command"], request["env"])
+    checks.unwatch_environ()
+    os.environ.clear()
+    os.environ.update(env)
+    _set_up_interpreter(request, template)
+    for number, handler in template.handlers.items():
+        if handler is not None and signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+
+
+def _put_in_place(fds: list[int], numbers: list[int]) -> None:
+    """Gives descriptors the numbers that the worker is to have them by."""
+    import fcntl
+
+    above = max(numbers) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def _set_up_interpreter(request: dict[str, Any], template: Template) -> None:
+    sys.argv = list(request["argv"])
+    sys.orig_argv = list(request["command"])
+    if not sys.flags.safe_path:
+        folder = _first_on_path(request)
+        _check_shadows(folder, template.baseline)
+        sys.path.insert(0, folder)
+    sys.path_importer_cache.clear()
+    if not sys.stdout.write_through:  # type: ignore[union-attr]
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    if numbers := sys.modules.get("numpy.random"):
+        numbers.seed()  # Python's own generator does it by itself, torch's has a constant seed
+    if threads := sys.modules.get("threading"):
+        threads.main_thread()._set_native_id()  # noqa: SLF001  which a fork changes, and Python leaves
+    if processes := sys.modules.get("multiprocessing.process"):
+        processes.current_process().authkey = os.urandom(32)
+
+
+def _first_on_path(request: dict[str, Any]) -> str:
+    """What `python` puts at the head of `sys.path` (its documentation, "sys.path")."""
+    kind, target = str(request["kind"]), str(request["target"])
+    if kind == "script":
+        return target if _is_bundle(target) else os.path.dirname(os.path.realpath(target))
+    return os.getcwd() if kind == "module" else ""
+
+
+def _is_bundle(path: str) -> bool:
+    """Whether a script is a folder or an archive with a `__main__` in it."""
+    if os.path.isdir(path):
+        return True
+    import zipfile
+
+    return not path.endswith((".py", ".pyw")) and zipfile.is_zipfile(path)
+
+
+def _check_shadows(folder: str, baseline: frozenset[str]) -> None:
+    """A file of the user's that has the name of a preloaded module would have been imported instead.
+
+    Raises:
+        Refused: there is one.
+    """
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return
+    preloaded = {name for name in sys.modules if "." not in name} - baseline
+    for name in names:
+        stem, _, suffix = name.partition(".")
+        if stem in preloaded and (suffix.endswith(("py", "so", "pyc")) or os.path.isdir(os.path.join(folder, name))):
+            raise Refused(f"{os.path.join(folder, name)} goes before the module {stem}, which is preloaded")
+
+
+def _hook_stacks() -> None:
+    """Lets the agent take stacks of this worker, as `import aelastic.stack_hook` in the script does."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stack_hook.py")
+    spec = spec_from_file_location("_forkserver.stack_hook", path)
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module_from_spec(spec))
+
+
+def tell_imports(pipe: int) -> None:
+    """Writes the name of each module that is imported from now on, until the process group is initialized."""
+    ours, names = os.getpid(), {"": True}
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if not names or os.getpid() != ours:
+            return
+        try:
+            if event == "import" and isinstance(arguments[0], str):
+                os.write(pipe, f"{arguments[0]}\n".encode())
+            torch = sys.modules.get("torch.distributed.distributed_c10d")
+            if torch is not None and getattr(torch, "is_initialized", bool)():
+                os.write(pipe, b".\n")
+                names.clear()
+        except (OSError, AttributeError):  # the agent listens no more, or the module is half imported
+            names.clear()
+
+    sys.addaudithook(hook)
+
+
+def _forget_ourselves() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "_forkserver"]:
+        del sys.modules[name]
+
+
+def _run(request: dict[str, Any]) -> NoReturn:
+    """Runs the program as `__main__`, and ends as an interpreter would."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"])
+    sys.modules["__main__"] = main
+    failure: BaseException | None = None
+    try:
+        _execute(request["kind"], request["target"], main)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  as the interpreter does
+        failure = error
+    if failure is None:
+        raise SystemExit(0)
+    _report(failure)  # out of the handler: a hook that fails has no context
+    if isinstance(failure, KeyboardInterrupt):
+        _die_of_sigint()
+    raise SystemExit(1)
+
+
+def _execute(kind: str, target: str, main: ModuleType) -> None:
+    if kind == "module" or (kind == "script" and _is_bundle(target)):
+        import runpy
+
+        runpy._run_module_as_main(target if kind == "module" else "__main__", kind == "module")  # type: ignore[attr-defined]  # noqa: SLF001  what `python -m` runs
+        return
+    if kind == "code":
+        from importlib.machinery import BuiltinImporter
+
+        main.__loader__, code = BuiltinImporter, target
+        exec(compile(code, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+        return
+    from importlib.machinery import SourceFileLoader
+
+    path = os.path.abspath(target)
+    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
+    main.__dict__["__cached__"] = None
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:  # in the words of the interpreter
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from None
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def _report(error: BaseException) -> None:
+    """Prints an exception without the frames of this file."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _without_ours(error.__traceback__)
+    failure = _of_hook(error.with_traceback(sys.last_traceback))
+    if failure is not None:
+        sys.stderr.write("Error in sys.excepthook:\n")
+        failure = failure.with_traceback(_without_ours(failure.__traceback__))
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _of_hook(error: BaseException) -> BaseException | None:
+    """What the user's hook raises."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as failure:  # noqa: BLE001  anything
+        return failure
+    return None
+
+
+def _without_ours(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames
+
+
+def _die_of_sigint() -> NoReturn:
+    """What an interpreter does after a KeyboardInterrupt: it cleans up, then the signal ends it."""
+    import atexit
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    raise SystemExit(1)

@@ -1,0 +1,385 @@
+"""Workers that a fork server forks: the same as those that start cold, and never a lost start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.launching import Job, Launcher, cmdline, stand_still, wait_for
+
+from aelastic import Supervisor, WorkerSpec, WorkerState
+from aelastic.host import proc_table
+
+KIT = Path(__file__).parents[1] / "kit"
+SERVER = "forkserver/program.py"
+# Nothing else imports it: who has it without an import of his own is warm.
+MODULE = "colorsys"
+IS_WARM = f"""
+is_warm = {MODULE!r} in sys.modules
+say("up", rank, restart, is_warm)
+"""
+TELL = f"""
+import decimal, numpy.random
+sys.path.append({str(KIT)!r})
+import told
+told.tell()
+"""
+
+
+# The same worker.
+
+# Named after a job, or drawn for each run.
+OF_A_RUN = (
+    "MASTER_PORT",
+    "TORCH_WORKER_SERVER_SOCKET",
+    "TMPDIR",
+    "LAUNCHED_BY_TEST",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+)
+DIFFERENT = ("pid", "random", "authkey")
+
+
+def told_by(job: Job) -> list[dict[str, Any]]:
+    assert job.wait() == 0, job.story
+    assert " W " not in job.stderr, job.stderr
+    job.assert_nothing_left()
+    text = re.sub(r" at 0x[0-9a-f]+", "", job.stdout.replace(str(job.folder), "JOB"))
+    workers = sorted((json.loads(line) for line in text.splitlines()), key=lambda one: one["env"]["RANK"])
+    for worker in workers:
+        for name in OF_A_RUN:
+            worker["env"].pop(name, None)
+        worker["environ"] = [entry for entry in worker["environ"] if not entry.startswith(OF_A_RUN)]
+    return workers
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_a_warm_worker_is_a_cold_one_item_by_item(launch: Launcher, how: str) -> None:
+    jobs = []
+    for name, more in (("cold", []), ("warm", ["--preload", "decimal,numpy.random"])):
+        script = launch.write(f"{name}/worker.py", TELL)
+        what = ["-m", "worker"] if how == "module" else [str(script), "--lr", "0.1"]
+        options = ["--nproc-per-node", "2", *more, *what]
+        jobs.append(launch.command(*options, name=name, env={"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "7"}))
+    for cold, warm in zip(told_by(jobs[0]), told_by(jobs[1]), strict=True):
+        own, others = cold.pop("own"), warm.pop("own")
+        # A warm one has the hook for stacks, as one that says `import aelastic.stack_hook`: a file and a signal.
+        assert len(warm["fds"]) == len(cold["fds"]) + 1
+        warm["fds"].pop()
+        caught = int(warm["status"].pop("SigCgt"), 16) ^ int(cold["status"].pop("SigCgt"), 16)
+        assert caught.bit_count() == 1 and caught >= 1 << signal.SIGRTMIN
+        assert [name for name in own if own[name] == others[name]] == ["hash"]
+        assert {item: value for item, value in warm.items() if value != cold[item]} == {
+            item: value for item, value in cold.items() if value != warm[item]
+        }
+
+
+ENDS = {
+    "an exception": "raise ValueError('bad')",
+    "an exception in a function": "def f():\n    raise ValueError('bad')\nf()",
+    "a syntax error": "x = (",
+    "an exit code": "sys.exit(3)",
+    "an exit message": "sys.exit('no data')",
+    "no exit code": "sys.exit()",
+    "an interrupt": "import atexit; atexit.register(lambda: say('bye')); raise KeyboardInterrupt",
+    "a hard exit": "os._exit(9)",
+    "a signal": "os.kill(os.getpid(), signal.SIGKILL)",
+    "a hook": "sys.excepthook = lambda *_: say('hook'); raise ValueError('bad')",
+    "a hook that fails": "def hook(*_):\n    1 / 0\nsys.excepthook = hook\nraise ValueError('bad')",
+    "a thread that goes on": "import threading; threading.Timer(0.2, say, ['later']).start()",
+    "what is written at exit": "import atexit; atexit.register(lambda: say('bye')); print('buffered', end='')",
+    "a source that pickle and inspect find": """
+import inspect, pickle
+class Point:
+    pass
+assert type(pickle.loads(pickle.dumps(Point()))) is Point
+say(inspect.getsource(Point), inspect.getsourcefile(Point) == __file__)
+""",
+    "children of multiprocessing": """
+import multiprocessing
+def child(queue):
+    queue.put(__name__)
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        say(queue.get(), process.join(), process.exitcode)
+""",
+}
+
+
+@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
+def test_a_warm_worker_ends_as_a_cold_one_does(launch: Launcher, code: str) -> None:
+    ends = []
+    for name, more in (("cold", []), ("warm", ["--preload", MODULE])):
+        job = launch(code, "--redirects", "3", "--log-dir", f"{name}/logs", *more, name=name)
+        code_ = job.wait()
+        texts = [
+            next((job.folder / name / "logs").rglob(f"{stream}.log")).read_text() for stream in ("stdout", "stderr")
+        ]
+        ends.append((code_, *(text.replace(str(job.folder), "JOB") for text in texts)))
+        job.assert_nothing_left()
+    assert ends[0] == ends[1]
+
+
+def test_a_script_that_is_not_there_is_told_in_the_words_of_the_interpreter(launch: Launcher) -> None:
+    job = launch("os.unlink(__file__); sys.exit(1)", "--preload", MODULE, "--max-restarts", "1")
+    assert job.wait() == 2
+    assert f"python: can't open file {str(job.folder / 'worker.py')!r}: [Errno 2]" in job.stderr
+
+
+def test_a_script_that_is_edited_between_restarts_runs_as_edited(launch: Launcher) -> None:
+    edits = "text = open(__file__).read(); open(__file__, 'w').write(text.replace('fir' + 'st', 'second'))"
+    job = launch(
+        f"{IS_WARM}\nsay('first')\n{edits}\nsys.exit(restart == 0)", "--preload", MODULE, "--max-restarts", "1"
+    )
+    assert job.wait() == 0, job.story
+    assert job.lines == ["up 0 0 True", "first", "up 0 1 True", "second"]
+
+
+def test_a_module_of_the_users_goes_before_one_that_is_preloaded(launch: Launcher) -> None:
+    launch.write("job/colorsys.py", "own = True", preamble="")
+    job = launch("import colorsys; say(colorsys.own)", "--preload", MODULE)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["True"]
+    assert "goes before the module colorsys, which is preloaded; worker 0 starts cold" in job.stderr
+
+
+def double(value: int) -> int:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("first")
+    return value * int(os.environ["RANK"]) if MODULE in sys.modules else -1
+
+
+def test_functions_start_warm_too() -> None:
+    import asyncio
+
+    spec = WorkerSpec(entrypoint=double, args=(2,), local_world_size=3, max_restarts=1, preload=(MODULE,))
+    result = asyncio.run(Supervisor(spec).run())
+    assert result.state is WorkerState.SUCCEEDED
+    assert result.return_values == {0: 0, 1: 2, 2: 4}
+
+
+def test_a_script_in_a_child_of_multiprocessing_starts_warm_too(launch: Launcher) -> None:
+    job = launch(IS_WARM, "--run-path", "--preload", MODULE)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["up 0 0 True"]
+
+
+# What modules do.
+
+BAD_MODULES = {
+    "raise RuntimeError('no license')": "mod fails: RuntimeError: no license",
+    "import sys; sys.exit(4)": "mod calls sys.exit(4)",
+    "import os; os._exit(4)": "mod ends the process (exit code 4)",
+    "import ctypes; ctypes.string_at(0)": "mod ends the process (exit code -11)",
+    "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()": "mod starts a thread",
+    "import socket; s = socket.socket()": "mod opens a socket",
+    "import subprocess; p = subprocess.Popen(['sleep', '600'])": "mod starts a process",
+    "f = open('/dev/fuse', 'rb')": "mod opens /dev/fuse",
+    "import signal; signal.signal(signal.SIGTERM, print)": "mod handles SIGTERM",
+    "import os; os.chdir('/')": "mod changes the working directory",
+    "import os; os.umask(0)": "mod changes the umask",
+    "import os; rank = os.environ['LOCAL_RANK']": "mod fails: KeyError: 'LOCAL_RANK'",
+    "import os; rank = os.environ.get('LOCAL_RANK')": "mod reads LOCAL_RANK, which differs from worker to worker",
+    "import nosuch": "mod is not installed: No module named 'nosuch'",
+    "import sys, types; t = types.ModuleType('torch'); t.cuda = types.SimpleNamespace(is_initialized=lambda: True); sys.modules['torch'] = t": (
+        "mod initializes CUDA"
+    ),
+}
+
+
+@pytest.mark.parametrize("code, why", BAD_MODULES.items(), ids=BAD_MODULES.values())
+def test_a_module_that_must_not_be_preloaded_is_left_out_in_one_line(launch: Launcher, code: str, why: str) -> None:
+    if "/dev/fuse" in code and not os.access("/dev/fuse", os.R_OK):
+        pytest.skip("there is no /dev/fuse to open")
+    launch.write("lib/mod.py", code, preamble="")
+    modules = f"mod,{MODULE}"
+    job = launch(
+        f"say('mod' in sys.modules)\n{IS_WARM}", "--preload", modules, env={"PYTHONPATH": str(launch.folder / "lib")}
+    )
+    assert job.wait() == 0, job.story
+    assert job.lines == ["False", "up 0 0 True"]
+    warnings = [line for line in job.stderr.splitlines() if " W " in line]
+    assert len(warnings) == 1 and f"W --preload: {why}" in warnings[0] and warnings[0].endswith("; it is left out")
+    job.assert_nothing_left()
+
+
+# In the agent: local rank 1 gets a variable of its own, as a user's `LogsSpecs` may do.
+SPECS = """
+from aelastic.agent.generation import Generation
+usual = Generation._worker_env
+Generation._worker_env = lambda self, rank: {**usual(self, rank), **({"MODE": "fast"} if rank == 1 else {})}
+"""
+
+
+def test_a_module_that_prints_is_told_and_preloaded(launch: Launcher) -> None:
+    launch.write("lib/mod.py", "print('welcome')", preamble="")
+    job = launch("say('mod' in sys.modules)", "--preload", "mod", env={"PYTHONPATH": str(launch.folder / "lib")})
+    assert job.wait() == 0, job.story
+    assert job.lines == ["True"]
+    assert "W --preload: modules print while they are imported: 'welcome'" in job.stderr
+
+
+def test_what_a_module_changes_in_the_environment_is_changed_for_workers(launch: Launcher) -> None:
+    code = (
+        "import os; env = os.environ.copy(); os.environ['NEW'] = '1'; os.environ['OLD'] = 'b'; del os.environ['GONE']"
+    )
+    launch.write("lib/mod.py", code, preamble="")
+    env = {"PYTHONPATH": str(launch.folder / "lib"), "OLD": "a", "GONE": "x"}
+    job = launch("say(os.environ['NEW'], os.environ['OLD'], os.environ.get('GONE'))", "--preload", "mod", env=env)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["1 b None"]
+
+
+def test_a_worker_whose_variables_are_not_those_that_modules_read_starts_cold(launch: Launcher) -> None:
+    launch.write("lib/mod.py", "import os; mode = os.environ.get('MODE')", preamble="")
+    launch.write("lib/specs.py", SPECS, preamble="")
+    wrapper = "from aelastic.logs import run_logs\nimport specs\n"
+    env = {"PYTHONPATH": str(launch.folder / "lib")}
+    job = launch("import mod; say(mod.mode)", "--nproc-per-node", "2", "--preload", "mod", env=env, wrapper=wrapper)
+    assert job.wait() == 0, job.story
+    assert sorted(job.lines) == ["None", "fast"]
+    assert (
+        "MODE was read while modules were imported, and is another for this worker; worker 1 starts cold" in job.stderr
+    )
+
+
+def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> None:
+    launch.write("lib/mod.py", "import time; time.sleep(600)", preamble="")
+    env = {"PYTHONPATH": str(launch.folder / "lib")}
+    wrapper = "from aelastic.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 0.3\n"
+    job = launch(IS_WARM, "--preload", f"{MODULE},mod", env=env, wrapper=wrapper)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["up 0 0 False"]
+    assert "W --preload: imports take more than 0.3 s; workers start cold meanwhile" in job.stderr
+    job.assert_nothing_left()
+
+
+# What the first workers imported.
+
+LEARNS = f"""
+sys.path.append("lib")
+say("up", rank, restart, {MODULE!r} in sys.modules, "own" in sys.modules)
+import {MODULE}, own
+wait_for(f"go{{restart}}")
+sys.exit(1 if restart == 0 else 0)
+"""
+QUICK = "from aelastic.forkserver import learning\nlearning.LEARN_TIMEOUT_S = 1.0\nfrom aelastic.forkserver import fork_server\nfork_server.IDLE_TIMEOUT_S = 0.5\n"
+
+
+def test_auto_preloads_what_the_first_workers_imported_but_not_the_users_own(launch: Launcher) -> None:
+    launch.write("job/lib/own.py", "", preamble="")
+    job = launch(LEARNS, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=QUICK)
+    job.wait_line("up", 2)
+    bare = job.child(SERVER)
+    wait_for("another fork server", lambda: parked_by(job, other_than=bare))
+    restart(job, 0)
+    restart(job, 1)
+    assert job.wait() == 0, job.story
+    assert sorted(job.lines) == ["up 0 0 False False", "up 0 1 True False", "up 1 0 False False", "up 1 1 True False"]
+    assert " W --preload" not in job.stderr
+    job.assert_nothing_left()
+
+
+def parked_by(job: Job, other_than: int) -> bool:
+    """Whether two processes are parked that were not forked by that one."""
+    sessions = [entry.session for pid in parked(job) if (entry := proc_table.process(pid))]
+    return len(sessions) == 2 and other_than not in sessions
+
+
+# A fork server that is in trouble.
+
+RESTARTS = f"""
+{IS_WARM}
+wait_for(f"go{{restart}}")
+sys.exit(1 if restart < 2 else 0)
+"""
+
+
+def parked(job: Job) -> list[int]:
+    """Processes that wait for what they are to be: in the session of the fork server that forked them."""
+    here = [entry for pid in job.left() if (entry := proc_table.process(pid)) and SERVER in " ".join(cmdline(pid))]
+    return [entry.pid for entry in here if entry.parent == job.pid and entry.session != entry.pid]
+
+
+def restart(job: Job, number: int) -> None:
+    (job.folder / f"go{number}").touch()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", ["server", "parked"])
+def test_a_restart_is_never_lost_with_the_fork_server(launch: Launcher, victim: str, signum: int) -> None:
+    job = launch(RESTARTS, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", "2")
+    job.wait_line("up", 2)
+    wait_for("the next generation is parked", lambda: len(parked(job)) == 2)
+    for pid in [job.child(SERVER)] if victim == "server" else parked(job):
+        (stand_still if signum == signal.SIGSTOP else lambda pid: os.kill(pid, signal.SIGKILL))(pid)
+    restart(job, 0)
+    job.wait_line("up", 4)
+    restart(job, 1)
+    restart(job, 2)
+    assert job.wait() == 0, job.story
+    assert [line.split()[2] for line in job.lines] == ["0", "0", "1", "1", "2", "2"]
+    is_cold = {line.split()[1] for line in job.lines if line.endswith("1 False")}
+    assert is_cold == ({"0", "1"} if victim == "parked" else set())
+    job.assert_nothing_left()
+
+
+def test_nothing_is_left_of_a_fork_server_whose_agent_is_killed(launch: Launcher) -> None:
+    job = launch(RESTARTS, "--nproc-per-node", "2", "--preload", MODULE)
+    job.wait_line("up", 2)
+    wait_for("the next generation is parked", lambda: len(parked(job)) == 2)
+    job.process.kill()
+    job.process.wait()
+    job.wait_nothing_left()
+
+
+def test_an_agent_that_is_asked_to_stop_while_modules_are_imported_stops(launch: Launcher) -> None:
+    launch.write("lib/mod.py", "import time; time.sleep(600)", preamble="")
+    job = launch(IS_WARM, "--preload", "mod", env={"PYTHONPATH": str(launch.folder / "lib")})
+    job.child(SERVER)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM
+    job.assert_nothing_left()
+
+
+def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
+    code = f"{IS_WARM}\nsay('fds', len(os.listdir(f'/proc/{{os.getppid()}}/fd')))\nsys.exit(restart < 30)"
+    job = launch(code, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", "30")
+    assert job.wait(100) == 0, job.story
+    assert all(line.endswith("True") for line in job.lines if line.startswith("up"))
+    counts = [int(line.split()[1]) for line in job.lines if line.startswith("fds")]
+    assert max(counts[-10:]) < max(counts[4:14]) + 10  # they are counted while others start
+    job.assert_nothing_left()
+
+
+# What can't be.
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        (["--preload", "a-b", "x.py"], "--preload a-b: 'a-b' is not the name of a module: use names such as"),
+        (["--preload", "json", "--no-python", "true"], "preload is given, but 'true' is not a Python interpreter"),
+        (["--preload", "json", "--numa-binding", "node", "x.py"], "preload and numa_binding are both given"),
+        (
+            ["--preload", "json", "--run-path", "--start-method", "fork", "x.py"],
+            "preload is given with start_method 'fork'",
+        ),
+    ],
+)
+def test_what_cannot_be_preloaded_is_refused(launch: Launcher, options: list[str], why: str) -> None:
+    launch.write("job/x.py", "say('started')")
+    job = launch.command(*options)
+    assert job.wait() == 2
+    assert why in job.stderr and job.stderr.count("\n") == 1
+    assert job.stdout == ""
