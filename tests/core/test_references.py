@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
+import tomllib
+from pathlib import Path, PurePath
 
 import core_pages
 import pytest
+from package_readme import for_index
 from sources import ROOT, find, is_module, source
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])
@@ -84,3 +86,18 @@ def test_what_a_page_shows_is_python_and_imports_what_is_there(page: str, code: 
             names = [alias.name for alias in node.names if not is_module(f"{home.name}.{alias.name}")]
             missing = [name for name in names if find(home, name) is None]
             assert not missing, page
+
+
+def test_on_a_package_index_no_link_leads_nowhere_and_the_files_named_are_in_the_source_distribution() -> None:
+    text = for_index((ROOT / "README.md").read_text())
+    assert not re.findall(r"\]\((?!#|https?:)", text)
+    assert {f"#{anchor}" for anchor in anchors(ROOT / "README.md")} >= set(re.findall(r"\]\((#[^)]*)\)", text))
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
+        "include"
+    ]
+    named = set(re.findall(r"`((?:docs|examples|benchmarks)/[^`]*[^`/]|[A-Z]+\.md)`", text))
+    assert len(named) > 20
+    for path in sorted(named):
+        assert (ROOT / path).exists() and any(
+            PurePath(f"/{path}").match(each) or path.startswith(f"{each[1:]}/") for each in included
+        ), path

@@ -1,0 +1,42 @@
+"""The README as a package index shows it: hatchling asks for it when it builds a package.
+
+A package index has the text alone, so links to other files of the repository lead nowhere there.  They become the names
+of these files, which are in the source distribution; links within the page and to the web stay.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!#|[a-z]+:)([^)\s]+)\)")
+_NOTE = "Files named here are part of the source distribution.\n\n"
+_FIRST_TITLE = "\n## "
+
+
+def for_index(readme: str) -> str:
+    """The text without links to files."""
+    before, title, rest = _LINK.sub(_named, readme).partition(_FIRST_TITLE)
+    return f"{before}\n{_NOTE.rstrip()}\n{title}{rest}"
+
+
+def _named(link: re.Match[str]) -> str:
+    is_picture, text, target = link.groups()
+    path = target.partition("#")[0]
+    if is_picture:
+        return f"({text}: `{path}`)"
+    return f"`{path}`" if text == path else f"{text} (`{path}`)"
+
+
+def _update(self: Any, metadata: dict[str, Any]) -> None:
+    text = Path(self.root, "README.md").read_text(encoding="utf-8")
+    metadata["readme"] = {"content-type": "text/markdown", "text": for_index(text)}
+
+
+if find_spec("hatchling") is not None:  # in a build
+    from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+    # hatchling takes the class of its interface that it finds here (`[tool.hatch.metadata.hooks.custom]`).
+    ReadmeHook = type("ReadmeHook", (MetadataHookInterface,), {"update": _update})
