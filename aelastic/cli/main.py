@@ -159,13 +159,18 @@ def collect_rarely() -> None:
 
 
 def _run_job(invocation: Invocation) -> Outcome:
-    with _status_line(invocation) as live:
+    with _status_line(
+        invocation
+    ) as live:  # also for the last words: they begin a new line below what workers left open
         job = _Job(invocation, live)
         try:
             result = _run_on_loop(job.run(), invocation.loop)
         except BaseException as error:  # noqa: BLE001  the last line of the CLI: any error gets a report and an exit code
             return _explain(error)
-    return _conclude(invocation, result, job.stopped_by)
+        finally:
+            if live is not None:
+                _say(live.end)
+        return _conclude(invocation, result, job.stopped_by)
 
 
 # Run.
@@ -223,14 +228,31 @@ class _Job:
 
 @contextmanager
 def _status_line(invocation: Invocation) -> Iterator[StatusLine | None]:
-    """The status line on our terminal, if it may be drawn there."""
+    """The status line on our terminal, if it may be drawn there; else our lines begin at the first column, at least."""
     if not _may_draw(invocation.ui, os.environ):
-        yield None
+        with _streams_in_turns():
+            yield None
         return
     from aelastic.ui.status_line import status_line
 
     with status_line(_stderr.put, "view" if invocation.ui == "view" else "line") as live:
         yield live
+
+
+@contextmanager
+def _streams_in_turns() -> Iterator[None]:
+    """Lines of ours and what workers have left open take turns on stderr, and on stdout where that is the same."""
+    try:
+        fd = sys.stderr.fileno() if isinstance(sys.stderr, io.TextIOWrapper) else -1
+    except (OSError, ValueError):
+        fd = -1
+    if fd < 0:
+        yield
+        return
+    from aelastic.logs.terminal import Terminal, streams_in_turns
+
+    with streams_in_turns(Terminal(fd, is_live=False), _stderr.put):
+        yield
 
 
 def _may_draw(ui: str, environ: Mapping[str, str]) -> bool:

@@ -15,9 +15,11 @@ from __future__ import annotations
 import io
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from aelastic.logs.row_text import cut_to, width_of
 
@@ -79,6 +81,10 @@ class Terminal:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
         except OSError:
             return False
+
+    def is_at(self, fd: int) -> bool:
+        """True if a descriptor leads there, too: a session has one terminal at most, under whatever name."""
+        return (self.is_live and os.tcgetpgrp(fd) >= 0) or os.path.sameopenfile(fd, self._fd)
 
     @property
     def is_in_the_way(self) -> bool:
@@ -251,9 +257,36 @@ class TerminalStream(io.TextIOWrapper):
         return len(text)
 
 
-def is_of_session(fd: int) -> bool:
-    """True for the terminal of our session, of which there is one at most, under whatever name."""
+@contextmanager
+def streams_in_turns(terminal: Terminal, do: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """Has this process write to the terminal in its turns: puts streams in the place of `sys.stdout` and `sys.stderr`.
+
+    Args:
+        do: has something done after everything that this process has still to write.
+    """
+    before = out, err = sys.stdout, sys.stderr
+    for stream in (out, err):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    sys.stderr = _in_turns(err, terminal)
+    sys.stdout = sys.stderr if out is err else _in_turns(out, terminal)
+    ours = sys.stdout, sys.stderr
+
+    def end() -> None:
+        terminal.end()
+        if (sys.stdout, sys.stderr) == ours:  # else the program has put others in their place
+            sys.stdout, sys.stderr = before
+
     try:
-        return os.tcgetpgrp(fd) >= 0
-    except OSError:
-        return False
+        yield
+    finally:
+        do(end)
+
+
+def _in_turns(stream: Any, terminal: Terminal) -> Any:
+    """The stream, or one in its place if it leads to the same place as the terminal, under whatever name."""
+    try:
+        is_there = isinstance(stream, io.TextIOWrapper) and terminal.is_at(stream.fileno())
+    except (OSError, ValueError):
+        is_there = False
+    return TerminalStream(stream, terminal) if is_there else stream

@@ -9,15 +9,14 @@ agent.  For the time of a run it puts streams that take turns in the place of `s
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from aelastic.logs.terminal import LIVE_SHARE, Terminal, TerminalStream, is_of_session
+from aelastic.logs.terminal import LIVE_SHARE, Terminal, streams_in_turns
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.observe.status_text import Frame, Picture, StatusText
@@ -82,6 +81,10 @@ class StatusLine(Observer):
     def resume(self) -> None:
         self._terminal.resume()
         self.redraw()
+
+    def end(self) -> None:
+        """Takes all rows away, for good.  In the thread that draws."""
+        self._terminal.end()
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -173,30 +176,6 @@ class _View:
 @contextmanager
 def status_line(do: Do, kind: Literal["line", "view"]) -> Iterator[StatusLine]:
     """The status line of this process, on the terminal that stderr leads to."""
-    before = out, err = sys.stdout, sys.stderr
-    terminal = Terminal(err.fileno())
-    for stream in (out, err):
-        with suppress(AttributeError, OSError, ValueError):
-            stream.flush()
-    sys.stderr = _in_turns(err, terminal)
-    sys.stdout = sys.stderr if out is err else _in_turns(out, terminal)
-    ours = sys.stdout, sys.stderr
-
-    def end() -> None:
-        terminal.end()
-        if (sys.stdout, sys.stderr) == ours:  # else the program has put others in their place
-            sys.stdout, sys.stderr = before
-
-    try:
+    terminal = Terminal(sys.stderr.fileno())
+    with streams_in_turns(terminal, do):
         yield StatusLine(terminal, do, kind)
-    finally:
-        do(end)  # after what was to be written before
-
-
-def _in_turns(stream: Any, terminal: Terminal) -> Any:
-    """The stream, or one in its place if it leads to the terminal of our session, under whatever name."""
-    try:
-        is_there = isinstance(stream, io.TextIOWrapper) and is_of_session(stream.fileno())
-    except (OSError, ValueError):
-        is_there = False
-    return TerminalStream(stream, terminal) if is_there else stream

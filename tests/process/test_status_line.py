@@ -279,6 +279,43 @@ def test_the_agents_lines_begin_at_the_first_column_above_open_bars(start: Scree
     assert screen.rows.count(" 40/120") == 2
 
 
+def test_without_live_rows_the_agents_lines_begin_at_the_first_column_too(start: Screens, launch: Launcher) -> None:
+    worker = "os.write(2, b'\\r 40/120')\nwait_for('go')\nsys.exit(3)"
+    job, screen = start(worker, "--ui=off")
+    screen.wait_row("40/120")
+    piped = launch(worker, name="piped")
+    wait_for("the bar", lambda: "40/120" in piped.stderr)
+    for each in (job, piped):
+        each.go()
+        assert each.wait() == 3
+    screen.end()
+    assert screen.rows[0] == " 40/120" and screen.rows[1].startswith("aelastic: W rank 0 failed")
+    assert "40/120\naelastic: W rank 0 failed" in piped.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_terminal_is_as_it_was_whatever_ends_the_agent(start: Screens, signum: int) -> None:
+    job, screen = start(
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\nos.write(1, b'working\\n\\r 1%')\nwait_for('never')",
+        "--nproc-per-node=2",
+    )
+    screen.wait_row(r"^aelastic \d+ s \| running")
+    wait_for("both", lambda: screen.rows[:4] == ["working", "working", "[0]  1%", "[1]  1%"])
+    job.signal(signum)
+    assert job.wait() == -signum
+    os.write(screen.theirs, b"the shell writes on: " + b"x" * 80)
+    wait_for("it", lambda: any(row.startswith("the shell writes on: x") for row in screen.rows))
+    rows = screen.rows
+    at = next(at for at, row in enumerate(rows) if row.startswith("the shell"))
+    assert rows[at + 1].startswith("x" * 21)  # rows wrap, as before
+    if signum == signal.SIGTERM:
+        assert rows[:2] == ["working", "working"] and rows.count(" 1%") == 2
+        assert rows[at - 1].startswith("aelastic: ")
+        assert len(rows) == at + 2 and not [row for row in rows if "running" in row]
+    else:
+        assert at == 2  # it writes over the rows that are left
+
+
 def test_a_suspended_agent_leaves_the_terminal_to_the_shell_and_comes_back(start: Screens) -> None:
     shell = 'set -m; "$@"; echo "the shell"; while [ ! -e back ]; do sleep 0.05; done; fg >fg; exit $?'
     job, screen = start("say('working')\nwait_for('go')", shell=shell)
