@@ -337,6 +337,7 @@ def _is_sequence(value: Any) -> bool:
 _INT: _Fits = (lambda value: hasattr(value, "__index__")), "an int"
 _REAL: _Fits = _is_real, "a number"
 _STR: _Fits = (lambda value: isinstance(value, str)), "a str"
+_PATH: _Fits = (lambda value: isinstance(value, str | PathLike)), "a Path"
 _STREAMS: _Fits = (lambda value: isinstance(value, int | Mapping)), "a Std, or a dict of them by local rank"
 _TEXTS: _Fits = _is_sequence, "a tuple or list of texts"
 _TYPES: Mapping[str, _Fits] = {
@@ -352,7 +353,7 @@ _TYPES: Mapping[str, _Fits] = {
     "run_id": _optional(_STR),
     "redirects": _STREAMS,
     "tee": _STREAMS,
-    "log_dir": _optional(((lambda value: isinstance(value, str | PathLike)), "a Path")),
+    "log_dir": _optional(_PATH),
     "log_line_prefix_template": _optional(_STR),
     "local_ranks_filter": _optional(((lambda value: isinstance(value, Collection)), "a frozenset of local ranks")),
     "duplicate_stdout_filters": _TEXTS,
@@ -361,6 +362,8 @@ _TYPES: Mapping[str, _Fits] = {
     "shutdown_timeout_s": _REAL,
     "exit_barrier_timeout_s": _REAL,
     "hang_timeout_s": _optional(_REAL),
+    "linger_s": _REAL,
+    "metrics_textfile": _optional(_PATH),
     "hang_signals": (_is_sequence, f"a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
     "env": _optional(((lambda value: isinstance(value, Mapping)), "a dict of variables")),
 }

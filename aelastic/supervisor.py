@@ -29,7 +29,7 @@ from aelastic.observe.observer import Observer, Observers
 from aelastic.observe.run_events import StacksTaken
 from aelastic.result import RunResult
 from aelastic.spec import WorkerSpec
-from aelastic.workers.program import check_program
+from aelastic.workers.program import check_program, check_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,6 +142,8 @@ class Supervisor:
         check_devices(self.spec, self._settings.env)
         if self._settings.is_local:
             check_program(self.spec.entrypoint, self._settings.env)
+            if self._settings.has_agent_store:
+                check_torch()
         try:
             await self._open_torch_events()
             self._run = await self._open()

@@ -354,6 +354,9 @@ def _explain(error: BaseException) -> Outcome:
             return _report(error)
         case AelasticError():  # an `InternalError` brings its story
             _say(f"aelastic: error: {error}")
+        case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):
+            package = name.partition(".")[0]
+            return _refuse(InputError(f"{package} is not installed for {sys.executable}: pip install {package}"))
         case _ if shortage := shortage_of(error):
             _say(f"aelastic: error: the agent cannot go on: {shortage}")
             error = HostError(shortage)

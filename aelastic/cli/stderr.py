@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 # As long as the workers' output waits for the console (`logs`).
@@ -79,3 +79,27 @@ def configure_logging(writer: StderrWriter, level: str) -> None:
     ours.setLevel(logging.WARNING if number is None else number)
     if level and number is None:
         ours.warning("LOGLEVEL=%s is not a level; using WARNING", level)
+
+
+@contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """Shows warnings of `aelastic` on stderr, as the command does, in a program that has configured no logging.
+
+    torch's launcher has handlers of its own, so programs that call it expect to read of a restart.
+    """
+    ours = logging.getLogger("aelastic")
+    given = [
+        each for each in (*ours.handlers, *logging.getLogger().handlers) if not isinstance(each, logging.NullHandler)
+    ]
+    if given:
+        yield
+        return
+    writer = StderrWriter()
+    writer.setFormatter(logging.Formatter(LOG_FORMAT))
+    writer.setLevel(logging.WARNING)
+    ours.addHandler(writer)
+    try:
+        yield
+    finally:
+        ours.removeHandler(writer)
+        writer.finish()

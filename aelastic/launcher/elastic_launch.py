@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aelastic.aio.loops import LOOPS, loop_factory
+from aelastic.cli.stderr import warnings_on_stderr
 from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import InputError, RendezvousClosedError
 from aelastic.health_check_server import NoHealthCheckServer
@@ -89,7 +90,8 @@ def launch(
         )
         job = BlockingRun(supervisor, signals, make_loop)
         delegate(health_check_server, job.last_seen_alive)
-        result = job.run()
+        with warnings_on_stderr():
+            result = job.run()
     finally:
         if health_check_server is not None:
             health_check_server.stop()

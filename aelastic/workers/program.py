@@ -1,10 +1,12 @@
-"""Whether the program that the workers run is there, before anything is started for it."""
+"""Whether what the workers need of this machine is there, before anything is started for it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from typing import Any
 
 from aelastic.errors import InputError
@@ -28,3 +30,16 @@ def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str]) 
         problem = "cannot be executed: check its permissions" if there else "does not exist: check the path"
         raise InputError(f"entrypoint {entrypoint} {problem}")
     raise InputError(f"entrypoint {entrypoint} is not a program in PATH: check its name, or give its path")
+
+
+def check_torch() -> None:
+    """Refuses to serve the workers' store without torch.  It is looked for, not imported.
+
+    Raises:
+        InputError: this Python has no torch.
+    """
+    if "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
+        raise InputError(
+            f"torch is not installed for {sys.executable}: pip install torch "
+            "(or, for workers that need no store, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)"
+        )

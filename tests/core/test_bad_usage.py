@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aelastic.cli.arguments import parse
 from aelastic.cli.main import main
 
 C10D = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0"
@@ -188,3 +189,13 @@ def test_a_python_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.setenv("PYTHON_EXEC", "no-such-python")
     assert_refused("train.py", "PYTHON_EXEC=no-such-python not found on PATH")
+
+
+def test_a_log_folder_is_tried_with_a_name_that_nothing_can_take_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(Path, "rmdir", lambda path: made.append(path.name))
+    for _ in range(2):
+        parse(["--log-dir", str(tmp_path), __file__], {})
+    assert len(set(made)) == 2 and all(not name.endswith(f"-{os.getpid()}") for name in made)

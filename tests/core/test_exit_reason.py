@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aelastic.failures.error_file import printable
 from aelastic.failures.exit_reason import (
     HEADLINE_CHARS,
     TAIL_CHARS,
@@ -17,6 +19,7 @@ from aelastic.failures.exit_reason import (
     last_line,
     may_be_uncaught,
 )
+from aelastic.failures.failure import ProcessFailure
 
 PLAIN = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
@@ -235,6 +238,31 @@ def test_any_text_has_a_bounded_cause_or_none(text: str) -> None:
 @given(st.lists(PIECES, max_size=30).map("".join))
 def test_a_traceback_at_the_end_is_found_whatever_came_before(before: str) -> None:
     assert found(f"{before}\n\n\n\n\nstarting over\n" + PLAIN).headline == "ValueError: batch is empty"
+
+
+# What moves the cursor, rings, hides or turns around; and what no stream can print.
+STIRS = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+STDERR = st.lists(PIECES | st.text(max_size=5), max_size=60).map("".join)
+
+
+@given(STDERR, st.integers(-64, 255))
+def test_whatever_was_printed_an_exit_that_no_exception_causes_is_told_by_its_code(text: str, code: int) -> None:
+    failure = ProcessFailure(0, 1, code, "", stderr_tail=text)
+    words, cause = describe_exit(code), last_exception(text)
+    if code in {1, 120} and cause is not None:
+        assert failure.message == printable(cause.headline)
+    elif failure.message != words:  # a signal that native code raises, or a shell that passes one on
+        assert failure.message.startswith(f"{words}; its last words: ") and (code < 0 or code > 128)
+    assert not STIRS.search(failure.message + failure.traceback + printable(last_line(text)))
+
+
+@given(STDERR, st.sampled_from(["", "\nat exit\n" + QUOTED.format("f"), "[W1017 12:00:00.000 a.cpp:1] bye\n"]))
+def test_an_uncaught_exception_is_the_cause_whatever_was_handled_before_and_after(before: str, after: str) -> None:
+    text = f"{before}\n\n\n\n\nstarting over\n{PLAIN}{after}"
+    failure = ProcessFailure(0, 1, 1, "", stderr_tail=text)
+    assert failure.headline == "ValueError: batch is empty at train.py:5"
 
 
 @pytest.mark.parametrize(

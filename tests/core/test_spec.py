@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from aelastic.errors import InputError
-from aelastic.spec import Std, WorkerSpec
-from aelastic.workers.program import check_program
+from aelastic.spec import _TYPES, Std, WorkerSpec
+from aelastic.workers.program import check_program, check_torch
 
 SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
 
@@ -41,6 +42,11 @@ SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
 def test_a_wrong_type_is_refused_with_the_name_of_the_field(name: str, value: object, remedy: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"{name} is {value!r}: {remedy}")):
         SPEC(**{"entrypoint": "true", name: value})
+
+
+def test_each_field_has_a_type_that_is_checked_or_checks_of_its_own() -> None:
+    own = {"rdzv_handler", "logs_specs", "numa_binding", "numa_fall_back", "virtual_local_rank", "start_method"}
+    assert {field.name for field in fields(WorkerSpec)} - own - {"hang_action", "expect_output"} == set(_TYPES)
 
 
 @pytest.mark.parametrize("value", [object(), 3.5, "x", b"x", [], {}, print])
@@ -73,3 +79,12 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path:
     check_program("here", path)
     check_program(str(here), path)
     check_program(print, {})
+
+
+def test_a_python_without_torch_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(InputError, match=rf"torch is not installed for {re.escape(sys.executable)}: pip install torch"):
+        check_torch()
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    check_torch()

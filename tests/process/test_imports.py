@@ -141,3 +141,28 @@ def test_a_ctrl_c_during_the_imports_says_nothing(tmp_path: Path, moment: str, c
         check=False,
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_install(tmp_path: Path) -> None:
+    package = "anyio"
+    code = f"import sys; sys.modules[{package!r}] = None; from aelastic.cli.main import main; sys.exit(main(['ok.py']))"
+    (tmp_path / "ok.py").touch()
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = f"aelastic: error: {package} is not installed for {sys.executable}: pip install {package} (see "
+    assert (done.returncode, done.stderr.startswith(words), done.stderr.count("\n")) == (2, True, 1), done.stderr
+
+
+@pytest.mark.parametrize(
+    "prelude, is_seen", [("", True), ("import logging; logging.basicConfig(level='ERROR')\n", False)]
+)
+def test_a_restart_is_seen_in_a_program_that_has_configured_no_logging(
+    tmp_path: Path, prelude: str, is_seen: bool
+) -> None:
+    (tmp_path / "fails_once.py").write_text(
+        "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+    )
+    code = f"{prelude}import aelastic.run as m; m.main(['--max-restarts=1', 'fails_once.py'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert ("aelastic: W restarting worker group: rank 0 failed" in done.stderr) is is_seen
+    assert "aelastic: I" not in done.stderr
