@@ -107,10 +107,12 @@ class RunMetrics:
                     self._expiries.inc()
             case ev.StacksTaken():
                 self._stacks.inc()
-            case ev.RunEnded(state=state):
+            case ev.RunEnded(state=state, traceback=traceback):
                 self._phase.choose(Phase.DONE.value)
                 self._state.choose(state.value)
-                self._ended.set(1, self._run_id, state.value)
+                # Workers that were stopped because of an error are not a job that was asked to stop.
+                ended = WorkerState.UNKNOWN if traceback else state
+                self._ended.set(1, self._run_id, ended.value)
             case _:
                 pass  # not counted
 

@@ -207,6 +207,14 @@ def test_the_end_of_a_run_is_a_series_of_its_own_and_its_state() -> None:
     assert read['aelastic_state{state="HEALTHY"}'] == 0
 
 
+def test_a_run_that_ends_with_an_error_was_not_asked_to_stop() -> None:
+    asked, lost = told(BEGAN), told(BEGAN)
+    asked.tell(ev.RunEnded(WorkerState.STOPPED, "asked to stop"), 3.0)
+    lost.tell(ev.RunEnded(WorkerState.STOPPED, "no coordinator for 600 s", traceback="Traceback: ..."), 3.0)
+    assert exposed(asked)['aelastic_run_ended{run_id="job 7",state="STOPPED"}'] == 1
+    assert exposed(lost)['aelastic_run_ended{run_id="job 7",state="UNKNOWN"}'] == 1
+
+
 def test_labels_that_all_series_share_are_added_to_each_that_has_not_its_own() -> None:
     metrics = told(BEGAN, spawning())
     names = [re.sub(r"\{|,?le=.*", "", name) for name in exposed(metrics)]
