@@ -20,9 +20,9 @@ from aelastic.logs.row_text import overlaid, width_of
 ROW_BYTES_MAX = 1 << 15
 # A worker's open rows; with more, the first is taken as final.
 ROWS_MAX = 16
-_TOKENS = re.compile(rb"(\n|\r|\x1b\[\d*A)")
+_TOKENS = re.compile(rb"(\n|\r|\x1b\[\d{0,4}A)")
 # The beginning of a control sequence whose end has not come yet.
-_TORN = re.compile(rb"\x1b(?:\[\d*)?\Z")
+_TORN = re.compile(rb"\x1b(?:\[\d{0,4})?\Z")
 
 
 class Row:
@@ -149,13 +149,8 @@ class LiveLines:
 
     def _feed_text(self, data: bytes) -> bytes:
         """`feed` for lines of text, at the speed of a copy."""
-        if self._is_interrupted:
-            self._is_interrupted = False
-            rest = without_newline(data)
-            begun = self._raw if len(rest) == len(data) else None
-            data, self._raw = rest, None
-            if begun is not None and not self._holds_text:
-                self._raw = None  # goes on below, as a new line
+        if self._is_interrupted:  # its newline is there already; other text goes on below
+            data, self._raw, self._is_interrupted = without_newline(data), None, False
         shown: list[bytes] = []
         lines, newline, tail = data.rpartition(b"\n")
         if newline:
@@ -182,7 +177,7 @@ class LiveLines:
             shown.append(b"\r\x1b[K")
         elif not self._is_interrupted:
             shown.append(b"\n")
-        self._rows, self._at = [Row(self._raw)], 0
+        self._rows, self._at = [Row(b"" if self._is_interrupted else self._raw)], 0
         self._raw, self._is_interrupted = None, False
 
     def _let_out(self, shown: list[bytes]) -> None:

@@ -99,6 +99,9 @@ def test_a_line_that_others_end_is_not_ended_twice() -> None:
     assert lines.feed(b"half") == b"half"
     lines.interrupt()
     assert lines.feed(b" more\n") == b" more\n"
+    assert lines.feed(b"50%") == b"50%"
+    lines.interrupt()
+    assert lines.feed(b"\r60%\n") == b"60%\n"
 
 
 def test_a_long_line_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +113,11 @@ def test_a_long_line_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> No
         assert b"".join(shown).replace(b"P:", b"").endswith(b"x\n")
     lines = lines_of(b"P:")
     assert b"".join(fed(lines, *[b"x" * 7] * 3, b"\n")) == b"P:" + b"x" * 21 + b"\n"
+
+
+def test_a_control_sequence_without_measure_is_text() -> None:
+    lines = lines_of()
+    assert lines.feed(b"\rbar\x1b[" + b"9" * 5000 + b"A") == b"" and lines.feed(b"\n").endswith(b"9A\n")
 
 
 TEXTS = [b"a", b"some text", b"   ", b"50%|###   |", b"\x1b[31mred\x1b[0m", "gr\u00f6\u00dfer".encode(), b"\xff"]
