@@ -37,7 +37,7 @@ from aelastic.rdzv.protocol.ranks import assign_ranks
 # Eight stories, of which two start functions under torch.
 STORIES_TIMEOUT_S = 3 * LAUNCH_TIMEOUT_S
 GROUP = "torchelastic"
-# An older torch says of a worker neither its exit code nor its process id.
+# An older torch says of a worker neither its exit code nor its process id, nor of what sort its failure was.
 TELLS_EXITS = "exit_code" in inspect.signature(SimpleElasticAgent._construct_event).parameters
 LOOK = ["LocalElasticAgent._monitor_workers.success", "LocalElasticAgent._monitor_workers.duration.ms"]
 
@@ -131,6 +131,8 @@ def shape_of(raw_error: str) -> Any:
         record = json.loads(raw_error)
     except ValueError:
         return "the agent's own words"
+    if not TELLS_EXITS:
+        record.pop("errorTraits", None)
     if isinstance(record["message"], dict):
         extra = record["message"]["extraInfo"]
         assert extra["timestamp"].isdecimal()
