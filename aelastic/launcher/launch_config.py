@@ -10,11 +10,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from multiprocessing.process import current_process
 from numbers import Integral, Real
 from pathlib import PurePath
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any
 
 from aelastic.cli.converters import read_signals
@@ -126,6 +126,16 @@ _TYPES: Mapping[type | UnionType, tuple[str, tuple[str, ...]]] = {
     list | tuple | None: ("a list of texts, or None", ("duplicate_stdout_filters", "duplicate_stderr_filters")),
     bool: ("True or False", ("virtual_local_rank",)),
 }  # fmt: skip
+
+
+def completed(config: Any) -> Any:
+    """The config; one of an older torch with the defaults of the fields that it lacks."""
+    if isinstance(config, LaunchConfig) or not all(hasattr(config, each) for each in ("max_nodes", "nproc_per_node")):
+        return config
+    lacking = {each.name: each for each in fields(LaunchConfig) if not hasattr(config, each.name)}
+    return (
+        SimpleNamespace(**{name: each.default for name, each in lacking.items()}, **vars(config)) if lacking else config
+    )
 
 
 def check_types(config: object) -> None:

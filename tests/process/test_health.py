@@ -744,8 +744,10 @@ def test_a_server_that_blocks_keeps_no_job_waiting(
 
 def test_torchs_own_class_and_proxy_work() -> None:
     from torch.distributed.elastic.agent.server import health_check_server as torchs
-    from torch.distributed.elastic.agent.server.local_elastic_agent import _AliveCallbackProxy
+    from torch.distributed.elastic.agent.server import local_elastic_agent
 
+    if not hasattr(local_elastic_agent, "_AliveCallbackProxy"):
+        pytest.skip("this torch's server keeps its callback to itself")
     calls: list[Any] = []
 
     class Server(torchs.HealthCheckServer):
@@ -758,7 +760,7 @@ def test_torchs_own_class_and_proxy_work() -> None:
     assert supervise(Server, "8125") is WorkerState.SUCCEEDED
     assert calls[0] == 8125 and abs(calls[1] - time.time()) < DEADLINE_S
     calls.clear()
-    proxy = _AliveCallbackProxy()
+    proxy = local_elastic_agent._AliveCallbackProxy()
     assert supervise(Server(proxy, 7, 60), "") is WorkerState.SUCCEEDED
     assert calls[0] == 7 and proxy._delegate is not None
 

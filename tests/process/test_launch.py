@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from kit import launch_stories as stories
 from kit.launch_stories import one_node
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_each_loop
 from kit.ports import quiet_port
+from kit.torch_versions import SINCE
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
 from aelastic.launch import _get_entrypoint_name
@@ -77,11 +79,17 @@ def test_the_config_has_the_fields_and_defaults_of_torchs() -> None:
             for each in dataclasses.fields(config)
         ]
 
-    assert described(LaunchConfig) == described(torchs)
+    known = {each.name for each in dataclasses.fields(torchs)}
+    later = [each.name for each in dataclasses.fields(LaunchConfig) if each.name not in known]
+    assert set(later) <= {*SINCE, "numa_options"}
+    assert [each for each in described(LaunchConfig) if each[0] in known] == described(torchs)
     assert isinstance(one_node().logs_specs, DefaultLogsSpecs)
     assert type(one_node(torchs).logs_specs).__name__ == "DefaultLogsSpecs"
     for more in ({}, {"rdzv_timeout": 5}, {"rdzv_configs": {"timeout": 7}}, {"shutdown_timeout": 3}):
+        if more.keys() & set(later):
+            continue
         ours, theirs = vars(one_node(**more)), vars(one_node(torchs, **more))
+        ours = {name: value for name, value in ours.items() if name in known}
         assert {**ours, "logs_specs": None} == {**theirs, "logs_specs": None}
 
 
@@ -91,6 +99,21 @@ def test_the_shutdown_timeout_comes_from_its_variable(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")
     with pytest.raises(ValueError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon: use whole seconds"):
         one_node()
+
+
+def test_a_config_of_an_older_torch_has_defaults_for_what_it_lacks() -> None:
+    old = vars(one_node())
+    for name in (
+        "numa_options",
+        "signals_to_handle",
+        "duplicate_stdout_filters",
+        "virtual_local_rank",
+        "shutdown_timeout",
+    ):
+        del old[name]
+    assert elastic_launch(SimpleNamespace(**old), "true")() == {0: None, 1: None}  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pass a LaunchConfig"):
+        elastic_launch(SimpleNamespace(nodes=1), "true")()  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore")

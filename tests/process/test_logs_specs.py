@@ -18,6 +18,7 @@ import pytest
 import uvloop
 from kit import entrypoints
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, wait_for
+from kit.torch_versions import SINCE, TORCH
 from torch.distributed.elastic import multiprocessing as torchs
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState, logs_specs
@@ -44,11 +45,17 @@ def named(folder: Path, path: object) -> str:
     )
 
 
+def fields_of(dest: Any) -> dict[str, Any]:
+    """Its fields, without those that the torch that is installed lacks."""
+    known = {each.name for each in dataclasses.fields(torchs.LogsDest)}
+    return {name: value for name, value in dataclasses.asdict(dest).items() if name in known}
+
+
 def reified(module: Any, folder: Path, count: int, **options: Any) -> dict[str, Any]:
     """What a module's `DefaultLogsSpecs` answers, sets and makes, without the random part of names."""
     folder.mkdir()
     specs, given = module.DefaultLogsSpecs(log_dir=str(folder), **options), envs(count)
-    answer = dataclasses.asdict(specs.reify(given))
+    answer = fields_of(specs.reify(given))
     told = {
         name: {rank: named(folder, path) for rank, path in value.items()}
         if isinstance(value, dict)
@@ -83,7 +90,7 @@ def test_dev_null_drops_as_torchs_does() -> None:
     given = envs(2), envs(2)
     theirs = torchs.DefaultLogsSpecs(log_dir=os.devnull, redirects=torchs.Std.ALL, tee=torchs.Std.ALL).reify(given[0])
     ours = DefaultLogsSpecs(log_dir=os.devnull, redirects=Std.ALL, tee=Std.ALL).reify(given[1])
-    assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
+    assert fields_of(ours) == fields_of(theirs)
     assert given[0] == given[1]
 
 
@@ -100,7 +107,7 @@ def test_attempts_have_folders_of_their_own_and_the_same_one_is_made_again(modul
 @BOTH
 def test_no_workers_and_no_facts_will_do(module: Any, tmp_path: Path) -> None:
     specs = module.DefaultLogsSpecs(log_dir=str(tmp_path))
-    assert "attempt_0" in specs.reify({}).filtered_stdout
+    assert "attempt_0" in getattr(specs.reify({}), "filtered_stdout", "attempt_0")  # torch 2.8 has none
     assert re.search(r"test_run_id_\w+/attempt_0", specs.reify({0: {}}).error_files[0])
 
 
@@ -142,10 +149,9 @@ def test_specs_without_reify_cannot_be_made(module: Any) -> None:
 
 
 def test_the_fields_are_torchs() -> None:
-    assert dataclasses.asdict(LogsDest()) == dataclasses.asdict(torchs.LogsDest())
-    assert [each.name for each in dataclasses.fields(LogsDest)] == [
-        each.name for each in dataclasses.fields(torchs.LogsDest)
-    ]
+    assert fields_of(LogsDest()) == fields_of(torchs.LogsDest())
+    ours, theirs = ([each.name for each in dataclasses.fields(kind)] for kind in (LogsDest, torchs.LogsDest))
+    assert ours in (theirs, [*theirs, "filtered_stdout", "filtered_stderr"])
     assert {name: int(value) for name, value in Std.__members__.items()} == {
         name: int(value) for name, value in torchs.Std.__members__.items()
     }
@@ -193,6 +199,8 @@ def teed(text: bytes) -> list[bytes]:
     ids=["maps", "rank filter", "filters and prefix", "filters of nothing"],
 )
 def test_files_and_console_are_those_of_torchrun(launch: Launcher, options: list[str], env: dict[str, str]) -> None:
+    if SINCE["duplicate_stdout_filters"] > TORCH and any("filters" in option for option in options):
+        pytest.skip("this torch has no filters")
     options = ["--nproc-per-node=4", "--log-dir=logs", *options]
     ours = launch(WORKER, *options, name="ours", env=env)
     assert ours.wait(LAUNCH_TIMEOUT_S) == 0, ours.story
