@@ -33,7 +33,8 @@ from aelastic.forkserver.fork_server import ForkServer, Launch
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.limits import shortage_of
-from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
+from aelastic.host.reaping import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
+from aelastic.workers.guard import is_guard
 from aelastic.workers.guard_process import GuardProcess
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ NOT_EXECUTABLE = 126
 STATUS_LOST = 255
 # A killed process is gone at once, or is slow to tear down; then we look for others in the meantime.
 CLEAR_LOOK_AGAIN_S = 0.05
+# Orphans fork while they are killed, or survive SIGKILL; the guard of an agent in our agent takes its own time.
+ORPHANS_TIMEOUT_S = 5.0
 # Between two tries to start a worker: what the host refuses now it may have in a moment, as other jobs end.
 START_PAUSES_S = (0.1, 0.3, 1.0, 3.0)
 
@@ -267,6 +270,7 @@ class LocalWorkers(WorkerBackend):
 
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
         self._workers = {}
+        await self._end_orphans()
         forked = {} if self._fork_server is None else await self._fork_server.fork(starts, self._forked_child)
         self._workers = {local_rank: self._follow(child) for local_rank, child in forked.items()}
         try:
@@ -278,6 +282,16 @@ class LocalWorkers(WorkerBackend):
                 await self._end_all()
             raise
         return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in self._workers.items()}
+
+    async def _end_orphans(self) -> None:
+        """Kills what workers that are gone have left behind outside of their sessions, where this process adopts it."""
+        with anyio.move_on_after(ORPHANS_TIMEOUT_S):
+            while left := [entry for entry in orphans() if entry.state not in "ZX"]:
+                for entry in left:
+                    if not is_guard(entry.pid):  # of an agent in our agent: it has work to do, and ends by itself
+                        proc_table.kill(entry.pid)
+                await anyio.sleep(CLEAR_LOOK_AGAIN_S)
+        reap_orphans()
 
     async def _start_patiently(self, start: WorkerStart) -> _Worker | WorkerExit:
         """Starts a worker, once the host lets us: a restart for each refusal would use them up within a second.
@@ -362,6 +376,7 @@ class LocalWorkers(WorkerBackend):
         if self._fork_server is not None:
             await self._fork_server.aclose()
         await self._guard.aclose()
+        await self._end_orphans()
         for worker in self._workers.values():
             if isinstance(worker, _Worker):  # the agent failed, or gave up on it
                 worker.give_up()

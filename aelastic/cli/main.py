@@ -90,7 +90,7 @@ def main_and_exit(groups: Groups = GROUPS) -> NoReturn:
     # A Ctrl-C before or after the job ends this process as it ends any other, without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    outcome = _run_command(sys.argv[1:], os.environ, groups)
+    outcome = _run_command(sys.argv[1:], os.environ, groups, owns_process=True)
     if _stderr.finish():
         for stream in (sys.stdout, sys.stderr):
             # A closed stream, or a pipe without a reader: the exit code matters more.
@@ -131,7 +131,9 @@ def _open_standard_streams() -> None:
     os.close(fd)
 
 
-def _run_command(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Outcome:
+def _run_command(
+    argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS, *, owns_process: bool = False
+) -> Outcome:
     configure_logging(_stderr, environ.get("LOGLEVEL", ""))
     try:
         invocation = parse(argv, environ, groups)
@@ -141,6 +143,10 @@ def _run_command(argv: Sequence[str], environ: Mapping[str, str], groups: Groups
         return Outcome(0)
     except KeyboardInterrupt:
         return Outcome.of_signal(signal.SIGINT)
+    if owns_process:
+        from aelastic.host.reaping import adopt_orphans
+
+        adopt_orphans()
     outcome = _run_job(invocation)
     if invocation.exit_codes == "torchrun" and outcome.code not in {0, EXIT_INPUT}:
         return Outcome(EXIT_FAILURE)
@@ -194,7 +200,7 @@ class _Job:
         supervisor = Supervisor(self._invocation.spec, observers=_observers(self._invocation, self._live))
         loop = asyncio.get_running_loop()
         _stderr.start()  # now: a worker may start threads up to the limit
-        with self._handle_signals(loop, supervisor), self._follow_terminal(loop), _reap_as_init(loop):
+        with self._handle_signals(loop, supervisor), self._follow_terminal(loop), _reaping_orphans(loop):
             return await supervisor.run()
 
     @contextmanager
@@ -279,12 +285,13 @@ def _observers(invocation: Invocation, live: StatusLine | None) -> list[Observer
 
 
 @contextmanager
-def _reap_as_init(loop: AbstractEventLoop) -> Iterator[None]:
-    """Reaps orphans if this is PID 1, the first process of a container, which inherits them."""
-    if os.getpid() != 1:
+def _reaping_orphans(loop: AbstractEventLoop) -> Iterator[None]:
+    """Reaps orphans where this process adopts them, or inherits them as PID 1, the first process of a container."""
+    from aelastic.host.reaping import is_adopting, reap_orphans
+
+    if not is_adopting():
         yield
         return
-    from aelastic.host.reaping import reap_orphans
 
     # Not `loop.add_signal_handler`: uvloop keeps SIGCHLD for itself and refuses.
     before = signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(reap_orphans))

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from aelastic.host.reaping import waited_for
+from aelastic.host.reaping import helpers, waited_for
 
 
 def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -26,4 +26,5 @@ def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[byt
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
     waited_for.add(popen.pid)
+    helpers.add(popen.pid)
     return popen

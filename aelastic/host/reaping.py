@@ -5,6 +5,7 @@ Nothing here waits for "any child": that would take the status from the code tha
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import anyio
@@ -16,6 +17,11 @@ LOOK_AGAIN_S = 0.05
 
 # Children that some code of this process waits for.  `reap_orphans` leaves them alone.
 waited_for: set[int] = set()
+# The processes that were started as helpers, each in a session of its own.
+helpers: set[int] = set()
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_before: set[int] | None = None  # children of this process when it began to adopt
 
 
 def pidfd_of(pid: int) -> int | None:
@@ -38,18 +44,66 @@ async def wait_ended(pid: int) -> None:
         await anyio.sleep(LOOK_AGAIN_S)
 
 
+def adopt_orphans() -> None:
+    """Makes this process the parent of every orphan among its descendants (`PR_SET_CHILD_SUBREAPER` in prctl(2)).
+
+    For a process that is an agent and nothing else.  It has to reap them, and `orphans` finds them: daemons with an
+    environment and a session of their own, which carry no mark of the agent.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.getpid() == 1 or not hasattr(libc, "prctl") or libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        return  # pid 1 has all orphans of its container, whose parents need not be ours
+    global _before  # noqa: PLW0603  it is the process that adopts
+    _before = set(_children())
+
+
+def is_adopting() -> bool:
+    """Whether orphans become children of this process."""
+    return _before is not None or os.getpid() == 1
+
+
+def orphans() -> list[proc_table.Process]:
+    """Adopted processes: what workers left behind, wherever it has moved."""
+    before = _before
+    if before is None:
+        return []
+    found = (proc_table.process(pid) for pid in _children() if pid not in waited_for and pid not in before)
+    return [entry for entry in found if entry is not None and entry.parent == os.getpid() and not _is_ours(entry)]
+
+
+def _is_ours(entry: proc_table.Process) -> bool:
+    """Whether code of this process takes care of a child: it is in our session, or in that of a helper process.
+
+    What a fork server has forked is our child before we know of it, and may outlive the fork server.
+    """
+    return entry.session == os.getsid(0) or entry.session in helpers
+
+
+def _children() -> list[int]:
+    """Children of this process, zombies among them (`proc_pid_task_children(5)`, else the whole table)."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        table = (proc_table.process(name) for name in os.listdir("/proc") if name.isdigit())
+        found = [entry.pid for entry in table if entry is not None and entry.parent == os.getpid()]
+    return found
+
+
 def reap_orphans() -> None:
     """Takes the status of dead children that nothing waits for.
 
-    A process with pid 1 inherits every orphan of its container; as zombies they would fill the
-    process table.  Orphans come from workers, and so from other sessions than ours: what is in ours was
-    started by this process, by `multiprocessing` say, and is waited for there.
+    A process with pid 1 inherits every orphan of its container, one that adopts them those of its descendants; as
+    zombies they would fill the process table.  Orphans come from workers, and so from other sessions than ours: what is
+    in ours was started by this process, by `multiprocessing` say, and is waited for there.
     """
-    for name in os.listdir("/proc"):
-        entry = proc_table.process(name) if name.isdigit() else None
-        if entry is None or entry.state != "Z" or entry.parent != os.getpid() or entry.pid in waited_for:
+    for pid in _children():
+        entry = proc_table.process(pid)
+        if entry is None or entry.state != "Z" or entry.pid in waited_for:
             continue
-        if entry.session != os.getsid(0):
+        if not _is_ours(entry):
             try:
                 os.waitpid(entry.pid, os.WNOHANG)
             except ChildProcessError:

@@ -37,6 +37,16 @@ import socket
 socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 10).close()
 """
 
+# A daemon with neither the environment nor the session of its worker.
+HAS_STRANGE_DAEMON = """
+path = f"daemon{restart}"
+start = f"setsid -f sh -c 'echo $$ > {path}; exec sleep 600' > /dev/null 2>&1"
+subprocess.run(["env", "-i", "sh", "-c", start], check=True)
+while not os.path.exists(path) or not open(path).read().strip():
+    time.sleep(0.01)
+say("daemon", open(path).read().strip())
+"""
+
 # A worker with all that may be left of one: a child, a grandchild in a group of its own, a daemon.
 HAS_FAMILY = """
 SLEEP = "import time; time.sleep(600)"
@@ -272,6 +282,24 @@ def test_nothing_a_worker_leaves_behind_outlives_the_agent(launch: Launcher, loo
     assert job.wait() == int(end[-2]), job.story
     assert job.lines
     job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_daemon_without_environment_and_session_does_not_outlive_the_agent(launch: Launcher, code: int) -> None:
+    job = launch(f"{HAS_STRANGE_DAEMON}\nsys.exit({code})\n")
+    assert job.wait() == code, job.story
+    (pid,) = (int(line.split()[1]) for line in job.lines)
+    assert not alive(pid)
+
+
+def test_such_a_daemon_is_gone_before_the_next_generation(launch: Launcher) -> None:
+    job = launch(
+        f"if restart: say('second', os.path.exists('/proc/' + open('daemon0').read().strip()))\n{HAS_STRANGE_DAEMON}"
+        "sys.exit(restart == 0)\n",
+        "--max-restarts=1",
+    )
+    assert job.wait() == 0, job.story
+    assert job.lines[1] == "second False", job.story
 
 
 @on_both_loops
