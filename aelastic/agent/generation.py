@@ -167,7 +167,8 @@ class Generation:
         if local_rank in self._group.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
         elif local_rank in self._asked:
-            raised = await held.postmortem.raised(start, self._group.workers[local_rank], exit_.exitcode)
+            worker, known = self._group.workers[local_rank], [*self._group.failed.values()]
+            raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
             self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))
         else:
             await self._tell_in_turn(start, exit_, gone_at)

@@ -6,6 +6,7 @@ Nothing here decides what follows from it.
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import anyio
 
 from aelastic.aio.threads import in_thread, run_sync
 from aelastic.core.record import Record
-from aelastic.failures.error_file import Json, parse_record, read_error_file
+from aelastic.failures.error_file import Json, parse_record, printable, read_error_file
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 from aelastic.failures.oom import OomWatch
 from aelastic.group.backend import WorkerExit, WorkerStart
@@ -27,8 +28,9 @@ from aelastic.logs.run_logs import RunLogs
 _READ_TIMEOUT_S = 1.0
 # Several workers mostly fail together; a thread for each of them would be a hundred on a large host.
 _READS_AT_ONCE = 4
-# An interpreter that imported torch ends within this time after it has printed its exception.
-_FRESH_S = 5.0
+# An interpreter that imported torch ends within this time after it has printed its exception: 0.3 s, and 7 s where
+# eight of them share two busy cores.
+_FRESH_S = 15.0
 # A value may have gigabytes; a disk that gives none of it for so long gives nothing.
 _RETURN_VALUE_TIMEOUT_S = 300.0
 
@@ -81,10 +83,18 @@ class Postmortem:
         explain = partial(self._failure, start, worker, exitcode or 1, left, oom=oom, note=note or left.trouble)
         return await run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
 
-    async def raised(self, start: WorkerStart, worker: Worker, exitcode: int) -> ProcessFailure | None:
+    async def raised(
+        self, start: WorkerStart, worker: Worker, exitcode: int, known: Collection[ProcessFailure]
+    ) -> ProcessFailure | None:
         """The exception that a worker raised by itself, of one that was asked to end; `None` if there is none.
 
         Of several workers that fail together, most are still ending of their own exception when they are stopped.
+
+        Args:
+            start: how it was started.
+            worker: which it is.
+            exitcode: its own.
+            known: the failures that it was stopped for.
         """
         if exitcode == 0:
             return None
@@ -97,8 +107,11 @@ class Postmortem:
             if parse_record(left.error_file_data)[0]:
                 return failure
             cause = last_exception(left.stderr_tail)
-            # One that our signal ended may have printed, and handled, an exception long before.
-            is_own = may_be_uncaught(exitcode) or (exitcode < 0 and left.is_fresh and cause and cause.is_from_top)
+            # One that our signal ended may have printed, and handled, another exception long before.
+            is_same = cause is not None and printable(cause.headline) in {each.message for each in known}
+            is_own = may_be_uncaught(exitcode) or (
+                exitcode < 0 and cause is not None and cause.is_from_top and (left.is_fresh or is_same)
+            )
             return failure.replace(message=cause.headline, traceback=cause.traceback) if cause and is_own else None
 
         return await run_sync(explain, abandon_on_cancel=True)

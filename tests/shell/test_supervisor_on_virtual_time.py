@@ -307,23 +307,27 @@ RAISED = 'Traceback (most recent call last):\n  File "t.py", line 3, in {}\nValu
 @on_virtual_time
 async def test_workers_that_raised_before_they_were_stopped_are_no_victims() -> None:
     """Rank 0 fails.  Of those that are stopped then, some had printed or recorded an exception of their own."""
-    backend = FakeBackend([FAILS] + [FOREVER] * 5)
-    async with running(supervise(backend, 6, max_restarts=0), until_s=9) as run:
+    backend = FakeBackend([Plan(exit=WorkerExit(1))] + [FOREVER] * 6)
+    async with running(supervise(backend, 7, max_restarts=0), until_s=9) as run:
         starts = backend.starts[0]
         for rank, text in (  # written as the workers would
+            (0, RAISED.format("<module>", 0)),
             (1, RAISED.format("<module>", 1)),
             (2, ""),
             (3, RAISED.format("handled", 3)),  # and goes on
             (4, RAISED.format("<module>", 4)),  # long ago
+            (6, RAISED.format("<module>", 0)),  # long ago, too: the machine is busy
         ):
             write(starts[rank].stderr, text)
-        os.utime(str(starts[4].stderr), (1e9, 1e9))
+        for rank in (4, 6):
+            os.utime(str(starts[rank].stderr), (1e9, 1e9))
         starts[5].error_file.write_text('{"message": {"message": "OSError: recorded"}}')
         result = await run.task
     assert (list(result.failures), result.victims) == ([0], (2, 3, 4))
     assert {rank: (each.message, each.exitcode) for rank, each in result.raised.items()} == {
         1: ("ValueError: batch 1 is empty", -TERM),
         5: ("OSError: recorded", -TERM),
+        6: ("ValueError: batch 0 is empty", -TERM),
     }
 
 
