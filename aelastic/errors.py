@@ -70,7 +70,7 @@ class InputError(AelasticError, ValueError):
 
 
 class RendezvousError(AelasticError):
-    """The agents did not agree on who takes part.  Look at the other agents' logs first, then at the network."""
+    """The agents did not agree on which nodes take part.  Look at the other agents' logs first, then at the network."""
 
     category = ErrorCategory.INFRA
 

@@ -3,7 +3,7 @@
 `clone(2)` with `CLONE_PARENT` makes the difference.  For the agent the new process is a child like one it started by
 itself: it is waited for, reaped and signalled the same way, and nothing depends on the fork server any more.
 
-The C library is passed by, so two things of its `fork()` are done here, and two can't be.  The thread's id, which the C
+The C library is passed by, so two things of its `fork()` are done here, two cannot be.  The thread's id, which the C
 library keeps, is renewed by the kernel (`CLONE_CHILD_SETTID`, at the address that the C library told the kernel,
 `PR_GET_TID_ADDRESS`), and Python's own hooks run.  `pthread_atfork` handlers do not run, and locks of the C library are
 not taken: hence one thread only, which `checks` sees to.

@@ -109,7 +109,7 @@ class ForkServer:
                 )
             except OSError as error:
                 ours.close()
-                self._tell(preload.Refused(f"it can't be started: {error}"))
+                self._tell(preload.Refused(f"it cannot be started: {error}"))
                 return
         self._control = ours
 
@@ -237,7 +237,7 @@ class ForkServer:
                 os.sched_setscheduler(self._popen.pid, os.SCHED_OTHER, os.sched_param(0))
 
     async def _be_ready(self) -> None:
-        """Waits for imports before the first workers; later ones can't wait."""
+        """Waits for imports before the first workers; later ones cannot wait."""
         if not self._count:
             with anyio.move_on_after(FIRST_TIMEOUT_S) as waited:
                 await self._decided.wait()

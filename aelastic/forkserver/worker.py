@@ -75,7 +75,7 @@ class Template:
 
 
 class Refused(Exception):
-    """This process can't be the worker that was asked for; the text says why."""
+    """This process cannot be the worker that was asked for; the text says why."""
 
 
 def wait_and_run(gate: socket.socket, template: Template) -> None:

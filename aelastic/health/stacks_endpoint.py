@@ -34,7 +34,7 @@ class Collection(Record):
 
 
 class StacksEndpoint:
-    """Serialises stack dumps for HTTP clients: those who ask at the same time get the same.
+    """Serialises stack dumps for HTTP clients: those that ask at the same time get the same.
 
     Args:
         collect_stacks: takes the workers' stacks; its argument says why.

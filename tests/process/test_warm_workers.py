@@ -18,7 +18,7 @@ from aelastic.host import proc_table
 
 KIT = Path(__file__).parents[1] / "kit"
 SERVER = "forkserver/program.py"
-# Nothing else imports it: who has it without an import of his own is warm.
+# Nothing else imports it: a worker that has it without an import of its own is warm.
 MODULE = "colorsys"
 IS_WARM = f"""
 is_warm = {MODULE!r} in sys.modules
@@ -362,7 +362,7 @@ def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
     job.assert_nothing_left()
 
 
-# What can't be.
+# What cannot be.
 
 
 @pytest.mark.parametrize(

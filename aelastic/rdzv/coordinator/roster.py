@@ -1,4 +1,4 @@
-"""Nodes that a coordinator knows of: what each does, who takes part in the round, who was lost.
+"""Nodes that a coordinator knows of: what each does, which take part in the round, which were lost.
 
 A book without decisions: `coordinator.py` writes and reads it.  Counts are kept as nodes change, so that an event of
 one node costs the same in a job of two and of four thousand.

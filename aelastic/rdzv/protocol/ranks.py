@@ -1,4 +1,4 @@
-"""Who gets which rank.
+"""Which node gets which ranks.
 
 Pure tables: nodes in the order of their group ranks in, every node's ranks out.  Global
 ranks run through the nodes in group-rank order; role ranks run, in the same order,
