@@ -36,6 +36,7 @@ class Strangers:
         self._files_max = files_max
         self._streams: dict[int, Stream] = {}  # by connection; the oldest first
         self._unfinished: dict[int, int] = {}  # bytes, by connection
+        self._unfinished_sum = 0
         self._told_at = -math.inf
         self._untold = 0
 
@@ -52,15 +53,16 @@ class Strangers:
         """It has sent a part of a message."""
         if stream.conn not in self._streams:
             return
+        self._unfinished_sum += stream.unfinished_bytes - self._unfinished.get(stream.conn, 0)
         self._unfinished[stream.conn] = stream.unfinished_bytes
-        if sum(self._unfinished.values()) > UNFINISHED_BYTES_MAX:
+        if self._unfinished_sum > UNFINISHED_BYTES_MAX:
             largest = max(self._unfinished, key=self._unfinished.__getitem__)
             self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
 
     def forget(self, conn: int) -> None:
         """It has said who it is, or has gone."""
         self._streams.pop(conn, None)
-        self._unfinished.pop(conn, None)
+        self._unfinished_sum -= self._unfinished.pop(conn, 0)
 
     def _drop(self, conn: int, now: float, why: str) -> None:
         stream = self._streams[conn]
