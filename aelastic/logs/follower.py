@@ -74,8 +74,13 @@ class Follower:
         return self._shown_to
 
     def size(self) -> int:
-        """The offset at which the file ends now, or has ended."""
-        return os.fstat(self._fd).st_size if self._ends_at is None else self._ends_at
+        """The offset at which the file ends now, or has ended; up to where it was read if it has been closed."""
+        if self._ends_at is not None:
+            return self._ends_at
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError:
+            return self._read_to
 
     @property
     def is_within_line(self) -> bool:

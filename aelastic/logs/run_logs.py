@@ -218,9 +218,7 @@ class RunLogs:
         """
         searched = self._opened.expected.get(local_rank, [])
         followers = [follower for follower, _ in searched if not follower.is_ended]
-        ends = await run_sync(
-            lambda: [follower.size() for follower in followers], abandon_on_cancel=True
-        )  # fmt: skip
+        ends = await run_sync(lambda: [follower.size() for follower in followers], abandon_on_cancel=True)
         for follower, end in zip(followers, ends, strict=True):
             while follower.offset < end and not follower.is_ended:  # noqa: ASYNC110  the pump has a thread
                 await anyio.sleep(SEARCH_LOOK_AGAIN_S)

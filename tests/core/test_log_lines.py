@@ -352,3 +352,13 @@ def test_a_short_file_and_one_without_a_traceback_are_what_they_are(tmp_path: Pa
     assert tail_of(path, b"other", is_searched=True) == HEADED.decode()
     path.write_bytes(b"w" * (20 << 20))
     assert tail_of(path, b"", is_searched=True) == "w" * following.TAIL_BYTES
+
+
+def test_a_file_that_was_closed_meanwhile_ends_where_it_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    path.touch()
+    follower = Follower(path, PrefixedLines(P))
+    path.write_bytes(b"a line\n")
+    pieces(follower)
+    follower.close()
+    assert follower.size() == 7
