@@ -140,8 +140,8 @@ class Run:
                 tasks.start_soon(self._generation.run, tasks, name=f"spawn {number}")
             case ev.CancelSpawn():
                 self._current.cancel()
-            case ev.TellFailed(round_, failure):
-                held.link.tell(m.Failed(node_id, round_, failure.for_others()))
+            case ev.TellFailed(round_, failure, at):
+                held.link.tell(m.Failed(node_id, round_, failure.for_others(), anyio.current_time() - at))
             case ev.TellSucceeded(round_):
                 held.link.tell(m.Succeeded(node_id, round_))
             case ev.TellLeft(reason):

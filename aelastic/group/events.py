@@ -164,6 +164,7 @@ class TellFailed(Record):
 
     round: int
     failure: ProcessFailure
+    at: float  # when it was noticed
 
 
 class TellSucceeded(Record):

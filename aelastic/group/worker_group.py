@@ -223,7 +223,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self._left[event.local_rank] = Left.CHILDREN
         match self.phase:
             case Phase.RUNNING if event.failure is not None:  # told as failed, then the others are stopped
-                return self._fail(event.local_rank, event.failure, now)
+                return self._fail(event.local_rank, event.failure, event.gone_at, now)
             case Phase.RUNNING:  # succeeded; what it left behind has a deadline
                 self.deadline = now + KILL_WAIT_S
                 return []
@@ -248,7 +248,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         stop = ev.Stop(self.generation, (event.local_rank,), event.signum)
         match self.phase:
             case Phase.RUNNING:  # told as failed, then stopped in its own way, the others as always
-                tell, *others = self._fail(event.local_rank, event.failure, now)
+                tell, *others = self._fail(event.local_rank, event.failure, None, now)
                 return [tell, stop, *others]
             case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.failed:
                 self.failed[event.local_rank] = event.failure  # of several that hang, each: all were found running
@@ -360,10 +360,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.deadline = now + self.spec.shutdown_timeout_s
         return [ev.CancelSpawn(self.generation)]
 
-    def _fail(self, local_rank: int, failure: ProcessFailure, now: float) -> list[ev.Action]:
+    def _fail(self, local_rank: int, failure: ProcessFailure, at: float | None, now: float) -> list[ev.Action]:
         assert self.assigned is not None
         self.failed[local_rank] = failure
-        tell = ev.TellFailed(self.assigned.round, failure)
+        tell = ev.TellFailed(self.assigned.round, failure, now if at is None else at)
         return [tell, *self._stop(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
     def _stop(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:

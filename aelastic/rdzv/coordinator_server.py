@@ -165,9 +165,13 @@ class CoordinatorServer:
 
     async def _publish(self, verdict: str) -> None:
         try:
-            self._mailbox.post(ev.Published(await self._board.publish(self._record, verdict)))
-        except (RendezvousError, InputError) as error:
-            _log.info("%s: the verdict could not be written (%s)", self._board.name, error)
+            with anyio.fail_after(self._leader.lease.lease_s):
+                is_ours = await self._board.publish(self._record, verdict)
+            self._mailbox.post(ev.Published(is_ours))
+        except (RendezvousError, InputError, TimeoutError) as error:
+            reason = str(error) or "no answer"
+            _log.info("%s: the verdict could not be written (%s); retrying", self._board.name, reason)
+            self._mailbox.post(ev.PublishFailed())
 
     # Connections.
 

@@ -565,7 +565,9 @@ def test_an_interruption_ends_whatever_a_round_came_to(told: Any) -> None:
     story = busy()
     assert story.tell(ev.Submitted(told)) == [ev.Send(told)]
     assert story.hear(interrupted(1)) == [ev.Deliver(interrupted(1))]
-    assert story.core.state.past == m.Past(m.Standing.STOPPING, 1, 1, 1, 3, 0, None)
+    past = story.core.state.past
+    assert (past.standing, past.round) == (m.Standing.STOPPING, 1)
+    assert (past.failure is not None) == isinstance(told, m.Failed), "a coordinator after this one is to know it"
 
 
 # Where we stand.
@@ -582,10 +584,47 @@ def test_where_a_node_stands_follows_the_messages() -> None:
     finished.tell(ev.Submitted(m.Succeeded("me", 1)))
     assert finished.core.state.past == m.Past(m.Standing.FINISHED, 1, 0, 1, 3, 0)
     stopping.hear(interrupted(1, 1))
-    assert stopping.core.state.past == m.Past(m.Standing.STOPPING, 1, 1, 1, 3, 0)
+    told = m.Past(m.Standing.STOPPING, 1, 0, 1, 3, 0, is_charged=True)
+    assert stopping.core.state.past == told, "it is paid when the next begins"
     for each in (failed, finished, stopping):
         each.tell(ev.Submitted(m.Ready(NODE)))
-        assert each.core.state.past == m.Past(m.Standing.READY, 1, each.core.state.restart_count, 1, 3, 0)
+        failure = FAILURE if each is failed else None
+        assert each.core.state.past == m.Past(m.Standing.READY, 1, 0, 1, 3, 0, failure, is_charged=each is stopping)
+        each.hear(assigned(2))
+        assert each.core.state.past.failure is None
+
+
+def test_a_node_says_how_long_ago_things_were() -> None:
+    """The next coordinator orders them by that: clocks of machines differ."""
+    story = busy()
+    story.now += 1.0
+    story.tell(ev.Submitted(m.Failed("me", 1, FAILURE, age_s=0.25)))
+    story.now += 2.0
+    story.tell(ev.ConnectionLost(1, "reset"))
+    story.now += 0.5
+    (said,) = story.tell(ev.Connected(2))
+    assert (said.message.past.failure_age_s, said.message.past.alone_s) == (2.75, 0.5)
+
+
+def test_a_node_says_since_when_a_silent_coordinator_was_not_heard() -> None:
+    story = busy()
+    heard_at = story.now
+    while story.core.phase is Phase.MEMBER:
+        story.pass_deadline()
+    while story.core.phase is not Phase.CONNECTING:
+        story.tell(ev.BoardRead(record(5, node_id="boss2")))
+    (said,) = story.tell(ev.Connected(story.core.conn))
+    assert said.message.past.alone_s == pytest.approx(story.now - heard_at)
+
+
+def test_a_node_says_what_has_ended_its_round_for_free() -> None:
+    story = busy()
+    free = m.Interrupted(1, "node host-b was lost: connection closed", 0)
+    story.hear(free)
+    assert story.core.state.past.ended == free.reason
+    story = busy()
+    story.hear(m.Interrupted(1, "rank 1 failed on host-b; restart 1 of 3", 1))
+    assert story.core.state.past.ended == ""
 
 
 def test_a_report_of_another_round_changes_nothing() -> None:
@@ -603,9 +642,10 @@ def test_a_failure_after_the_interruption_changes_nothing() -> None:
 
 def test_the_restart_count_never_falls() -> None:
     story = busy()
-    story.hear(interrupted(1, 2))
-    story.tell(ev.Submitted(m.Ready(NODE)))
-    story.hear(assigned(2, 1))
+    for round_, count in ((2, 2), (3, 1)):
+        story.hear(interrupted(round_ - 1, count))
+        story.tell(ev.Submitted(m.Ready(NODE)))
+        story.hear(assigned(round_, count))
     assert story.core.state.past.restart_count == 2
 
 

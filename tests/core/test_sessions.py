@@ -33,10 +33,11 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Phase
-from aelastic.rdzv.coordinator.leader import WAITING_TEXT_INTERVAL_S
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
+from aelastic.rdzv.coordinator.leader import RETRY_S, WAITING_TEXT_INTERVAL_S
 from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
-from aelastic.rdzv.coordinator.sessions import GRACE_S, PROBE_TIMEOUT_S
-from aelastic.rdzv.coordinator.verdict import PUBLISH_TIMEOUT_S
+from aelastic.rdzv.coordinator.sessions import PROBE_TIMEOUT_S
+from aelastic.rdzv.coordinator.verdict import PUBLISH_AGAIN_S, PUBLISH_TIMEOUT_S
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
 
@@ -102,7 +103,7 @@ def test_a_node_speaks_for_itself_only(message: Any) -> None:
     reason = "protocol error: message for another node_id"
     assert term.say("a", message) == [
         ev.Say(1, m.Refused(reason, True)), ev.Drop(1),
-        ev.Say(2, m.Interrupted(1, f"node host-a was lost: {reason}", 0)),
+        ev.Say(2, m.Interrupted(1, f"node host-a was lost: {reason}", 0)), ev.Renew(),
     ]  # fmt: skip
 
 
@@ -231,37 +232,54 @@ def test_a_failure_waits_until_it_is_known_which_nodes_are_lost() -> None:
     assert term.coordinator.restart_count == 0
 
 
-def test_a_failure_that_waited_for_a_node_that_reconnected_counts() -> None:
-    term = running("abc")
+def test_a_failure_beside_a_connection_that_broke_is_the_networks_and_costs_nothing() -> None:
+    """Something between the nodes resets their connections: the workers' and the agents' break at once."""
+    term = running("abc", max_restarts=0)
     term.close("a")
     assert term.say("b", failed("b")) == []
-    told = m.Interrupted(1, REASON, 1)
+    told = m.Interrupted(1, "the connection of host-a broke", 0)
     actions = term.join("a", past=busy(size=3))
     assert term.hears(actions) == {"a": [WELCOME, told], "b": [told], "c": [told]}
 
 
-def test_a_failure_that_waits_is_heard_before_what_its_node_says_after_it() -> None:
+def test_a_failure_that_its_node_tells_as_it_reconnects_is_the_networks() -> None:
+    """Its agent learns that its connection was reset when it tells of its worker, whose connections were reset before."""
+    term = running("abc", max_restarts=0)
+    past = m.Past(m.Standing.FAILED, 1, 0, 0, 3, failure=FAILURE, failure_age_s=0.01)
+    told = m.Interrupted(1, "the connection of host-a broke", 0)
+    assert term.hears(term.join("a", past=past))["b"] == [told]
+
+
+def test_a_failure_of_a_node_whose_connection_broke_long_ago_counts() -> None:
+    term = running("abc")
+    term.join("a", past=busy(size=3))
+    term.live_until(term.now + GRACE_S + 0.01)
+    assert term.hears(term.say("b", failed("b")))["a"] == [m.Interrupted(1, REASON, 1)]
+
+
+def test_a_failure_is_heard_before_what_its_node_says_after_it() -> None:
     """Its agent is asked to stop 50 ms later: the failure ended the job, and that the node left costs nothing more."""
     term = running("abc", max_restarts=0)
-    term.close("a")
     assert term.say("b", failed("b")) == []
     term.now += 0.05
     assert term.say("b", m.Left("b", "SIGTERM")) == []
-    (told,) = of_kind(term.join("a", past=busy(size=3)), ev.Publish)
+    (told,) = of_kind(term.live_until(term.now + GRACE_S), ev.Publish)
     assert from_text(told.verdict).outcome is m.Outcome.FAILED
 
 
-def test_a_failure_that_waits_is_due_after_a_grace() -> None:
+def test_a_failure_waits_for_no_connection_that_breaks_a_grace_after_it() -> None:
     """While one connection is in its grace another breaks, and so on: nothing else would be due then."""
-    term = running("abc")
-    term.close("a")
-    failed_at = term.now = term.now + GRACE_S / 3
+    term = running("abc", max_restarts=0)
     assert term.say("b", failed("b")) == []
-    term.now += GRACE_S / 3
+    failed_at = term.now
+    term.now += GRACE_S
     term.close("c")
-    term.join("a", past=busy(size=3))
-    assert term.leader.deadline == pytest.approx(failed_at + GRACE_S)
-    assert term.hears(term.pass_deadline())["a"] == [m.Interrupted(1, REASON, 1)]
+    assert of_kind(term.live_until(failed_at + 2 * GRACE_S), ev.Publish) == [], "c may be the cause"
+    term = running("abc", max_restarts=0)
+    assert term.say("b", failed("b")) == []
+    term.now += GRACE_S + 0.001
+    term.say("c", m.Alive())
+    assert term.leader.coordinator.is_closed, "c was there when the grace was over"
 
 
 def test_a_node_that_has_left_holds_no_failure_up() -> None:
@@ -291,7 +309,7 @@ def test_a_silent_node_is_lost_after_a_lease() -> None:
     term.say("a", m.Alive())
     assert of_kind(term.live_until(heard_at + LEASE_S - 0.001, "a"), m.Interrupted) == []
     actions = term.live_until(heard_at + LEASE_S, "a")
-    assert term.hears(actions)["b"] == [lost("a", "silent for 5 s")]
+    assert lost("a", "silent for 5 s") in term.hears(actions)["b"]
     assert ev.Drop(1) in actions
     assert term.tell(ev.Closed(1)) == [], "that it is lost is known"
 
@@ -343,6 +361,66 @@ def test_a_deadline_that_fires_early_changes_nothing() -> None:
 # Leadership.
 
 
+def test_a_round_that_has_lost_nodes_begins_once_the_board_was_asked_after_the_loss() -> None:
+    """A machine that was suspended, its clock too, finds its connections closed, and is sure of its lease."""
+    term = running("abc", nodes=(1, 3))
+    term.close("a")
+    actions = term.pass_deadline()
+    assert actions.count(ev.Renew()) == 1
+    for name in "bc":
+        assert term.say(name, ready(name)) == []
+    assert len(of_kind(term.tell(RENEWED), m.Assigned)) == 2
+
+
+def test_a_renewal_that_was_asked_for_before_the_loss_begins_no_round() -> None:
+    term = running("abc", nodes=(1, 3))
+    term.pass_time_until_renewal()
+    term.close("a")
+    assert ev.Renew() not in term.pass_deadline(), "one question at a time"
+    for name in "bc":
+        term.say(name, ready(name))
+    actions = term.tell(RENEWED)
+    assert of_kind(actions, m.Assigned) == []
+    assert actions.count(ev.Renew()) == 1
+    assert len(of_kind(term.tell(RENEWED), m.Assigned)) == 2
+
+
+def test_a_renewal_that_a_round_waits_for_is_asked_for_again_soon() -> None:
+    term = running("abc", nodes=(1, 3))
+    term.close("a")
+    term.pass_deadline()
+    for name in "bc":
+        term.say(name, ready(name))
+    asked_at = term.now
+    term.tell(ev.RenewFailed("no answer"))
+    term.pass_time_until_renewal()
+    assert term.now - asked_at == pytest.approx(RETRY_S)
+    assert len(of_kind(term.tell(RENEWED), m.Assigned)) == 2
+
+
+def test_no_round_begins_if_another_agent_leads_since_the_loss() -> None:
+    term = running("abc", nodes=(1, 3))
+    term.close("a")
+    term.pass_deadline()
+    for name in "bc":
+        term.say(name, ready(name))
+    actions = term.tell(ev.Renewed(None))
+    assert of_kind(actions, m.Assigned) == [] and term.leader.has_stepped_down
+
+
+def test_a_board_that_comes_back_has_a_verdict_that_nodes_have_heard_already() -> None:
+    term = closing()
+    term.say("b", m.Succeeded("b", 1))
+    term.tell(ev.PublishFailed())
+    again = term.live_until(term.now + PUBLISH_AGAIN_S)
+    assert len(of_kind(again, ev.Publish)) == 1
+    term.tell(ev.PublishFailed())
+    later = term.live_until(term.now + PUBLISH_TIMEOUT_S)
+    assert len(of_kind(later, ev.Publish)) == 1 and of_kind(later, m.Ended)
+    term.tell(ev.Published(True))
+    assert of_kind(term.live_until(term.now + 5), ev.Publish) == []
+
+
 def test_the_record_is_renewed_three_times_a_lease_and_all_nodes_hear_a_heartbeat() -> None:
     term = running(renewals=7)
     actions = term.live_until(START + 10 * LEASE_S)
@@ -388,10 +466,10 @@ def test_that_a_node_waits_is_not_unsaid_while_it_takes_its_place() -> None:
     term = running("abc", renewals=7)
     term.join("d")
     term.close("a")
-    assert of_kind(term.live_until(term.now + GRACE_S), m.Heartbeat) == []
+    assert m.Heartbeat(8) not in of_kind(term.live_until(term.now + GRACE_S), m.Heartbeat)
     actions = [action for name in "bc" for action in term.say(name, ready(name))]
     assert len(of_kind(actions, m.Assigned)) == 3
-    assert of_kind(actions, m.Heartbeat) == [m.Heartbeat(7)] * 3
+    assert of_kind(actions, m.Heartbeat) == [m.Heartbeat(8)] * 3
 
 
 def test_the_count_of_renewals_is_that_of_the_board_also_after_an_answer_was_lost() -> None:
@@ -458,7 +536,7 @@ def test_a_leader_that_another_agent_has_displaced_steps_down_at_once(answer: ev
     term.pass_time_until_renewal()
     conn = term.open("stranger")
     reason = "another agent is coordinator now"
-    term.say("a", failed("a"))
+    term.fail("a")
     actions = term.tell(answer)
     assert term.hears(actions) == {name: [m.Goodbye(reason, False)] for name in "ab"}
     assert {action.conn for action in of_kind(actions, ev.Drop)} == {1, 2, conn}
@@ -488,6 +566,7 @@ def every_event(term: Term) -> list[ev.Event]:
         ev.Reclaimed(None),
         ev.Published(True),
         ev.Published(False),
+        ev.PublishFailed(),
         ev.Resigned(),
         ev.DeadlinePassed(),
     ]
@@ -504,7 +583,7 @@ def test_a_leader_that_has_stepped_down_does_nothing() -> None:
         if isinstance(end, ev.Reclaimed):
             term.join("c", seen_epoch=9)
         if isinstance(end, ev.Published):
-            term.say("a", failed("a"))
+            term.fail("a")
         term.tell(end)
         for event in every_event(term):
             term.now += 1000
@@ -521,6 +600,7 @@ def test_a_leader_that_has_stepped_down_does_nothing() -> None:
         ev.Reclaimed(None),
         ev.Published(True),
         ev.Published(False),
+        ev.PublishFailed(),
     ],
 )
 def test_an_answer_that_was_not_asked_for_is_impossible_and_changes_nothing(event: ev.Event) -> None:
@@ -689,8 +769,9 @@ def test_an_agent_that_was_replaced_says_nothing_more() -> None:
     term.join("n", 0)
     assert ev.Drop(1) in term.pass_deadline()
     assert term.say("a", m.Ready(node("a", 0))) == []
-    heard = term.hears(term.say("b", m.Ready(node("b", 1))))
-    assert [each.ranks.group_rank for each in (*heard["n"], *heard["b"])] == [0, 1]
+    assert term.say("b", m.Ready(node("b", 1))) == [], "the board was asked for the first time since a was lost"
+    assigned = of_kind(term.tell(RENEWED), m.Assigned)
+    assert [each.ranks.group_rank for each in assigned] == [0, 1]
 
 
 def test_a_node_whose_connection_is_broken_is_replaced_without_a_probe() -> None:
@@ -823,7 +904,7 @@ def test_that_a_node_is_replaced_is_no_verdict() -> None:
 def test_a_verdict_always_fits_on_the_board(letter: str) -> None:
     failure = ProcessFailure.from_elsewhere("h" * 255, 0, 0, 77, 1, f"!{letter * (8 << 10)}", letter * (32 << 10), 1000)
     term = running(max_restarts=0)
-    (publish,) = of_kind(term.say("a", m.Failed("a", 1, failure)), ev.Publish)
+    (publish,) = of_kind(term.fail("a", failure), ev.Publish)
     candidate = Candidate("n" * 64, tuple("a" * 255 for _ in range(4)), 29400, "t" * 32)
     assert record_to_bytes(LeaderRecord(1, candidate, 7, publish.verdict))
     told = from_text(publish.verdict)

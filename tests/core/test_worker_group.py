@@ -311,7 +311,7 @@ def test_a_leftover_that_stays_stops_the_others_and_ends_in_unknown() -> None:
 
 def test_a_failure_is_told_first_and_the_others_are_stopped_second() -> None:
     story = running(round_=3)
-    assert story.tell(ev.Exited(1, 0, FAILURE)) == [ev.TellFailed(3, FAILURE), ev.Stop(1, (1,), signal.SIGTERM)]
+    assert story.tell(ev.Exited(1, 0, FAILURE)) == [ev.TellFailed(3, FAILURE, 100.0), ev.Stop(1, (1,), signal.SIGTERM)]
     assert (story.group.phase, story.group.state, story.group.reason) == (
         Phase.STOPPING,
         WorkerState.UNHEALTHY,
@@ -374,7 +374,7 @@ def test_a_lone_worker_that_fails_leaves_no_worker_to_signal() -> None:
     story = Story(local_world_size=1)
     story.tell(ev.Start(), assigned(1), ev.Spawned(1, {0: 700}))
     told = story.tell(ev.Exited(1, 0, FAILURE))
-    assert told[0] == ev.TellFailed(1, FAILURE)
+    assert told[0] == ev.TellFailed(1, FAILURE, 100.0)
     assert all(action.local_ranks == () for action in told[1:])
     assert story.tell(ev.Cleared(1, 0)) == []
     assert story.group.phase is Phase.AWAITING
@@ -471,7 +471,7 @@ def test_an_assignment_of_an_earlier_round_starts_nothing() -> None:
 def test_an_unhealthy_worker_is_told_of_as_failed_then_stopped_in_its_own_way_and_the_others_in_theirs() -> None:
     story = running(round_=3)
     assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGUSR1)) == [
-        ev.TellFailed(3, HANGS),
+        ev.TellFailed(3, HANGS, 100.0),
         ev.Stop(1, (0,), signal.SIGUSR1),
         ev.Stop(1, (1,), signal.SIGTERM),
     ]
@@ -551,7 +551,7 @@ def test_an_unhealthy_worker_leaves_the_time_for_what_another_left_behind_as_lon
     story = running()
     story.tell(ev.Exited(1, 1, None))
     told, stop = story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL))
-    assert (told, stop) == (ev.TellFailed(1, HANGS), ev.Stop(1, (0,), signal.SIGKILL))
+    assert (told, stop) == (ev.TellFailed(1, HANGS, 100.0), ev.Stop(1, (0,), signal.SIGKILL))
     assert story.left_s == SHUTDOWN_S
 
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Registered, Send
+from aelastic.rdzv.coordinator.coordinator_events import (
+    Broken,
+    Confirmed,
+    DeadlinePassed,
+    Event,
+    Lost,
+    Registered,
+    Send,
+)
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.waiting_text import waiting_texts
@@ -41,8 +50,9 @@ def node(name: str, rank: int | None = None) -> m.Node:
     return m.Node(name, f"host-{name}", "default", 1, f"addr-{name}", 29500, rank)
 
 
-def failure(name: str) -> ProcessFailure:
-    return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+def failure(name: str, exitcode: int = -11, message: str = "Signal 11 (SIGSEGV)") -> ProcessFailure:
+    """One that is nobody's victim, by default: nodes hear of it at once."""
+    return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, exitcode, message, "", 1000)
 
 
 def stories() -> list[Story]:
@@ -100,7 +110,10 @@ def told(story: Story) -> list[str]:
                     f"of the events in {line!r} an earlier one has an effect: part them"
                 )
                 sends = core.handle(event, now)
-        assert len({send.node_id for send in sends}) == len(sends), "one message for one node at a time"
+        if core.forming.is_unconfirmed and "unconfirmed" not in rules:
+            sends += core.handle(Confirmed(core.forming.losses), now)
+        decisions = [send.node_id for send in sends if not isinstance(send.message, m.Waiting)]
+        assert len(set(decisions)) == len(decisions), (line, sends, "one decision for one node at a time")
         is_news = (state_of(core, 0.0), core.deadline) != before
         lines += [line + f" -> {state_of(core, now)}" * is_news, *(f"  {what}" for what in said(sends))]
     return lines
@@ -111,14 +124,14 @@ def state_of(core: Coordinator, now: float) -> str:
     return f"{core.phase}, round {core.round}, restarts {core.restart_count}{left}"
 
 
-def events(line: str, round_: int) -> Iterator[Event]:
+def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901  a case for each verb
     """What a line says that nodes do: names, a verb, and options."""
     if line == "a timer fires":
         yield DeadlinePassed()
         return
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
-        r"([\w ]+?) (is ready|joins|returns|fails|succeeds|leaves|is lost)(.*)", line
+        r"([\w ]+?) (is ready|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms)(.*)", line
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
     number = {key: int(value) for key, value in options.items() if re.fullmatch(r"-?\d+", value)}
@@ -132,22 +145,37 @@ def events(line: str, round_: int) -> Iterator[Event]:
             case "returns":
                 yield Registered(node(name, rank), past(name, options, number))
             case "fails":
-                cause = failure(name).replace(is_final=True, exitcode=-9) if "final" in options else failure(name)
-                yield m.Failed(name, number.get("round", round_), cause)
+                cause = FAILURES[options.get("how") or "killed"](name)
+                cause = cause.replace(is_final=True, exitcode=-9) if "final" in options else cause
+                yield m.Failed(name, number.get("round", round_), cause, float(options.get("age") or 0))
             case "succeeds":
                 yield m.Succeeded(name, number.get("round", round_))
             case "leaves":
                 yield m.Left(name, reason)
             case "is lost":
-                yield Lost(name, reason)
+                yield Lost(name, reason, float(options.get("age") or 0))
+            case "breaks off":
+                yield Broken(name)
+            case "confirms":
+                yield Confirmed(number["losses"])
+
+
+FAILURES: dict[str, Any] = {
+    "killed": failure,
+    "raised": partial(failure, exitcode=1, message="ValueError: batch is empty"),
+    "reset": partial(failure, exitcode=1, message="RuntimeError: Connection reset by peer"),
+}
 
 
 def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
     standing = next(each for each in m.Standing if each.value in options)
-    cause = failure(name) if standing is m.Standing.FAILED and "unreported" not in options else None
+    has_failed = standing is m.Standing.FAILED or "after_failure" in options
+    cause = failure(name) if has_failed and "unreported" not in options else None
     own_rank = number.get("rank", "abcdefgh".find(name))
     boss, spares = number.get("coordinator", -1), "spares" in options
-    return m.Past(standing, number["round"], number.get("restarts", 0), own_rank, number["of"], boss, cause, (), spares)
+    ages = float(options.get("failed_ago") or 0), float(options.get("alone") or 0)
+    base = standing, number["round"], number.get("restarts", 0), own_rank, number["of"], boss, cause, (), spares
+    return m.Past(*base, *ages, "it was told so" if "ended" in options else "", "charged" in options)
 
 
 def said(sends: list[Send]) -> list[str]:

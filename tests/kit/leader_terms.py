@@ -8,6 +8,7 @@ from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader import Leader, begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
@@ -16,7 +17,7 @@ from aelastic.rdzv.protocol.codec import PROTOCOL
 
 LEASE_S = 5.0
 TOKEN = "t0k3n"
-FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, -11, "Signal 11 (SIGSEGV)", "", 1000)  # of no victim
 REASON = "rank 0 failed on host-a; restart 1 of 3"  # of the first failure
 START = 100.0
 CANDIDATE = Candidate("boss", ("10.0.0.1",), 4000, TOKEN)
@@ -97,6 +98,12 @@ class Term:
 
     def say(self, name: str, message: Any) -> list[Any]:
         return self.tell(ev.Received(self.conns[name], message))
+
+    def fail(self, name: str, failure: ProcessFailure = FAILURE) -> list[Any]:
+        """A worker fails, and the grace passes in which that might turn out to be a victim's."""
+        said = self.say(name, m.Failed(name, 1, failure))
+        self.now += GRACE_S
+        return said + self.tell(ev.DeadlinePassed())
 
     def close(self, name: str) -> list[Any]:
         return self.tell(ev.Closed(self.conns[name]))

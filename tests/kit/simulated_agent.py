@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from aelastic.errors import ProcessFailure
@@ -50,9 +51,21 @@ class Work:
     """What the workers of one generation do.  Times are from their start; `None`: never."""
 
     fails_after_s: float | None = None
+    fails_of: str = "killed"  # a key of `WAYS_TO_FAIL`
     succeeds_after_s: float | None = None
     ignores_term: bool = False
+    stops_within_s: float = 0.5
     leaves_something_s: float = 0.05
+
+
+# Exit code and message.
+WAYS_TO_FAIL = {
+    "killed": (-9, "Signal 9 (SIGKILL) received by PID 77"),
+    "raised": (1, "ValueError: batch is empty"),
+    "lost its peer": (1, "RuntimeError: [gloo] Connection closed by peer"),
+    "lost its peer, and says so in its own words": (1, "RuntimeError: step 17 failed"),
+}
+VICTIMS = ("lost its peer", "lost its peer", "lost its peer, and says so in its own words")
 
 
 class Watcher(Protocol):
@@ -61,6 +74,9 @@ class Watcher(Protocol):
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None: ...
     def spawns(self, agent: Agent, assigned: Assigned) -> None: ...
     def failed(self, agent: Agent, round_: int) -> None: ...
+    def worker_failed(self, agent: Agent, rank: int) -> None: ...
+    def workers_gone(self, agent: Agent) -> None: ...
+    def disturbed(self, agent: Agent) -> None: ...
     def heard(self, agent: Agent, message: CoordinatorMessage) -> None: ...
 
 
@@ -137,12 +153,15 @@ class Agent(SimulatedProcess):
     def crash(self, how: str) -> None:
         """SIGKILL, after which the kernel tidies up; or, `dark`, the machine is off."""
         self.world.note(self.node_id, f"crashes ({how})")
+        self.watcher.disturbed(self)
         if how == "dark":
             self.world.dark.add(self.host)
         self._end("crashed", how)
 
     def _end(self, end: str, how: str) -> None:
         self.is_alive, self.end = False, end
+        if self.alive and how != "dark":  # the kernel closes their connections
+            self.watcher.workers_gone(self)
         self.alive = {}
         for stream in [*(self.server.streams.values() if self.server else ()), *([self.stream] if self.stream else ())]:
             if how == FIN:
@@ -154,6 +173,7 @@ class Agent(SimulatedProcess):
 
     def ask_to_leave(self) -> None:
         self.is_leaving = True
+        self.watcher.disturbed(self)
         self.post("signal", lambda: self.mail(self._group_shell, g.StopRequested()))
 
     # The supervisor.
@@ -166,9 +186,9 @@ class Agent(SimulatedProcess):
                 self._tell(Ready(node))
             case g.Spawn(generation, assigned):
                 self._spawn(generation, assigned)
-            case g.TellFailed(round_, failure):
+            case g.TellFailed(round_, failure, at):
                 self.watcher.failed(self, round_)
-                self._tell(Failed(self.node_id, round_, failure))
+                self._tell(Failed(self.node_id, round_, failure, self.now - at))
             case g.TellSucceeded(round_):
                 self._tell(Succeeded(self.node_id, round_))
             case g.TellLeft(reason):
@@ -217,41 +237,57 @@ class Agent(SimulatedProcess):
         self._mail_later(self.world.random.uniform(0, 0.1), g.Spawned(generation, {rank: rank for rank in ranks}))
         for rank in ranks:
             if work.fails_after_s is not None and rank == 0:
-                self._exit_later(0.1 + work.fails_after_s, generation, rank, self._failure(rank))
+                self.world.after(0.1 + work.fails_after_s, partial(self._fail, generation, rank, work.fails_of))
             elif work.succeeds_after_s is not None:
-                self._exit_later(0.1 + work.succeeds_after_s, generation, rank, None)
+                done = partial(self.worker_exits, generation, rank, None, is_done=True)
+                self.world.after(0.1 + work.succeeds_after_s, done)
 
     def _mail_later(self, delay_s: float, event: g.Event) -> None:
         self.world.after(delay_s, lambda: self.post("workers", lambda: self.mail(self._group_shell, event)))
 
-    def _failure(self, rank: int) -> ProcessFailure:
+    def _failure(self, rank: int, why: str) -> ProcessFailure:
+        exitcode, message = WAYS_TO_FAIL[why]
         return ProcessFailure.from_elsewhere(
-            self.host, self.group.workers[rank].global_rank, rank, 1, 1, "ValueError", "", 0
+            self.host, self.group.workers[rank].global_rank, rank, 1, exitcode, message, "", 0
         )
+
+    def _fail(self, generation: int, rank: int, why: str) -> None:
+        if self.alive.get(rank) == generation:
+            self.watcher.worker_failed(self, self.group.workers[rank].global_rank)
+            self.worker_exits(generation, rank, self._failure(rank, why))
+
+    def lose_peer(self, generation: int, rank: int) -> None:
+        """A worker of another node is gone that this one talks to."""
+        why = self.world.random.choice(VICTIMS)
+        self.worker_exits(generation, rank, self._failure(rank, why))
 
     def _exit_later(self, delay_s: float, generation: int, rank: int, failure: ProcessFailure | None) -> None:
         self.world.after(delay_s, lambda: self.worker_exits(generation, rank, failure))
 
-    def worker_exits(self, generation: int, rank: int, failure: ProcessFailure | None) -> None:
+    def worker_exits(
+        self, generation: int, rank: int, failure: ProcessFailure | None, *, is_done: bool = False
+    ) -> None:
         if self.alive.get(rank) != generation:
             return
         leftover_s = self._work.leaves_something_s
-        self.post("workers", lambda: self.mail(self._group_shell, g.Exited(generation, rank, failure)))
+        self.post("workers", lambda: self.mail(self._group_shell, g.Exited(generation, rank, failure, self.now)))
+        if not is_done:
+            self.watcher.workers_gone(self)
         del self.alive[rank]
         self._mail_later(leftover_s, g.Cleared(generation, rank))
 
-    def fail_now(self) -> None:
+    def fail_now(self, why: str = "killed") -> None:
         """A worker fails."""
         rank, generation = next(iter(self.alive.items()))
-        self.worker_exits(generation, rank, self._failure(rank))
+        self._fail(generation, rank, why)
 
     def succeed_now(self) -> None:
         for rank, generation in list(self.alive.items()):
-            self.worker_exits(generation, rank, None)
+            self.worker_exits(generation, rank, None, is_done=True)
 
     def _signal(self, generation: int, rank: int, signum: int) -> None:
         if signum == signal.SIGKILL or not self._work.ignores_term:
-            self._exit_later(self.world.random.uniform(0, 0.5), generation, rank, None)
+            self._exit_later(self.world.random.uniform(0, self._work.stops_within_s), generation, rank, None)
 
     # The link.
 
@@ -413,8 +449,7 @@ class Server:
         self.agent.mail(self.shell, c.Renewed(value) if is_known else c.RenewFailed(value))
 
     def _published(self, is_known: bool, value: Any) -> None:
-        if is_known:
-            self.agent.mail(self.shell, c.Published(value))
+        self.agent.mail(self.shell, c.Published(value) if is_known else c.PublishFailed())
 
     def _reclaim(self, above: int) -> None:
         record = self.record

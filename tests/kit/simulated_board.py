@@ -123,7 +123,9 @@ class Board:
     def _write(self, record: LeaderRecord) -> None:
         self._record, self._epoch, self._is_new = record, max(self._epoch, record.epoch), False
         if self._ttl_s is not None:  # etcd forgets with the next of its ticks
-            self._forgets_at = self._world.now + self._ttl_s + self._world.random.uniform(0, 1)
+            self._forgets_at = (
+                self._world.now + self._ttl_s + self._world.random.uniform(0, 0.5)
+            )  # it looks for them twice a second
 
 
 class Asking:

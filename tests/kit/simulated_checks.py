@@ -6,15 +6,22 @@ which processes run.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.member import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from kit.simulated_agent import Agent
 from kit.simulated_board import BOARD, Board, BoardFaults
 from kit.simulated_world import World
+
+LEASE_S = 5.0
+# What messages and timers take, where none is late.
+SLACK_S = 0.05
 
 
 class BrokenPromiseError(AssertionError):
@@ -36,9 +43,13 @@ class Round:
     number: int
     token: str  # of the leader
     began_at: float
-    common: tuple[Any, ...]  # what all are told alike
+    common: tuple[Any, ...]  # what all are told alike; the restart count first
     fence: int
     heard: dict[str, m.Assigned] = field(default_factory=dict)
+    # When a worker of it failed by itself, and which: host and rank; those that failed of it are not among them.
+    failures: list[tuple[float, str, int]] = field(default_factory=list)
+    disturbances: list[float] = field(default_factory=list)  # when a node of it crashed, left, or was cut off
+    ended_at: float = 1e9  # its nodes hear that it is over
 
     def __repr__(self) -> str:
         return f"round {self.number} of {self.token}"
@@ -53,7 +64,9 @@ class Checks:
         self._min_nodes, self._max_nodes, self._max_restarts = min_nodes, max_nodes, max_restarts
         self.agents: list[Agent] = []
         self.rounds: dict[tuple[str, int], Round] = {}
-        self.failed_in: set[Round] = set()
+        self.failed_in: set[Round] = set()  # rounds in which a worker failed by itself
+        self.is_timed = True  # no clock stands still: how long ago things were can be told
+        self.is_orderly = True  # nothing is late, cut or frozen: the rule is exact to some milliseconds
         self.verdicts: list[m.Ended] = []  # as agents have heard them
         self.verdict_at: float | None = None
         self._is_published = False  # the board knew it first
@@ -71,7 +84,9 @@ class Checks:
                 self._check_leadership(leader, message)
                 self._on_assigned(agent, leader, node_id, message)
             case m.Interrupted():
-                self._check_leadership(leader, message)
+                if self._world.now - agent.suspended_until > LEASE_S:  # else it ends a round, and begins none
+                    self._check_leadership(leader, message)
+                self._on_end(leader, message)
             case m.Ended():
                 if message.outcome is not m.Outcome.REPLACED:
                     self._on_verdict(message)
@@ -131,6 +146,7 @@ class Checks:
             self.fail(f"{round_} has {message.ranks.group_world_size} nodes")
         if message.restart_count > min(self._max_restarts, len(self.failed_in)):
             self.fail(f"{round_} has restart count {message.restart_count}, {len(self.failed_in)} rounds have failed")
+        self._check_charge(round_, message.restart_count)
         # A board that was wiped counts from the beginning, where the agents that elect know nothing better.
         elected = {r.candidate.token for at, r in self._board.elections if at > self._board.wiped_at}
         rivals = [r for r in self.rounds.values() if r is not round_ and {r.token, round_.token} <= elected]
@@ -138,6 +154,41 @@ class Checks:
             self.fail(f"{round_} has a fencing number that another round has: {round_.fence}")
         # What is said with it is said in the same breath.
         self._world.after(0.0, lambda: self._check_others(agent, leader, round_))
+
+    def _last_before(self, number: int) -> Round | None:
+        return max((each for each in self.rounds.values() if each.number < number), key=_began, default=None)
+
+    def _check_charge(self, round_: Round, restart_count: int) -> None:
+        """What was paid for is a worker's own failure, and the first cause: no loss came before it, or a moment after."""
+        last = self._last_before(round_.number)
+        if last is None:
+            return
+        charge = restart_count - last.common[0]
+        if charge not in {0, 1} or (charge and not last.failures and self.is_timed):
+            self.fail(
+                f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"
+            )
+        if not self.is_orderly or not last.failures:
+            return
+        failed_at = last.failures[0][0]
+        if charge and any(at < failed_at + GRACE_S - SLACK_S for at in last.disturbances):
+            self.fail(f"{round_}: a restart was paid for, and {last} had been disturbed")
+        is_excused = any(at < failed_at + GRACE_S + SLACK_S for at in last.disturbances)
+        if not charge and not is_excused and failed_at < last.ended_at:
+            self.fail(f"{round_}: nothing was paid for the failure that ended {last}")
+
+    def _on_end(self, leader: Leader, message: m.Interrupted) -> None:
+        """Named is a worker that failed by itself, and no victim."""
+        round_ = self.rounds.get((leader.sessions.token, message.round)) or self._last_before(message.round + 1)
+        if round_ is None or round_.number != message.round:
+            return
+        round_.ended_at = min(round_.ended_at, self._world.now)
+        named = re.match(r"rank (\d+) failed on (\w+);", message.reason)
+        if named is None or not self.is_orderly:
+            return
+        first = [(host, rank) for _, host, rank in round_.failures]
+        if (named[2], int(named[1])) not in first:
+            self.fail(f"{message.reason!r} names a victim; {first} had failed in {round_}")
 
     def _check_others(self, agent: Agent, leader: Leader, round_: Round) -> None:
         """An agent with a connection to the coordinator has no workers of another round, or was told to stop them."""
@@ -201,7 +252,30 @@ class Checks:
     def failed(self, agent: Agent, round_: int) -> None:
         of = self._round_of[agent.node_id]
         assert of.number == round_
+        if not self.is_timed:
+            self.failed_in.add(of)
+
+    def worker_failed(self, agent: Agent, rank: int) -> None:
+        """A worker fails by itself."""
+        of = self._round_of[agent.node_id]
+        of.failures.append((self._world.now, agent.host, rank))
         self.failed_in.add(of)
+
+    def workers_gone(self, agent: Agent) -> None:
+        """Those that talk to a worker that is gone fail of it, unless they cannot know."""
+        of = self._round_of[agent.node_id]
+        for peer in self.agents:
+            is_peer = peer is not agent and peer.alive and self._round_of.get(peer.node_id) is of
+            if is_peer and not self._world.is_cut(agent.host, peer.host):
+                for rank, generation in peer.alive.items():
+                    delay_s = self._world.random.uniform(0.02, 0.05)
+                    self._world.after(delay_s, partial(peer.lose_peer, generation, rank))
+
+    def disturbed(self, agent: Agent) -> None:
+        """A node crashes, leaves, or its connections break."""
+        of = self._round_of.get(agent.node_id)
+        if of is not None:
+            of.disturbances.append(self._world.now)
 
     def heard(self, agent: Agent, message: m.CoordinatorMessage) -> None:
         if isinstance(message, m.Ended):
@@ -274,3 +348,7 @@ class Checks:
     def fail(self, what: str) -> None:
         self._world.note("PROMISE", what)
         raise BrokenPromiseError(what)
+
+
+def _began(round_: Round) -> float:
+    return round_.began_at

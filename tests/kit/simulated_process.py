@@ -50,6 +50,8 @@ class SimulatedProcess:
         self.world, self.host, self.clock = world, host, clock
         self.is_alive, self.is_frozen = True, False
         self.jumped_at = -1e9  # its clock, the last time
+        self.suspended_at: float | None = None  # its machine, and with that its clock
+        self.suspended_until = -1e9
         self.shells: list[CoreShell] = []
         self._kept: list[tuple[object, Callable[[], None]]] = []  # while frozen
         self._is_busy = False
@@ -133,12 +135,20 @@ class SimulatedProcess:
         self.world.note(repr(self), "is frozen")
         self.is_frozen = True
 
+    def suspend(self) -> None:
+        """The whole machine stands still, its clock too."""
+        self.world.note(repr(self), "is suspended with its clock")
+        self.is_frozen, self.suspended_at = True, self.world.now
+
     def thaw(self) -> None:
         """Everything that was kept happens at once, and so do the timers: in any order, but in each source's own."""
         if not self.is_alive or not self.is_frozen:
             return
         self.world.note(repr(self), "goes on")
         self.is_frozen = False
+        if self.suspended_at is not None:
+            self.clock.offset_s -= (self.world.now - self.suspended_at) * self.clock.rate
+            self.suspended_at, self.suspended_until = None, self.world.now
         sources: dict[object, deque[Callable[[], None]]] = {}
         for source, call in self._kept:
             sources.setdefault(source, deque()).append(call)

@@ -40,6 +40,7 @@ class Faults:
     isolations: int = 0  # a host from all others, at times from the board too
     breaks: int = 0  # of one connection
     freezes: int = 0
+    suspends: int = 0  # of a machine with its clock
     crashes: int = 0
     leaves: int = 0
     jumps: int = 0  # of a clock, ahead
@@ -53,6 +54,12 @@ class Faults:
     worker_fails: float = 0.0  # chance of a generation
     worker_ignores_term: float = 0.0
     leaves_something: float = 0.0
+
+    @property
+    def is_orderly(self) -> bool:
+        """Nothing is late, cut, frozen or away: what comes first is also heard first, to some milliseconds."""
+        disorder = self.cuts + self.isolations + self.freezes + self.suspends + self.jumps + self.board_downs
+        return not disorder and not self.slow and not self.board_wipes and self.board == NO_BOARD_FAULTS
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class Simulation:
         self.board = Board(self.world, LEASE_S if size.is_leased else None)
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
+        self.checks.is_orderly, self.checks.is_timed = faults.is_orderly, not faults.suspends
         self.is_calm, self.is_work_done = False, False
         self.is_forgotten = False  # the job ended, and what came after it was another
         self.agreed_after_s = 0.0
@@ -138,10 +146,11 @@ class Simulation:
 
     def work(self, agent: Agent) -> Work:
         if self.is_calm:
-            return Work(succeeds_after_s=0.5 if self.is_work_done else None)
+            return Work(succeeds_after_s=0.5 if self.is_work_done else None, stops_within_s=0.05)
         random, faults, work_s = self.random, self.faults, self.size.works_s
         return Work(
             fails_after_s=random.uniform(0, 10) if random.random() < faults.worker_fails else None,
+            fails_of=random.choice(("killed", "raised")),
             succeeds_after_s=None if work_s is None else work_s * random.uniform(0.9, 1.1),
             ignores_term=random.random() < faults.worker_ignores_term,
             leaves_something_s=random.uniform(0, 3) if random.random() < faults.leaves_something else 0.02,
@@ -165,6 +174,7 @@ class Simulation:
             (self.faults.isolations, self.isolate),
             (self.faults.breaks, self.break_one),
             (self.faults.freezes, self.freeze),
+            (self.faults.suspends, self.suspend),
             (self.faults.crashes, self.crash),
             (self.faults.leaves, self.leave),
             (self.faults.jumps, self.jump),
@@ -222,12 +232,19 @@ class Simulation:
         agent = self.some()
         if agent is not None and agent.stream is not None and agent.stream.is_open:
             self.world.note("NETWORK", f"breaks the connection of {agent}")
+            self.checks.disturbed(agent)
             agent.stream.break_off()
 
     def freeze(self) -> None:
         agent = self.some()
         if agent is not None:
             agent.freeze()
+            self.world.after(self.a_while(), agent.thaw)
+
+    def suspend(self) -> None:
+        agent = self.some()
+        if agent is not None:
+            agent.suspend()
             self.world.after(self.a_while(), agent.thaw)
 
     def crash(self) -> None:
@@ -420,6 +437,7 @@ def simulation_of(seed: int) -> Simulation:
         isolations=some(3),
         breaks=some(8),
         freezes=some(4),
+        suspends=some(2),
         crashes=some(6),
         leaves=some(3),
         jumps=some(2),

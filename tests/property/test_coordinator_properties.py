@@ -14,7 +14,8 @@ from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Send
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Event, Lost, Send
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
@@ -36,6 +37,7 @@ class FakeNode:
     # ready, busy, failed (its workers are being stopped), stopping (its workers are, for the next round), awaiting (the
     # answer to a failure), finished, ended; away: crashed or left
     phase: str = "ready"
+    is_given_up: bool = False  # it did not get its workers stopped in time
     is_replaced: bool = False  # another came in its name: its workers are told to end, and no node waits for that
     round: int = 0
     up: deque[Event] = field(default_factory=deque)
@@ -55,7 +57,7 @@ class FakeNode:
         return self.phase in {"busy", "failed", "stopping"}
 
     def hear(self, message: m.CoordinatorMessage) -> None:
-        if self.phase == "away":
+        if self.phase == "away" or (self.phase == "ended" and self.is_given_up):  # its Ready crossed the verdict
             return
         assert self.phase != "ended", f"{message} after the end"
         match message:
@@ -67,6 +69,8 @@ class FakeNode:
                 assert message.round == self.round, "interruptions come in order"
                 if self.phase in {"busy", "failed"}:
                     self.phase = "stopping"
+                elif self.phase in {"stopping", "ready"}:
+                    assert self.is_given_up, f"interrupted while {self.phase}"
                 else:
                     assert self.phase in {"awaiting", "finished"}, f"interrupted while {self.phase}"
                     self.say_ready()
@@ -92,26 +96,32 @@ class World:
     round: int = 0
     participants: tuple[str, ...] = ()
     paid: int = 0
-    paid_rounds: set[int] = field(default_factory=set)
+    failures: dict[str, float] = field(default_factory=dict)  # of this round: when each node's first was heard
+    losses: list[tuple[float, str, str, bool]] = field(default_factory=list)  # when, node, how, had it work to do
+    free_at: float | None = None  # when something else ended the round
+    done: set[str] = field(default_factory=set)  # nodes that have finished
     known_ready: set[str] = field(default_factory=set)  # nodes whose last word to the coordinator was Ready
     members: set[str] = field(default_factory=set)  # nodes it knows of
     holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
     verdict: m.Ended | None = None
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:  # noqa: C901  what is looked at each time, one after the other
         self.check_fence(event)
         replaced = self.replaced_by(event)
         self.note(event)
+        was_running = self.core.phase == "running"
         sends = self.core.handle(event, self.now)
-        if isinstance(event, m.Failed) and sends and self.verdict is None:
-            assert event.round == self.round and event.node_id in self.participants
-            if any(isinstance(send.message, m.Interrupted) for send in sends):
-                assert self.round not in self.paid_rounds, "two failures of one round were paid"
-                self.paid_rounds.add(self.round)
-                self.paid += 1
+        if was_running and self.core.phase == "forming" and isinstance(event, DeadlinePassed | m.Ready):
+            self.free_at = self.now
+        if self.core.forming.is_unconfirmed:
+            sends += self.core.handle(Confirmed(self.core.forming.losses), self.now)
         if replaced is not None:
             assert any(send.node_id == replaced and isinstance(send.message, m.Ended) for send in sends)
             self.nodes[replaced].is_replaced = True
+        for send in sends:
+            if isinstance(send.message, m.Interrupted) and "went on without" in send.message.reason:
+                assert isinstance(event, DeadlinePassed)
+                self.nodes[send.node_id].is_given_up = True
         closed_before = self.verdict
         if assigned := {s.node_id: s.message for s in sends if isinstance(s.message, m.Assigned)}:
             self.check_round(assigned)
@@ -127,17 +137,21 @@ class World:
     def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
         message = send.message
         match message:
+            case m.Interrupted() if self.nodes[send.node_id].is_given_up:
+                assert message.round in {self.round, self.round - 1}
             case m.Interrupted():
                 assert message.round == self.round
-                assert message.restart_count == self.paid
+                assert message.restart_count - self.paid in {0, 1}
                 assert send.node_id in self.participants
+            case m.Waiting() if message.text.startswith(("round ", "the workers of ")):
+                assert send.node_id in self.known_ready | set(self.participants), "as it begins, or a moment before"
             case m.Waiting():
                 # Once when it comes, and once for each round that it has no part in.
                 comes = isinstance(event, m.Ready) and event.node.node_id == send.node_id
                 assert comes or any(isinstance(other.message, m.Assigned) for other in sends)
                 assert sum(send == other for other in sends) == 1, "told once"
                 assert send.node_id in self.known_ready and send.node_id not in self.participants
-                assert len(self.participants) == self.core.rules.max_nodes
+                assert len(self.participants) == self.core.rules.max_nodes or self.done
             case m.Departed():
                 assert message.round == self.round
                 gone = self.participants[message.group_rank]
@@ -146,10 +160,24 @@ class World:
                 assert isinstance(event, m.Ready) and send.node_id == replaced
                 self.nodes[send.node_id].up.clear()  # its connection is closed, with what it has yet to say
             case m.Ended():
+                if message.outcome is m.Outcome.FAILED and self.verdict is None:
+                    assert self.is_charged and self.paid == self.core.policy.max_restarts
                 self.verdict = self.verdict or message
                 assert message == self.verdict, "two verdicts"
             case m.Assigned():
                 pass  # `check_round` has looked at all of them
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether the end of the round is a failure's doing, and no loss's: the rule, in a few words."""
+        if not self.failures:
+            return False
+        node, first = min(self.failures.items(), key=lambda each: each[1])
+        for at, gone, how, had_work in self.losses:
+            is_own_leaving = how == "left" and gone == node
+            if not is_own_leaving and at <= first + GRACE_S and (had_work or first <= at + GRACE_S):
+                return False
+        return self.free_at is None or first < self.free_at
 
     def replaced_by(self, event: Event) -> str | None:
         """The node whose place an agent takes, by the rank that both ask for."""
@@ -159,9 +187,14 @@ class World:
         self.holders[event.node.preferred_rank] = event.node.node_id
         if old is None or old == event.node.node_id or old not in self.members:
             return None
-        self.members.discard(old)
-        self.known_ready.discard(old)
+        self.note_gone(old, "lost")
         return old
+
+    def note_gone(self, node_id: str, how: str) -> None:
+        if node_id in self.members and node_id in self.participants:
+            self.losses.append((self.now, node_id, how, node_id not in self.done))
+        self.members.discard(node_id)
+        self.known_ready.discard(node_id)
 
     def note(self, event: Event) -> None:
         match event:
@@ -169,8 +202,11 @@ class World:
                 self.known_ready.add(event.node.node_id)
                 self.members.add(event.node.node_id)
             case m.Left() | Lost():
-                self.known_ready.discard(event.node_id)
-                self.members.discard(event.node_id)
+                self.note_gone(event.node_id, "left" if isinstance(event, m.Left) else "lost")
+            case m.Failed() if event.round == self.round and event.node_id in self.members & set(self.participants):
+                self.failures.setdefault(event.node_id, self.now)
+            case m.Succeeded() if event.round == self.round and self.core.phase == "running":
+                self.done.add(event.node_id)
             case _:
                 pass
 
@@ -185,12 +221,15 @@ class World:
     def check_round(self, heard: dict[str, m.Assigned]) -> None:
         messages = list(heard.values())
         self.round += 1
+        self.paid += self.is_charged
+        self.failures, self.losses, self.free_at, self.done = {}, [], None, set()
         assert {each.round for each in messages} == {self.round}
         assert {each.restart_count for each in messages} == {self.paid}
         assert self.core.rules.min_nodes <= len(heard) <= self.core.rules.max_nodes
         assert set(heard) <= self.known_ready
         for node in self.nodes.values():
-            assert not node.has_workers or node.is_replaced, "two rounds alive at once"
+            is_awaited = node.has_workers and not node.is_given_up
+            assert not is_awaited or node.is_replaced, "two rounds alive at once"
         by_rank = sorted(heard, key=lambda node_id: heard[node_id].ranks.group_rank)
         assert [heard[i].ranks.group_rank for i in by_rank] == list(range(len(heard)))
         assert {each.ranks.group_world_size for each in messages} == {len(heard)}
@@ -229,7 +268,7 @@ class World:
         taking_part = [node for node in living if node.phase in {"busy", "finished"} and node.round == self.round]
         if len(spares) + len(taking_part) < len(living):
             return False
-        if spares and len(self.participants) < self.core.rules.max_nodes:
+        if spares and len(self.participants) < self.core.rules.max_nodes and not self.done:
             return False
         return not living or any(node.phase == "busy" for node in living)
 

@@ -119,7 +119,10 @@ class Simulation:
         self.send(agent.node_id, "", lambda: self.coordinate(message))
 
     def coordinate(self, event: c.Event) -> None:
-        for send in self.core.handle(event, self.now):
+        sends = self.core.handle(event, self.now)
+        if self.core.forming.is_unconfirmed:
+            sends += self.core.handle(c.Confirmed(self.core.forming.losses), self.now)
+        for send in sends:
             self.log.append(f"{self.now:.2f} {send.node_id} <- {send.message}")
             if isinstance(send.message, m.Assigned):
                 self.rounds.setdefault(send.message.round, {})[send.node_id] = send.message
@@ -205,7 +208,7 @@ class Simulation:
             case g.Spawn(generation):
                 assert not agent.alive and not agent.uncleared, "two generations alive at once"
                 self.spawn(agent, generation)
-            case g.TellFailed(round_, failure):
+            case g.TellFailed(round_, failure, _):
                 self.failures_of.add(round_)
                 self.tell_coordinator(agent, m.Failed(agent.node_id, round_, failure))
             case g.TellSucceeded(round_):

@@ -89,7 +89,7 @@ class FakeWorld(RuleBasedStateMachine):
                 self.is_cancelled = True
             case ev.Stop():
                 self.send(action)
-            case ev.TellFailed(round_, _):
+            case ev.TellFailed(round_):
                 assert round_ == self.round
                 assert round_ not in self.told_failures, "one failure a round"
                 assert self.real_failures, "a failure that no worker had"

@@ -47,7 +47,7 @@ def random_events(draw: st.DrawFn) -> Any:
                 ev.Closed(conn), ev.Closed(conn),
                 RENEWED, RENEWED, RENEWED, ev.RenewFailed("x"),
                 reclaimed(draw(st.integers(10, 12))),
-                ev.Published(True),
+                ev.Published(True), ev.PublishFailed(),
                 draw(st.sampled_from([RENEWED, ev.Renewed(None), ev.Published(False), ev.Reclaimed(None), ev.Resigned(), ev.RenewFailed("x")])),
             ]
         ).map(lambda event: (event, greeting, name))
@@ -62,7 +62,7 @@ class Witness:
         self.open: set[int] = set()
         self.welcomed: set[int] = set()
         self.has_stepped_down = False
-        self.is_verdict_out, self.publish_by = False, float("inf")
+        self.verdict, self.publish_by = "", float("inf")
         self.owed: list[str] = []  # answers that the board owes
 
     def tell(self, event: ev.Event) -> None:
@@ -89,7 +89,8 @@ class Witness:
                     self.welcomed.add(conn)
                 assert conn in self.welcomed or isinstance(message, m.Refused), "nothing is said before the welcome"
                 if isinstance(message, m.Ended) and message.outcome is not m.Outcome.REPLACED:
-                    assert "publish" not in self.owed, "the board first"
+                    is_asked = "publish" in self.owed and self.term.now < self.publish_by
+                    assert not is_asked, "the board first"
             case ev.Drop(conn):
                 assert conn in self.open, "dropped twice"
                 self.open.discard(conn)
@@ -101,18 +102,22 @@ class Witness:
                 assert "reclaim" not in self.owed
                 self.owed.append("reclaim")
             case ev.Publish(verdict):
-                assert not self.is_verdict_out, "one verdict"
+                assert self.verdict in {"", verdict}, "one verdict"
+                assert "publish" not in self.owed, "one question at a time"
                 assert from_text(verdict).outcome is not m.Outcome.REPLACED
-                self.is_verdict_out, self.publish_by = True, self.term.now + PUBLISH_TIMEOUT_S
+                if not self.verdict:
+                    self.verdict, self.publish_by = verdict, self.term.now + PUBLISH_TIMEOUT_S
                 self.owed.append("publish")
             case ev.StepDown():
                 self.has_stepped_down = True
 
     def answer(self, event: ev.Event) -> None:
         """The board answers what it was asked, and nothing else."""
-        name = {ev.Renewed: "keep", ev.RenewFailed: "keep", ev.Reclaimed: "reclaim", ev.Published: "publish"}.get(
-            type(event)
-        )
+        questions: dict[type, str] = {
+            ev.Renewed: "keep", ev.RenewFailed: "keep", ev.Reclaimed: "reclaim",
+            ev.Published: "publish", ev.PublishFailed: "publish",
+        }  # fmt: skip
+        name = questions.get(type(event))
         if name is None:
             self.tell(event)
         elif name in self.owed and not (name == "reclaim" and "keep" in self.owed):  # one after the other
@@ -124,8 +129,6 @@ class Witness:
         if leader.deadline is None:
             return
         term.now = max(term.now, leader.deadline)
-        if term.now >= self.publish_by:
-            self.owed = [each for each in self.owed if each != "publish"]
         self.tell(ev.DeadlinePassed())
         assert leader.has_stepped_down or leader.deadline > term.now, "what is due is done at once"
 

@@ -114,7 +114,7 @@ def whose_coordinator_is_a_spare(**size: Any) -> Story:
     assert own is not None
     own.break_off(is_heard=False)
     story.until_run_by("12", LEASE_S)
-    story.pass_time(LEASE_S)
+    story.pass_time(LEASE_S + 0.5)
     assert story.coordinator is story.agent("0")
     return story
 

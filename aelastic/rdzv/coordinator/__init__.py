@@ -4,8 +4,8 @@
 
 - `sessions`: connections and the nodes behind them; `inbox`: what these have said and is not decided yet
 - `leadership`: until when this agent may decide
-- `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `forming` (when a round begins), `takeover` (a
-  round of the coordinator before), `returning` (nodes that reconnect) and `restart_policy`
+- `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
+  `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along) and `restart_policy`
 - `verdict`: holds it until the board has it
 - `waiting_text`: what nodes that wait read
 

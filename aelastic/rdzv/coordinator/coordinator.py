@@ -1,17 +1,16 @@
 """The coordinator, one per job: which nodes take part in the next round, when it begins, and when the job is over.
 
 - **Forming**: nodes gather; `forming.py` says when the round begins.
-- **Running**: a failure interrupts the round and pays one restart, or is final and ends the job; a lost
-  node or a newcomer that fits interrupts it for free.  A newcomer that does not fit waits as a spare.
+- **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.  A
+  newcomer that does not fit waits as a spare, and so does each once a node has finished.
 - **Taking over**: this coordinator is new, the round is older.  Nodes register with their past until each
   seat of that round is taken or given up (`takeover.py`); a round that has lost no node goes on untouched.
 - **Closed**: the verdict is final; each node that asks gets it.
 
 All or nothing: a node whose workers have succeeded is not done before all nodes have.
-Messages about an earlier round change nothing: node A fails in round 3, the coordinator interrupts
-round 3, A's second worker fails on the way down, and its report must not cost round 4 a restart.
+Messages about an earlier round change nothing: node A fails in round 3, the coordinator interrupts round 3, A's second
+worker fails on the way down, and its report must not cost round 4 a restart.
 A node that reconnects with a round that went on without it is a stray: it is told to stop, and no round waits for it.
-Each `Ended` is for all nodes and the same for all, but `REPLACED`, which is for one.
 """
 
 from __future__ import annotations
@@ -22,29 +21,28 @@ from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
-from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Registered, Send
+from aelastic.rdzv.coordinator import coordinator_events as ev
+from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.coordinator.forming import Forming, RoundRules, Step
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.returning import Return, credible, how_it_returns
-from aelastic.rdzv.coordinator.roster import Roster, some_of
-from aelastic.rdzv.coordinator.takeover import Takeover, has_seat
+from aelastic.rdzv.coordinator.roster import Roster
+from aelastic.rdzv.coordinator.takeover import Return, Takeover, credible, has_seat, how_it_returns
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Outcome, Standing
 
-WENT_ON = "round {} went on without this node; rejoining"
 RESTARTED = "the worker group of {} restarted on its own"
+TAKEN = "another node has the place of this one in round {}; rejoining"
 
 
 class Phase(StrEnum):
-    FORMING = auto()  # nodes gather for the next round
+    FORMING = auto()  # the last round is over, nodes gather for the next
     RUNNING = auto()  # a round runs
     TAKING_OVER = auto()  # nodes of a round that is older than this coordinator reconnect
     CLOSED = auto()  # there is a verdict
 
 
 @dataclass(slots=True)
-class Coordinator(Machine[Event, Send]):
+class Coordinator(Machine[ev.Event, Send]):
     rules: RoundRules
     policy: RestartPolicy
     own_node_id: str = ""  # of the agent that this coordinator runs in
@@ -53,7 +51,6 @@ class Coordinator(Machine[Event, Send]):
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
     newest_round: int = 0  # that any node has told of
-    restart_count: int = 0
     deadline: float | None = None
     roster: Roster = field(default_factory=Roster)
     forming: Forming = field(init=False)
@@ -62,7 +59,11 @@ class Coordinator(Machine[Event, Send]):
     _story: Story = field(default_factory=Story)
 
     def __post_init__(self) -> None:
-        self.forming = Forming(self.rules)
+        self.forming = Forming(self.rules, self.policy)
+
+    @property
+    def restart_count(self) -> int:
+        return self.forming.restart_count
 
     @property
     def is_closed(self) -> bool:
@@ -76,9 +77,9 @@ class Coordinator(Machine[Event, Send]):
         """Whether nodes wait for a place in the round that runs."""
         return self.phase is Phase.RUNNING and self.roster.counts[Standing.READY] > 0
 
-    def _dispatch(self, event: Event, now: float) -> list[Send]:
+    def _dispatch(self, event: ev.Event, now: float) -> list[Send]:
         match event:
-            case Registered():
+            case ev.Registered():
                 return self._on_registered(event, now)
             case m.Ready():
                 return self._on_ready(event, now)
@@ -86,75 +87,79 @@ class Coordinator(Machine[Event, Send]):
                 return self._on_failed(event, now)
             case m.Succeeded():
                 return self._on_succeeded(event, now)
-            case m.Left() | Lost():
+            case m.Left() | ev.Lost():
                 return self._on_gone(event, now)
-            case DeadlinePassed():
+            case ev.Broken():
+                return self._on_broken(event, now)
+            case ev.Confirmed():
+                return self._on_confirmed(event, now)
+            case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
                 assert_never(event)
 
     # Nodes that connect.
 
-    def _on_registered(self, event: Registered, now: float) -> list[Send]:
-        node, past = event.node, credible(event.past)
+    def _on_registered(self, event: ev.Registered, now: float) -> list[Send]:
+        node, past, since = event.node, credible(event.past), now - event.age_s
         if event.knew_another and not self.round:
             self.forming.await_older_round(now)
         sends = self._replace_previous_agent(node, now)
+        if past.round == self.round and self.takeover is None and node.node_id in self.roster.participants:
+            self.forming.end.on_back(node, since - event.silent_s, since)
+            self.forming.end.on_past(node.node_id, past, since)
         is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
         shows_round = is_new and past.round > self.round and has_seat(past, self.rules.max_nodes)
-        if not self.is_closed:
-            self.newest_round = max(self.newest_round, past.round)
-            self.restart_count = max(self.restart_count, past.restart_count)
+        self.newest_round = max(self.newest_round, past.round)
+        self.forming.restart_count = max(self.restart_count, past.restart_count)
         match self.phase:
             case Phase.FORMING | Phase.TAKING_OVER if shows_round:  # that round is taken over
-                return sends + self._begin_takeover(past, now) + self._take_seat(node, past, now)
+                return sends + self._begin_takeover(past, now) + self._take_seat(node, past, since, now)
             case Phase.TAKING_OVER if past.round == self.round:  # it takes its seat
-                return sends + self._take_seat(node, past, now)
+                return sends + self._take_seat(node, past, since, now)
             case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER:  # it hears what it has missed
                 return sends + self._return(node, past, now)
             case Phase.CLOSED:  # it hears the verdict
-                return sends + self._tell_verdict(node)
+                return [*sends, *self._close(self.verdict, node)]
             case _:
                 assert_never(self.phase)
 
-    def _return(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
+    def _return(self, node: m.Node, past: m.Past, now: float) -> list[Send]:  # noqa: C901  a case for each situation
         """A node reconnects that this coordinator may know: it hears what it has missed, or has news."""
+        departed = [Send(node.node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
         how = how_it_returns(node.node_id, past, self.roster, self.round, is_running=self.phase is Phase.RUNNING)
         match how:
             case Return.WAITS:
                 return self._join(node, now)
             case Return.MISSED_ASSIGNMENT:
-                assigned = self.roster.participants[node.node_id]
-                return [Send(node.node_id, assigned)] if assigned is not None else []
+                return [Send(node.node_id, each) for each in (self.roster.participants[node.node_id],) if each]
             case Return.NOT_MISSED:
                 self.roster.put(node, Standing.FINISHED)
-                return []
+                return departed
             case Return.STRAY:
                 was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
-                stop = self._interrupted(node.node_id, past.round, WENT_ON.format(past.round))
-                return [stop, *(self._form(now) if was_awaited else [])]
+                return [self._went_on(node, past.round), *(self._form(now) if was_awaited else [])]
+            case Return.MISSED_END if node.node_id in self.forming.end.untold:  # it is told with the others
+                return self._form(now)
             case Return.MISSED_END:
                 return [self._interrupted(node.node_id, past.round, f"round {past.round} has ended; rejoining")]
             case Return.RUNS:
-                return [Send(node.node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
+                return departed
             case Return.RESTARTED:
-                return self._interrupt(RESTARTED.format(node.host), now)
-            case Return.FAILED:
-                assert past.failure is not None
-                return self._on_failed(m.Failed(node.node_id, past.round, past.failure), now)
+                return self._end_round(now, RESTARTED.format(node.host))
+            case Return.FAILED:  # that is noted
+                return self._end_round(now)
             case Return.FINISHED:
-                return self._on_succeeded(m.Succeeded(node.node_id, past.round), now)
+                return departed + self._on_succeeded(m.Succeeded(node.node_id, past.round), now)
             case _:
                 assert_never(how)
 
     def _replace_previous_agent(self, node: m.Node, now: float) -> list[Send]:
         """An agent that joins with the same --node-rank as one before takes its place: its loss is not waited for."""
-        if node.preferred_rank is None or self.is_closed:
-            return []
-        if (old := self.roster.give_rank(node.preferred_rank, node.node_id)) is None:
+        if self.is_closed or (old := self.roster.give_rank(node)) is None:
             return []
         reason = f"another agent joined as node rank {node.preferred_rank} ({node.host})"
-        return [Send(old, m.Ended(Outcome.REPLACED, reason)), *self._on_gone(Lost(old, reason), now)]
+        return [Send(old, m.Ended(Outcome.REPLACED, reason)), *self._on_gone(ev.Lost(old, reason), now)]
 
     def _on_ready(self, event: m.Ready, now: float) -> list[Send]:
         return self._replace_previous_agent(event.node, now) + self._join(event.node, now)
@@ -168,38 +173,41 @@ class Coordinator(Machine[Event, Send]):
                 self.roster.put(node, Standing.READY)
                 assert self.takeover is not None
                 self.takeover.on_ready(node.node_id)
-                return self._end_takeover_if_complete(now)
+                return self._end_takeover(now)
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
                 self.roster.put(node, Standing.READY)
-                return self._interrupt(RESTARTED.format(node.host), now)
+                return self._end_round(now, RESTARTED.format(node.host))
             case Phase.RUNNING:  # a newcomer, or a spare
                 self.roster.put(node, Standing.READY)
                 if self._has_room and self.deadline is None:
                     self.deadline = now + self.rules.settle_time_s
                 return self._tell_spares([node.node_id])
             case Phase.CLOSED:  # it hears the verdict
-                return self._tell_verdict(node)
+                return self._close(self.verdict, node)
             case _:
                 assert_never(self.phase)
 
     @property
     def _has_room(self) -> bool:
-        return len(self.roster.participants) < self.rules.max_nodes
+        return len(self.roster.participants) < self.rules.max_nodes and not self.roster.has_finished
 
     # What happens to nodes.
 
     def _on_failed(self, event: m.Failed, now: float) -> list[Send]:
         node = self.roster.participant(event.node_id)
         if node is None or event.round != self.round:
-            return []  # the round it speaks of is over already
+            return []  # of an earlier round
+        self.forming.end.on_failed(event.node_id, event.failure, now - max(0.0, event.age_s))
         match self.phase:
-            case Phase.RUNNING:  # pays a restart, or ends the job
-                return self._pay_restart(event.failure, now)
+            case Phase.RUNNING:  # the round is over
+                return self._end_round(now)
             case Phase.TAKING_OVER:  # decided when the takeover is complete
-                self.roster.put(node, Standing.FAILED, failure=event.failure)
+                self.roster.put(node, Standing.FAILED)
                 return []
-            case Phase.FORMING | Phase.CLOSED:
-                return []  # the round is over already
+            case Phase.FORMING:  # it may be the first cause, though another was heard before
+                return self._form(now)
+            case Phase.CLOSED:
+                return []  # the job is over
             case _:
                 assert_never(self.phase)
 
@@ -213,126 +221,133 @@ class Coordinator(Machine[Event, Send]):
                 return self._close_if_finished()
             case Phase.TAKING_OVER:
                 self.roster.put(node, Standing.FINISHED)
-                return self._end_takeover_if_complete(now)
+                return self._end_takeover(now)
             case Phase.FORMING | Phase.CLOSED:
                 return []  # the round is over already
             case _:
                 assert_never(self.phase)
 
-    def _on_gone(self, event: m.Left | Lost, now: float) -> list[Send]:
+    def _on_gone(self, event: m.Left | ev.Lost, now: float) -> list[Send]:
         node_id = event.node_id
         member = self.roster.remove(node_id)
         if member is None:
             return []  # never seen, or told twice
-        was_finished, is_participant = member.standing is Standing.FINISHED, node_id in self.roster.participants
-        if is_participant and not was_finished:
-            self.roster.lost_hosts[member.node.host] = event.reason
+        was_finished = member.standing is Standing.FINISHED
+        is_participant = node_id in self.roster.participants and not member.is_stray
+        if is_participant:
+            self.forming.note_loss(member.node, event, now, was_finished=was_finished)
+            self.roster.lost_hosts |= {} if was_finished else {member.node.host: event.reason}
         match self.phase:
             case Phase.FORMING:  # the round may begin without it
                 return self._form(now)
             case Phase.TAKING_OVER:  # its seat is given up
                 assert self.takeover is not None
                 self.takeover.give_up(node_id, was_finished=was_finished)
-                return self._end_takeover_if_complete(now)
-            case Phase.RUNNING if not is_participant or member.is_stray:
+                return self._end_takeover(now)
+            case Phase.RUNNING if not is_participant:
                 return []  # a spare
             case Phase.RUNNING if was_finished:  # it is missed only if the job restarts
                 departed = m.Departed(self.round, self.roster.depart(node_id))  # for a coordinator after this one
                 return [Send(i, departed) for i in self.roster.connected_participants()] + self._close_if_finished()
-            case Phase.RUNNING:  # interrupts the round for free
-                how = "left" if isinstance(event, m.Left) else "was lost"
-                return self._interrupt(f"node {member.node.host} {how}: {event.reason}", now)
+            case Phase.RUNNING:  # ends the round for free
+                return self._end_round(now)
             case Phase.CLOSED:
                 return []  # the job is over
             case _:
                 assert_never(self.phase)
 
-    def _on_deadline_passed(self, event: DeadlinePassed, now: float) -> list[Send]:
+    def _on_broken(self, event: ev.Broken, now: float) -> list[Send]:
+        if event.node_id in self.roster.participants and event.node_id in self.roster.members:
+            self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
+        return []  # what has become of its node is heard soon
+
+    def _on_confirmed(self, event: ev.Confirmed, now: float) -> list[Send]:
+        self.forming.confirmed = event.losses
+        return self._form(now) if self.phase is Phase.FORMING else []
+
+    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[Send]:
         if not self.is_due(now):
             return []  # disarmed or moved while the event was on its way
         match self.phase:
             case Phase.FORMING:  # the round begins, or the job times out
                 return self._form(now)
             case Phase.TAKING_OVER:  # seats that no node has taken are given up
-                return self._end_takeover(now)
+                return self._end_takeover(now, if_complete=False)
             case Phase.RUNNING:  # the settle time is over: newcomers are taken in
-                return self._take_in_newcomers(now)
+                hosts, self.deadline = self.roster.newcomers, None
+                return self._end_round(now, self.rules.joined(hosts)) if hosts and self._has_room else []
             case Phase.CLOSED:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
-    def _take_in_newcomers(self, now: float) -> list[Send]:
-        hosts, self.deadline = self.roster.newcomers, None
-        if not hosts or not self._has_room:
-            return []
-        return self._interrupt(f"re-rendezvous: node{'s' * (len(hosts) > 1)} {', '.join(hosts)} joined", now)
-
-    # Moves.
-
-    def _pay_restart(self, failure: ProcessFailure, now: float) -> list[Send]:
-        answer = self.policy.answer(failure, self.restart_count)
-        if isinstance(answer, m.Ended):
-            return self._close(answer)
-        self.restart_count += 1
-        return self._interrupt(answer, now)
-
-    def _tell_verdict(self, node: m.Node) -> list[Send]:
-        assert self.verdict is not None
-        return [Send(node.node_id, self.verdict)]
-
     def _interrupted(self, node_id: str, round_: int, reason: str) -> Send:
-        return Send(node_id, m.Interrupted(round_, reason, self.restart_count))
+        return Send(node_id, m.Interrupted(round_, reason, self.forming.next_count))
 
-    def _interrupt(self, reason: str, now: float) -> list[Send]:
-        """Ends the round; the next begins when every node that lives is ready again."""
+    def _went_on(self, stray: m.Node, round_: int) -> Send:
+        return self._interrupted(stray.node_id, round_, f"round {round_} went on without this node; rejoining")
+
+    def _end_round(self, now: float, reason: str = "") -> list[Send]:
+        """Ends the round, for a reason that costs nothing, or for what is known about its end."""
+        if reason:
+            self.forming.end.on_free(reason, now)
         self.phase = Phase.FORMING
-        self.forming.restart(now)
-        message = m.Interrupted(self.round, reason, self.restart_count)
-        return [Send(node_id, message) for node_id in self.roster.stop_participants()] + self._form(now)
+        self.forming.restart(self.roster.stop_participants(), now)
+        return self._form(now)
 
     def _form(self, now: float) -> list[Send]:
-        ready, stopping = self.roster.counts[Standing.READY], self.roster.counts[Standing.STOPPING]
-        step = self.forming.step(ready=ready, stopping=stopping, is_first=self.round == 0, now=now)
+        step = self.forming.step(self.roster.counts, is_first=self.round == 0, now=now)
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
                 return []
+            case Step.TELL:
+                nodes, reason = self.forming.take_untold(), self.forming.reason
+                stoppable = self.roster.stopping
+                told = [self._interrupted(node_id, self.round, reason) for node_id in nodes if node_id in stoppable]
+                return told + self._form(now)
             case Step.BEGIN:
                 return self._begin_round()
+            case Step.GIVE_UP_STOPPING:
+                return self._give_up_stopping(now)
+            case Step.END:
+                return self._close(self.forming.verdict)
             case Step.TIME_OUT:
-                return self._time_out()
+                return self._close(self.rules.timed_out(self.roster.hosts(Standing.READY)))
             case _:
                 assert_never(step)
 
+    def _give_up_stopping(self, now: float) -> list[Send]:
+        nodes = self.roster.give_up_stopping()
+        text = m.Waiting(self.rules.gave_up([node.host for node in nodes]))
+        strays = [self._went_on(node, self.round) for node in nodes]
+        return [*strays, *(Send(node_id, text) for node_id in self.roster.ready), *self._form(now)]
+
     def _begin_round(self) -> list[Send]:
         self.phase, self.deadline = Phase.RUNNING, None
-        self.forming.end()
+        sends = [Send(i, m.Waiting(text)) for text in self.forming.correction(self.round) for i in self.roster.ready]
         self.round = self.newest_round = max(self.round, self.newest_round) + 1
         own, most = self.own_node_id, self.rules.max_nodes
         assignments = self.roster.assign(self.round, self.restart_count, max_nodes=most, own_node_id=own)
-        return [*(Send(*each) for each in assignments.items()), *self._tell_spares(self.roster.ready)]
+        self.forming.stop(len(assignments))
+        return [*sends, *(Send(*each) for each in assignments.items()), *self._tell_spares(self.roster.ready)]
 
     def _tell_spares(self, nodes: Iterable[str]) -> list[Send]:
         if self._has_room:
             return []
-        text = f"all {self.rules.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
-        return [Send(node_id, m.Waiting(text)) for node_id in nodes]
-
-    def _time_out(self) -> list[Send]:
-        names, rules = [node.host for node in self.roster.ready.values()], self.rules
-        few = f"{len(names)} of at least {rules.min_nodes} nodes joined within {rules.join_timeout_s:g} s"
-        return self._close(m.Ended(Outcome.TIMED_OUT, f"{few}: {some_of(names)}"))
+        text = m.Waiting(self.rules.spare_text(has_finished=self.roster.has_finished))
+        return [Send(node_id, text) for node_id in nodes]
 
     def _close_if_finished(self) -> list[Send]:
-        if self.roster.counts[Standing.BUSY]:
-            return []
-        return self._close(m.Ended(Outcome.SUCCEEDED, "every worker succeeded"))
+        verdict = m.Ended(Outcome.SUCCEEDED, "every worker succeeded")
+        return [] if self.roster.counts[Standing.BUSY] else self._close(verdict)
 
-    def _close(self, verdict: m.Ended) -> list[Send]:
+    def _close(self, verdict: m.Ended | None, late: m.Node | None = None) -> list[Send]:
+        """The job is over: all nodes hear so, or one that comes late."""
+        assert verdict is not None
         self.phase, self.deadline, self.verdict, self.takeover = Phase.CLOSED, None, verdict, None
-        self.forming.end()
-        return [Send(node_id, verdict) for node_id in self.roster.members]
+        self.forming.stop()
+        return [Send(node_id, verdict) for node_id in ([late.node_id] if late else self.roster.members)]
 
     # A round that is older than this coordinator.
 
@@ -340,61 +355,46 @@ class Coordinator(Machine[Event, Send]):
         """Gathers the round of a node; nodes that have reconnected with an older one are strays."""
         old_round, self.round, self.phase = self.round, past.round, Phase.TAKING_OVER
         gone_rank = past.coordinator_rank if self.is_heir else -1
-        self.takeover = Takeover(past.round, past.group_world_size, gone_rank)
+        self.takeover = Takeover(past.round, past.group_world_size, gone_rank, lost_at=now)
+        self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s
-        self.forming.forget_calls()
-        strays = self.roster.disown_participants()
-        return [self._interrupted(node_id, old_round, WENT_ON.format(old_round)) for node_id in strays]
+        return [self._went_on(node, old_round) for node in self.roster.disown_participants()]
 
-    def _take_seat(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
+    def _take_seat(self, node: m.Node, past: m.Past, since: float, now: float) -> list[Send]:
         assert self.takeover is not None
-        if not self.takeover.take_seat(node.node_id, past):
+        if not self.takeover.take_seat(node.node_id, past, since):
             if past.standing is Standing.READY:
                 return self._join(node, now)
             self.roster.put_stray(node)
-            reason = f"another node has the place of this one in round {past.round}; rejoining"
-            return [self._interrupted(node.node_id, past.round, reason)]
+            return [self._interrupted(node.node_id, past.round, TAKEN.format(past.round))]
         self.roster.participants[node.node_id] = None
-        self.roster.put(node, past.standing, failure=past.failure)
-        return self._end_takeover_if_complete(now)
+        self.roster.put(node, past.standing)
+        self.forming.end.on_seat(node.node_id, past, since)
+        return self._end_takeover(now)
 
-    def _end_takeover_if_complete(self, now: float) -> list[Send]:
-        assert self.takeover is not None
-        return self._end_takeover(now) if self.takeover.is_complete else []
-
-    def _end_takeover(self, now: float) -> list[Send]:
-        """Goes on with the round if it has lost no node; else it is over, as if that had happened now."""
-        takeover, self.takeover, self.deadline = self.takeover, None, None
+    def _end_takeover(self, now: float, *, if_complete: bool = True) -> list[Send]:
+        """Goes on with the round if it has lost no node; else it is over."""
+        takeover = self.takeover
         assert takeover is not None
-        self.phase = Phase.RUNNING
+        if if_complete and not takeover.is_complete:
+            return []
+        self.phase, self.takeover, self.deadline = Phase.RUNNING, None, None
         self.roster.inherit(takeover.by_rank, takeover.departed)
-        if takeover.has_spares:
-            self.forming.await_spares(now)
-        outcome = takeover.outcome(self.roster.failed, self.restart_count)
-        if isinstance(outcome, ProcessFailure):
-            return self._pay_restart(outcome, now)
-        if outcome:
-            return self._interrupt(outcome, now)
+        if self.forming.inherit(takeover, now):
+            return self._end_round(now)
         if self.roster.newcomers and self._has_room:
             self.deadline = now + self.rules.settle_time_s
         return self._close_if_finished() or self._tell_spares(self.roster.ready)
 
     def validate(self) -> None:
-        self.roster.validate()
+        is_forming, is_running = self.phase is Phase.FORMING, self.phase is Phase.RUNNING
+        self.roster.validate(is_forming=is_forming, is_running=is_running)
         assert (self.verdict is not None) == self.is_closed, "a verdict closes the job"
         assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER), "a takeover has its phase"
         assert self.newest_round >= self.round, "the next round is above each that any node has told of"
-        counts, is_due = self.roster.counts, self.deadline is not None
-        workers = counts[Standing.BUSY] + counts[Standing.FAILED] + counts[Standing.FINISHED]
-        match self.phase:
-            case Phase.FORMING:
-                assert not workers, "before the next round, all workers of the last one are being stopped"
-                assert is_due or counts[Standing.STOPPING] or not self.round, "a round that forms waits for something"
-            case Phase.RUNNING:
-                assert not counts[Standing.STOPPING] + counts[Standing.FAILED], "a round that is over does not run"
-                assert len(self.roster.participants) <= self.rules.max_nodes
-            case Phase.TAKING_OVER:
-                assert self.takeover is not None and is_due, "a takeover ends"
-                self.takeover.validate()
-            case Phase.CLOSED:
-                assert not is_due, "nothing is due after the verdict"
+        assert not is_running or len(self.roster.participants) <= self.rules.max_nodes
+        is_due = self.deadline is not None
+        is_waiting = self.roster.counts[Standing.STOPPING] or not self.round or self.forming.is_unconfirmed
+        assert is_due or is_waiting or not is_forming, "a round that forms waits for something"
+        assert is_due or self.takeover is None, "a takeover ends"
+        assert not (is_due and self.is_closed), "nothing is due after the verdict"

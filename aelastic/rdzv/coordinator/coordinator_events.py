@@ -18,6 +18,16 @@ class Registered(Record):
     node: m.Node
     past: m.Past
     knew_another: bool = False  # a coordinator before this one has welcomed it
+    age_s: float = 0.0  # since it connected
+    silent_s: float = 0.0  # before that, on the connection that this one replaces
+
+
+class Broken(Record):
+    """A node's connection broke: within the grace follows `Registered`, or else `Lost`."""
+
+    node_id: str
+    age_s: float = 0.0
+    silent_s: float = 0.0  # before that
 
 
 class Lost(Record):
@@ -25,9 +35,16 @@ class Lost(Record):
 
     node_id: str
     reason: str
+    age_s: float = 0.0  # since it was heard last, or before it is `Broken`
 
 
-Event: TypeAlias = Registered | m.NodeMessage | Lost | DeadlinePassed
+class Confirmed(Record):
+    """The board has said that this agent leads, in answer to a question asked after so many losses."""
+
+    losses: int
+
+
+Event: TypeAlias = Registered | m.NodeMessage | Broken | Lost | Confirmed | DeadlinePassed
 
 
 class Send(Record):

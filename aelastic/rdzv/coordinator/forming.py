@@ -1,9 +1,15 @@
-"""When a round that forms begins, and when the job gives up waiting for nodes.
+"""Between two rounds: what the end of the last one costs, and when the next begins.
 
+- Nodes hear that a round is **over** as soon as it is known why (`first_cause.py`).  What that costs is settled when
+  the next round begins: by then each node of the last one has been heard.  What cannot be paid ends the job.
 - The **first** round begins at `max_nodes` at once, at `min_nodes` when the last call is over.
 - A **later** round begins when each node of the last one that still lives is ready again.  It waits for no other node,
   but takes in those that wait already.
 - Below `min_nodes` a round waits for the join timeout, then the job ends.
+- A node that takes longer than the join timeout to **stop** its workers has no seat in the next round.
+- A round that has **lost** nodes begins only after the board was asked once more, after the loss, whether this agent
+  leads.  The story behind it: the machine is suspended, its clock with it; the others elect another and go on; ours
+  wakes up sure of its lease, sees that all connections are closed, and would start a second job beside theirs.
 - A coordinator that is **new** waits a little longer, twice.  Before its first round: the round that runs may be known
   to nodes that have not reconnected yet.  After a takeover: spares find the new coordinator at the same time as the
   nodes of the round do, and a place that a spare comes too late for costs a second interruption.
@@ -11,10 +17,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
+from math import inf
 
 from aelastic.core.record import Record
+from aelastic.rdzv.coordinator.coordinator_events import Lost
+from aelastic.rdzv.coordinator.first_cause import Cause, RoundEnd
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.roster import some_of
+from aelastic.rdzv.coordinator.takeover import Takeover
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.messages import Standing
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.
@@ -31,6 +46,23 @@ class RoundRules(Record):
     settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
     takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
 
+    def spare_text(self, *, has_finished: bool) -> str:
+        """What a node reads for which the round that runs has no place."""
+        if has_finished:
+            return "a node has finished its work: this node takes part if the others have to start again"
+        return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
+
+    @staticmethod
+    def joined(hosts: Sequence[str]) -> str:
+        return f"re-rendezvous: node{'s' * (len(hosts) > 1)} {', '.join(hosts)} joined"
+
+    def gave_up(self, hosts: Sequence[str]) -> str:
+        return f"the workers of {some_of(hosts)} have not ended within {self.join_timeout_s:g} s: going on without them"
+
+    def timed_out(self, hosts: Sequence[str]) -> m.Ended:
+        few = f"{len(hosts)} of at least {self.min_nodes} nodes joined within {self.join_timeout_s:g} s"
+        return m.Ended(m.Outcome.TIMED_OUT, f"{few}: {some_of(hosts)}")
+
     @classmethod
     def of(cls, settings: RendezvousSettings) -> RoundRules:
         return cls(
@@ -45,69 +77,154 @@ class RoundRules(Record):
 
 class Step(StrEnum):
     WAIT = auto()  # until `deadline`, or until a node changes
+    TELL = auto()  # nodes of the last round that it is over, and why
+    END = auto()  # the job, with the verdict
     BEGIN = auto()
+    GIVE_UP_STOPPING = auto()  # nodes that do not get their workers stopped
     TIME_OUT = auto()
 
 
 @dataclass(slots=True)
 class Forming:
-    """Timers of the round that forms.  All are points in time; `None`: not armed."""
+    """The round that forms.  Timers are points in time; `None`: not armed."""
 
     rules: RoundRules
+    policy: RestartPolicy
+    restart_count: int = 0
+    end: RoundEnd = field(default_factory=RoundEnd)  # of the last round: what has ended it, or will
+    reason: str = ""  # of that, as nodes read it
+    is_corrected: bool = False  # they have heard another one before
+    verdict: m.Ended | None = None  # if the job cannot pay for it
     deadline: float | None = None
     since: float | None = None
     join_by: float | None = None
     last_call_until: float | None = None
     older_round_until: float | None = None  # until then a round that is older than this coordinator may show itself
     spares_until: float | None = None  # until then spares of a round that was taken over may reconnect
+    losses: int = 0  # nodes that rounds have lost
+    confirmed: int = 0  # of these, how many before the board was asked last
 
-    def step(self, *, ready: int, stopping: int, is_first: bool, now: float) -> Step:
+    def step(self, counts: Mapping[Standing, int], *, is_first: bool, now: float) -> Step:
         """What the round does now, with so many nodes that are ready and that stop their workers.  O(1)."""
-        rules = self.rules
+        rules, ready, stopping = self.rules, counts[Standing.READY], counts[Standing.STOPPING]
         if self.since is None:
             self.since = now
-        if stopping:
-            return self._wait(None)  # their agents bound that
+        if self.end.untold:
+            return self._explain(now)
+        if stopping:  # their agents bound that, each as its user wants it
+            stop_by = self.since + rules.join_timeout_s
+            return Step.GIVE_UP_STOPPING if now >= stop_by else self._wait(stop_by)
         if self.join_by is None:
             self.join_by = now + rules.join_timeout_s
         if ready < rules.min_nodes:
             self.last_call_until = None
             return Step.TIME_OUT if now >= self.join_by else self._wait(self.join_by)
+        until = self._more_until(ready=ready, is_first=is_first, now=now)
+        if until is not None and now < until:
+            return self._wait(until)
+        return self._wait(None) if self.is_unconfirmed else self._settle()
+
+    def _more_until(self, *, ready: int, is_first: bool, now: float) -> float | None:
+        """How long the round waits for more nodes than it needs."""
         if is_first and self.older_round_until is not None and now < self.older_round_until:
             # The story behind it: a spare becomes the coordinator, and the other spares are faster than nodes that run.
-            return self._wait(self.older_round_until)
-        if self.spares_until is not None and ready < rules.max_nodes and now < self.spares_until:
-            return self._wait(self.spares_until)
-        if is_first and ready < rules.max_nodes:
-            if self.last_call_until is None:
-                self.last_call_until = now + rules.last_call_timeout_s
-            if now < self.last_call_until:
-                return self._wait(self.last_call_until)
-        return Step.BEGIN
+            return self.older_round_until
+        if ready >= self.rules.max_nodes:
+            return None
+        if self.spares_until is not None and now < self.spares_until:
+            return self.spares_until
+        if is_first and self.last_call_until is None:
+            self.last_call_until = now + self.rules.last_call_timeout_s
+        return self.last_call_until if is_first else None
+
+    def _explain(self, now: float) -> Step:
+        """Nodes hear why the round is over, once that is known."""
+        cause = self.end.cause
+        assert cause is not None, "a round ends for a reason"
+        known_at = self.end.known_at(is_final=self.policy.is_final(cause, self.restart_count))
+        if known_at is None or now < known_at:
+            return self._wait(known_at)
+        self.end.told = cause
+        return self._answer(cause, Step.TELL)
+
+    def _settle(self) -> Step:
+        """The last round is paid for."""
+        cause = self.end.cause
+        if cause is None:
+            return Step.BEGIN
+        if not cause.reason:
+            return self._wait(None)
+        self.is_corrected = self.end.told is not None and self.end.told != cause
+        step = self._answer(cause, Step.BEGIN)
+        if step is Step.BEGIN:
+            self.restart_count += cause.failure is not None
+        return step
+
+    def _answer(self, cause: Cause, step: Step) -> Step:
+        answer = self.policy.answer(cause, self.restart_count)
+        if isinstance(answer, m.Ended):
+            self.verdict = answer
+            return Step.END
+        self.reason = answer
+        return step
+
+    def take_untold(self) -> list[str]:
+        nodes, self.end.untold = self.end.untold, []
+        return nodes
+
+    def correction(self, round_: int) -> list[str]:
+        """What nodes read that have heard another cause of a round's end than the one that was settled."""
+        return [f"round {round_}: {self.reason}"] if self.is_corrected else []
+
+    @property
+    def next_count(self) -> int:
+        """Restarts of the round to come, as nodes have heard."""
+        told = self.end.told
+        return self.restart_count + (told is not None and told.failure is not None)
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether a node was lost since the board was asked whether this agent leads."""
+        return self.losses > self.confirmed
 
     def _wait(self, deadline: float | None) -> Step:
         self.deadline = deadline
         return Step.WAIT
 
-    def restart(self, now: float) -> None:
-        """A round was interrupted: the next one forms from now on."""
-        self.since = now
+    def restart(self, untold: list[str], now: float) -> None:
+        """A round is over: the next one forms from now on, and these nodes are to hear so."""
+        self.since, self.end.untold = now, untold
 
     def await_older_round(self, now: float) -> None:
         """Another coordinator has welcomed a node: a round of that one may yet show itself."""
         if self.older_round_until is None:
             self.older_round_until = now + self.rules.takeover_timeout_s
 
-    def forget_calls(self) -> None:
-        """An older round has shown itself: what was waited for is of no interest any more."""
-        self.join_by = self.last_call_until = None
+    def note_loss(self, node: m.Node, event: m.Left | Lost, now: float, *, was_finished: bool) -> None:
+        """A node of the last round has gone."""
+        self.end.on_gone(node, event, now, ends_round=not was_finished)
+        self.losses += isinstance(event, Lost) and not was_finished
 
-    def await_spares(self, now: float) -> None:
-        """The coordinator was lost while nodes waited for a place: the next round leaves them time to reconnect."""
-        self.spares_until = now + SPARES_TIMEOUT_S
+    def inherit(self, takeover: Takeover, now: float) -> bool:
+        """The last round is one that another coordinator has begun; gives whether it is over."""
+        if takeover.has_spares:  # they find the new coordinator at the same time as the nodes of the round do
+            self.spares_until = now + SPARES_TIMEOUT_S
+        if takeover.loss:
+            # A coordinator that lived on for the grace after a failure would have answered it.
+            self.end.on_missing(takeover.loss, takeover.lost_at if takeover.is_charged else -inf)
+            self.losses += 1
+        if takeover.end:
+            self.end.on_free(takeover.end, -inf if takeover.ended else inf)
+        return self.end.cause is not None
 
-    def end(self) -> None:
-        """The round has begun, or the job is over."""
+    def take_over(self, size: int, now: float) -> None:
+        """A round of so many nodes shows itself that another coordinator has begun."""
+        self.stop(size)
+        self.since = now
+
+    def stop(self, size: int = 0) -> None:
+        """A round of so many nodes has begun, or the job is over."""
+        self.end = RoundEnd(size)
         self.since = self.join_by = self.last_call_until = self.spares_until = None
 
     def waited_s(self, now: float) -> float:

@@ -21,7 +21,7 @@ from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator import Phase as CoordinatorPhase
-from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, Send
 from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator.verdict import VerdictGate
@@ -30,6 +30,8 @@ from aelastic.rdzv.protocol import messages as m
 
 # So often nodes that wait read what for.
 WAITING_TEXT_INTERVAL_S = 10.0
+# A renewal that a round waits for is asked for again so soon.
+RETRY_S = 0.25
 DISPLACED = "another agent is coordinator now"
 
 
@@ -85,7 +87,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             return None
         times = [self.lease.renew_at, self._waiting_text_at, self.sessions.deadline, self.verdict.deadline]
         if self.phase is Phase.LEADING:  # else decisions wait for the board
-            times += [self.sessions.inbox.deadline, self._coordinator_deadline]
+            times.append(self._coordinator_deadline)
         return min(time for time in times if time is not None)
 
     @property
@@ -93,7 +95,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         due = self.coordinator.deadline
         return due if due is not None and due <= self.lease.certain_until else None
 
-    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901  one case for each event
+    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  one case for each event
         if self.phase is Phase.LEADING and not self.lease.is_certain(now):
             self.phase = Phase.DOUBTFUL
         match event:
@@ -102,17 +104,19 @@ class Leader(Machine[ev.Event, ev.Action]):
             case ev.Received():
                 actions = self._on_received(event, now)
             case ev.Garbled():
-                actions = self._on_garbled(event)
+                actions = self._on_garbled(event, now)
             case ev.Closed():
                 actions = self._on_closed(event, now)
             case ev.Renewed():
                 actions = self._on_renewed(event, now)
             case ev.RenewFailed():
-                actions = self._on_renew_failed(event)
+                actions = self._on_renew_failed(event, now)
             case ev.Reclaimed():
                 actions = self._on_reclaimed(event, now)
             case ev.Published():
                 actions = self._on_published(event, now)
+            case ev.PublishFailed():
+                actions = self._on_publish_failed(event, now)
             case ev.Resigned():
                 actions = self._on_resigned()
             case ev.DeadlinePassed():
@@ -142,10 +146,11 @@ class Leader(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_garbled(self, event: ev.Garbled) -> list[ev.Action]:
+    def _on_garbled(self, event: ev.Garbled, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # refused
-                return self.sessions.on_garbled(event.conn, event.reason, is_other_protocol=event.is_other_protocol)
+                is_other = event.is_other_protocol
+                return self.sessions.on_garbled(event.conn, event.reason, now, is_other_protocol=is_other)
             case Phase.STEPPED_DOWN:
                 return []  # it will be closed
             case _:
@@ -170,9 +175,9 @@ class Leader(Machine[ev.Event, ev.Action]):
                 return self._step_down(DISPLACED)
             case Phase.LEADING | Phase.DOUBTFUL:  # certain again, unless the answer took too long; a heartbeat for all
                 assert event.record is not None
-                self.lease.on_renewed(event.record, now)
+                losses = self.lease.on_renewed(event.record, now)
                 self._lead(now)
-                return self._heartbeat()
+                return self._heartbeat() + self._confirm(losses, now)
             case Phase.RECLAIMING:
                 return []  # it answers about the epoch before
             case Phase.STEPPED_DOWN:
@@ -180,12 +185,14 @@ class Leader(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_renew_failed(self, event: ev.RenewFailed) -> list[ev.Action]:
+    def _on_renew_failed(self, event: ev.RenewFailed, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL if not self.lease.is_asked:
                 raise self._impossible(event)
             case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives: a heartbeat for all
                 self.lease.on_renew_failed()
+                if self.coordinator.forming.is_unconfirmed:
+                    self.lease.renew_at = min(self.lease.renew_at, now + RETRY_S)
                 return self._heartbeat()
             case Phase.RECLAIMING:
                 return []  # it answers about the epoch before
@@ -221,6 +228,18 @@ class Leader(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
+    def _on_publish_failed(self, event: ev.PublishFailed, now: float) -> list[ev.Action]:
+        match self.phase:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if not self.verdict.is_asked:
+                raise self._impossible(event)
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # the board is asked again soon
+                self.verdict.on_failed(now)
+                return []
+            case Phase.STEPPED_DOWN:
+                return []  # it came late
+            case _:
+                assert_never(self.phase)
+
     def _on_resigned(self) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # all nodes hear that they need another coordinator
@@ -247,19 +266,25 @@ class Leader(Machine[ev.Event, ev.Action]):
         have_slept = now - deadline > self.lease.lease_s / 3
         actions = self.sessions.on_deadline_passed(now, have_slept=have_slept) + self._reclaim_if_needed(now)
         if now >= self.lease.renew_at:
-            actions += [ev.Renew()] if self.lease.renew(now) else self._heartbeat()
+            actions += self._renew(now) or self._heartbeat()
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
             actions += self._deliver(waiting_texts(self.coordinator, now), now)
-        if self.verdict.deadline is not None and now >= self.verdict.deadline:
+        if self.verdict.is_due(now):
             is_leader = self.lease.is_certain(now)
             actions += self._let_out(self.verdict.on_deadline_passed(now, is_leader=is_leader), now)
-        return actions
+        return actions + self.verdict.publish_again(now)
 
     # Moves.
 
     def _heartbeat(self) -> list[ev.Action]:
         return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares))
+
+    def _confirm(self, losses: int, now: float) -> list[ev.Action]:
+        """A round that has lost nodes may begin, if that was known when the board was asked."""
+        if not self.lease.is_certain(now):
+            return []
+        return self._deliver(self.coordinator.handle(Confirmed(losses), now), now)
 
     def _reclaim_if_needed(self, now: float) -> list[ev.Action]:
         """Asks for a newer epoch if an agent that greets knows of one above ours."""
@@ -299,10 +324,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.phase is not Phase.LEADING:
             return []
         inbox, core = self.sessions.inbox, self.coordinator
-        inbox.release(now, is_loss_awaited=self.sessions.is_loss_awaited)
         actions: list[ev.Action] = []
         while True:
-            if (event := inbox.pop()) is not None:
+            if (event := inbox.pop(now)) is not None:
                 actions += self._deliver(core.handle(event, now), now)
             elif core.is_due(now):
                 actions += self._deliver(core.handle(ev.DeadlinePassed(), now), now)
@@ -312,7 +336,13 @@ class Leader(Machine[ev.Event, ev.Action]):
         if core.phase is CoordinatorPhase.RUNNING and core.has_spares != self._has_spares:
             self._has_spares = core.has_spares
             actions += self._heartbeat()  # the coordinator after this one is to know it, however soon that is
+        losses = core.forming.losses
+        if losses > max(self.lease.asked_losses, core.forming.confirmed) and not self.lease.is_asked:
+            actions += self._renew(now)
         return actions
+
+    def _renew(self, now: float) -> list[ev.Action]:
+        return [ev.Renew()] if self.lease.renew(now, self.coordinator.forming.losses) else []
 
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []

@@ -5,8 +5,9 @@ is past, another agent may lead.  The story behind it: the coordinator's process
 and go on; ours wakes up, sees that all connections are closed, and with `--nnodes 1:3` would start a second job of its
 own on the same checkpoints.
 
-Two things are taken for granted.  Monotonic clocks of all nodes run alike within ten percent, and never stand still: a
-machine that is suspended with its clock wakes up certain, until its next renewal.  And the board answers in the order
+Two things are taken for granted.  Monotonic clocks of all nodes run alike within ten percent.  Where one stands still
+(a machine that is suspended with its clock), its agent wakes up certain, until its next renewal: so a round that has
+lost nodes waits for one that was asked for after the loss (`forming.py`).  And the board answers in the order
 it was asked (`session_events.py`): one question is open at a time, and a `Reclaim` makes the answer to a `Renew`
 before it worthless.
 """
@@ -39,6 +40,7 @@ class LeaderLease:
     renewals: int = 0
     certain_until: float = 0.0
     renew_at: float = 0.0
+    asked_losses: int = 0  # nodes that rounds had lost when the board was asked last
     _asked_at: float | None = None  # since when the board owes an answer
 
     def __post_init__(self) -> None:
@@ -57,16 +59,21 @@ class LeaderLease:
     def is_certain(self, now: float) -> bool:
         return now <= self.certain_until
 
-    def renew(self, now: float) -> bool:
-        """A renewal is due; gives whether to ask the board: not while it owes an answer."""
+    def renew(self, now: float, losses: int) -> bool:
+        """A renewal is due; gives whether to ask the board: not while it owes an answer.
+
+        Args:
+            now: the time.
+            losses: nodes that rounds have lost so far.
+        """
         self.renew_at = now + self.lease_s / 3
         if self._asked_at is not None:
             return False
-        self._asked_at = now
+        self._asked_at, self.asked_losses = now, losses
         return True
 
-    def on_renewed(self, record: LeaderRecord, now: float) -> None:
-        """The board says that leadership is ours.
+    def on_renewed(self, record: LeaderRecord, now: float) -> int:
+        """The board says that leadership is ours; gives how many nodes rounds had lost when it was asked.
 
         Renewals are taken as the board has them.  The story behind it: a renewal takes effect and its answer is lost,
         so the board has one more than we.  Did we count by ourselves, members would hear less than the board says from
@@ -77,6 +84,7 @@ class LeaderLease:
         self.certain_until, self._asked_at = self._asked_at + self._trusted_s, None
         self.renew_at = min(self.renew_at, now + self.lease_s / 3)
         self.renewals = self.renewals + 1 if record.renewals is None else record.renewals
+        return self.asked_losses
 
     def on_renew_failed(self) -> None:
         self._asked_at = None
@@ -90,4 +98,4 @@ class LeaderLease:
         assert self._asked_at is not None
         if record.epoch > self.epoch:
             self.certain_until = self._asked_at + self._trusted_s
-        self.epoch, self.renewals, self._asked_at = record.epoch, record.renewals or 0, None
+        self.epoch, self.renewals, self._asked_at, self.asked_losses = record.epoch, record.renewals or 0, None, 0

@@ -1,12 +1,12 @@
-"""Whether to restart after a failure, and why not.
+"""Whether to restart after a round's end, and why not.
 
-Pure.  Only failures ask; a change of membership restarts the workers without asking, and without paying.
+Pure.  Only a failure asks; what ends a round for free restarts the workers without paying.
 """
 
 from __future__ import annotations
 
 from aelastic.core.record import Record
-from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.coordinator.first_cause import Cause
 from aelastic.rdzv.protocol import messages as m
 
 
@@ -15,13 +15,20 @@ class RestartPolicy(Record):
 
     max_restarts: int
 
-    def answer(self, failure: ProcessFailure, restart_count: int) -> m.Ended | str:
-        """The verdict that a failure is after so many restarts, or the sentence that explains the next one."""
-        where = f"rank {failure.rank} failed on {failure.host}"
+    def answer(self, cause: Cause, restart_count: int) -> m.Ended | str:
+        """The verdict that a cause is after so many restarts, or the sentence that explains the next one."""
+        failure = cause.failure
+        if failure is None:
+            return cause.reason
         refusal = self.refusal(restart_count, failure.why_final)
         if refusal is not None:
-            return m.Ended(m.Outcome.FAILED, f"{where}; {refusal}", failure)
-        return f"{where}; restart {restart_count + 1} of {self.max_restarts}"
+            return m.Ended(m.Outcome.FAILED, f"{cause.reason}; {refusal}", failure)
+        return f"{cause.reason}; restart {restart_count + 1} of {self.max_restarts}"
+
+    def is_final(self, cause: Cause | None, restart_count: int) -> bool:
+        """Whether the job is over if that is the cause."""
+        failure = None if cause is None else cause.failure
+        return failure is not None and self.refusal(restart_count, failure.why_final) is not None
 
     def refusal(self, restart_count: int, why_final: str = "") -> str | None:
         """Why the job may not restart once more after `restart_count` restarts; `None` when it may.

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import master_address
 from aelastic.rdzv.protocol.messages import Standing
@@ -26,7 +25,6 @@ class Member:
 
     node: m.Node
     standing: Standing
-    failure: ProcessFailure | None = None
     is_stray: bool = False  # it stops the workers of a round that went on without it; no round waits for it
 
 
@@ -45,8 +43,8 @@ class Roster:
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
 
-    def put(self, node: m.Node, standing: Standing, *, failure: ProcessFailure | None = None) -> None:
-        self._replace(Member(node, standing, failure))
+    def put(self, node: m.Node, standing: Standing) -> None:
+        self._replace(Member(node, standing))
         self.counts[standing] += 1
 
     def put_stray(self, node: m.Node) -> bool:
@@ -65,10 +63,12 @@ class Roster:
             self.counts[member.standing] -= 1
         return member
 
-    def give_rank(self, rank: int, node_id: str) -> str | None:
-        """A node joins with a --node-rank; gives the member that had it, if that is another."""
-        old, self.agent_of_rank[rank] = self.agent_of_rank.get(rank), node_id
-        return old if old != node_id and old in self.members else None
+    def give_rank(self, node: m.Node) -> str | None:
+        """A node joins; gives the member that had its --node-rank, if that is another."""
+        if node.preferred_rank is None:
+            return None
+        old, self.agent_of_rank[node.preferred_rank] = self.agent_of_rank.get(node.preferred_rank), node.node_id
+        return old if old != node.node_id and old in self.members else None
 
     def participant(self, node_id: str) -> m.Node | None:
         """A member that has a part in the last round."""
@@ -91,10 +91,9 @@ class Roster:
         return [node.host for i, node in self.ready.items() if i not in self.participants]
 
     @property
-    def failed(self) -> list[Member]:
-        """Participants whose failure no coordinator has answered, by group rank."""
-        members = (self.members.get(node_id) for node_id in self.participants)
-        return [member for member in members if member is not None and member.standing is Standing.FAILED]
+    def has_finished(self) -> bool:
+        """Whether a node of the last round has done its work."""
+        return bool(self.departed) or self.counts[Standing.FINISHED] > 0
 
     def hosts(self, standing: Standing) -> list[str]:
         return [each.node.host for each in self.members.values() if each.standing is standing and not each.is_stray]
@@ -128,13 +127,28 @@ class Roster:
             self.put(node, Standing.STOPPING)
         return [node.node_id for node in nodes]
 
-    def disown_participants(self) -> list[str]:
+    def give_up_stopping(self) -> list[m.Node]:
+        """Nodes that do not get their workers stopped become strays; gives them."""
+        nodes = list(self.stopping.values())
+        for node in nodes:
+            self.put_stray(node)
+            self.lost_hosts[node.host] = "its workers do not stop"
+        return nodes
+
+    @property
+    def stopping(self) -> dict[str, m.Node]:
+        """Nodes whose workers are to end before the next round begins."""
+        return {
+            i: each.node for i, each in self.members.items() if each.standing is Standing.STOPPING and not each.is_stray
+        }
+
+    def disown_participants(self) -> list[m.Node]:
         """The last round was not the newest one; gives its nodes that have workers, which are strays now."""
         nodes = self._with_workers()
         for node in nodes:
             self.put_stray(node)
         self.participants, self.departed = {}, set()
-        return [node.node_id for node in nodes]
+        return nodes
 
     def _with_workers(self) -> list[m.Node]:
         members = (self.members.get(node_id) for node_id in self.participants)
@@ -153,14 +167,18 @@ class Roster:
     def connected_participants(self) -> list[str]:
         return [node_id for node_id in self.participants if node_id in self.members]
 
-    def validate(self) -> None:
+    def validate(self, *, is_forming: bool, is_running: bool) -> None:
+        counts = self.counts
+        workers = counts[Standing.BUSY] + counts[Standing.FAILED] + counts[Standing.FINISHED]
+        is_over = counts[Standing.STOPPING] + counts[Standing.FAILED]
+        assert not (is_forming and workers), "before the next round, all workers of the last one are being stopped"
+        assert not (is_running and is_over), "a round that is over does not run"
         tracked = [member for member in self.members.values() if not member.is_stray]
         assert +self.counts == Counter(member.standing for member in tracked), (
             "counts are those of members, strays apart"
         )
         for node_id, member in self.members.items():
             assert member.node.node_id == node_id
-            assert member.failure is None or member.standing is Standing.FAILED, "a failure belongs to a failed node"
             if member.is_stray:
                 assert member.standing is Standing.STOPPING, "a stray stops its workers"
             elif member.standing is not Standing.READY:

@@ -69,12 +69,26 @@ class Published(Record):
     is_ours: bool
 
 
+class PublishFailed(Record):
+    """Answers `Publish`: the board cannot be asked now."""
+
+
 class Resigned(Record):
     """This agent leaves, and has told the board."""
 
 
 Event: TypeAlias = (
-    Opened | Received | Garbled | Closed | Renewed | RenewFailed | Reclaimed | Published | Resigned | DeadlinePassed
+    Opened
+    | Received
+    | Garbled
+    | Closed
+    | Renewed
+    | RenewFailed
+    | Reclaimed
+    | Published
+    | PublishFailed
+    | Resigned
+    | DeadlinePassed
 )
 
 # Actions.
@@ -104,7 +118,7 @@ class Reclaim(Record):
 
 
 class Publish(Record):
-    """Write the verdict on the board.  Answered by `Published`, unless the board cannot be asked."""
+    """Write the verdict on the board.  Answered by `Published` or `PublishFailed`."""
 
     verdict: str
 

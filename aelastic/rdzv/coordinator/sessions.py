@@ -20,14 +20,13 @@ from hmac import compare_digest
 from itertools import takewhile
 from typing import assert_never
 
-from aelastic.rdzv.coordinator.coordinator_events import Lost, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Registered
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.inbox import Inbox
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import plain_address
 
-# A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
-GRACE_S = 0.3
 # An agent that lives answers within this, on a machine however busy.
 PROBE_TIMEOUT_S = 0.5
 
@@ -44,7 +43,8 @@ class Stage(StrEnum):
 class Connection:
     peer: str
     way: str  # our address, as the peer reached it
-    heard_at: float
+    heard_at: float  # or we woke up
+    said_at: float  # its last message
     stage: Stage = Stage.OPEN
     node_id: str = ""
     preferred_rank: int | None = None
@@ -120,35 +120,38 @@ class Sessions:
     # What happens to connections.
 
     def on_opened(self, conn: int, peer: str, way: str, now: float) -> None:
-        self._connections[conn] = Connection(plain_address(peer), plain_address(way), now)
+        self._connections[conn] = Connection(plain_address(peer), plain_address(way), now, now)
 
     def on_received(self, conn: int, message: m.Upward, now: float) -> list[Action]:
         connection = self._connections.pop(conn, None)
         if connection is None:
             return []  # dropped while this was on its way
-        self._connections[conn], connection.heard_at = connection, now  # the last of all
+        self._connections[conn] = connection  # the last of all
+        connection.heard_at = connection.said_at = now
         match connection.stage:
             case Stage.OPEN if isinstance(message, m.Hello):
                 return self._on_hello(conn, connection, message, now)
             case Stage.OPEN:
-                return self._refuse(conn, "protocol error: the first message must be Hello", is_final=True)
+                return self._refuse(conn, "protocol error: the first message must be Hello", now)
             case Stage.RIVAL | Stage.GREETED:
-                return self._refuse(conn, "protocol error: message before Welcome", is_final=True)
+                return self._refuse(conn, "protocol error: message before Welcome", now)
             case Stage.WELCOMED | Stage.LEFT:
                 alive = self._answer_rivals(conn, now, is_alive=True)
                 return alive + self._on_said(conn, connection, message, now)
             case _:
                 assert_never(connection.stage)
 
-    def on_garbled(self, conn: int, reason: str, *, is_other_protocol: bool) -> list[Action]:
+    def on_garbled(self, conn: int, reason: str, now: float, *, is_other_protocol: bool) -> list[Action]:
         if conn not in self._connections:
             return []  # dropped while this was on its way
-        return self._refuse(conn, reason, is_final=is_other_protocol)
+        return self._refuse(conn, reason, now, is_final=is_other_protocol)
 
     def on_closed(self, conn: int, now: float) -> list[Action]:
         connection = self._forget(conn)
         if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
             self._graces[connection.node_id] = now + GRACE_S
+            broken = Broken(connection.node_id, silent_s=now - connection.said_at)
+            self.inbox.add(connection.node_id, broken, now)
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
@@ -164,11 +167,12 @@ class Sessions:
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
             if silent.stage is Stage.WELCOMED:
-                self.inbox.add(silent.node_id, Lost(silent.node_id, f"silent for {lease_s:g} s"))
+                lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
+                self.inbox.add(silent.node_id, lost, now)
             actions.append(Drop(conn))
-        for node_id, _ in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
+        for node_id, until in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
             del self._graces[node_id]
-            self.inbox.add(node_id, Lost(node_id, "connection closed"))
+            self.inbox.add(node_id, Lost(node_id, "connection closed", now - until + GRACE_S), now)
         for conn, _ in list(takewhile(lambda each: each[1].until <= now, self._probed.items())):
             actions += self._answer_rivals(conn, now, is_alive=False)
         return actions
@@ -181,23 +185,20 @@ class Sessions:
             case m.Alive():
                 return []
             case m.Hello():
-                return self._refuse(conn, "protocol error: second Hello", is_final=True)
+                return self._refuse(conn, "protocol error: second Hello", now)
             case m.Ready(node) if node.node_id == node_id:
                 connection.stage = Stage.WELCOMED
-                self.inbox.add(node_id, m.Ready(_located(node, connection)))
-                return []
-            case m.Failed() if message.node_id == node_id:
-                self.inbox.add(node_id, message, suspend_until=now + GRACE_S if self._graces else None)
+                self.inbox.add(node_id, m.Ready(_located(node, connection)), now)
                 return []
             case m.Left() if message.node_id == node_id:
                 connection.stage = Stage.LEFT
-                self.inbox.add(node_id, message)
+                self.inbox.add(node_id, message, now)
                 return []
-            case m.Succeeded() if message.node_id == node_id:
-                self.inbox.add(node_id, message)
+            case m.Failed() | m.Succeeded() if message.node_id == node_id:
+                self.inbox.add(node_id, message, now)
                 return []
             case m.Ready() | m.Failed() | m.Left() | m.Succeeded():
-                return self._refuse(conn, "protocol error: message for another node_id", is_final=True)
+                return self._refuse(conn, "protocol error: message for another node_id", now)
             case _:
                 assert_never(message)
 
@@ -205,16 +206,16 @@ class Sessions:
         # JSON can spell half a surrogate pair, and any peer can send it.
         if not compare_digest(hello.token.encode(errors="surrogatepass"), self.token.encode()):
             reason = "this agent read an outdated coordinator entry; retrying"
-            return self._refuse(conn, reason, is_final=False)
+            return self._refuse(conn, reason, now, is_final=False)
         if difference := _difference(hello.terms, self.terms):
-            return self._refuse(conn, difference, is_final=True)
+            return self._refuse(conn, difference, now)
         connection.stage = Stage.RIVAL
         return self._admit_unless_rivalled(conn, hello, now)
 
-    def _refuse(self, conn: int, reason: str, *, is_final: bool) -> list[Action]:
+    def _refuse(self, conn: int, reason: str, now: float, *, is_final: bool = True) -> list[Action]:
         connection = self._forget(conn)
         if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
-            self.inbox.add(connection.node_id, Lost(connection.node_id, reason))
+            self.inbox.add(connection.node_id, Lost(connection.node_id, reason), now)
         return [Say(conn, m.Refused(reason, is_final)), Drop(conn)]
 
     # Two agents with one node rank.
@@ -246,7 +247,7 @@ class Sessions:
                 continue
             taken = f"--node-rank {hello.node.preferred_rank} is already in use by {self._connections[rival].peer}"
             if self.has_fixed_ranks:
-                actions += self._refuse(conn, f"{taken}: give each node its own --node-rank", is_final=True)
+                actions += self._refuse(conn, f"{taken}: give each node its own --node-rank", now)
                 continue
             without = hello.replace(node=hello.node.replace(preferred_rank=None))
             actions += self._admit(conn, without, now, notice=f"{taken}: this node takes part without it")
@@ -277,8 +278,9 @@ class Sessions:
         actions: list[Action] = []
         connection, node_id = self._connections[conn], hello.node.node_id
         old = self._conn_of.get(node_id)
+        silent_s = 0.0
         if old is not None:
-            del self._connections[old]
+            silent_s = now - self._connections.pop(old).said_at
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
         connection.stage, connection.node_id = Stage.WELCOMED, node_id
@@ -287,7 +289,8 @@ class Sessions:
         if connection.preferred_rank is not None:
             self._conn_of_rank[connection.preferred_rank] = conn
         knew_another = 0 < hello.seen_epoch < self.epoch
-        self.inbox.add(node_id, Registered(_located(hello.node, connection), hello.past, knew_another))
+        node = _located(hello.node, connection)
+        self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s), now)
         actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
         if notice:
             actions.append(Say(conn, m.Waiting(notice)))

@@ -1,18 +1,71 @@
-"""Members of a round that a coordinator has inherited from the one before it.
+"""Nodes that bring a past along: to a coordinator that knows their round, and to one that inherits it.
 
-The round is older than the coordinator.  Each node that reconnects says which seat (group rank) it has; the takeover
-is complete once each seat is taken, or known to be empty: its node was given up, had finished and left, or is the agent
-of the previous coordinator, which is known to be gone.  A round that has lost no node goes on untouched.
+`how_it_returns` says what a node has missed that reconnects to a coordinator with rounds of its own.
+
+A `Takeover` is of a round that is older than the coordinator.  Each node that reconnects says which seat (group rank)
+it has; the takeover is complete once each seat is taken, or known to be empty: its node was given up, had finished and
+left, or is the agent of the previous coordinator, which is known to be gone.  A round that has lost no node goes on
+untouched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 
-from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.coordinator.roster import Member
+from aelastic.rdzv.coordinator.roster import Roster
 from aelastic.rdzv.protocol.messages import Past, Standing
+
+
+class Return(StrEnum):
+    WAITS = auto()  # it has no workers, and wants the next round
+    MISSED_ASSIGNMENT = auto()  # it has no workers yet, but it has a place in the round that runs
+    NOT_MISSED = auto()  # it was lost when its work was done, so the round went on
+    MISSED_END = auto()  # it has workers of the last round, which is over
+    STRAY = auto()  # it has workers of a round that went on without it
+    # Of the round that runs:
+    RUNS = auto()  # its workers run
+    RESTARTED = auto()  # it has stopped its workers, and not because it was told to
+    FAILED = auto()  # a worker has failed
+    FINISHED = auto()  # its workers have succeeded
+
+
+def how_it_returns(node_id: str, past: Past, roster: Roster, round_: int, *, is_running: bool) -> Return:
+    """Where a node stands, by its own account and by the roster.
+
+    Args:
+        node_id: the node.
+        past: its account.
+        roster: the coordinator's.
+        round_: the last round; `is_running`: whether that goes on.
+    """
+    is_participant, member = node_id in roster.participants, roster.members.get(node_id)
+    if past.standing is Standing.READY:
+        has_assignment = roster.participants.get(node_id) is not None and past.round < round_
+        return Return.MISSED_ASSIGNMENT if has_assignment and is_running else Return.WAITS
+    if past.round != round_ or not is_participant:
+        return Return.STRAY
+    if member is None and past.standing is Standing.FINISHED and is_running:
+        return Return.NOT_MISSED
+    if member is None or member.is_stray:
+        return Return.STRAY
+    return _OF_STANDING[past.standing] if is_running else Return.MISSED_END
+
+
+_OF_STANDING = {
+    Standing.BUSY: Return.RUNS,
+    Standing.STOPPING: Return.RESTARTED,
+    Standing.FAILED: Return.FAILED,
+    Standing.FINISHED: Return.FINISHED,
+}
+
+
+def credible(past: Past) -> Past:
+    """A node's account as an honest agent would give it: one that has failed says how, one that runs has not."""
+    has_workers = past.standing in {Standing.BUSY, Standing.FINISHED}
+    if past.standing is Standing.FAILED and past.failure is None:
+        past = past.replace(standing=Standing.STOPPING)
+    return past.replace(failure=None) if past.failure is not None and (has_workers or not past.round) else past
 
 
 def has_seat(past: Past, max_nodes: int) -> bool:
@@ -36,11 +89,13 @@ class Takeover:
     seats: dict[int, str] = field(default_factory=dict[int, str])  # group rank to node
     given_up: set[int] = field(default_factory=set[int])
     departed: set[int] = field(default_factory=set[int])  # finished and left: not missed
-    restart_counts: dict[str, int] = field(default_factory=dict[str, int])  # node to the count it has heard of
+    lost_at: float = 0.0  # when the first of its nodes lost the previous coordinator; the seats that are missing, too
+    is_charged: bool = False  # the previous coordinator has said that a failure has ended the round
+    ended: str = ""  # what the previous coordinator has said that has ended the round for free
     has_spares: bool = False  # nodes waited for a place in the round, and will reconnect too
     is_over: bool = False  # a node has heard that the round is over
 
-    def take_seat(self, node_id: str, past: Past) -> bool:
+    def take_seat(self, node_id: str, past: Past, now: float) -> bool:
         """A node of the round has reconnected; gives whether the seat it speaks of is its own."""
         rank = past.group_rank
         if self.seats.get(rank, node_id) != node_id or not 0 <= rank < self.size:
@@ -48,14 +103,16 @@ class Takeover:
         self.seats[rank] = node_id
         self.given_up.discard(rank)
         self.departed.update(past.departed)
-        self.restart_counts[node_id] = past.restart_count
+        self.lost_at = min(self.lost_at, now - past.alone_s)
+        self.ended = self.ended or past.ended
+        self.is_charged |= past.is_charged
         self.has_spares |= past.has_spares
         self.is_over |= past.standing in {Standing.READY, Standing.STOPPING}
         return True
 
     def on_ready(self, node_id: str) -> None:
         """A node that has a seat has no workers any more, so the round is over."""
-        self.is_over |= node_id in self.restart_counts and node_id in self.seats.values()
+        self.is_over |= node_id in self.seats.values()
 
     def give_up(self, node_id: str, *, was_finished: bool) -> None:
         """A node that had reconnected is gone again."""
@@ -84,28 +141,18 @@ class Takeover:
         """Group ranks that are neither back nor done."""
         return [rank for rank in range(self.size) if rank not in self.seats and rank not in self.departed]
 
-    def outcome(self, failed: Sequence[Member], restart_count: int) -> ProcessFailure | str:
-        """What becomes of the round, once the takeover is over.
-
-        Args:
-            failed: nodes of the round whose workers have failed.
-            restart_count: the highest that any node has heard of.
-
-        Returns:
-            A failure that no coordinator has answered; why the round has ended; or empty: it goes on untouched.
-        """
-        for member in failed:
-            if (
-                self.restart_counts[member.node.node_id] == restart_count
-            ):  # else the previous coordinator has counted it
-                assert member.failure is not None
-                return member.failure
+    @property
+    def loss(self) -> str:
+        """What has become of the seats that are missing; empty if none is."""
         missing = self.missing
         if missing == [self.gone_rank]:
             return f"the previous coordinator's node is gone (group rank {missing[0]})"
-        if missing:
-            return f"group rank {', '.join(map(str, missing))} did not reconnect to the new coordinator"
-        return f"round {self.round} had ended when the coordinator was lost" if self.is_over or failed else ""
+        return f"group rank {', '.join(map(str, missing))} did not reconnect to the new coordinator" if missing else ""
+
+    @property
+    def end(self) -> str:
+        """What has ended the round for free; empty if it goes on."""
+        return self.ended or (f"round {self.round} had ended when the coordinator was lost" if self.is_over else "")
 
     def validate(self) -> None:
         assert not self.seats.keys() & self.given_up, "a seat that is taken is not given up"

@@ -2,6 +2,7 @@
 
 So a coordinator that dies while it tells the verdict leaves no node without: the others read it on the board.  A board
 that does not answer delays the verdict, by a lease at most, and only while others may have gone on without this agent.
+It is asked again until it has answered, for nodes that come later.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from aelastic.rdzv.protocol.codec import to_text
 
 # A board that does not take the verdict must not keep it from all nodes.
 PUBLISH_TIMEOUT_S = 1.0
+# A board that is away is asked again so often.
+PUBLISH_AGAIN_S = 0.5
 
 
 class Stage(StrEnum):
@@ -35,9 +38,19 @@ class VerdictGate:
 
     lease_s: float
     stage: Stage = Stage.UNDECIDED
-    deadline: float | None = None  # when to look again whether to wait for the board any longer
+    _text: str = ""  # for the board
+    _look_at: float | None = None  # when to look again whether to wait for the board any longer
+    _again_at: float | None = None  # when to ask the board again
     _last: float = 0.0  # from then on nothing is waited for
     _held: list[Send] = field(default_factory=list[Send])
+
+    @property
+    def deadline(self) -> float | None:
+        return min((each for each in (self._look_at, self._again_at) if each is not None), default=None)
+
+    def is_due(self, now: float) -> bool:
+        """Whether to wait for the board any longer is to be looked at."""
+        return self._look_at is not None and now >= self._look_at
 
     @property
     def is_asked(self) -> bool:
@@ -54,14 +67,26 @@ class VerdictGate:
         if self.stage is Stage.PUBLISHING:
             return []
         self.stage = Stage.PUBLISHING
-        self.deadline, self._last = now + PUBLISH_TIMEOUT_S, now + max(PUBLISH_TIMEOUT_S, self.lease_s)
-        return [ev.Publish(to_text(_shortened(verdict)))]
+        self._look_at, self._last = now + PUBLISH_TIMEOUT_S, now + max(PUBLISH_TIMEOUT_S, self.lease_s)
+        self._text = to_text(_shortened(verdict))
+        return [ev.Publish(self._text)]
+
+    def on_failed(self, now: float) -> None:
+        """The board cannot be asked now."""
+        self._again_at = now + PUBLISH_AGAIN_S
+
+    def publish_again(self, now: float) -> list[ev.Action]:
+        """Asks the board again, if it is time."""
+        if self._again_at is None or now < self._again_at:
+            return []
+        self._again_at = None
+        return [ev.Publish(self._text)]
 
     def on_deadline_passed(self, now: float, *, is_leader: bool) -> list[Send]:
         """The board does not answer: waits on while another agent may lead, but not without end."""
         if is_leader or now >= self._last:
             return self.release()
-        self.deadline = min(now + PUBLISH_TIMEOUT_S, self._last)
+        self._look_at = min(now + PUBLISH_TIMEOUT_S, self._last)
         return []
 
     def release(self) -> list[Send]:
@@ -69,7 +94,7 @@ class VerdictGate:
         match self.stage:
             case Stage.PUBLISHING:
                 held, self._held = self._held, []
-                self.stage, self.deadline = Stage.RELEASED, None
+                self.stage, self._look_at = Stage.RELEASED, None
                 return held
             case Stage.RELEASED:
                 return []  # the board's answer came late
@@ -80,7 +105,7 @@ class VerdictGate:
 
     def validate(self) -> None:
         is_publishing = self.stage is Stage.PUBLISHING
-        assert (self.deadline is not None) == bool(self._held) == is_publishing, (
+        assert (self._look_at is not None) == bool(self._held) == is_publishing, (
             "a verdict is held while the board is asked"
         )
 

@@ -133,7 +133,7 @@ class Member(Machine[Event, Action]):
         if isinstance(message, m.Left):
             was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
             return [ev.Send(message)] if was_member else []
-        self.state.submit(message)
+        self.state.submit(message, now)
         match self.phase:
             case Phase.IDLE:
                 self.search.begin(now)
@@ -223,7 +223,7 @@ class Member(Machine[Event, Action]):
         assert self.record is not None and self.state.node is not None
         self.phase, self._unsent = Phase.GREETING, None
         self.leader.on_connected(now)
-        token, node, past = self.record.candidate.token, self.state.node, self.state.past
+        token, node, past = self.record.candidate.token, self.state.node, self.state.past_at(now)
         return [ev.Send(m.Hello(PROTOCOL, self.terms, token, node, past, self.leader.epoch))]
 
     def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
@@ -298,8 +298,7 @@ class Member(Machine[Event, Action]):
         if welcome.epoch < self.leader.epoch:
             self._lose_leader("a coordinator of an older epoch answered", now)
             return [ev.Disconnect(), *self._pause(now)]
-        if self.leader.on_welcome(self.record, welcome.epoch, welcome.lease_s, now):
-            self.state.has_spares = False
+        self.state.on_welcome(is_new=self.leader.on_welcome(self.record, welcome.epoch, welcome.lease_s, now))
         self.record = self.record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
         self.phase = Phase.MEMBER
         self.contact.begin(self.record, self.leader.renewals, now)
@@ -371,6 +370,7 @@ class Member(Machine[Event, Action]):
 
     def _lose_leader(self, reason: str, now: float, *, is_lost: bool = False, is_closed: bool = False) -> None:
         """The connection is no more, or about to be closed; `is_lost`: not by this node's own choice."""
+        self.state.on_alone(self.leader.heard_at if now >= self.leader.silent_at else now)
         self.search.trouble = reason
         self.search.begin(now)
         self.leader.on_disconnected(is_lost=is_lost, is_closed=is_closed)

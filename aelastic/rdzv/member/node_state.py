@@ -17,7 +17,11 @@ class NodeState:
     standing: m.Standing = m.Standing.READY
     assigned: m.Assigned | None = None  # the last round that this node took part in
     restart_count: int = 0  # the highest that this node has heard of
-    failure: ProcessFailure | None = None
+    failure: ProcessFailure | None = None  # the first of that round, until the next begins
+    failed_at: float = 0.0  # when it was noticed
+    ended: str = ""  # what this node has heard that has ended that round for free
+    is_charged: bool = False  # this node has heard that a failure has ended that round
+    alone_since: float | None = None  # without a coordinator
     departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
 
@@ -40,23 +44,32 @@ class NodeState:
             failure=self.failure,
             departed=tuple(sorted(self.departed)),
             has_spares=self.has_spares,
+            ended=self.ended,
+            is_charged=self.is_charged,
         )
+
+    def past_at(self, now: float) -> m.Past:
+        """With how long ago things were."""
+        failure_age_s = 0.0 if self.failure is None else now - self.failed_at
+        alone_s = 0.0 if self.alone_since is None else now - self.alone_since
+        return self.past.replace(failure_age_s=failure_age_s, alone_s=alone_s)
 
     def validate(self) -> None:
         has_failed = self.standing is m.Standing.FAILED
-        assert (self.failure is not None) == has_failed, "a failure is known exactly while the node stands failed"
+        assert not has_failed or self.failure is not None, "a node that stands failed knows why"
+        assert self.failure is None or self.standing not in {m.Standing.BUSY, m.Standing.FINISHED}
         is_new = self.assigned is None
         assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
         assert not is_new or not self.departed, "nodes depart from a round"
 
-    def submit(self, message: m.Ready | m.Failed | m.Succeeded) -> None:
+    def submit(self, message: m.Ready | m.Failed | m.Succeeded, now: float) -> None:
         """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
         match message:
             case m.Ready(node):
-                self.node, self.standing, self.failure = node, m.Standing.READY, None
-            case m.Failed(_, round_, failure):
+                self.node, self.standing = node, m.Standing.READY
+            case m.Failed(_, round_, failure, age_s):
                 if round_ == self.round and self.standing is m.Standing.BUSY:
-                    self.standing, self.failure = m.Standing.FAILED, failure
+                    self.standing, self.failure, self.failed_at = m.Standing.FAILED, failure, now - age_s
             case m.Succeeded(_, round_):
                 if round_ == self.round and self.standing is m.Standing.BUSY:
                     self.standing = m.Standing.FINISHED
@@ -81,20 +94,34 @@ class NodeState:
             return False
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, frozenset()
         self.restart_count = max(self.restart_count, assigned.restart_count)
+        self.failure, self.ended, self.is_charged = None, "", False
         return True
 
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:
         """The round is over; false if this node has heard so before, or it is another round."""
         if interrupted.round != self.round or self.standing in {m.Standing.READY, m.Standing.STOPPING}:
             return False
-        self.standing, self.failure = m.Standing.STOPPING, None
-        self.restart_count = max(self.restart_count, interrupted.restart_count)
+        # What the end costs is settled when the next round begins; a coordinator after this one reckons it anew.
+        self.standing = m.Standing.STOPPING
+        self.is_charged = interrupted.restart_count > self.restart_count
+        self.ended = "" if self.is_charged else interrupted.reason
         return True
 
     def interrupt(self, reason: str) -> m.Interrupted | None:
         """This node ends the round by itself, for a reason; `None` without one."""
         interrupted = m.Interrupted(self.round, reason, self.restart_count)
         return interrupted if reason and self.on_interrupted(interrupted) else None
+
+    def on_welcome(self, *, is_new: bool) -> None:
+        """A coordinator has taken this node in; `is_new`: another one, or in another epoch."""
+        self.alone_since = None
+        if is_new:
+            self.has_spares = False
+
+    def on_alone(self, since: float) -> None:
+        """The coordinator is lost."""
+        if self.alone_since is None:
+            self.alone_since = since
 
     def on_departed(self, departed: m.Departed) -> None:
         if departed.round == self.round and self.assigned is not None:

@@ -54,6 +54,7 @@ class Failed(Record):
     node_id: str
     round: int
     failure: ProcessFailure
+    age_s: float = 0.0  # since its agent noticed it
 
 
 class Succeeded(Record):
@@ -68,6 +69,7 @@ class Left(Record):
 
     node_id: str
     reason: str
+    age_s: float = 0.0  # since it was said
 
 
 NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left
@@ -102,9 +104,13 @@ class Past(Record):
     group_rank: int = -1  # in that round
     group_world_size: int = 0
     coordinator_rank: int = -1  # the group rank of the coordinator's own node in that round; -1: it had none
-    failure: ProcessFailure | None = None
+    failure: ProcessFailure | None = None  # its first in that round
     departed: tuple[int, ...] = ()  # group ranks of that round that finished, and have left
     has_spares: bool = False  # nodes waited for a place in that round
+    failure_age_s: float = 0.0  # since its agent noticed the failure
+    alone_s: float = 0.0  # since it heard its last coordinator
+    ended: str = ""  # what it has heard that has ended that round for free
+    is_charged: bool = False  # it has heard that a failure has ended that round
 
 
 class Hello(Record):
@@ -156,7 +162,7 @@ class Interrupted(Record):
 
     round: int
     reason: str
-    restart_count: int = 0  # of the round to come
+    restart_count: int = 0  # of the round to come, unless the failure turns out to be a victim's
 
 
 class Outcome(StrEnum):

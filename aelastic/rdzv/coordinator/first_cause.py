@@ -1,0 +1,218 @@
+"""The first cause of a round's end: what is charged, what is named, and when that is known.
+
+One rule, the same for a coordinator that has seen the round end and for one that has just taken it over:
+
+1. A round's end has one **first cause**.  What follows from it costs nothing more.
+2. **A node that is lost or leaves is a cause**, and so is a connection between agents that breaks.  It is free.  A
+   failure within `GRACE_S` of it, before or after, is a victim's: workers die of each other 20 to 50 ms after a peer is
+   gone, and their agents may be heard first.  A node is lost since it was heard last: a network that loses packets may
+   tell of its end long after its peers have failed.
+3. A failure that a node reports and then leaves is not the victim of its own leaving.
+4. Whatever else ends a round for free (newcomers, a worker group that restarted on its own) is its cause unless a
+   failure came before.
+5. Else **the first failure is charged**, and named.  Failures are ordered by when their agents noticed them.  One
+   that says that a peer was gone gives way to others, and a worker that was killed goes before those that raised.
+
+Times are on the coordinator's clock: nodes say how old what they tell is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.coordinator.coordinator_events import Lost
+from aelastic.rdzv.protocol import messages as m
+
+# A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
+GRACE_S = 0.3
+# So long the cause may come after a failure that was heard first: the agents of busy machines are late by that.
+NAMING_S = 0.03
+# A worker that was killed is noticed at once, one that raised only after its interpreter has ended.
+KILLED_LEAD_S = 0.1
+
+_LOST_PEER = re.compile(
+    r"connection (was )?(reset|closed|aborted|lost)|broken pipe|reset by peer|closed by (the )?(remote |)peer"
+    r"|remote (process|peer|end)|peer (is |was )?(gone|closed|left|lost)|socket (was )?closed|nccl remote error",
+    re.IGNORECASE,
+)
+
+
+class Weight(IntEnum):
+    """What a failure says of itself."""
+
+    OWN = 0  # a signal, or the agent's own finding: the worker did not die of a peer
+    PLAIN = 1
+    ECHO = 2  # its message says that a peer was gone
+
+    @classmethod
+    def of(cls, failure: ProcessFailure) -> Weight:
+        if failure.exitcode == -signal.SIGKILL or failure.is_final or failure.oom or failure.note:
+            return cls.OWN
+        if _LOST_PEER.search(failure.message):
+            return cls.ECHO
+        return cls.OWN if failure.is_signal and failure.exitcode != -signal.SIGABRT else cls.PLAIN
+
+
+# How much later, in effect, a failure of a weight is than one that says nothing of the kind.
+_DELAY_S = {Weight.OWN: -KILLED_LEAD_S, Weight.PLAIN: 0.0, Weight.ECHO: GRACE_S}
+# How long its naming waits for an earlier one.
+_NAMING_S = {Weight.OWN: 0.0, Weight.PLAIN: NAMING_S, Weight.ECHO: GRACE_S}
+
+
+class Report(Record):
+    """A node's first failure of the round."""
+
+    node_id: str
+    failure: ProcessFailure
+    at: float  # its agent noticed it
+    weight: Weight
+
+    @property
+    def place(self) -> float:
+        """Where it stands in the order of failures."""
+        return self.at + _DELAY_S[self.weight]
+
+
+class Loss(Record):
+    """A node of the round that is gone, or whose connection broke."""
+
+    node_id: str
+    at: float  # it was heard last
+    seen_at: float  # its connection broke, or it was given up
+    reason: str  # the sentence; empty while the node may yet come back
+    has_left: bool = False  # it said so
+    ends_round: bool = True  # false: its workers had finished, or it has come back
+
+    def excuses(self, report: Report) -> bool:
+        """Whether a failure is this loss's victim."""
+        if self.has_left and self.node_id == report.node_id:
+            return False
+        return self.at <= report.at + GRACE_S and (self.ends_round or report.at <= self.seen_at + GRACE_S)
+
+
+class Cause(Record):
+    """Why the round has ended: a failure, which is charged, or for free."""
+
+    reason: str  # empty while a connection is broken, and its node may yet come back
+    failure: ProcessFailure | None = None
+
+
+@dataclass(slots=True)
+class RoundEnd:
+    """What is known about the end of one round.
+
+    Args:
+        size: nodes that take part in it.
+    """
+
+    size: int = 0
+    first: Report | None = None  # of the failures
+    heard: set[str] = field(default_factory=set[str])  # nodes that have failed or gone
+    losses: dict[str, Loss] = field(default_factory=dict[str, Loss])  # by node
+    broken: set[str] = field(default_factory=set[str])  # nodes that may yet come back
+    free: tuple[float, str] | None = None  # what else has ended it, and when
+    untold: list[str] = field(default_factory=list[str])  # nodes that are to hear that it is over
+    told: Cause | None = None  # what they have heard
+
+    # What happens.
+
+    def on_failed(self, node_id: str, failure: ProcessFailure, at: float) -> None:
+        report = Report(node_id, failure, at, Weight.of(failure))
+        self.heard.add(node_id)
+        if self.first is None or report.place < self.first.place:
+            self.first = report
+
+    def on_broken(self, node_id: str, at: float, seen_at: float) -> None:
+        """A node's connection broke; it may come back within the grace."""
+        known = self.losses.get(node_id)
+        if known is not None and known.ends_round:
+            return
+        self.losses[node_id] = Loss(node_id, at, seen_at, "", ends_round=False)
+        self.broken.add(node_id)
+
+    def on_back(self, node: m.Node, at: float, seen_at: float) -> None:
+        """A node has connected again: if it was not given up, nothing was lost, but its connection broke."""
+        known = self.losses.get(node.node_id)
+        if known is not None and node.node_id not in self.broken:
+            return
+        self.broken.discard(node.node_id)
+        if known is not None:
+            at, seen_at = known.at, known.seen_at
+        reason = f"the connection of {node.host} broke"
+        self.losses[node.node_id] = Loss(node.node_id, at, seen_at, reason, ends_round=False)
+
+    def on_seat(self, node_id: str, past: m.Past, now: float) -> None:
+        """A node of the round has found the new coordinator."""
+        self.losses.pop(node_id, None)
+        self.on_past(node_id, past, now)
+
+    def on_past(self, node_id: str, past: m.Past, now: float) -> None:
+        """What a node of the round says of its part in it."""
+        if past.failure is not None:
+            self.on_failed(node_id, past.failure, now - max(0.0, past.failure_age_s))
+
+    def on_gone(self, node: m.Node, event: m.Left | Lost, now: float, *, ends_round: bool) -> None:
+        """A node of the round was lost, or has left; `ends_round`: its workers had not finished."""
+        has_left, at = isinstance(event, m.Left), now - max(0.0, event.age_s)
+        known = self.losses.get(node.node_id)
+        if known is not None and (known.ends_round or node.node_id in self.broken):
+            at = known.at  # it came back, and goes once more
+        reason = f"node {node.host} {'left' if has_left else 'was lost'}: {event.reason}"
+        self.broken.discard(node.node_id)
+        self.heard.add(node.node_id)
+        self.losses[node.node_id] = Loss(node.node_id, at, now, reason, has_left, ends_round)
+
+    def on_missing(self, reason: str, at: float) -> None:
+        """A new coordinator does not hear of nodes of the round."""
+        self.losses[""] = Loss("", at, at, reason)
+
+    def on_free(self, reason: str, at: float) -> None:
+        """Something else ends the round, and costs nothing."""
+        if self.free is None:
+            self.free = at, reason
+
+    # What follows.
+
+    @property
+    def cause(self) -> Cause | None:
+        """The first cause, as far as it is known; `None`: nothing has ended the round."""
+        first, free = self.first, self.free
+        if first is not None:
+            excuse = min((each for each in self.losses.values() if each.excuses(first)), key=_order, default=None)
+            if excuse is None and (free is None or first.at < free[0]):
+                return Cause(f"rank {first.failure.rank} failed on {first.failure.host}", first.failure)
+            if excuse is not None:
+                return Cause(excuse.reason)
+        ends = [(each.at, each.reason) for each in self.losses.values() if each.ends_round]
+        ends += [free] if free is not None else []
+        return Cause(min(ends)[1]) if ends else None
+
+    def known_at(self, *, is_final: bool) -> float | None:
+        """From when on the cause is known well enough for nodes to hear it; `None`: not before a node is lost or back.
+
+        Args:
+            is_final: if the first failure is the cause, the job is over.
+        """
+        first, cause = self.first, self.cause
+        if first is None or cause is None or self.size == 1:
+            return 0.0  # nothing to weigh
+        if cause.failure is None:
+            return 0.0 if cause.reason else None
+        if is_final:
+            return first.at + GRACE_S
+        if len(self.heard) >= self.size:
+            return 0.0
+        return first.at + _NAMING_S[first.weight]
+
+    def validate(self) -> None:
+        assert self.broken <= self.losses.keys()
+        assert self.told is None or not self.untold, "all nodes hear the same, at once"
+
+
+def _order(loss: Loss) -> tuple[bool, float]:
+    return not loss.reason, loss.at
