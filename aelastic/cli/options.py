@@ -282,3 +282,6 @@ LAUNCH_GROUPS: Mapping[str, tuple[Option, ...]] = {
 }  # fmt: skip
 
 OPTIONS: tuple[Option, ...] = tuple(option for group in GROUPS.values() for option in group)
+OWN: frozenset[str] = frozenset(
+    option.dest for title, group in GROUPS.items() if "aelastic only" in title for option in group
+)

@@ -16,7 +16,7 @@ from typing import Any
 
 from aelastic.cli.arguments import check_command, command_of, count_workers
 from aelastic.cli.converters import read_filters, read_flag, read_workers
-from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, Option
+from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, OWN, Option
 from aelastic.cli.output_options import logs_specs_of
 from aelastic.cli.parser import PURPOSE, Settings, read_setting
 from aelastic.cli.rendezvous_options import BACKENDS, static_endpoint
@@ -27,7 +27,7 @@ from aelastic.workers.functions import run_script_path as run_script_path  # noq
 
 _log = logging.getLogger(__name__)
 
-_TORCHRUNS = tuple(option for option in OPTIONS if not any(name.startswith("AELASTIC_") for name in option.variables))
+_TORCHRUNS = tuple(option for option in OPTIONS if option.dest not in OWN)
 _USE_ENV = LAUNCH_GROUPS["torch.distributed.launch"][0]
 _PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aelastic.cli.arguments import Invocation, parse
+from aelastic.cli.options import OWN
 from aelastic.errors import InputError
 from aelastic.spec import WorkerSpec
 
@@ -34,7 +35,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str, co
 
 
 def is_ours(option: Any) -> bool:
-    return any(variable.startswith("AELASTIC_") for variable in option.variables)
+    return option.dest in OWN
 
 
 def complaint(*argv: str, **environ: str) -> str:
