@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kit.effort import SIMULATION_SEEDS
-from kit.simulated_agent import Agent
+from kit.simulated_agent import WAYS_TO_FAIL, Agent
 from kit.simulated_board import BOARD, BoardFaults
 from kit.simulated_checks import Round
 from kit.simulated_world import FIN
 from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate
 
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.result import result_of
 
 SEEDS_IN_A_TEST = 20
 # What the coordinator's timers and the workers' ends may take when a node is known to be gone.
@@ -304,6 +306,87 @@ def test_a_coordinator_that_is_not_sure_of_its_reign_waits_for_the_board() -> No
     assert len(story.checks.rounds) == 1
     story.board.is_silent = False
     story.until_run_by(rest, LEASE_S + SOON_S)
+
+
+# What costs a restart, among workers that die of each other.
+
+# A worker's end is seen, all are stopped, and started again.
+WORKER_KILL_S = 0.3
+AGENT_KILL_S = 1.0
+
+
+@both_boards
+@pytest.mark.parametrize("host", "012")
+def test_the_loss_of_any_node_costs_nothing_and_ends_no_job_without_restarts(host: str, is_leased: bool) -> None:
+    story = Story(is_leased=is_leased, max_restarts=0)
+    story.until_run_by("012")
+    story.pass_time(1)
+    story.agent(host).crash(FIN)
+    assert restart_count(story.until_run_by("012".replace(host, ""), AGENT_KILL_S)) == 0
+
+
+@pytest.mark.parametrize("host", "012")
+def test_a_worker_that_is_killed_costs_one_restart_and_is_named(host: str) -> None:
+    story = Story(max_restarts=1)
+    before = story.until_run_by("012")
+    story.agent(host).fail_now()
+    after = story.until(lambda: (round_ := story.run_by("012")) not in {None, before} and round_, WORKER_KILL_S)
+    assert after <= WORKER_KILL_S
+    assert restart_count(story.until_run_by("012")) == 1
+
+
+@both_boards
+@pytest.mark.parametrize("first", ["worker", "node"])
+def test_a_worker_and_another_node_that_go_together_cost_nothing(first: str, is_leased: bool) -> None:
+    story = Story("0123", is_leased=is_leased, max_restarts=0)
+    story.until_run_by("0123")
+    story.pass_time(1)
+    coordinator = story.coordinator
+    other = next(agent for agent in story.living if agent is not coordinator)
+    if first == "worker":
+        other.fail_now("raised")
+        story.pass_time(0.1)
+    coordinator.crash(FIN)
+    if first == "node":
+        story.pass_time(0.01)
+        other.fail_now("raised")
+    rest = "0123".replace(coordinator.host[-1], "")
+    assert restart_count(story.until_run_by(rest, AGENT_KILL_S)) == 0
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_when_the_budget_is_used_up_every_agent_names_the_same_cause_and_ends_with_its_code(seed: int) -> None:
+    dice = random.Random(seed)
+    story = Story(max_restarts=1, is_leased=dice.random() < 0.5)
+    story.world.random.seed(seed)
+    before = story.until_run_by("012")
+    story.agent(dice.choice("012")).fail_now(dice.choice(("killed", "raised")))
+    story.until(lambda: story.run_by("012") not in {None, before}, WORKER_KILL_S + 0.2)
+    culprit = story.agent(dice.choice("012"))
+    rank = culprit.group.workers[0].global_rank
+    why = dice.choice(("killed", "raised"))
+    culprit.fail_now(why)
+    agents = story.living
+    story.until(lambda: not story.living, 5)
+    results = [result_of(agent.group, {}, {}, str) for agent in agents]
+    assert {result.cause for result in results} == {rank}
+    firsts = {next(iter(result.failures.values())) for result in results}
+    assert {failure.exitcode for failure in firsts} == {WAYS_TO_FAIL[why][0]}
+
+
+@both_boards
+def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_others(is_leased: bool) -> None:
+    story = Story(is_leased=is_leased, max_restarts=0)
+    story.until_run_by("012")
+    coordinator = story.coordinator
+    rest = "012".replace(coordinator.host[-1], "")
+    coordinator.suspend()
+    assert restart_count(story.until_run_by(rest, 2 * LEASE_S + 2)) == 0
+    story.pass_time(30)
+    rounds = len(story.checks.rounds)
+    coordinator.thaw()
+    assert restart_count(story.until_run_by("012", LEASE_S)) == 0
+    assert len(story.checks.rounds) == rounds + 1, "the others took it in, and it began no round of its own"
 
 
 # The board.
