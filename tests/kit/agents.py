@@ -56,6 +56,7 @@ signal.signal(signal.SIGUSR1, fail)
 signal.signal(signal.SIGUSR2, finish)
 numbers = [os.environ[name] for name in {TOLD!r}]
 say("start", os.getpid(), *numbers, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], os.environ["ROLE_NAME"])
+begin_talk()
 rest()
 """
 

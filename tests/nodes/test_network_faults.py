@@ -15,6 +15,7 @@ from kit import netns
 from kit.effort import REPETITIONS
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
 from kit.netns import Net, Node
+from kit.star import STAR
 
 from aelastic.errors import EXIT_FAILURE
 
@@ -26,18 +27,19 @@ LEASE_S = 2.0
 MISSED_S = LEASE_S + 1.0
 COORDINATES = "this agent is coordinator now ("
 
-# Tells where it stands, and whether the store of group rank 0 can be reached; ends when told to.
-WORKER = """
-import socket
+# Tells where it stands, and whether the store of group rank 0 can be reached; dies of its peers, and ends when told to.
+WORKER = f"""{STAR}
 
 address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 say("start", rank, os.environ["WORLD_SIZE"], restart, address, port, socket.gethostname())
 with socket.create_connection((address, int(port)), 20.0):
     say("reached", rank)
+begin_talk()
 while not os.path.exists("go"):
-    if os.path.exists(f"fail{restart}"):
+    if os.path.exists(f"fail{{restart}}"):
         sys.exit(3)
     time.sleep(0.02)
+say_farewell()
 """
 
 ALL_REDUCE = """
@@ -119,7 +121,9 @@ class Agents:
     def start(self, node: Node, *options: str, worker: str = WORKER, env: dict[str, str] | None = None) -> Job:
         """Starts an agent, with one worker."""
         name = f"agent{len(self.jobs)}"
-        env = {"LOGLEVEL": "INFO", **(env or {})}
+        star = self.launch.folder / "star"
+        star.mkdir(exist_ok=True)
+        env = {"LOGLEVEL": "INFO", "STAR": str(star), **(env or {})}
         job = self.launch(worker, *self.options, *options, name=name, env=env, prefix=node.prefix)
         self.jobs.append(job)
         return job

@@ -1,0 +1,193 @@
+"""Nodes under fire: single faults in their time, random pairs of faults, and what takes long; on each board.
+
+Workers step together and die of each other.  `TEST_EFFORT=soak` runs more pairs; a pair is told again by its board and
+its number.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from kit.agents import FINISH, figure
+from kit.chaos import BOARDS, FAULTS, LEASE_S, LONG_S, SLACK_S, Battlefield, Fault, battlefield
+from kit.effort import EFFORT
+from kit.launching import Launcher
+
+PAIRS = {"quick": 2, "all": 12, "soak": 40}[EFFORT]
+quick_on = ("c10d", "etcd-v3")
+each_board = pytest.mark.parametrize(
+    "board", [board if board in quick_on else pytest.param(board, marks=pytest.mark.all) for board in BOARDS]
+)
+# Nodes 1 and 2 can go on without node 0, whichever of them coordinates.
+boards_of_their_own = pytest.mark.parametrize(
+    "board",
+    ["c10d apart", "etcd-v3", *(pytest.param(board, marks=pytest.mark.all) for board in ("etcd-v2", "three etcds"))],
+)
+ALL = (0, 1, 2)
+
+
+def finish(there: Battlefield) -> None:
+    """The job ends well, and no two rounds have run side by side."""
+    there.wait_progress(ALL, time.monotonic(), limit_s=SLACK_S)
+    for agent in there.agents:
+        os.kill(agent.starts[-1].pid, FINISH)
+    assert [agent.wait() for agent in there.agents] == [0, 0, 0], there.team.story
+    assert there.side_by_side_s() < LEASE_S + 1
+
+
+# One fault, and how soon the others go on.
+
+AT_ONCE_S = 1.0
+AFTER_A_LEASE_S = LEASE_S + 1.0
+
+
+def recovery(there: Battlefield, name: str, victim: int, within_s: float, *, hold_s: float = 0.0) -> None:
+    """A fault, the others' next round, and that of all."""
+    is_coordinator = "coordinator" if victim == there.coordinator else "member"
+    before, fence, began = there.restart, there.fence, time.monotonic()
+    undo = Fault(name).do(there, victim)
+    is_workers = name.startswith("worker")
+    took = there.wait_progress(
+        ALL if is_workers else there.others(victim), began, above=fence, limit_s=within_s + SLACK_S
+    )
+    figure(f"{there.board}: {name}, {is_coordinator}: to all others at work", took)
+    assert took < within_s + SLACK_S
+    time.sleep(max(began + hold_s - time.monotonic(), 0.0))
+    undo()
+    there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+    assert there.restart == before + is_workers, there.team.story
+
+
+@pytest.mark.timeout(300)
+@boards_of_their_own
+def test_after_a_fault_the_others_go_on_in_its_time(launch: Launcher, tmp_path: Path, board: str) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        for victim in ("member", "coordinator"):
+            for name, within_s, hold_s in (
+                ("worker_killed", 0.3, 0.0),
+                ("agent_killed", AT_ONCE_S, 0.0),
+                ("agent_terminated", AT_ONCE_S, 0.0),
+                ("agent_stopped", AFTER_A_LEASE_S, LONG_S),
+                ("cut_off", AFTER_A_LEASE_S, LONG_S),
+                ("mute", AFTER_A_LEASE_S, LONG_S),
+                # What it sends once still arrives, a renewal of its leadership, too.
+                ("deaf", LEASE_S * 4 / 3 + 1.0, 2 * LEASE_S),
+            ):
+                if EFFORT == "quick" and name not in {"worker_killed", "agent_killed", "cut_off"}:
+                    continue
+                index = there.coordinator if victim == "coordinator" else there.others(there.coordinator)[0]
+                recovery(there, name, index, within_s, hold_s=hold_s)
+        finish(there)
+
+
+# Pairs.
+
+
+@pytest.mark.timeout(1200)
+@each_board
+def test_whatever_two_faults_come_together_the_job_goes_on_and_pays_by_the_rule(
+    launch: Launcher, tmp_path: Path, board: str
+) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        for number in range(PAIRS):
+            run_pair(there, random.Random(f"{board} {number}"), number)
+        finish(there)
+
+
+def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
+    pair = luck.choices([fault for fault in FAULTS if fault.is_for(there.board)], k=2)
+    before, undos, told = there.restart, list[tuple[float, int]](), list[str]()
+    doing = []
+    for fault in pair:
+        index = luck.randrange(3)
+        told.append(f"{fault.name} of node {index} for {fault.hold_s:g} s")
+        doing.append(fault.do(there, index))
+        undos.append((time.monotonic() + fault.hold_s, len(undos)))
+        time.sleep(luck.choice((0.0, 0.02, 0.3, 1.5)))
+    for at, which in sorted(undos):
+        time.sleep(max(at - time.monotonic(), 0.0))
+        doing[which]()
+    what = f"pair {number} on {there.board}: {', then '.join(told)}"
+    figure(what, there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + 2 * SLACK_S))
+    charged, most = there.restart - before, sum(fault.charges for fault in pair)
+    # The first of a pair comes in a round that is whole.
+    least = 1 if pair[0].name.startswith("worker") else 0
+    assert least <= charged <= most, f"{what}: {charged} restarts were charged\n{there.team.story}"
+
+
+# What takes long.
+
+
+@pytest.mark.parametrize("board", ["c10d apart", pytest.param("etcd-v3", marks=pytest.mark.all)])
+def test_a_node_that_is_cut_off_from_the_coordinator_only_stops_its_workers(
+    launch: Launcher, tmp_path: Path, board: str
+) -> None:
+    """Its workers need no peer, so that they would write for as long as the cut."""
+    with battlefield(launch, board, tmp_path, STAR_SOLO="1") as there:
+        outsider = there.others(there.coordinator)[0]
+        rest, fence, began = there.others(outsider), there.fence, time.monotonic()
+        undo = there.cut_off_from_coordinator(outsider)
+        there.wait_progress(rest, began, above=fence, limit_s=AFTER_A_LEASE_S + SLACK_S)
+        agent = there.agents[outsider]
+        agent.wait_said("the coordinator, which lives, was silent for .* s: it has given this node up", limit_s=SLACK_S)
+        time.sleep(LEASE_S)
+        undo()
+        there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+        last = max(step.at for step in there.steps(agent) if step.fence == fence)
+        figure(f"{board}: cut off from the coordinator only: to the last step", last - began)
+        assert there.side_by_side_s() < LEASE_S + 1
+        assert there.restart == 0
+
+
+@pytest.mark.all
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("board", ["c10d apart", "etcd-v3"])
+def test_a_node_that_was_frozen_for_a_minute_comes_back(launch: Launcher, tmp_path: Path, board: str) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        recovery(there, "agent_stopped", there.coordinator, AFTER_A_LEASE_S, hold_s=60.0)
+        finish(there)
+
+
+@pytest.mark.all
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("board", ["c10d", "etcd-v3"])
+def test_a_node_that_comes_and_goes_twenty_times_costs_nothing(launch: Launcher, tmp_path: Path, board: str) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        for number in range(20):
+            index = there.others(there.coordinator)[number % 2]
+            there.agent_killed(index)()
+            there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+        assert there.restart == 0
+        finish(there)
+
+
+@pytest.mark.parametrize("board", ["c10d apart", pytest.param("etcd-v3", marks=pytest.mark.all)])
+@pytest.mark.parametrize("victim", ["member", "coordinator"])
+def test_a_middlebox_that_resets_the_connections_of_an_agent_costs_no_restart(
+    launch: Launcher, tmp_path: Path, board: str, victim: str
+) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        index = there.coordinator if victim == "coordinator" else there.others(there.coordinator)[0]
+        for hold_s in (0.5, LEASE_S / 2):
+            undo = there.agents_reset(index)
+            time.sleep(hold_s)
+            undo()
+            there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+        assert there.restart == 0, there.team.story
+        finish(there)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("board", ["etcd-v3"])
+def test_etcd_may_move_to_another_address_under_its_name(launch: Launcher, tmp_path: Path, board: str) -> None:
+    with battlefield(launch, board, tmp_path, has_name=True) as there:
+        fence = there.fence
+        there.move_etcd()
+        there.wait_progress(ALL, time.monotonic() + 3 * LEASE_S, limit_s=SLACK_S)
+        assert there.fence == fence, "no worker has noticed"
+        recovery(there, "agent_killed", there.coordinator, AFTER_A_LEASE_S)
+        finish(there)
