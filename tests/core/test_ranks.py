@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
 
+from aelastic.rdzv.protocol.messages import Assigned
 from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
 
 roles = st.sampled_from(["default", "trainer", "reader"])
@@ -156,3 +157,12 @@ def test_the_order_does_not_depend_on_which_came_first(
 ) -> None:
     backwards = dict(reversed(candidates.items()))
     assert order_nodes(candidates, (), max_nodes) == order_nodes(backwards, (), max_nodes)
+
+
+def test_the_fencing_number_of_a_round_rises_with_the_round_and_before_that_with_the_epoch() -> None:
+    """Two coordinators may each begin a round 5: the first after it has lost the board, the second in its place."""
+    ranks = assign_ranks([("default", 1)])[0]
+    fences = [
+        Assigned(r, 0, ranks, "host", 1, epoch=epoch).fence for epoch, r in ((0, 1), (1, 4), (1, 5), (2, 5), (3, 1))
+    ]
+    assert fences == [1, 1_000_004, 1_000_005, 2_000_005, 3_000_001]

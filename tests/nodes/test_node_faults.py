@@ -30,7 +30,7 @@ from kit.agents import (
     figure,
     team_of,
 )
-from kit.effort import REPETITIONS
+from kit.effort import EFFORT, REPETITIONS
 from kit.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
 from kit.launching import Launcher, wait_for
 
@@ -77,11 +77,18 @@ def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(
             assert len(agent.starts) == 4
 
 
-def test_the_signal_that_ends_a_worker_is_every_agents_exit_code(launch: Launcher) -> None:
-    with team_of(launch, c10d(), "3", options=()) as team:
-        agents = team.start_many(3)
-        team.wait_round(agents).tell(signal.SIGKILL, 2)
-        assert [agent.wait() for agent in agents] == [128 + signal.SIGKILL] * 3
+@pytest.mark.parametrize("rank", [2, *(pytest.param(rank, marks=pytest.mark.all) for rank in (0, 1))])
+def test_the_worker_that_was_killed_is_every_agents_cause_and_its_signal_their_exit_code(
+    launch: Launcher, meeting: Meeting, rank: int
+) -> None:
+    """The others fail of it, each with a code of its own."""
+    for _ in range(1 if EFFORT == "quick" else 5):
+        with team_of(launch, meeting, "3", options=()) as team:
+            agents = team.start_many(3)
+            team.wait_round(agents).tell(signal.SIGKILL, rank)
+            assert [agent.wait() for agent in agents] == [128 + signal.SIGKILL] * 3, team.story
+            for agent in agents:
+                assert re.search(rf"Root Cause[^=]*\n *rank +: {rank} ", agent.stderr), team.story
 
 
 # Agents.
