@@ -18,14 +18,13 @@ from kit.effort import EFFORT
 from kit.launching import Launcher
 
 PAIRS = {"quick": 2, "all": 12, "soak": 40}[EFFORT]
-quick_on = ("c10d", "etcd-v3")
 each_board = pytest.mark.parametrize(
-    "board", [board if board in quick_on else pytest.param(board, marks=pytest.mark.all) for board in BOARDS]
+    "board", [board if board == "c10d" else pytest.param(board, marks=pytest.mark.all) for board in BOARDS]
 )
 # Nodes 1 and 2 can go on without node 0, whichever of them coordinates.
 boards_of_their_own = pytest.mark.parametrize(
     "board",
-    ["c10d apart", "etcd-v3", *(pytest.param(board, marks=pytest.mark.all) for board in ("etcd-v2", "three etcds"))],
+    ["etcd-v3", *(pytest.param(board, marks=pytest.mark.all) for board in ("c10d apart", "etcd-v2", "three etcds"))],
 )
 ALL = (0, 1, 2)
 
@@ -43,6 +42,8 @@ def finish(there: Battlefield) -> None:
 
 AT_ONCE_S = 1.0
 AFTER_A_LEASE_S = LEASE_S + 1.0
+# What a machine may add on which others work, too.
+LOAD_S = 3.0
 
 
 def recovery(there: Battlefield, name: str, victim: int, within_s: float, *, hold_s: float = 0.0) -> None:
@@ -55,7 +56,7 @@ def recovery(there: Battlefield, name: str, victim: int, within_s: float, *, hol
         ALL if is_workers else there.others(victim), began, above=fence, limit_s=within_s + SLACK_S
     )
     figure(f"{there.board}: {name}, {is_coordinator}: to all others at work", took)
-    assert took < within_s + SLACK_S
+    assert took < within_s + LOAD_S, there.team.story
     time.sleep(max(began + hold_s - time.monotonic(), 0.0))
     undo()
     there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
@@ -75,7 +76,7 @@ def test_after_a_fault_the_others_go_on_in_its_time(launch: Launcher, tmp_path: 
                 ("cut_off", AFTER_A_LEASE_S, LONG_S),
                 ("mute", AFTER_A_LEASE_S, LONG_S),
                 # What it sends once still arrives, a renewal of its leadership, too.
-                ("deaf", LEASE_S * 4 / 3 + 1.0, 2 * LEASE_S),
+                ("deaf", LEASE_S * 1.5 + 1.0, 2 * LEASE_S),
             ):
                 if EFFORT == "quick" and name not in {"worker_killed", "agent_killed", "cut_off"}:
                     continue
@@ -167,7 +168,7 @@ def test_a_node_that_comes_and_goes_twenty_times_costs_nothing(launch: Launcher,
 
 
 @pytest.mark.parametrize("board", ["c10d apart", pytest.param("etcd-v3", marks=pytest.mark.all)])
-@pytest.mark.parametrize("victim", ["member", "coordinator"])
+@pytest.mark.parametrize("victim", ["coordinator", pytest.param("member", marks=pytest.mark.all)])
 def test_a_middlebox_that_resets_the_connections_of_an_agent_costs_no_restart(
     launch: Launcher, tmp_path: Path, board: str, victim: str
 ) -> None:
