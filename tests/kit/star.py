@@ -12,12 +12,15 @@ certain one.  With `STAR_TICK_S` the star steps, once each tick, all ranks or no
 STAR = """
 import random, select, socket, threading, traceback
 
+is_connected = threading.Event()
 peers = []  # of rank 0: every other rank's connection; of another rank: the one to rank 0
 
 
 def begin_talk():
     tick_s = float(os.environ.get("STAR_TICK_S", "0"))
-    if tick_s or int(os.environ["WORLD_SIZE"]) > 1:
+    if not tick_s and int(os.environ["WORLD_SIZE"]) == 1:
+        is_connected.set()
+    else:
         threading.Thread(target=talk, args=[tick_s], daemon=True).start()
 
 
@@ -25,6 +28,7 @@ def talk(tick_s):
     try:
         if not os.environ.get("STAR_SOLO"):
             peers.extend(hub() if rank == 0 else [spoke()])
+        is_connected.set()
         step = 0
         while True:
             if tick_s:
@@ -90,6 +94,7 @@ def meeting_file():
 
 
 def say_farewell():
+    is_connected.wait(20.0)
     for peer in list(peers):
         try:
             peer.sendall(b"!")
