@@ -189,6 +189,7 @@ NODE = {
 PAST = {
     "standing": "ready", "round": 0, "restart_count": 0, "group_rank": -1, "group_world_size": 0,
     "coordinator_rank": -1, "failure": None, "departed": [], "has_spares": False,
+    "failure_age_s": 0.0, "alone_s": 0.0, "ended": "", "is_charged": False,
 }  # fmt: skip
 OLD_HELLO = frame("Hello", {"protocol": 0, "whatever": ["it", "said", "then"]})
 
