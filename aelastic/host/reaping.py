@@ -6,6 +6,7 @@ Nothing here waits for "any child": that would take the status from the code tha
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 import anyio
@@ -80,13 +81,18 @@ def _is_ours(entry: proc_table.Process) -> bool:
 
 
 def _children() -> list[int]:
-    """Children of this process, zombies among them (`proc_pid_task_children(5)`, else the whole table)."""
+    """Children of this process, zombies among them (`proc_pid_task_children(5)`, else the whole table).
+
+    None where no more files may be opened: the next call finds them.
+    """
     found: list[int] = []
     try:
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
                 found += map(int, file.read().split())
-    except OSError:
+    except OSError as error:  # a thread has ended as we looked, or this kernel has no such file
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            return []
         table = (proc_table.process(name) for name in os.listdir("/proc") if name.isdigit())
         found = [entry.pid for entry in table if entry is not None and entry.parent == os.getpid()]
     return found

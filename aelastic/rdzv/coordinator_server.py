@@ -62,6 +62,7 @@ class CoordinatorServer:
         self._on_stepped_down = on_stepped_down
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._streams: dict[int, Stream] = {}
+        self._files_max = files_max
         self._strangers = Strangers(leader.sessions.terms.max_nodes, files_max)
         self._numbers = itertools.count(1)
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a heartbeat goes to thousands
@@ -184,6 +185,8 @@ class CoordinatorServer:
             try:
                 while len(conns) < ACCEPTS_AT_ONCE and (conn := next_connection(self._listener)) is not None:
                     conns.append(conn)
+                    if conn.fileno() >= self._files_max:
+                        break  # one for each that is dropped
             except OSError as error:
                 failure = error
             await attach(conns, lambda: Stream(self, UPWARD, self._on_open))

@@ -34,6 +34,7 @@ class Strangers:
     def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
         self._count_max = max(STRANGERS_MIN, PER_NODE * max_nodes)
         self._files_max = files_max
+        self._room: float = math.inf  # for strangers, once the descriptors were used up
         self._streams: dict[int, Stream] = {}  # by connection; the oldest first
         self._unfinished: dict[int, int] = {}  # bytes, by connection
         self._unfinished_sum = 0
@@ -46,7 +47,8 @@ class Strangers:
         oldest = next(iter(self._streams))
         if len(self._streams) > self._count_max:
             self._drop(oldest, now, f"{len(self._streams)} connections have not said who they are")
-        elif stream.fileno >= self._files_max:
+        elif stream.fileno >= self._files_max or len(self._streams) > self._room:
+            self._room = max(len(self._streams) - 1, 1)  # the next one gets the number of the one that is dropped
             self._drop(oldest, now, "too few files may be opened for more (ulimit -n)")
 
     def note(self, stream: Stream, now: float) -> None:
@@ -62,6 +64,8 @@ class Strangers:
     def forget(self, conn: int) -> None:
         """It has said who it is, or has gone."""
         self._streams.pop(conn, None)
+        if not self._streams:
+            self._room = math.inf
         self._unfinished_sum -= self._unfinished.pop(conn, 0)
 
     def _drop(self, conn: int, now: float, why: str) -> None:

@@ -67,6 +67,11 @@ def test_connections_leave_the_descriptors_that_workers_need() -> None:
     for stream in streams:
         strangers.add(stream, 0.0)  # type: ignore[arg-type]
     assert dropped(streams) == [0, 1]
+    # A new one has the number of one that was dropped, which is a low one.
+    more = [Silent(conn, fileno=97) for conn in range(10, 20)]
+    for stream in more:
+        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    assert len(dropped(streams)) + len(dropped(more)) == 2 + len(more)
 
 
 def test_of_unfinished_messages_the_largest_goes_first() -> None:
