@@ -201,7 +201,7 @@ def teed(text: bytes) -> list[bytes]:
 def test_files_and_console_are_those_of_torchrun(launch: Launcher, options: list[str], env: dict[str, str]) -> None:
     if SINCE["duplicate_stdout_filters"] > TORCH and any("filters" in option for option in options):
         pytest.skip("this torch has no filters")
-    options = ["--nproc-per-node=4", "--log-dir=logs", *options]
+    options = ["--standalone", "--nproc-per-node=4", "--log-dir=logs", *options]
     ours = launch(WORKER, *options, name="ours", env=env)
     assert ours.wait(LAUNCH_TIMEOUT_S) == 0, ours.story
     worker = launch.write("torchrun/worker.py", WORKER)

@@ -335,7 +335,7 @@ def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any
         argv = [script if word == "S" else word for word in line.split()]
         done = subprocess.run(
             [sys.executable if module == "aelastic.launch" else warm.python, "-m", module, *argv],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"}, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False,
         )  # fmt: skip
         outcomes.append((bool(done.returncode), told(), "FutureWarning" in done.stderr))
     if line.startswith("--nope"):
