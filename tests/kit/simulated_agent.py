@@ -58,6 +58,9 @@ class Work:
     leaves_something_s: float = 0.05
 
 
+# To find out why a worker ended.
+POSTMORTEM_S = 0.03
+
 # Exit code and message.
 WAYS_TO_FAIL = {
     "killed": (-9, "Signal 9 (SIGKILL) received by PID 77"),
@@ -270,11 +273,12 @@ class Agent(SimulatedProcess):
         if self.alive.get(rank) != generation:
             return
         leftover_s = self._work.leaves_something_s
-        self.post("workers", lambda: self.mail(self._group_shell, g.Exited(generation, rank, failure, self.now)))
+        exited = g.Exited(generation, rank, failure, self.now)
+        self._mail_later(self.world.random.uniform(0, POSTMORTEM_S), exited)
         if not is_done:
             self.watcher.workers_gone(self)
         del self.alive[rank]
-        self._mail_later(leftover_s, g.Cleared(generation, rank))
+        self._mail_later(POSTMORTEM_S + leftover_s, g.Cleared(generation, rank))
 
     def fail_now(self, why: str = "killed") -> None:
         """A worker fails."""

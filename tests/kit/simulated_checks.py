@@ -81,7 +81,9 @@ class Checks:
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
         match message:
             case m.Assigned():
-                self._check_leadership(leader, message)
+                # In the moment in which its machine goes on it may begin a round that has lost no node, and finds out.
+                if self._world.now > agent.suspended_until:
+                    self._check_leadership(leader, message)
                 self._on_assigned(agent, leader, node_id, message)
             case m.Interrupted():
                 if self._world.now - agent.suspended_until > LEASE_S:  # else it ends a round, and begins none

@@ -375,9 +375,17 @@ def test_when_the_budget_is_used_up_every_agent_names_the_same_cause_and_ends_wi
 
 
 @both_boards
-def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_others(is_leased: bool) -> None:
+@pytest.mark.parametrize("renewed_ago_s", [0.1, 0.5, 0.9, 1.3])
+def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_others(
+    is_leased: bool, renewed_ago_s: float
+) -> None:
     story = Story(is_leased=is_leased, max_restarts=0)
     story.until_run_by("012")
+    server = story.coordinator.server
+    assert server is not None
+    renew_at = server.leader.lease.renew_at
+    story.until(lambda: server.leader.lease.renew_at > renew_at, LEASE_S)
+    story.pass_time(renewed_ago_s)
     coordinator = story.coordinator
     rest = "012".replace(coordinator.host[-1], "")
     coordinator.suspend()
