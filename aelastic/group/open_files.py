@@ -12,19 +12,23 @@ from aelastic.spec import WorkerSpec
 # And what a start, an end or a look at the process table opens for a moment.
 FILES_OF_AGENT = 36
 FILES_AT_FIRST = 20  # of these, before the first worker
-# Of each worker: its two streams as they are shown, and what reports its exit.
-FILES_PER_WORKER = 3
+# Of each worker: what reports its exit; and its two streams as they are shown.
+FILES_PER_EXIT = 1
+FILES_PER_OUTPUT = 2
 
 
 def files_needed(spec: WorkerSpec) -> int:
     """Descriptors of an agent with all its workers; the connections of a coordinator come on top."""
-    each = FILES_PER_WORKER
+    each, shown = FILES_PER_EXIT, FILES_PER_OUTPUT
     if not isinstance(spec.entrypoint, str):
         each += 2  # what `multiprocessing` keeps of a child
     if spec.watches_output:
-        each += 2  # what is searched is open once more
+        shown += 2  # what is searched is open once more
     for texts in (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters):
-        each += 2 if texts else 0  # what is read, and what is written
+        shown += 2 if texts else 0  # what is read, and what is written
+    # The rest of an ended generation's output is shown while the next one starts.
+    may_restart = spec.max_restarts > 0 or spec.rdzv is not None
+    each += 2 * shown if may_restart else shown
     return FILES_OF_AGENT + each * spec.local_world_size
 
 
