@@ -171,6 +171,7 @@ class WorkerSpec:
         virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
         event_log_handler: takes torchelastic's events: a name of torch's `events.handlers`.
         start_method: how `multiprocessing` starts a function.
+        cache_dir: folder of this node for what workers compile (kernels, graphs, extensions, byte code); `None`: none.
         preload: modules that a fork server imports once, so that workers start without importing them; `()`: none.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         exit_barrier_timeout_s: seconds a finished node waits for the others.
@@ -212,6 +213,7 @@ class WorkerSpec:
     virtual_local_rank: bool = False
     event_log_handler: str = "null"
     start_method: StartMethod = "spawn"
+    cache_dir: Path | None = None
     preload: Preload = ()
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
@@ -227,8 +229,11 @@ class WorkerSpec:
         self._check_types()
         # What is as good, as the rest of the program expects it.
         object.__setattr__(self, "args", tuple(self.args))
-        log_dir: Any = self.log_dir
-        object.__setattr__(self, "log_dir", None if log_dir is None else Path(log_dir))
+        for name in ("log_dir", "cache_dir"):
+            path: Any = getattr(self, name)
+            object.__setattr__(self, name, None if path is None else Path(path))
+        if self.preload != "auto":
+            object.__setattr__(self, "preload", tuple(self.preload))
         _check(bool(self.entrypoint), "entrypoint is empty: name a program or pass a function")
         _check(self.local_world_size >= 1, f"local_world_size is {self.local_world_size}: at least 1 worker is needed")
         is_possible = self.local_world_size <= LOCAL_WORLD_SIZE_MAX
@@ -290,11 +295,8 @@ class WorkerSpec:
     def _check_preload(self) -> None:
         if not self.preload:
             return
-        names: Any = () if self.preload == "auto" else self.preload
-        is_list = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-        _check(is_list, f'preload is {self.preload!r}: use a tuple of module names, or "auto"')
-        for name in names:
-            is_name = all(part.isidentifier() for part in name.split("."))
+        for name in () if self.preload == "auto" else self.preload:
+            is_name = all(part.isidentifier() for part in str(name).split("."))
             _check(is_name, f"preload names {name!r}, which is not the name of a module: use names such as torch.nn")
         bound = (
             "a library's threads are counted when it is imported, before the worker has its CPUs: leave one of them out"
@@ -354,6 +356,8 @@ _TYPES: Mapping[str, _Fits] = {
     "redirects": _STREAMS,
     "tee": _STREAMS,
     "log_dir": _optional(_PATH),
+    "cache_dir": _optional(_PATH),
+    "preload": ((lambda value: value == "auto" or _is_sequence(value)), 'a tuple of module names, or "auto"'),
     "log_line_prefix_template": _optional(_STR),
     "local_ranks_filter": _optional(((lambda value: isinstance(value, Collection)), "a frozenset of local ranks")),
     "duplicate_stdout_filters": _TEXTS,

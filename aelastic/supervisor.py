@@ -10,7 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -145,13 +146,26 @@ class Supervisor:
             if self._settings.has_agent_store:
                 check_torch()
         try:
-            await self._open_torch_events()
-            self._run = await self._open()
-            return await self._watch_over(self._run)
+            with self._open_caches():
+                await self._open_torch_events()
+                self._run = await self._open()
+                return await self._watch_over(self._run)
         except (OSError, RuntimeError, MemoryError) as error:
             if shortage := shortage_of(error):
                 raise HostError(f"the agent cannot go on: {shortage}") from error
             raise
+
+    @contextmanager
+    def _open_caches(self) -> Iterator[None]:
+        """Has workers keep what they compile in a folder, if there is to be one."""
+        if self.spec.cache_dir is None or not self._settings.is_local:
+            yield
+            return
+        from aelastic.workers.caches import caches_in
+
+        with caches_in(self.spec.cache_dir, self._settings.env) as env:
+            self._settings = self._settings.replace(env=env)
+            yield
 
     async def _open_torch_events(self) -> None:
         """Imports what tells torchelastic's listeners of the run, if there may be any."""

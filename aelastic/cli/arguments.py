@@ -86,6 +86,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         monitor_interval=chosen["monitor_interval"],
         start_method=chosen["start_method"],
         preload=chosen["preload"],
+        cache_dir=chosen["cache_dir"],
         shutdown_timeout_s=chosen["shutdown_timeout"],
         numa_binding=chosen["numa_binding"],
         virtual_local_rank=chosen["virtual_local_rank"],

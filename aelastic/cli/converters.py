@@ -49,6 +49,12 @@ def read_textfile(text: str) -> Path:
     return Path(text)
 
 
+def read_path(text: str) -> Path:
+    if not text:
+        raise ValueError("name a folder")
+    return Path(text)
+
+
 def read_preload(text: str) -> tuple[str, ...] | Literal["auto"]:
     if text in {"auto", "off", ""}:
         return "auto" if text == "auto" else ()

@@ -22,6 +22,7 @@ from aelastic.cli.converters import (
     read_name,
     read_nodes,
     read_pairs,
+    read_path,
     read_port,
     read_preload,
     read_ranks,
@@ -244,6 +245,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
     ),
     "aelastic only": (
+        _own(
+            "--cache-dir", read_path, None, "DIR",
+            "folder of this node where workers keep what they compile: kernels, graphs, extensions, byte code",
+        ),
         Option(
             ("--preload",), read_preload, "off", "MODULES",
             "modules that are imported once, by a process that workers are then forked from, as in torch,transformers; "

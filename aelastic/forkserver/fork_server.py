@@ -280,7 +280,8 @@ class ForkServer:
             )
             await parked.confirmed()
         except (NoAnswerError, OSError) as error:
-            self._warn(f"--preload: a forked process {error}; worker {start.local_rank} starts cold")
+            why = error if isinstance(error, NoAnswerError) else f"takes no request ({error})"
+            self._warn(f"--preload: a forked process {why}; worker {start.local_rank} starts cold")
             self._bury(parked)
         else:
             begun[start.local_rank] = child

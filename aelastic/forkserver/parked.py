@@ -92,8 +92,7 @@ class Parked:
         answer = await self._answer()
         if "running" not in answer:
             raise NoAnswerError(f"cannot be used: {answer.get('refused', 'it has ended')}")
-        self._gate.close()
-        waited_for.discard(self.pid)
+        self._gate.close()  # its status is waited for by what follows it: the pid stays in `waited_for`
 
     async def _answer(self) -> dict[str, Any]:
         """The next message; `{}` is the end.  A process that has something to do is given the time for it."""

@@ -12,6 +12,7 @@ from aelastic.spec import WorkerSpec
 # And what a start, an end or a look at the process table opens for a moment.
 FILES_OF_AGENT = 36
 FILES_AT_FIRST = 20  # of these, before the first worker
+FILES_OF_FORK_SERVER = 6
 # Of each worker: what reports its exit; and its two streams as they are shown.
 FILES_PER_EXIT = 1
 FILES_PER_OUTPUT = 2
@@ -22,6 +23,8 @@ def files_needed(spec: WorkerSpec) -> int:
     each, shown = FILES_PER_EXIT, FILES_PER_OUTPUT
     if not isinstance(spec.entrypoint, str):
         each += 2  # what `multiprocessing` keeps of a child
+    if spec.preload:
+        each += 2  # the one that is parked, and a moment's of the one that starts
     if spec.watches_output:
         shown += 2  # what is searched is open once more
     for texts in (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters):
@@ -29,7 +32,7 @@ def files_needed(spec: WorkerSpec) -> int:
     # The rest of an ended generation's output is shown while the next one starts.
     may_restart = spec.max_restarts > 0 or spec.rdzv is not None
     each += 2 * shown if may_restart else shown
-    return FILES_OF_AGENT + each * spec.local_world_size
+    return FILES_OF_AGENT + (FILES_OF_FORK_SERVER if spec.preload else 0) + each * spec.local_world_size
 
 
 def files_for_connections(spec: WorkerSpec) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.effort import EFFORT
 from kit.launching import Job, Launcher, cmdline, stand_still, wait_for
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
@@ -353,9 +354,10 @@ def test_an_agent_that_is_asked_to_stop_while_modules_are_imported_stops(launch:
 
 
 def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
-    code = f"{IS_WARM}\nsay('fds', len(os.listdir(f'/proc/{{os.getppid()}}/fd')))\nsys.exit(restart < 30)"
-    job = launch(code, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", "30")
-    assert job.wait(100) == 0, job.story
+    count = {"quick": 30, "all": 100, "soak": 1000}[EFFORT]
+    code = f"{IS_WARM}\nsay('fds', len(os.listdir(f'/proc/{{os.getppid()}}/fd')))\nsys.exit(restart < {count})"
+    job = launch(code, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", str(count))
+    assert job.wait(100 + count) == 0, job.story
     assert all(line.endswith("True") for line in job.lines if line.startswith("up"))
     counts = [int(line.split()[1]) for line in job.lines if line.startswith("fds")]
     assert max(counts[-10:]) < max(counts[4:14]) + 10  # they are counted while others start

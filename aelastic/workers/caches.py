@@ -1,0 +1,152 @@
+"""A folder of this node for what workers compile: kernels, graphs, extensions, byte code.
+
+A cache is code that the next job runs.  So the folder belongs to the user alone, and what lies in it is kept apart by
+what it was compiled with and for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from aelastic.errors import InputError
+
+# What reads which variable: torch.compile, Triton, the CUDA driver, torch.utils.cpp_extension.
+FOLDERS = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+}
+# Python's.  It replaces what lies beside the modules, so it is only for installations that have nothing there.
+BYTE_CODE = "PYTHONPYCACHEPREFIX"
+_DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
+
+
+class CacheFolder:
+    """The part of a cache folder that fits this machine.  Held open while it is in use.
+
+    Args:
+        folder: what the user named; made if it is not there.
+
+    Raises:
+        InputError: it cannot be made, or others may write to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder = folder.absolute()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(folder)
+            self.folder = folder / key()
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._folders = FOLDERS if has_byte_code() else {**FOLDERS, BYTE_CODE: "pycache"}
+            for name in self._folders.values():
+                (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+            self._lock = os.open(self.folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InputError(
+                f"cache_dir {folder}: {error.strerror or error}: name a folder that you may write to"
+            ) from None
+        self._remove_stale_locks()
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def env(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The variables that lead workers here, of those that are not set."""
+        return {name: str(self.folder / sub) for name, sub in self._folders.items() if not base.get(name)}
+
+    def _remove_stale_locks(self) -> None:
+        """Removes what a build of an extension that was killed left: the next one would wait for it without end."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # another agent's workers may be building
+        for lock in (self.folder / "extensions").glob("**/lock"):
+            with suppress(OSError):
+                lock.unlink()
+
+    def close(self) -> None:
+        """Lets go of the folder; what is in it stays."""
+        os.close(self._lock)
+
+
+@contextmanager
+def caches_in(folder: Path, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of workers that keep there what they compile, while it is in use.
+
+    Raises:
+        InputError: see `CacheFolder`.
+    """
+    caches = CacheFolder(folder)
+    try:
+        yield {**env, **caches.env(env)}
+    finally:
+        caches.close()
+
+
+def _check_owner(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise InputError(
+            f"cache_dir {folder} belongs to user {found.st_uid}: a cache is code that your workers run; "
+            "name a folder of your own"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InputError(
+            f"cache_dir {folder} can be written by others: a cache is code that your workers run; chmod go-w {folder}"
+        )
+
+
+def has_byte_code() -> bool:
+    """Whether the installed torch was compiled where it lies, as pip does; no module of it is imported."""
+    from importlib import metadata
+
+    try:
+        folder = Path(str(metadata.distribution("torch").locate_file("torch")))
+    except metadata.PackageNotFoundError:
+        return True  # nothing to keep
+    return (folder / "__pycache__" / f"__init__.{sys.implementation.cache_tag}.pyc").exists()
+
+
+def key() -> str:
+    """What compiled code depends on: torch, Python, CPU, driver and GPUs."""
+    from importlib import metadata
+
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "none"
+    parts = [torch, sys.implementation.cache_tag or "", platform.machine(), _cpu(), *_driver(), *_gpus()]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return f"torch-{torch}-{sys.implementation.cache_tag}-{digest}"
+
+
+def _cpu() -> str:
+    """Name and features of the first CPU: code for one may not run on another."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    lines = _text("/proc/cpuinfo").partition("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if line.startswith(wanted))
+
+
+def _driver() -> list[str]:
+    return [_text(path).partition("\n")[0] for path in _DRIVERS]
+
+
+def _gpus() -> list[str]:
+    found = Path("/proc/driver/nvidia/gpus").glob("*/information")
+    models = {line for path in found for line in _text(str(path)).splitlines() if line.startswith("Model")}
+    return sorted(models)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

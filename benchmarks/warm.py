@@ -1,0 +1,173 @@
+"""Measures from crash to training again: torchrun, aelastic, and aelastic with `--preload`.
+
+    python benchmarks/warm.py [--repeat 5] [--only restart2,memory] [--out FOLDER]
+
+Workers join a gloo group and pass a barrier, as a script does before its first step.  All launchers take turns in one
+run.  Where a launcher loses a restart (gloo finds an address of the generation before), it is given another turn.
+
+Writes `<date>-warm.json` and a readable `.md` of the same name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias
+
+from one_node import HERE, Launcher, MeasurementError, descendants, describe_machine, proportional_mib
+
+PRELOAD = ("--preload", "torch,torch.distributed")
+MANY = 8
+TURNS_MAX = 4
+
+
+def restart_of(workers: int) -> Callable[[Launcher], float]:
+    """Seconds from the crash of rank 1 until all workers are past a barrier again."""
+
+    def measure(launcher: Launcher) -> float:
+        with launcher.start("barrier.py", "1", workers=workers, max_restarts=1) as run:
+            crash = run.wait_stamp("crashed", rank=1)
+            last = max(run.wait_stamp("joined", rank=rank, restart=1).at for rank in range(workers))
+            run.wait_exit()
+        return last - crash.at
+
+    return measure
+
+
+def measure_start(launcher: Launcher) -> float:
+    with launcher.start("barrier.py", "0", workers=MANY) as run:
+        last = max(run.wait_stamp("joined", rank=rank).at for rank in range(MANY))
+        run.wait_exit()
+    return last - run.started_at
+
+
+def measure_memory(launcher: Launcher) -> float:
+    """PSS of the fork server and of what it has parked, in units of one worker's; 0 where nothing is parked."""
+    with launcher.start("barrier.py", "1", "30", workers=MANY) as run:
+        workers = {run.wait_stamp("joined", rank=rank).pid for rank in range(MANY)}
+        run.stays_for(4.0)
+        parked = [
+            pid for pid in descendants(run.pid, but=workers) if "forkserver" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        worker = statistics.median(alone_mib(pid) for pid in workers)
+        return proportional_mib(parked) / worker
+
+
+def alone_mib(pid: int) -> float:
+    """What a worker would take by itself: all of its resident memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS:"))) / 1024
+
+
+@dataclass(frozen=True)
+class Case:
+    key: str
+    caption: str
+    unit: str
+    take: Callable[[Launcher], float]
+    target: float
+    is_ratio: bool = True
+    launchers: tuple[str, ...] = ("torchrun", "aelastic", "warm")
+
+
+CASES = (
+    Case("restart2", "crash → 2 gloo workers past a barrier again", "s", restart_of(2), 0.10),
+    Case(f"restart{MANY}", f"crash → {MANY} gloo workers past a barrier again", "s", restart_of(MANY), 0.04),
+    Case("start", f"command → {MANY} gloo workers past a barrier", "s", measure_start, 0.35),
+    Case(
+        "memory",
+        f"fork server and {MANY} parked processes (PSS), in workers",
+        "",
+        measure_memory,
+        1.4,
+        False,
+        ("warm",),
+    ),
+)
+
+
+def main() -> int:
+    options = parse_arguments()
+    command = (sys.executable, "-m", "aelastic")
+    launchers = {
+        "torchrun": Launcher("torchrun", (str(Path(sys.executable).with_name("torchrun")),)),
+        "aelastic": Launcher("aelastic", command),
+        "warm": Launcher("warm", (*command, *PRELOAD)),
+    }
+    machine = describe_machine()
+    samples: dict[str, dict[str, list[float]]] = {}
+    for case in CASES:
+        if case.key not in options.only:
+            continue
+        taken = samples[case.key] = {name: [] for name in case.launchers}
+        for turn in range(options.repeat):
+            for name in case.launchers:
+                taken[name].append(take(case, launchers[name]))
+                print(f"{case.key} {turn} {name}: {taken[name][-1]:.4g}", flush=True)
+    write_report(options.out, options.repeat, machine, samples)
+    return 0
+
+
+def take(case: Case, launcher: Launcher) -> float:
+    for _ in range(TURNS_MAX - 1):
+        try:
+            return case.take(launcher)
+        except MeasurementError as error:
+            print(f"{case.key} {launcher.name}: {error}; again", flush=True)
+    return case.take(launcher)
+
+
+Samples: TypeAlias = dict[str, dict[str, list[float]]]
+
+
+def write_report(folder: Path, repeats: int, machine: dict[str, str], samples: Samples) -> None:
+    date = datetime.now(UTC).date().isoformat()
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+    lines = [
+        f"# Warm starts, {date}",
+        "",
+        f"Medians of {repeats} runs each, in turn; warm is `aelastic {' '.join(PRELOAD)}`. {facts}.",
+        "",
+        "| what | torchrun | aelastic | warm | warm / torchrun | target | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case in CASES:
+        if case.key not in samples:
+            continue
+        medians = {name: statistics.median(values) for name, values in samples[case.key].items()}
+        judged = medians["warm"] / medians["torchrun"] if case.is_ratio else medians["warm"]
+        cells = [
+            f"{medians[name]:.3g} {case.unit}".strip() if name in medians else ""
+            for name in ("torchrun", "aelastic", "warm")
+        ]
+        ratio = f"{judged:.3f}" if case.is_ratio else ""
+        verdict = "ok" if judged <= case.target else "MISSED"
+        lines.append(f"| {case.caption} | {' | '.join(cells)} | {ratio} | ≤ {case.target:g} | {verdict} |")
+    text = "\n".join(lines) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"date": date, "machine": machine, "repeat": repeats, "samples": samples}
+    (folder / f"{date}-warm.json").write_text(json.dumps(report, indent=2) + "\n")
+    (folder / f"{date}-warm.md").write_text(text)
+    print("\n" + text)
+
+
+def parse_arguments() -> argparse.Namespace:
+    keys = [case.key for case in CASES]
+    parser = argparse.ArgumentParser(description="Measure warm starts against torchrun on one node.")
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=keys, help=f"some of {','.join(keys)}")
+    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
+    options = parser.parse_args()
+    if unknown := set(options.only) - set(keys):
+        parser.error(f"--only knows {', '.join(keys)}; not {', '.join(sorted(unknown))}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

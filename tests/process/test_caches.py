@@ -1,0 +1,95 @@
+"""A folder for what workers compile: where it is, whose it is, and what a killed build leaves in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from kit.launching import Launcher, wait_for
+
+from aelastic.errors import InputError
+from aelastic.workers import caches
+
+TELL = f"say(*[os.environ.get(name) for name in {list(caches.FOLDERS)!r}])"
+
+
+def test_workers_are_led_to_one_folder_of_this_machine_but_not_where_the_user_chose(launch: Launcher) -> None:
+    job = launch(TELL, "--cache-dir", "kept", env={"TRITON_CACHE_DIR": "/elsewhere", "CUDA_CACHE_PATH": ""})
+    assert job.wait() == 0, job.story
+    folder = job.folder / "kept" / caches.key()
+    expected = {name: str(folder / sub) for name, sub in caches.FOLDERS.items()}
+    assert job.lines == [" ".join({**expected, "TRITON_CACHE_DIR": "/elsewhere"}.values())]
+    assert all(
+        stat.S_IMODE(path.stat().st_mode) == 0o700 for path in (job.folder / "kept", folder, folder / "inductor")
+    )
+
+
+def test_without_it_workers_keep_their_usual_places(launch: Launcher) -> None:
+    job = launch(TELL)
+    assert job.wait() == 0, job.story
+    assert job.lines == [" ".join(str(os.environ.get(name)) for name in caches.FOLDERS)]
+
+
+def test_a_folder_that_others_can_write_is_refused(launch: Launcher, tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    job = launch("say('started')", "--cache-dir", str(folder))
+    assert job.wait() == 2
+    assert (
+        f"cache_dir {folder} can be written by others: a cache is code that your workers run; chmod go-w" in job.stderr
+    )
+    assert job.stdout == "" and not list(folder.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(InputError, match="belongs to user 12345"):
+        caches.CacheFolder(tmp_path)
+    os.chown(tmp_path, 0, -1)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(launch: Launcher) -> None:
+    job = launch("say('started')", "--cache-dir", "/proc/none")
+    assert job.wait() == 2
+    assert job.stderr.count("\n") == 1 and "cache_dir /proc/none" in job.stderr
+
+
+def test_the_lock_of_a_build_that_was_killed_goes_but_not_of_one_that_may_be_running(launch: Launcher) -> None:
+    kept = launch.folder / "kept"
+    lock = kept / caches.key() / "extensions" / "py311_cpu" / "mine" / "lock"
+    lock.parent.mkdir(parents=True, mode=0o700)
+    lock.touch()
+    first = launch("say('up'); wait_for('go')", "--cache-dir", str(kept), name="first")
+    first.wait_line("up")
+    assert not lock.exists()
+    lock.touch()
+    second = launch("say('up')", "--cache-dir", str(kept), name="second")
+    assert second.wait() == 0, second.story
+    assert lock.exists()
+    first.go()
+    assert first.wait() == 0
+    third = launch("say('up')", "--cache-dir", str(kept), name="third")
+    assert third.wait() == 0, third.story
+    wait_for("the lock is gone", lambda: not lock.exists())
+
+
+def test_byte_code_is_kept_there_only_where_the_installation_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert caches.has_byte_code()
+    with caches.caches_in(tmp_path, {}) as env:
+        assert caches.BYTE_CODE not in env
+    monkeypatch.setattr(caches, "has_byte_code", lambda: False)
+    with caches.caches_in(tmp_path, {}) as env:
+        assert env[caches.BYTE_CODE] == str(tmp_path / caches.key() / "pycache")
+
+
+def test_the_key_is_of_torch_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = caches.key()
+    assert usual == caches.key()
+    monkeypatch.setattr(caches, "_driver", lambda: ["NVRM version: 999"])
+    assert caches.key() != usual
