@@ -6,7 +6,7 @@ reconnected** is outdated: its registration says where it stands now.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Event, Lost, Registered
@@ -23,40 +23,44 @@ class Inbox:
     _queue: deque[tuple[str, Event, float]] = field(default_factory=deque[tuple[str, Event, float]])
     # Of those in the queue, by node, the registration of its present connection.
     _registrations: dict[str, Registered] = field(default_factory=dict[str, Registered])
+    _counts: Counter[str] = field(default_factory=Counter[str])  # of events in the queue, by node
 
     def is_registering(self, node_id: str) -> bool:
         """Whether the coordinator has not heard of a node's present connection."""
         return node_id in self._registrations
 
     def add(self, node_id: str, event: Event, now: float) -> None:
-        """Adds what a node said, or what became of it."""
+        """Adds what a node said, or what became of it.
+
+        A registration takes what its node said before out of the queue, but for a `Left`.  The story behind it: the
+        board is slow, and node A is silent, is lost, and comes back ready, all before the board has answered.  Then a
+        round begins that A is told of, A is lost to it, and last comes A's message that it is ready, which it was
+        before it was told.  And while a board stays away, the queue would grow with each connection.
+        """
         if isinstance(event, Registered):
+            self._drop_outdated(node_id)
             self._registrations[node_id] = event
+        self._counts[node_id] += 1
         self._queue.append((node_id, event, now))
+
+    def _drop_outdated(self, node_id: str) -> None:
+        if not self._counts[node_id]:  # the usual case: thousands of nodes register at once after a take-over
+            return
+        kept = [each for each in self._queue if each[0] != node_id or isinstance(each[1], m.Left)]
+        self._counts[node_id] -= len(self._queue) - len(kept)
+        self._queue = deque(kept)
 
     def pop(self, now: float) -> Event | None:
         """What is to be heard next."""
-        while self._queue:
-            node_id, event, since = self._queue.popleft()
-            if self._is_outdated(node_id, event):
-                continue
-            return event.replace(age_s=event.age_s + now - since) if isinstance(event, _AGEING) else event
-        return None
-
-    def _is_outdated(self, node_id: str, event: Event) -> bool:
-        """Whether its node has been away since, and reconnected.
-
-        The story behind it: the board is slow, and node A is silent, is lost, and comes back ready, all before the
-        board has answered.  Then a round begins that A is told of, A is lost to it, and last comes A's message that it
-        is ready, which it was before it was told.
-        """
-        if isinstance(event, m.Left):
-            return False
-        newest = self._registrations.get(node_id)
-        if event is newest:
+        if not self._queue:
+            return None
+        node_id, event, since = self._queue.popleft()
+        self._counts[node_id] -= 1
+        if isinstance(event, Registered):
             del self._registrations[node_id]
-        return newest is not None and event is not newest
+        return event.replace(age_s=event.age_s + now - since) if isinstance(event, _AGEING) else event
 
     def validate(self) -> None:
-        queued = {id(event) for _, event, _ in self._queue}
-        assert all(id(each) in queued for each in self._registrations.values()), "a registration is heard"
+        assert +self._counts == Counter(node_id for node_id, _, _ in self._queue), "the counts are the queue's"
+        registrations = [event for _, event, _ in self._queue if isinstance(event, Registered)]
+        assert len(registrations) == len(self._registrations), "a node has one registration in the queue at most"
