@@ -29,6 +29,9 @@ NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
 # What a fork server imports before it forks workers: modules by name, or what the first workers imported.
 Preload: TypeAlias = tuple[str, ...] | Literal["auto"]
 
+# How long workers have that are stopped for a restart: seconds, as for other stops, or, `None`, while that can help.
+RestartGrace: TypeAlias = float | Literal["shutdown-timeout"] | None
+
 # What of a worker can be a sign of life: output in its files, CPU use, bytes and calls that it reads and writes.
 HangSignal: TypeAlias = Literal["output", "cpu", "io"]
 HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
@@ -174,6 +177,9 @@ class WorkerSpec:
         cache_dir: folder of this node for what workers compile (kernels, graphs, extensions, byte code); `None`: none.
         preload: modules that a fork server imports once, so that workers start without importing them; `()`: none.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
+        restart_grace: seconds that workers have to end when they are stopped for a restart, instead of
+            `shutdown_timeout_s`; `None`: as long as they write, 5 s while they only compute, 2 s while they do neither;
+            `"shutdown-timeout"`: as for any other stop.
         exit_barrier_timeout_s: seconds a finished node waits for the others.
         hang_timeout_s: seconds without a sign of life after which a worker counts as hung; `None`: off.
         hang_signals: the signs that count: some of `HANG_SIGNALS`.
@@ -216,6 +222,7 @@ class WorkerSpec:
     cache_dir: Path | None = None
     preload: Preload = ()
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
+    restart_grace: RestartGrace = None
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
     hang_timeout_s: float | None = None
     hang_signals: tuple[HangSignal, ...] = HANG_SIGNALS
@@ -247,6 +254,7 @@ class WorkerSpec:
         for name in ("shutdown_timeout_s", "exit_barrier_timeout_s", "linger_s"):
             value: float = getattr(self, name)
             _check(math.isfinite(value) and value >= 0, f"{name} is {value}: use seconds, 0 or more")
+        self._check_restart_grace()
         self._check_meeting_point()
         self._check_hangs()
         path = self.metrics_textfile
@@ -264,6 +272,16 @@ class WorkerSpec:
         for name, (fits, remedy) in _TYPES.items():
             value = getattr(self, name)
             _check(fits(value), f"{name} is {value!r}: use {remedy}")
+
+    def _check_restart_grace(self) -> None:
+        grace: Any = self.restart_grace
+        limit_s = self.shutdown_timeout_s
+        if grace is None or grace == "shutdown-timeout":
+            return
+        is_length = not isinstance(grace, str) and _is_real(grace) and math.isfinite(grace) and grace >= 0
+        _check(is_length, f'restart_grace is {grace!r}: use seconds, 0 or more, "shutdown-timeout", or None')
+        limit = f"use at most shutdown_timeout_s, which is {limit_s:g}"
+        _check(float(grace) <= limit_s, f"restart_grace is {grace}: {limit}")
 
     def _check_meeting_point(self) -> None:
         _check(self.rdzv is None or self.rdzv_handler is None, "rdzv and rdzv_handler are both given: leave one out")

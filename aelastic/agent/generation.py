@@ -84,6 +84,7 @@ class Generation:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
                 held.stack_dumps.begin(starts)
                 held.unhealthy.begin(starts)
+                held.grace.begin(starts)
                 starter, by = self._settings.starter, held.backend.start
                 ids = await (by(starts) if starter is None else starter(starts, by))
                 held.logs.started(ids)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
+from aelastic.agent.grace_watch import GraceWatch
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.core.record import Record
@@ -92,6 +93,7 @@ class Resources:
             self.stack_dumps = StackDumps(
                 group, scratch=scratch, sockets=self.sockets, env=env, is_local=settings.is_local, tell=tell
             )
+            self.grace = GraceWatch(group, post, is_local=settings.is_local)
             self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
             self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.unhealthy.on_found)
             made.callback(self.watches.close)

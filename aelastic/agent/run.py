@@ -151,6 +151,7 @@ class Run:
                     tasks.start_soon(self._dump_and_stop, action, name="kill")
                 else:
                     self._current.stop(local_ranks, signum)
+                    held.grace.stopping(tasks)
             case ev.Finish():
                 pass  # the loop sees that the group is done
             case _:

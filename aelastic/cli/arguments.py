@@ -76,6 +76,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     entrypoint, args = command_of(chosen, environ)
     check_command(chosen, environ)
     _check_watched(chosen)
+    _check_grace(chosen)
     local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
     spec = WorkerSpec(
         entrypoint=entrypoint,
@@ -88,6 +89,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         preload=chosen["preload"],
         cache_dir=chosen["cache_dir"],
         shutdown_timeout_s=chosen["shutdown_timeout"],
+        restart_grace=chosen["restart_grace"],
         numa_binding=chosen["numa_binding"],
         virtual_local_rank=chosen["virtual_local_rank"],
         event_log_handler=chosen["event_log_handler"],
@@ -110,6 +112,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         signals=chosen["signals_to_handle"],
         ui=ui_of(chosen),
     )
+
+
+def _check_grace(chosen: Settings) -> None:
+    grace, limit_s = chosen["restart_grace"], chosen["shutdown_timeout"]
+    if isinstance(grace, float) and grace > limit_s:
+        raise InputError(f"{chosen.source('restart_grace')}: use at most --shutdown-timeout, which is {limit_s:g}")
 
 
 def _check_watched(chosen: Settings) -> None:

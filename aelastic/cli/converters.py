@@ -99,6 +99,13 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
+def read_grace(text: str) -> float | Literal["shutdown-timeout"]:
+    try:
+        return "shutdown-timeout" if text == "shutdown-timeout" else read_seconds(text)
+    except ValueError:
+        raise ValueError("use seconds, 0 or more, or shutdown-timeout") from None
+
+
 def read_interval(text: str) -> float:
     interval = _float(text)
     if not (math.isfinite(interval) and interval > 0):

@@ -17,6 +17,7 @@ from aelastic.cli.converters import (
     read_expected,
     read_filters,
     read_flag,
+    read_grace,
     read_hang_timeout,
     read_interval,
     read_name,
@@ -253,6 +254,11 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             ("--preload",), read_preload, "off", "MODULES",
             "modules that are imported once, by a process that workers are then forked from, as in torch,transformers; "
             "auto: what the first workers imported; off", ("PET_PRELOAD",),
+        ),
+        _own(
+            "--restart-grace", read_grace, None, "SECONDS",
+            "time until workers that are stopped for a restart are killed, or shutdown-timeout, as for other stops "
+            "(default: while they write, 5 s while they only compute, 2 s while they do neither)",
         ),
         _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
         _own(

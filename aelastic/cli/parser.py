@@ -157,6 +157,7 @@ def _build_parser(groups: Groups = GROUPS) -> _Parser:
     parser = _Parser(prog="aelastic", argument_default=argparse.SUPPRESS, formatter_class=_formatter)
     parser.groups = groups
     parser.add_argument("--h", action="help")  # as with torchrun, whatever else of ours begins so
+    parser.add_argument("--re", dest="redirects")
     for option in _options(groups):
         if option.dest == "print_completion":
             parser.add_argument(*option.spellings, dest=option.dest, action=_PrintCompletion)

@@ -112,6 +112,13 @@ class FoundUnhealthy(Record):
     reason: str = ""  # the watch's words; the failure's message may add the worker's last ones
 
 
+class GraceOver(Record):
+    """Workers that are stopped for a restart are waited for no longer, since that cannot help."""
+
+    generation: int
+    reason: str
+
+
 class StopRequested(Record):
     """The agent is asked to leave.  Asked a second time, it kills."""
 
@@ -134,6 +141,7 @@ Event: TypeAlias = (
     | Exited
     | Cleared
     | FoundUnhealthy
+    | GraceOver
     | StopRequested
     | DeadlinePassed
 )

@@ -3,14 +3,12 @@
 Events in, actions out.  Nothing here waits, spawns, signals, logs or reads a clock; the agent's run does all of that,
 in the order this module asks for it.
 
-- `handle(event, now)` is the only way to change state.  Every pair of phase and event is decided.
 - The phase is a fact; what to do once the workers are gone (`_wish`) is a wish.  Events of the rendezvous and requests
   to stop change the wish, exits change the fact.
 - A failure is told to the rendezvous first and the workers are stopped second, so that all nodes stop at the same time.
   Whether to restart is not decided here: the coordinator answers.
 - Workers exist from `Spawned` to their `Cleared`; only then can they be signalled.  A stop that comes while they
   are being started cancels the start, and waits for the answer in a phase of its own.
-- One deadline is armed at a time.  When it passes, send `DeadlinePassed`.
 
 Events from workers carry their generation, those from the rendezvous their round.  The story behind the fence:
 generation 3 is killed, its last exit is still in the mailbox, generation 4 starts, and the old exit, taken for one of
@@ -94,7 +92,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         is_bounded = phase.is_bounded or (phase is Phase.RUNNING and Left.CHILDREN in left.values())
         assert is_armed == is_bounded, "what may never come has a deadline, unless others limit it"
 
-    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901  one case for each event
+    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  a case for each event
         match event:
             case ev.Start():
                 return self._on_start(event)
@@ -114,6 +112,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._on_cleared(event, now)
             case ev.FoundUnhealthy():
                 return self._on_found_unhealthy(event, now)
+            case ev.GraceOver():
+                return self._on_grace_over(event, now)
             case ev.StopRequested():
                 return self._on_stop_requested(event, now)
             case ev.DeadlinePassed():
@@ -154,13 +154,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.STOPPING if isinstance(self._wish, Await):  # the answer to our failure: restart
                 self._wish, self.reason = Rejoin(), event.reason
                 return []
-            case Phase.CANCELLING | Phase.STOPPING:
+            case Phase.CANCELLING | Phase.STOPPING | Phase.JOINING | Phase.DONE:
                 return []  # on the way to the next round, or out, already
             case Phase.AWAITING | Phase.BARRIER:  # takes part in the next round
                 self.state, self.reason = WorkerState.STOPPED, event.reason
                 return self._join()
-            case Phase.JOINING | Phase.DONE:
-                return []  # the round is behind us
             case Phase.INIT:
                 raise self._impossible(event)
             case _:
@@ -285,9 +283,15 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     # What people and clocks ask.
 
+    def _on_grace_over(self, event: ev.GraceOver, now: float) -> list[ev.Action]:
+        if event.generation != self.generation or self._kill_count:
+            return []  # an earlier generation's, or they are being killed
+        if self.phase is not Phase.STOPPING or self.is_leaving:
+            return []  # over; or for good by now: workers keep the shutdown timeout
+        return self._kill(now)  # kills: to wait longer cannot help
+
     def _on_stop_requested(self, event: ev.StopRequested, now: float) -> list[ev.Action]:
-        reason = event.why
-        end = End(WorkerState.STOPPED, reason, asked=True, signum=event.signum)
+        end = End(WorkerState.STOPPED, reason := event.why, asked=True, signum=event.signum)
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, and the agent leaves
                 return [ev.TellLeft(reason), *self._cancel(end, WorkerState.STOPPED, reason, now)]
@@ -343,11 +347,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return [ev.Join()]
 
     def _spawn(self, assigned: Assigned) -> list[ev.Action]:
-        self.generation += 1
-        self.assigned = assigned
+        self.generation, self.assigned = self.generation + 1, assigned
         self.phase, self.state, self.reason = Phase.SPAWNING, WorkerState.HEALTHY, ""
-        self._wish, self._kill_count = Rejoin(), 0
-        self.failed, self.stopped = {}, {}
+        self._wish, self._kill_count, self.failed, self.stopped = Rejoin(), 0, {}, {}
         self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in range(self.spec.local_world_size))
         return [ev.Spawn(self.generation, assigned)]
 
@@ -369,8 +371,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _stop(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish
         self.deadline = now + self.spec.shutdown_timeout_s
-        # A worker that failed and lives was found unhealthy, and is stopped in another way.
-        local_ranks = tuple(sorted(self.alive - self.failed.keys()))
+        local_ranks = tuple(sorted(self.alive - self.failed.keys()))  # unhealthy ones are stopped in their own way
         return [ev.Stop(self.generation, local_ranks, wish.signum)] if local_ranks else []
 
     def _kill(self, now: float) -> list[ev.Action]:

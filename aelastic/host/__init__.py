@@ -1,10 +1,11 @@
 """This machine, as the kernel shows it.
 
 - `proc_table`: the process table, the one place that reads it; `usage`: CPU time and memory of a process
+- `session_activity`: what sessions write and compute
 - `helpers`: starts helper processes; `signals`: what they ignore
 - `reaping`: waiting for child processes, and reaping them
 - `listeners`: sockets that listen, for every host or for this one
 - `inotify`: when files grow; `limits`: what the kernel refuses, and why
 """
 
-__all__ = ["helpers", "inotify", "limits", "listeners", "proc_table", "reaping", "signals", "usage"]
+__all__ = ["helpers", "inotify", "limits", "listeners", "proc_table", "reaping", "session_activity", "signals", "usage"]

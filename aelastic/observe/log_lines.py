@@ -52,8 +52,10 @@ class LogLines(Observer):
                     _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
             case ev.Restarting(_, reason):
                 _log.warning("restarting worker group: %s", reason)
-            case ev.Killed():
+            case ev.Killed(_, _, reason, is_early):
                 self._is_killing = True
+                if is_early:
+                    _log.warning("%s: killed", reason)
             case ev.StopAsked(signum):
                 self._on_stop_asked(signum)
             case ev.RendezvousLost(reason):

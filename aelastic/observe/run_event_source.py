@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from typing import Literal
 
-from aelastic.group.events import Event, Exited, FoundUnhealthy, Spawned, StopRequested
+from aelastic.group.events import Event, Exited, FoundUnhealthy, GraceOver, Spawned, StopRequested
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import run_events as ev
@@ -162,9 +162,12 @@ class RunEventSource:
         was_killing, self._is_killing = self._is_killing, self._group.is_killing
         if was_killing or not self._is_killing:
             return []
-        is_asked = isinstance(event, StopRequested)
-        reason = "asked to stop again" if is_asked else f"not ended after {self._group.spec.shutdown_timeout_s:g} s"
-        return [ev.Killed(self._group.generation, self._group.unended, reason)]
+        reason = f"not ended after {self._group.spec.shutdown_timeout_s:g} s"
+        if isinstance(event, StopRequested):
+            reason = "asked to stop again"
+        elif isinstance(event, GraceOver):
+            reason = event.reason
+        return [ev.Killed(self._group.generation, self._group.unended, reason, isinstance(event, GraceOver))]
 
     def _round_formed(self) -> ev.RoundFormed:
         assigned = self._group.assigned

@@ -125,6 +125,7 @@ class Killed(Record):
     generation: int
     local_ranks: tuple[int, ...]
     reason: str
+    is_early: bool = False  # before the shutdown timeout, since to wait longer could save nothing
 
 
 class Restarting(Record):

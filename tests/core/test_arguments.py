@@ -94,6 +94,12 @@ def test_the_shutdown_timeout_is_looked_for_in_three_places(script: str) -> None
     assert invoke(script, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="7").spec.shutdown_timeout_s == 7
 
 
+def test_a_restart_grace_is_a_time_or_that_of_other_stops(script: str) -> None:
+    assert invoke(script).spec.restart_grace is None
+    assert invoke("--restart-grace=1.5", script).spec.restart_grace == 1.5
+    assert invoke(script, AELASTIC_RESTART_GRACE="shutdown-timeout").spec.restart_grace == "shutdown-timeout"
+
+
 # Output.
 
 

@@ -95,6 +95,9 @@ OPTIONS = [
     ("--shutdown-timeout nan train.py", "use seconds, 0 or more"),
     ("--shutdown-timeout -1 train.py", "use seconds, 0 or more"),
     ("--shutdown-timeout soon train.py", "use a number of seconds"),
+    ("--restart-grace -1 train.py", "--restart-grace -1: use seconds, 0 or more, or shutdown-timeout"),
+    ("--restart-grace soon train.py", "--restart-grace soon: use seconds, 0 or more, or shutdown-timeout"),
+    ("--restart-grace 31 train.py", "--restart-grace 31: use at most --shutdown-timeout, which is 30"),
     ("--signals-to-handle SIGTERM,SIGNAL train.py", "SIGNAL is not a signal"),
     ("--signals-to-handle SIGKILL train.py", "SIGKILL cannot be handled"),
     # Their output.

@@ -255,6 +255,13 @@ def test_a_kill_because_of_a_second_request_says_so() -> None:
     assert told == [ev.StopAsked(signal.SIGINT), ev.Killed(1, (0, 1), "asked to stop again")]
 
 
+def test_a_kill_before_the_shutdown_timeout_says_why() -> None:
+    story = running()
+    story.put(Interrupted(1, "node c has come"))
+    reason = "rank 1 neither wrote nor computed for 2 s after SIGTERM"
+    assert story.put(g.GraceOver(1, reason)) == [ev.Killed(1, (0, 1), reason, is_early=True)]
+
+
 # Restarts.
 
 

@@ -46,7 +46,16 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_field(name: str, value: ob
 
 def test_each_field_has_a_type_that_is_checked_or_checks_of_its_own() -> None:
     own = {"rdzv_handler", "logs_specs", "numa_binding", "numa_fall_back", "virtual_local_rank", "start_method"}
-    assert {field.name for field in fields(WorkerSpec)} - own - {"hang_action", "expect_output"} == set(_TYPES)
+    own |= {"hang_action", "expect_output", "restart_grace"}
+    assert {field.name for field in fields(WorkerSpec)} - own == set(_TYPES)
+
+
+@pytest.mark.parametrize("value", ["soon", -1.0, float("nan"), [2], 31.0])
+def test_a_restart_grace_is_seconds_up_to_the_shutdown_timeout_or_that_itself(value: object) -> None:
+    assert SPEC(entrypoint="true", restart_grace=30.0).restart_grace == 30.0
+    assert SPEC(entrypoint="true", restart_grace="shutdown-timeout").restart_grace == "shutdown-timeout"
+    with pytest.raises(InputError, match=r"restart_grace is .*: use "):
+        SPEC(entrypoint="true", restart_grace=value)
 
 
 @pytest.mark.parametrize("value", [object(), 3.5, "x", b"x", [], {}, print])

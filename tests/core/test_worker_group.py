@@ -693,6 +693,33 @@ def test_workers_that_ignore_the_request_are_killed_when_the_time_is_up(story: A
     assert told.left_s == KILL_WAIT_S
 
 
+@pytest.mark.parametrize("story", [stopping_for_another_round, stopping_for_a_failure])
+def test_in_a_restart_workers_are_killed_as_soon_as_waiting_cannot_help(story: Any) -> None:
+    told = story()
+    told.end(0)
+    told.now += 2.0
+    assert told.tell(ev.GraceOver(1, "rank 5 does nothing")) == [ev.Stop(1, (1,), signal.SIGKILL)]
+    assert (told.left_s, told.group.is_killing) == (KILL_WAIT_S, True)
+    assert told.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
+    assert told.left_s == KILL_WAIT_S
+
+
+def test_in_a_stop_for_good_workers_keep_the_whole_shutdown_timeout() -> None:
+    for story in (stopping_for_good(), stopping_for_the_verdict()):
+        assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
+        assert story.left_s == SHUTDOWN_S
+    story = stopping_for_another_round()
+    story.tell(ev.StopRequested())
+    assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
+
+
+def test_the_end_of_the_grace_of_an_earlier_generation_kills_no_worker() -> None:
+    story = stopping_for_another_round()
+    assert story.tell(ev.GraceOver(0, "rank 5 does nothing")) == []
+    story = running()
+    assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
+
+
 @pytest.mark.parametrize(
     "story", [stopping_for_another_round, stopping_for_a_failure, stopping_for_good, stopping_for_the_verdict]
 )
@@ -823,6 +850,8 @@ EVENTS: dict[str, ev.Event] = {
     "cleared, stale": ev.Cleared(0, 0),
     "unhealthy": ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL),
     "unhealthy, stale": ev.FoundUnhealthy(0, 0, HANGS, signal.SIGKILL),
+    "grace over": ev.GraceOver(1, "rank 5 does nothing"),
+    "grace over, stale": ev.GraceOver(0, "rank 5 does nothing"),
     "stop": ev.StopRequested(),
     "deadline": ev.DeadlinePassed(),
 }

@@ -38,6 +38,8 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 # Short, and long enough for two cores that others use too.
 LEASE_S = 2.0
+# What a machine may add on which others work, too.
+LOAD_S = 3.0
 QUICK = {"lease": LEASE_S, "settle_time": 0.1}
 # A lease that is lost by mistake costs another round, and nothing else.
 QUICKER = {"lease": 1, "settle_time": 0.1}
@@ -353,3 +355,40 @@ def test_two_jobs_on_one_machine_do_not_disturb_each_other(launch: Launcher, mee
         other.assert_untouched(calm)
         assert [len(agent.starts) for agent in others] == [1, 1]
         other.finish(calm)
+
+
+BLOCKED = """
+import ctypes
+
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+if restart:
+    say("again", time.monotonic())
+    os._exit(0)
+if rank == 0:
+    wait_for(os.environ["GO"])
+    say("fails", time.monotonic())
+    os._exit(3)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+libc.pthread_mutex_init(lock, None)
+libc.pthread_mutex_lock(lock)
+say("blocked")
+libc.pthread_mutex_lock(lock)  # no signal ends it, and no Python handler runs
+"""
+
+
+def test_a_blocked_worker_of_another_node_holds_a_restart_for_three_seconds_at_most(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    with team_of(launch, c10d(), "2", worker=BLOCKED, env={"GO": str(tmp_path / "go")}) as team:
+        agents = team.start_many(2)
+        wait_for("rank 1 is blocked", lambda: any("blocked" in agent.lines for agent in agents))
+        (tmp_path / "go").touch()
+        assert [agent.wait() for agent in agents] == [0, 0], team.story
+        times = [line.split() for agent in agents for line in agent.lines if " " in line]
+        failed_at = next(float(at) for word, at in times if word == "fails")
+        took = max(float(at) for word, at in times if word == "again") - failed_at
+        figure("failure to all restarted, with a blocked worker on another node", took)
+        assert took < 3.0 + LOAD_S, team.story
+        said = [agent.stderr for agent in agents if agent.has_said("rank 1 neither wrote nor computed for 2 s")]
+        assert len(said) == 1, team.story

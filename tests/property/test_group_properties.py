@@ -248,6 +248,18 @@ class FakeWorld(RuleBasedStateMachine):
             self.stops_for = "something else"
             self.tell(ev.StopRequested(signum))
 
+    @precondition(lambda self: self.generation > 0)
+    @rule()
+    def waiting_cannot_help(self) -> None:
+        is_restart = self.group.phase is Phase.STOPPING and not self.stop_requests and not self.is_ended
+        killed = self.group.is_killing
+        event = ev.GraceOver(self.generation, "rank 0 does nothing")
+        if is_restart and not killed and not self.group.is_leaving:
+            self.tell(event)
+            assert self.group.is_killing
+        else:
+            self.changes_nothing(event)
+
     @precondition(lambda self: self.group.deadline is not None)
     @rule()
     def deadline_passes(self) -> None:
@@ -274,6 +286,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.changes_nothing(ev.Cleared(generation, rank))
         self.changes_nothing(ev.FoundUnhealthy(generation, rank, HANGS, HANGS_WITH))
         self.changes_nothing(ev.Spawned(generation, {rank: 1}))
+        self.changes_nothing(ev.GraceOver(generation, "rank 0 does nothing"))
         self.changes_nothing(ev.SpawnCancelled(generation))
 
     @precondition(lambda self: self.past)

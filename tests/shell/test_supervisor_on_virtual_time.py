@@ -353,6 +353,17 @@ async def test_a_failures_survivors_that_ignore_term_are_killed_before_the_resta
 
 
 @on_virtual_time
+async def test_a_restart_grace_ends_earlier_than_the_shutdown_timeout_but_not_in_a_stop_for_good() -> None:
+    backend = FakeBackend([FAILS, STUBBORN], [STUBBORN, STUBBORN])
+    async with running(supervise(backend, restart_grace=3.0), until_s=20) as run:
+        run.supervisor.stop()
+        await run.task
+    first, rest = backend.signals[:2], backend.signals[2:]
+    assert first == [(10, 1, TERM), (13, 1, KILL)]
+    assert rest == [(20, 0, TERM), (20, 1, TERM), (50, 0, KILL), (50, 1, KILL)]
+
+
+@on_virtual_time
 async def test_a_worker_that_survives_sigkill_ends_the_run_in_bounded_time_and_is_named() -> None:
     backend = FakeBackend([FOREVER, UNKILLABLE])
     async with running(supervise(backend), until_s=2) as run:

@@ -1,0 +1,109 @@
+"""Watches workers that are stopped for a restart, so that they are waited for only while that can help.
+
+`group.restart_grace` decides; a thread looks.  A disk that hangs, and holds the thread, leaves the workers their whole
+shutdown timeout.  Nothing is looked at unless workers are being stopped, and nothing at all in the first quarter of a
+second of that, in which most of them end.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aelastic.aio.threads import run_sync
+from aelastic.group.backend import WorkerStart
+from aelastic.group.events import GraceOver
+from aelastic.group.phases import Phase
+from aelastic.group.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from aelastic.group.restart_grace import Sample
+    from aelastic.host.session_activity import SessionActivity
+
+
+class GraceWatch:
+    """The restart graces of one run.
+
+    Args:
+        group: the workers; read, never changed.
+        post: takes the event for the group.
+        is_local: the workers are processes of this machine; else nothing of them can be seen.
+    """
+
+    def __init__(self, group: WorkerGroup, post: Callable[[GraceOver], None], *, is_local: bool) -> None:
+        self._group = group
+        self._post = post
+        grace = group.spec.restart_grace
+        self._fixed_s = None if isinstance(grace, str) else grace
+        self._is_on = self._fixed_s is not None or (grace is None and is_local)
+        self._files: Mapping[int, tuple[Path, ...]] = {}  # that workers write to, by local rank
+        self._watched = 0  # the last generation that was
+        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+
+    def begin(self, starts: Sequence[WorkerStart]) -> None:
+        """A new generation is about to start."""
+        self._files = {
+            start.local_rank: tuple({path for path in (start.stdout, start.stderr) if path is not None})
+            for start in starts
+        }
+
+    def stopping(self, tasks: TaskGroup) -> None:
+        """Workers were sent a signal that asks them to end."""
+        generation = self._group.generation
+        if self._is_on and self._watched != generation and self._is_restart(generation):
+            self._watched = generation
+            tasks.start_soon(self._watch, generation, anyio.current_time(), name="restart grace")
+
+    def _is_restart(self, generation: int) -> bool:
+        group = self._group
+        is_stop = group.phase is Phase.STOPPING and not group.is_leaving and not group.is_killing
+        return is_stop and group.generation == generation
+
+    async def _watch(self, generation: int, stopped_at: float) -> None:
+        from aelastic.core.machine import DeadlinePassed
+        from aelastic.group import restart_grace as rg
+        from aelastic.host.session_activity import SessionActivity
+
+        workers = {rank: self._group.workers[rank] for rank in sorted(self._group.alive)}
+        grace = rg.RestartGrace({r: each.global_rank for r, each in workers.items()}, stopped_at, self._fixed_s)
+        sessions = {rank: each.id for rank, each in workers.items() if isinstance(each.id, int)}
+        activity = SessionActivity()
+        while grace.deadline is not None:
+            await anyio.sleep_until(grace.deadline)
+            if not self._is_restart(generation):
+                return
+            actions = grace.handle(DeadlinePassed(), anyio.current_time())
+            if rg.Look() in actions:
+                samples = await run_sync(self._look, activity, sessions, abandon_on_cancel=True, limiter=self._limiter)
+                actions = grace.handle(rg.Looked(samples), anyio.current_time())
+            for action in actions:
+                if isinstance(action, rg.GiveUp):
+                    self._post(GraceOver(generation, action.reason))
+
+    def _look(self, activity: SessionActivity, sessions: Mapping[int, int]) -> dict[int, Sample]:
+        """Samples of the workers of which something is alive.  In a thread."""
+        from aelastic.group.restart_grace import Sample
+
+        seen = activity.look(sessions.values())
+        samples = {}
+        for rank, session in sessions.items():
+            if (each := seen.get(session)) is not None:
+                written = None if each.written is None else each.written + _size_of(self._files.get(rank, ()))
+                samples[rank] = Sample(written, each.cpu_s, each.waits_for_disk, each.waits_for_cpu)
+        return samples
+
+
+def _size_of(files: Collection[Path]) -> int:
+    """Bytes in regular files, which others than the worker's processes may write to for it."""
+    size = 0
+    for path in files:
+        with suppress(OSError):
+            found = path.stat()
+            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return size

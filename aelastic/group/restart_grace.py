@@ -1,0 +1,216 @@
+"""Restart grace: how long workers that are stopped for a restart are waited for.
+
+A worker that sits in a collective, or in another call that no peer will answer, never runs its Python handler of
+SIGTERM; to wait for it holds all nodes.  One that saves a checkpoint writes.  So what the workers do is looked at while
+they are stopped, and they are waited for
+
+- as long as one of their processes writes, or waits for a disk;
+- `COMPUTE_S` while they only compute, or wait for a CPU;
+- `IDLE_S` while they do neither.
+
+A worker is its whole session: a checkpoint that a child or a thread of it writes is its own.  The workers of a node are
+waited for together, since one that does nothing may wait for one that writes.  A worker that cannot be looked at is
+not judged.  The shutdown timeout ends all of this (`worker_group`), and a stop for good has nothing of it.
+
+Time without a look does not count: an agent that was suspended, or is late on a busy machine, has seen nothing in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from typing import TypeAlias, assert_never
+
+from aelastic.core.machine import DeadlinePassed, Machine, Story
+from aelastic.core.record import Record
+
+IDLE_S = 2.0
+COMPUTE_S = 5.0
+INTERVAL_S = 0.25
+# Between two looks, so much counts at most.
+COUNTED_S = 2 * INTERVAL_S
+# A worker computes if it uses so much within `IDLE_S`, 2.5 % of a core; a thread that wakes up now and then uses less.
+CPU_S = 0.05
+# A look at a thread that waits for a CPU counts as so much: on a busy machine that is all that can be seen.
+WAIT_FOR_CPU_S = 0.02
+# Timers of event loops may be early by a millisecond.
+EARLY_S = 0.005
+# Ranks that a reason names.
+RANKS_MAX = 8
+
+
+class Phase(StrEnum):
+    WAITING = auto()  # until it is time to look
+    LOOKING = auto()  # until the look is over
+    OVER = auto()  # waiting longer cannot help; final
+
+
+class Sample(Record):
+    """What one look at a worker showed; counters only grow."""
+
+    written: int | None = None  # bytes, by any of its processes; `None`: cannot be seen
+    cpu_s: float = 0.0
+    waits_for_disk: bool = False
+    waits_for_cpu: bool = False
+
+
+# Events.
+
+
+class Looked(Record):
+    """A look is over."""
+
+    samples: Mapping[int, Sample]  # by local rank; none of workers that are gone
+
+
+Event: TypeAlias = Looked | DeadlinePassed
+
+
+# Actions.
+
+
+class Look(Record):
+    """Look at the workers.  Answered by `Looked`."""
+
+
+class GiveUp(Record):
+    """Wait no longer.  Not answered."""
+
+    reason: str
+
+
+Action: TypeAlias = Look | GiveUp
+
+
+@dataclass(slots=True)
+class _Life:
+    """What is known of one worker.  Points in time are as late as the look that showed it."""
+
+    wrote_at: float
+    computed_at: float
+    cpu_s: float = 0.0  # used since `computed_at`
+    sample: Sample | None = None  # the last one
+
+    def take(self, sample: Sample, now: float) -> None:
+        before, self.sample = self.sample, sample
+        if before is None:
+            return  # there is nothing to compare with
+        self.cpu_s += max(sample.cpu_s - before.cpu_s, WAIT_FOR_CPU_S if sample.waits_for_cpu else 0.0)
+        if sample.written != before.written or sample.written is None or sample.waits_for_disk:
+            self.wrote_at = now
+        if self.cpu_s >= CPU_S:
+            self.computed_at, self.cpu_s = now, 0.0
+
+    def postpone(self, by_s: float) -> None:
+        self.wrote_at += by_s
+        self.computed_at += by_s
+
+    def is_idle(self, now: float) -> bool:
+        return now >= max(self.wrote_at, self.computed_at) + IDLE_S - EARLY_S
+
+    def is_past(self, now: float) -> bool:
+        """Whether it needs no more time."""
+        return self.is_idle(now) or now >= self.wrote_at + COMPUTE_S - EARLY_S
+
+
+@dataclass(slots=True)
+class RestartGrace(Machine[Event, Action]):
+    """The grace of one stop.
+
+    Args:
+        ranks: global ranks by local rank.
+        stopped_at: when the workers were sent SIGTERM.
+        fixed_s: wait so long, whatever they do; `None`: it depends on that.
+    """
+
+    ranks: Mapping[int, int]
+    stopped_at: float
+    fixed_s: float | None = None
+    phase: Phase = Phase.WAITING
+    deadline: float | None = None
+    _looked_at: float = 0.0
+    _lives: dict[int, _Life] = field(default_factory=dict[int, _Life])  # by local rank
+    _story: Story = field(default_factory=Story)
+
+    def __post_init__(self) -> None:
+        self._looked_at = self.stopped_at
+        self._lives = {rank: _Life(self.stopped_at, self.stopped_at) for rank in self.ranks}
+        self.deadline = self.stopped_at + (INTERVAL_S if self.fixed_s is None else self.fixed_s)
+
+    def validate(self) -> None:
+        """Asserts the invariants of the core."""
+        assert (self.deadline is not None) == (self.phase is Phase.WAITING), "it waits for time, or for an answer"
+        assert self._lives.keys() <= self.ranks.keys(), "workers go, and none comes"
+
+    def _dispatch(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case DeadlinePassed():
+                return self._on_deadline_passed(event, now)
+            case Looked():
+                return self._on_looked(event, now)
+            case _:
+                assert_never(event)
+
+    def _on_deadline_passed(self, event: DeadlinePassed, now: float) -> list[Action]:  # noqa: ARG002
+        if self.deadline is None or now < self.deadline - EARLY_S:
+            return []  # early
+        match self.phase:
+            case Phase.WAITING if self.fixed_s is not None:  # gives up
+                self.phase, self.deadline = Phase.OVER, None
+                return [GiveUp(f"{_some(sorted(self.ranks.values()))} not ended {self.fixed_s:g} s after SIGTERM")]
+            case Phase.WAITING:  # looks
+                self.phase, self.deadline = Phase.LOOKING, None
+                return [Look()]
+            case Phase.LOOKING | Phase.OVER:
+                return []  # the look takes its time; or it is over
+            case _:
+                assert_never(self.phase)
+
+    def _on_looked(self, event: Looked, now: float) -> list[Action]:
+        match self.phase:
+            case Phase.LOOKING:
+                self._take(event.samples, now)
+                return self._judge(now)
+            case Phase.WAITING | Phase.OVER:
+                return []  # told twice
+            case _:
+                assert_never(self.phase)
+
+    def _take(self, samples: Mapping[int, Sample], now: float) -> None:
+        unseen_s = max(0.0, now - self._looked_at - COUNTED_S)
+        self._looked_at = now
+        self._lives = {rank: life for rank, life in self._lives.items() if rank in samples}
+        for rank, life in self._lives.items():
+            life.postpone(unseen_s)
+            life.take(samples[rank], now)
+
+    def _judge(self, now: float) -> list[Action]:
+        if not self._lives or not all(life.is_past(now) for life in self._lives.values()):
+            self.phase, self.deadline = Phase.WAITING, now + INTERVAL_S
+            return []
+        self.phase, self.deadline = Phase.OVER, None
+        return [GiveUp(self._reason(now))]
+
+    def _reason(self, now: float) -> str:
+        said: dict[str, list[int]] = {}
+        for rank, life in self._lives.items():
+            is_idle = life.is_idle(now)
+            words = (
+                f"neither wrote nor computed for {IDLE_S:g} s"
+                if is_idle
+                else f"computed and wrote nothing for {COMPUTE_S:g} s"
+            )
+            said.setdefault(words, []).append(self.ranks[rank])
+        parts = [f"{_some(sorted(ranks))} {words}" for words, ranks in said.items()]
+        waited_s = now - self.stopped_at
+        when = "" if waited_s < COMPUTE_S + 1.0 else f", {waited_s:.0f} s"
+        return f"{'; '.join(parts)}{when} after SIGTERM"
+
+
+def _some(ranks: list[int]) -> str:
+    """Ranks in words."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    names = ", ".join(map(str, ranks[:RANKS_MAX]))
+    return f"ranks {names}" + (f" and {len(ranks) - RANKS_MAX} more" if len(ranks) > RANKS_MAX else "")

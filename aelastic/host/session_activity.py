@@ -1,0 +1,117 @@
+"""Activity of sessions: what their processes have written and computed, and whether they wait, by `/proc`.
+
+Blocking; for a thread.  Bytes that are written are `wchar` and `write_bytes` of `proc(5)`, `/proc/PID/io`: what was
+given to `write(2)`, into files, pipes and sockets, and what goes to disks, by mapped files and direct IO, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+
+from aelastic.core.record import Record
+from aelastic.host import proc_table
+
+# A thread is woken up by 8 bytes (`eventfd(2)`), or fewer; text and data come in larger pieces.
+WAKE_UP_BYTES = 8
+# Of writes so small that they look like that, more than so many are data all the same.
+WAKE_UPS_BYTES_MAX = 4096
+
+
+class Activity(Record):
+    """What one session has done since the first look; counters only grow."""
+
+    written: int | None  # bytes; `None`: a process of another user is in it, or the kernel does not count
+    cpu_s: float
+    waits_for_disk: bool  # a thread is in uninterruptible sleep, as in `fsync(2)`; looked for if nothing was written
+    waits_for_cpu: bool  # a thread is ready to run; looked for in the same way
+
+
+class _Counts(Record):
+    """Of a process, or the sum of several."""
+
+    chars: int = 0  # given to write(2)
+    writes: int = 0  # calls of that
+    disk_bytes: int = 0
+    ticks: int = 0
+
+
+class SessionActivity:
+    """Looks at sessions again and again.  Processes come and go: their counts are added up as they grow."""
+
+    def __init__(self) -> None:
+        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        self._counts: dict[tuple[int, int], _Counts] = {}  # by pid and when it began; of those at the last look
+        self._sums: dict[int, tuple[int, int]] = {}  # bytes and ticks, by session
+
+    def look(self, sessions: Collection[int]) -> dict[int, Activity]:
+        """Activity of each session in which a process is alive."""
+        members: dict[int, list[int]] = {}
+        for entry in proc_table.session_members(set(sessions)):
+            members.setdefault(entry.session, []).append(entry.pid)
+        before, self._counts = self._counts, {}
+        return {session: self._activity(session, pids, before) for session, pids in sorted(members.items())}
+
+    def _activity(self, session: int, pids: list[int], before: dict[tuple[int, int], _Counts]) -> Activity:
+        written, ticks = self._sums.get(session, (0, 0))
+        is_seen, had = True, (written, ticks)
+        for pid in pids:
+            try:
+                found = _read(pid)
+            except PermissionError:
+                is_seen = False
+                continue
+            if found is not None:
+                key, counts = found
+                self._counts[key] = counts
+                known = before.get(key, _Counts())
+                written += _bytes_between(known, counts)
+                ticks += max(0, counts.ticks - known.ticks)
+        self._sums[session] = written, ticks
+        states = _states(pids) if had == (written, ticks) else set()
+        return Activity(written if is_seen else None, ticks * self._tick_s, "D" in states, "R" in states)
+
+
+def _bytes_between(before: _Counts, after: _Counts) -> int:
+    chars, writes = max(0, after.chars - before.chars), max(0, after.writes - before.writes)
+    if chars <= WAKE_UP_BYTES * writes and chars < WAKE_UPS_BYTES_MAX:
+        chars = 0
+    return chars + max(0, after.disk_bytes - before.disk_bytes)
+
+
+def _read(pid: int) -> tuple[tuple[int, int], _Counts] | None:
+    """The process, by pid and when it began, and its counts; `None` if it is gone.
+
+    Raises:
+        PermissionError: it does not belong to us.
+    """
+    try:
+        with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
+            lines = (file.read() or b"").splitlines()
+        fields = proc_table.stat_fields(pid)
+        if fields is None or not lines:
+            return None
+        io = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
+        # utime, stime, cutime, cstime: children that have ended and been waited for are part of it.
+        ticks = sum(map(int, fields[11:15]))
+        return (pid, int(fields[19])), _Counts(io[b"wchar"], io[b"syscw"], io[b"write_bytes"], ticks)
+    except PermissionError:
+        raise
+    except FileNotFoundError:
+        if os.path.exists(f"/proc/{pid}"):  # a kernel that does not count
+            raise PermissionError from None
+        return None
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _states(pids: Collection[int]) -> set[str]:
+    """Of all threads: `proc(5)`, the third field of `stat`."""
+    states = set()
+    for pid in pids:
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                fields = proc_table.stat_fields(f"{pid}/task/{thread}")
+                states.add(fields[0].decode() if fields else "")
+    return states

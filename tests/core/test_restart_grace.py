@@ -1,0 +1,178 @@
+"""Restart grace: looks at workers in, the end of the waiting out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit.effort import examples
+
+from aelastic.core.machine import DeadlinePassed, check_invariants
+from aelastic.group.restart_grace import (
+    COMPUTE_S,
+    COUNTED_S,
+    IDLE_S,
+    INTERVAL_S,
+    GiveUp,
+    Look,
+    Looked,
+    Phase,
+    RestartGrace,
+    Sample,
+)
+
+check_invariants()
+
+
+class Story:
+    """The grace of some workers, whose samples a test sets; ranks begin at 4."""
+
+    def __init__(self, workers: int = 1, fixed_s: float | None = None) -> None:
+        self.now = 100.0
+        self.grace = RestartGrace({rank: 4 + rank for rank in range(workers)}, self.now, fixed_s)
+        self.samples = {rank: Sample(written=1000, cpu_s=7.0) for rank in range(workers)}
+
+    def look(self, *, late_s: float = 0.0) -> list[Any]:
+        """The deadline passes, and the look shows the samples."""
+        assert self.grace.deadline is not None
+        self.now = self.grace.deadline + late_s
+        actions: list[Any] = self.grace.handle(DeadlinePassed(), self.now)
+        return self.grace.handle(Looked(self.samples), self.now) if actions == [Look()] else actions
+
+    def write(self, rank: int = 0, bytes_: int = 1) -> None:
+        sample = self.samples[rank]
+        self.samples[rank] = sample.replace(written=(sample.written or 0) + bytes_)
+
+    def compute(self, rank: int = 0, cpu_s: float = 0.2) -> None:
+        self.samples[rank] = self.samples[rank].replace(cpu_s=self.samples[rank].cpu_s + cpu_s)
+
+    def wait(self, limit_s: float = 60.0) -> tuple[float, str]:
+        """Looks until it is over; gives when that was, and why."""
+        while self.now < 100.0 + limit_s:
+            for action in self.look():
+                return self.now - 100.0, action.reason
+        return limit_s, ""
+
+
+def test_a_worker_that_does_nothing_is_given_two_seconds() -> None:
+    assert Story().wait() == (IDLE_S, "rank 4 neither wrote nor computed for 2 s after SIGTERM")
+
+
+def test_a_worker_that_writes_is_never_given_up() -> None:
+    story = Story()
+    for _ in range(1000):
+        story.write()
+        assert story.look() == []
+
+
+def test_its_time_begins_anew_when_it_has_written() -> None:
+    story = Story()
+    while story.now < 110.0:
+        story.write()
+        assert story.look() == []
+    assert story.wait() == (12.0, "rank 4 neither wrote nor computed for 2 s, 12 s after SIGTERM")
+
+
+def test_a_worker_that_only_computes_is_given_five_seconds() -> None:
+    story = Story()
+    told: list[Any] = []
+    while not told:
+        story.compute()
+        told = story.look()
+    assert story.now - 100.0 == COMPUTE_S
+    assert told == [GiveUp("rank 4 computed and wrote nothing for 5 s after SIGTERM")]
+
+
+def test_a_thread_that_wakes_up_now_and_then_does_not_compute() -> None:
+    story = Story()
+    told: list[Any] = []
+    while not told:
+        story.compute(cpu_s=0.005)
+        told = story.look()
+    assert story.now - 100.0 == IDLE_S
+
+
+@pytest.mark.parametrize("wait", ["waits_for_disk", "waits_for_cpu"])
+def test_a_wait_for_a_disk_is_a_write_and_a_wait_for_a_cpu_is_computing(wait: str) -> None:
+    story = Story()
+    story.samples[0] = story.samples[0].replace(**{wait: True})
+    assert story.wait(30.0)[0] == {"waits_for_disk": 30.0, "waits_for_cpu": COMPUTE_S}[wait]
+
+
+def test_a_worker_that_does_nothing_may_wait_for_one_that_writes() -> None:
+    story = Story(2)
+    for _ in range(40):
+        story.write(1)
+        assert story.look() == []
+    del story.samples[1]  # it has ended
+    assert story.look() == [GiveUp("rank 4 neither wrote nor computed for 2 s, 10 s after SIGTERM")]
+
+
+def test_a_reason_names_each_worker_with_what_it_did() -> None:
+    story = Story(12)
+    told: list[Any] = []
+    while not told:
+        story.compute(2)
+        told = story.look()
+    assert told[0].reason == (
+        "ranks 4, 5, 7, 8, 9, 10, 11, 12 and 3 more neither wrote nor computed for 2 s; "
+        "rank 6 computed and wrote nothing for 5 s after SIGTERM"
+    )
+
+
+def test_workers_that_cannot_be_seen_are_not_judged_and_those_that_are_gone_are_not_waited_for() -> None:
+    story = Story(2)
+    story.samples[1] = Sample()
+    assert story.wait(20.0) == (20.0, "")
+    del story.samples[1]
+    assert len(story.look()) == 1
+    story = Story()
+    story.samples = {}
+    assert story.wait(20.0) == (20.0, "")
+
+
+def test_time_in_which_the_agent_did_not_look_does_not_count() -> None:
+    story = Story()
+    story.look()
+    assert story.look(late_s=3600.0) == []
+    before = story.now
+    assert "neither" in story.wait(4000.0)[1]
+    assert story.now - before == IDLE_S - INTERVAL_S - COUNTED_S
+
+
+def test_a_fixed_grace_looks_at_nothing() -> None:
+    story = Story(2, fixed_s=1.5)
+    assert story.look() == [GiveUp("ranks 4, 5 not ended 1.5 s after SIGTERM")]
+    assert (story.now, story.grace.phase) == (101.5, Phase.OVER)
+
+
+def test_what_comes_early_late_or_twice_changes_nothing() -> None:
+    story = Story()
+    assert story.grace.handle(DeadlinePassed(), 100.0) == []
+    assert story.grace.handle(Looked(story.samples), 100.0) == []
+    story.wait()
+    assert story.grace.handle(DeadlinePassed(), 200.0) == []
+    assert story.grace.handle(Looked(story.samples), 200.0) == []
+
+
+# Of each look: how late it is, and what two workers did before it.
+DEEDS = st.sampled_from(["nothing", "nothing", "writes", "computes", "waits"])
+
+
+@settings(max_examples=examples(500), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.1, 2.0, 30.0]), DEEDS, DEEDS), max_size=80))
+def test_it_is_never_over_unless_looks_enough_in_a_row_showed_no_writing(looks: list[tuple[float, str, str]]) -> None:
+    story, quiet = Story(2), [0, 0]
+    for late_s, *deeds in looks:
+        for rank, deed in enumerate(deeds):
+            quiet[rank] = 0 if deed in {"writes", "waits"} else quiet[rank] + 1
+            story.samples[rank] = story.samples[rank].replace(waits_for_disk=deed == "waits")
+            if deed == "writes":
+                story.write(rank)
+            if deed == "computes":
+                story.compute(rank)
+        if story.look(late_s=late_s):
+            assert min(quiet) >= IDLE_S / COUNTED_S
+            return

@@ -1,0 +1,181 @@
+"""Workers that are stopped for a restart: those that are blocked do not hold it, those that save are not cut."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+
+import pytest
+from kit.effort import EFFORT
+from kit.launching import Launcher
+
+# What a machine may add on which others work, too.
+LOAD_S = 3.0
+# From a failure until the next generation runs, though a worker is blocked.
+BLOCKED_S = 3.0
+# How many checkpoints are written while a restart waits; several at once, in jobs of their own.
+CHECKPOINTS = {"quick": 6, "all": 40, "soak": 200}[EFFORT]
+AT_ONCE = 6
+
+# No signal ends this wait, and no Python handler runs in it; so sits a worker in a collective whose peers are gone.  Nor
+# does one run just before.
+BLOCKS = """
+import ctypes
+
+def block():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+    libc.pthread_mutex_init(lock, None)
+    libc.pthread_mutex_lock(lock)
+    say("blocked", rank, os.getpid())
+    libc.pthread_mutex_lock(lock)
+
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+"""
+
+# Rank 0 fails once the others are blocked; each later generation succeeds.
+FAILS = f"""
+{BLOCKS}
+if restart:
+    say("again", rank, time.monotonic())
+elif rank:
+    block()
+else:
+    wait_for("go")
+    say("fails", time.monotonic())
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["program", pytest.param("function", marks=pytest.mark.all)])
+def test_a_blocked_worker_holds_a_restart_for_three_seconds_at_most(launch: Launcher, how: str) -> None:
+    job = launch(FAILS, "--nproc-per-node=3", "--max-restarts=1", *(["--run-path"] if how == "function" else []))
+    job.wait_line("blocked", 2)
+    (job.folder / "go").touch()
+    assert job.wait() == 0, job.story
+    failed_at = float(job.wait_line("fails")[0].split()[1])
+    again_at = max(float(line.split()[2]) for line in job.lines if line.startswith("again"))
+    assert again_at - failed_at < BLOCKED_S + LOAD_S, job.story
+    assert "aelastic: W ranks 1, 2 neither wrote nor computed for 2 s after SIGTERM: killed\n" in job.stderr
+    assert job.stderr.count(" was in File ") == 2, job.stderr
+    job.assert_nothing_left()
+
+
+def test_a_restart_grace_is_kept_whatever_the_worker_does(launch: Launcher) -> None:
+    job = launch(FAILS, "--nproc-per-node=2", "--max-restarts=1", "--restart-grace=0.3")
+    job.wait_line("blocked")
+    (job.folder / "go").touch()
+    assert job.wait() == 0, job.story
+    assert "W rank 1 not ended 0.3 s after SIGTERM: killed\n" in job.stderr
+
+
+def test_as_long_as_the_shutdown_timeout_nothing_is_looked_at(launch: Launcher) -> None:
+    options = "--nproc-per-node=2", "--max-restarts=1", "--restart-grace=shutdown-timeout", "--shutdown-timeout=2.5"
+    job = launch(FAILS, *options)
+    job.wait_line("blocked")
+    (job.folder / "go").touch()
+    assert job.wait() == 0, job.story
+    failed_at = float(job.wait_line("fails")[0].split()[1])
+    assert float(job.wait_line("again 0")[0].split()[2]) - failed_at >= 2.5
+    assert "after SIGTERM: killed" not in job.stderr
+
+
+def test_a_stop_for_good_is_patient(launch: Launcher) -> None:
+    job = launch(f"{BLOCKS}\nblock()", "--max-restarts=1", "--shutdown-timeout=2.8")
+    job.wait_line("blocked")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM, job.story
+    assert "after SIGTERM: killed" not in job.stderr
+    waited_s = float(job.stderr.partition("did not end within ")[2].partition(" s")[0])
+    assert waited_s >= 2.8, job.stderr
+
+
+# A worker whose main thread is blocked, and whose checkpoint is written by another thread, a child, or a grandchild.  It
+# begins when the worker fails that is rank 0, and says when it is whole.
+SAVES = f"""
+import json, multiprocessing, threading
+{BLOCKS}
+plan = json.load(open("plan.json"))
+
+
+def compute(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def save():
+    wait_for("go")
+    mapped = plan["how"] == "mapped"
+    with open("part", "w+b") as file:
+        if mapped:
+            import mmap
+            size = sum(len(piece) for _, _, piece in pieces())
+            file.truncate(size)
+            whole, at = mmap.mmap(file.fileno(), size), 0
+        for pause_s, busy_s, piece in pieces():
+            time.sleep(pause_s)
+            compute(busy_s)
+            if mapped:
+                whole[at : at + len(piece)] = piece
+                at += len(piece)
+                whole.flush()
+            else:
+                file.write(piece)
+                file.flush()
+        os.fsync(file.fileno())
+    os.rename("part", "whole")
+
+
+def pieces():
+    for number, (pause_s, busy_s, size) in enumerate(plan["pieces"]):
+        yield pause_s, busy_s, bytes([number % 256]) * size
+
+
+if restart:
+    os._exit(0)
+if rank == 0:
+    wait_for("saving")
+    open("go", "w").close()
+    os._exit(3)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+if plan["by"] == "thread":
+    threading.Thread(target=save, daemon=True).start()
+elif not os.fork():
+    if plan["by"] == "child" or not os.fork():
+        save()
+    os._exit(0)
+open("saving", "w").close()
+block()
+"""
+
+
+def plan_of(seed: int) -> dict[str, object]:
+    """How a checkpoint is written: in pieces of very different sizes, with pauses, and computing in between."""
+    chance = random.Random(seed)
+    pieces = [
+        (chance.uniform(0.0, 1.4), chance.choice([0.0, 0.0, 0.05, 0.3]), int(10 ** chance.uniform(1, 6)))
+        for _ in range(chance.randint(3, 8))
+    ]
+    return {
+        "by": ("thread", "child", "grandchild")[seed % 3],
+        "how": chance.choice(["written", "written", "mapped"]),
+        "pieces": pieces,
+    }
+
+
+@pytest.mark.timeout(3600 if EFFORT == "soak" else 300)
+def test_a_checkpoint_that_is_being_written_is_never_cut(launch: Launcher) -> None:
+    for first in range(0, CHECKPOINTS, AT_ONCE):
+        jobs = []
+        for seed in range(first, min(first + AT_ONCE, CHECKPOINTS)):
+            launch.write(f"{seed}/plan.json", json.dumps(plan_of(seed)), preamble="")
+            jobs.append((seed, launch(SAVES, "--nproc-per-node=2", "--max-restarts=1", name=str(seed))))
+        for seed, job in jobs:
+            folder = job.folder
+            assert job.wait(120) == 0, f"seed {seed}: {job.story}"
+            sizes = [size for _, _, size in plan_of(seed)["pieces"]]  # type: ignore[attr-defined]
+            assert (folder / "whole").exists(), f"seed {seed} was cut: {plan_of(seed)}\n{job.story}"
+            assert (folder / "whole").stat().st_size == sum(sizes), f"seed {seed}"
+            assert "neither wrote nor computed for 2 s" in job.stderr, job.story  # once the checkpoint was whole
