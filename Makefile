@@ -14,7 +14,7 @@ PYTEST = $(BIN)/python -m pytest -n 4 --dist worksteal
 QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage matrix lint types docs bench clean
+.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage matrix lint types docs bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -66,6 +66,10 @@ bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures 
 	$(BIN)/python benchmarks/logs.py $(ARGS)
 	$(BIN)/python benchmarks/timers.py $(ARGS)
 	$(BIN)/python benchmarks/watching.py $(ARGS)
+
+bench-goodput: $(INSTALLED)  ## measure effective training time under faults against torchrun, an hour
+	@$(BIN)/python -m compileall -q aelastic
+	$(BIN)/python benchmarks/goodput.py $(ARGS)
 
 clean:  ## remove what was made here: .venv, caches, builds
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo
