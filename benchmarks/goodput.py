@@ -31,6 +31,7 @@ from pods import FIRST_STEP_LIMIT_S, Pods, Training, agent_command, launchers
 from training_time import KINDS, Pause, counted_each_second, pauses, progress, schedule, share
 
 THEIRS = "torchrun"
+TURNS_MAX = 3
 JUDGED, NODES_JUDGED, SHARE_TARGET, RATIO_TARGET = "aelastic --preload", 3, 0.80, 4.0
 
 
@@ -64,6 +65,17 @@ class Run:
 
 
 def measure(options: argparse.Namespace, launcher: str, nodes: int, seed: int) -> Run:
+    """One run; a job that does not come to its first step is given another turn."""
+    for _ in range(TURNS_MAX):
+        try:
+            return measure_once(options, launcher, nodes, seed)
+        except MeasurementError as error:
+            failed = str(error)
+            print(f"nodes {nodes}, seed {seed}, {launcher}: {failed}", flush=True)
+    return Run(launcher, nodes, seed, failed=failed)
+
+
+def measure_once(options: argparse.Namespace, launcher: str, nodes: int, seed: int) -> Run:
     with job_folder(options.keep, f"{launcher.replace(' ', '')}-{nodes}-{seed}") as folder:
         training = Training(
             agent_command(launchers()[launcher], (options.min_nodes, nodes + 2), free_port(), folder.name),
@@ -76,8 +88,6 @@ def measure(options: argparse.Namespace, launcher: str, nodes: int, seed: int) -
         pods = Pods(training, folder, lives_s=options.duration + 2 * FIRST_STEP_LIMIT_S)
         try:
             outcome = pods.run(schedule(seed, options.duration, options.fault_every), options.duration)
-        except MeasurementError as error:
-            return Run(launcher, nodes, seed, failed=str(error))
         finally:
             pods.stop()
     start, end = outcome.start, outcome.end
@@ -118,29 +128,39 @@ def of(runs: list[Run], launcher: str, nodes: int) -> list[Run]:
     return [run for run in runs if (run.launcher, run.nodes) == (launcher, nodes)]
 
 
-HEADS = ("nodes", "launcher", "share", "each seed", "ratio", "share × nodes", "lost or repeated", "first step", "")
+HEADS = (
+    "nodes",
+    "launcher",
+    "share",
+    "each seed",
+    "ratio",
+    "share × nodes",
+    "ratio",
+    "lost or repeated",
+    "first step",
+    "",
+)
 
 
 def shares_table(runs: list[Run]) -> Iterator[str]:
     yield f"| {' | '.join(HEADS)} |"
     yield "|---" * len(HEADS) + "|"
     for nodes in sorted({run.nodes for run in runs}):
-        theirs = [run.share for run in of(runs, THEIRS, nodes)]
-        base = statistics.median(theirs) if theirs else 0.0
         for launcher in launchers():
             if own := of(runs, launcher, nodes):
-                yield f"| {' | '.join(shares_row(own, base))} |"
+                yield f"| {' | '.join(shares_row(own, of(runs, THEIRS, nodes)))} |"
 
 
-def shares_row(own: list[Run], base: float) -> Iterator[str]:
-    ours = statistics.median(run.share for run in own)
-    ratio = ours / base if base else None
+def shares_row(own: list[Run], theirs: list[Run]) -> Iterator[str]:
+    ours, ratio = median_and_ratio([run.share for run in own], [run.share for run in theirs])
+    work, work_ratio = median_and_ratio([run.work for run in own], [run.work for run in theirs])
     yield str(own[0].nodes)
     yield own[0].launcher
     yield f"{ours:.3f}"
     yield ", ".join(f"{run.share:.2f}" for run in own)
     yield "" if ratio is None else f"{ratio:.2f}"
-    yield f"{statistics.median(run.work for run in own):.3f}"
+    yield f"{work:.3f}"
+    yield "" if work_ratio is None else f"{work_ratio:.2f}"
     yield f"{statistics.median(run.lost for run in own):g} steps"
     yield f"{statistics.median(run.start_s for run in own):.1f} s"
     if (own[0].launcher, own[0].nodes) == (JUDGED, NODES_JUDGED):
@@ -148,6 +168,11 @@ def shares_row(own: list[Run], base: float) -> Iterator[str]:
         yield f"{'ok' if is_met else 'MISSED'} (≥ {SHARE_TARGET:g}, ratio ≥ {RATIO_TARGET:g})"
     else:
         yield ""
+
+
+def median_and_ratio(own: list[float], theirs: list[float]) -> tuple[float, float | None]:
+    ours, base = statistics.median(own), statistics.median(theirs) if theirs else 0.0
+    return ours, ours / base if base else None
 
 
 def pauses_table(runs: list[Run], nodes: int) -> Iterator[str]:
@@ -225,6 +250,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--seeds", type=int, default=3, metavar="N", help="schedules of faults (default: %(default)s)")
     add("--nodes", type=lambda text: [int(each) for each in text.split(",")], default=[1, 3], metavar="N,N")
+    add("--min-nodes", type=int, default=1, metavar="N", help="training goes on with so many (default: %(default)s)")
     add(
         "--duration",
         type=float,
