@@ -185,7 +185,8 @@ class LiveLines:
         if not self._rows:
             return
         row = self._rows[-1]
-        if len(row) > ROW_BYTES_MAX or (not self._holds_text and len(self._rows) == 1 and row.is_text):
+        is_passed = not self._holds_text and len(self._rows) == 1 and row.is_text and len(row) > 0
+        if len(row) > ROW_BYTES_MAX or is_passed:
             self._commit(len(self._rows) - 1, shown)
             shown.append(row.line(self._prefix))
             self._raw = b"" if len(row) > ROW_BYTES_MAX else row.line(b"")

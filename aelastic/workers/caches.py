@@ -100,7 +100,8 @@ def _check_owner(folder: Path) -> None:
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InputError(
-            f"cache_dir {folder} can be written by others: a cache is code that your workers run; chmod go-w {folder}"
+            f"cache_dir {folder} can be written by others: a cache is code that your workers run; "
+            "name a folder that only you can write to"
         )
 
 

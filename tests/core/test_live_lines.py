@@ -6,7 +6,7 @@ import itertools
 
 import pyte
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aelastic.logs import live_lines
@@ -138,6 +138,7 @@ def screen_of(data: bytes) -> list[str]:
 
 
 @settings(max_examples=150, deadline=None)
+@example(b"\r\r\n\ra", [3], False)
 @given(DATA, CUTS, st.booleans())
 def test_a_terminal_shows_the_same_as_without(data: bytes, cuts: list[int], holds_text: bool) -> None:
     data = data.replace(b"\xff", b"")

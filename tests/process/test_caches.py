@@ -39,7 +39,8 @@ def test_a_folder_that_others_can_write_is_refused(launch: Launcher, tmp_path: P
     job = launch("say('started')", "--cache-dir", str(folder))
     assert job.wait() == 2
     assert (
-        f"cache_dir {folder} can be written by others: a cache is code that your workers run; chmod go-w" in job.stderr
+        f"cache_dir {folder} can be written by others: a cache is code that your workers run; name a folder that only you can write to"
+        in job.stderr
     )
     assert job.stdout == "" and not list(folder.iterdir())
 
