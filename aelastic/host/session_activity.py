@@ -13,10 +13,26 @@ from contextlib import suppress
 from aelastic.core.record import Record
 from aelastic.host import proc_table
 
+# System calls that wait for a file system, by their numbers.  Those of network file systems and FUSE, which may write a
+# whole checkpoint in `close(2)`, need not be in uninterruptible sleep meanwhile.
+_FILE_CALLS = {
+    # msync, fsync, fdatasync, rename, sync, renameat, sync_file_range, syncfs, renameat2, close
+    "x86_64": frozenset({26, 74, 75, 82, 162, 264, 277, 306, 316, 3}),
+    "aarch64": frozenset({227, 82, 83, 81, 38, 84, 267, 276, 57}),
+}.get(os.uname().machine, frozenset())
+# The same if their file is in a file system, and no socket or pipe: write, pwrite64, writev, pwritev, pwritev2.
+_WRITE_CALLS = {
+    "x86_64": frozenset({1, 18, 20, 296, 328}),
+    "aarch64": frozenset({64, 68, 66, 70, 287}),
+}.get(os.uname().machine, frozenset())
+
 # A thread is woken up by 8 bytes (`eventfd(2)`), or fewer; text and data come in larger pieces.
 WAKE_UP_BYTES = 8
 # Of writes so small that they look like that, more than so many are data all the same.
 WAKE_UPS_BYTES_MAX = 4096
+
+
+FILE = "file"
 
 
 class Activity(Record):
@@ -24,7 +40,7 @@ class Activity(Record):
 
     written: int | None  # bytes; `None`: a process of another user is in it, or the kernel does not count
     cpu_s: float
-    waits_for_disk: bool  # a thread is in uninterruptible sleep, as in `fsync(2)`; looked for if nothing was written
+    waits_for_disk: bool  # a thread is in uninterruptible sleep, or in `fsync(2)`; looked for if nothing was written
     waits_for_cpu: bool  # a thread is ready to run; looked for in the same way
 
 
@@ -70,7 +86,7 @@ class SessionActivity:
                 ticks += max(0, counts.ticks - known.ticks)
         self._sums[session] = written, ticks
         states = _states(pids) if had == (written, ticks) else set()
-        return Activity(written if is_seen else None, ticks * self._tick_s, "D" in states, "R" in states)
+        return Activity(written if is_seen else None, ticks * self._tick_s, bool(states & {"D", FILE}), "R" in states)
 
 
 def _bytes_between(before: _Counts, after: _Counts) -> int:
@@ -107,11 +123,24 @@ def _read(pid: int) -> tuple[tuple[int, int], _Counts] | None:
 
 
 def _states(pids: Collection[int]) -> set[str]:
-    """Of all threads: `proc(5)`, the third field of `stat`."""
+    """Of all threads: `proc(5)`, the third field of `stat`; `FILE` for one that sleeps, and waits for a file system."""
     states = set()
     for pid in pids:
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 fields = proc_table.stat_fields(f"{pid}/task/{thread}")
-                states.add(fields[0].decode() if fields else "")
+                state = fields[0].decode() if fields else ""
+                states.add(FILE if state == "S" and _waits_for_file(pid, thread) else state)
     return states
+
+
+def _waits_for_file(pid: int, thread: str) -> bool:
+    """Whether a thread that sleeps is in a system call that waits for a file system; no where that cannot be seen."""
+    with suppress(OSError, ValueError):
+        with open(f"/proc/{pid}/task/{thread}/syscall", "rb", buffering=0) as file:
+            call, *args = (file.read() or b"").split()
+        if int(call) in _WRITE_CALLS:
+            name = os.readlink(f"/proc/{pid}/fd/{int(args[0], 16)}")
+            return name.startswith("/") and not name.startswith("/dev/")
+        return int(call) in _FILE_CALLS
+    return False
