@@ -121,11 +121,11 @@ def finished(lines: Iterable[Line]) -> list[Finished]:
 
 
 def progress(done: Sequence[Finished], start: float, end: float, nodes: int = 1) -> Progress:
-    """Which steps counted, of those finished from `start` to `end`.
+    """Which steps counted, of those finished after `start` and until `end`.
 
     Args:
         done: in order of time.
-        start: earlier steps are in the history, but in neither figure.
+        start: the end of a step; this one and earlier ones are in the history, but in no figure.
         end: what is finished later is not looked at.
         nodes: a step of so many workers or more is whole work.
     """
@@ -140,12 +140,12 @@ def progress(done: Sequence[Finished], start: float, end: float, nodes: int = 1)
             rounds.add(each.round)
             newest = each.round
             discarded = [step for step in history if step >= each.step]
-            lost += sum(history.pop(step).at >= start for step in discarded)
+            lost += sum(history.pop(step).at > start for step in discarded)
         if each.round == newest:
             history[each.step] = each
         else:
-            lost += each.at >= start
-    kept = [each for each in history.values() if each.at >= start]
+            lost += each.at > start
+    kept = [each for each in history.values() if each.at > start]
     work = sum(min(each.world_size, nodes) / nodes for each in kept)
     return Progress(tuple(sorted(each.at for each in kept)), lost, work)
 
