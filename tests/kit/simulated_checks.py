@@ -6,6 +6,7 @@ which processes run.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +50,7 @@ class Round:
     # When a worker of it failed by itself, and which: host and rank; those that failed of it are not among them.
     failures: list[tuple[float, str, int]] = field(default_factory=list)
     disturbances: list[float] = field(default_factory=list)  # when a node of it crashed, left, or was cut off
+    breaks: list[float] = field(default_factory=list)  # when a connection of it broke, which comes again at once
     ended_at: float = 1e9  # its nodes hear that it is over
 
     def __repr__(self) -> str:
@@ -65,7 +67,7 @@ class Checks:
         self.agents: list[Agent] = []
         self.rounds: dict[tuple[str, int], Round] = {}
         self.failed_in: set[Round] = set()  # rounds in which a worker failed by itself
-        self.is_timed = True  # no clock stands still: how long ago things were can be told
+        self.is_timed = True  # how long ago things were can be told (`Faults.is_timed`)
         self.is_orderly = True  # nothing is late, cut or frozen: the rule is exact to some milliseconds
         self.verdicts: list[m.Ended] = []  # as agents have heard them
         self.verdict_at: float | None = None
@@ -173,9 +175,12 @@ class Checks:
         if not self.is_orderly or not last.failures:
             return
         failed_at = last.failures[0][0]
-        if charge and any(at < failed_at + GRACE_S - SLACK_S for at in last.disturbances):
+        until_break_s = min((abs(failed_at - at) for at in last.breaks), default=math.inf)
+        is_disturbed = any(at < failed_at + GRACE_S - SLACK_S for at in last.disturbances)
+        if charge and (is_disturbed or until_break_s < GRACE_S - SLACK_S):
             self.fail(f"{round_}: a restart was paid for, and {last} had been disturbed")
         is_excused = any(at < failed_at + GRACE_S + SLACK_S for at in last.disturbances)
+        is_excused = is_excused or until_break_s < GRACE_S + SLACK_S
         if not charge and not is_excused and failed_at < last.ended_at:
             self.fail(f"{round_}: nothing was paid for the failure that ended {last}")
 
@@ -272,6 +277,12 @@ class Checks:
                 for rank, generation in peer.alive.items():
                     delay_s = self._world.random.uniform(0.02, 0.05)
                     self._world.after(delay_s, partial(peer.lose_peer, generation, rank))
+
+    def broke(self, agent: Agent) -> None:
+        """A connection of its node broke."""
+        of = self._round_of.get(agent.node_id)
+        if of is not None:
+            of.breaks.append(self._world.now)
 
     def disturbed(self, agent: Agent) -> None:
         """A node crashes, leaves, or its connections break."""

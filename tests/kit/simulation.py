@@ -1,7 +1,7 @@
 # ruff: noqa: T201  a program says what it found
 """The rendezvous, simulated: the real cores of a whole job, among faults that one seed brings about.
 
-`python tests/simulation.py SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
+`python tests/kit/simulation.py SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
 A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
 `until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within `AGREE_WITHIN_S`.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated_agent import Agent, Work
 from kit.simulated_board import BOARD, Board, BoardFaults
@@ -61,6 +62,15 @@ class Faults:
         disorder = self.cuts + self.isolations + self.freezes + self.suspends + self.jumps + self.board_downs
         return not disorder and not self.slow and not self.board_wipes and self.board == NO_BOARD_FAULTS
 
+    @property
+    def is_timed(self) -> bool:
+        """How long ago things were can be told, but for less than the grace: no clock stands still, no word is late.
+
+        A message does not say how long it was on its way.  A node's word that it leaves may come after the failures of
+        those that lost it, which are charged then.
+        """
+        return not self.suspends and not (self.slow and self.slow_s > GRACE_S)
+
 
 @dataclass(frozen=True)
 class Size:
@@ -86,7 +96,7 @@ class Simulation:
         self.board = Board(self.world, LEASE_S if size.is_leased else None)
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
-        self.checks.is_orderly, self.checks.is_timed = faults.is_orderly, not faults.suspends
+        self.checks.is_orderly, self.checks.is_timed = faults.is_orderly, faults.is_timed
         self.is_calm, self.is_work_done = False, False
         self.is_forgotten = False  # the job ended, and what came after it was another
         self.agreed_after_s = 0.0
@@ -232,7 +242,7 @@ class Simulation:
         agent = self.some()
         if agent is not None and agent.stream is not None and agent.stream.is_open:
             self.world.note("NETWORK", f"breaks the connection of {agent}")
-            self.checks.disturbed(agent)
+            self.checks.broke(agent)
             agent.stream.break_off()
 
     def freeze(self) -> None:
@@ -396,7 +406,7 @@ class Simulation:
         ]
         told = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
         head = f"seed {self.seed}: {_changed(self.size)}; {_changed(self.faults)}"
-        return "\n".join([head, *told[-lines:], f"replay: python tests/simulation.py {self.seed} --trace"])
+        return "\n".join([head, *told[-lines:], f"replay: python tests/kit/simulation.py {self.seed} --trace"])
 
 
 def _changed(values: Any) -> str:
