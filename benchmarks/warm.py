@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +27,9 @@ from one_node import HERE, Launcher, MeasurementError, descendants, describe_mac
 PRELOAD = ("--preload", "torch,torch.distributed")
 MANY = 8
 TURNS_MAX = 4
+
+
+Samples: TypeAlias = dict[str, dict[str, list[float]]]
 
 
 def restart_of(workers: int) -> Callable[[Launcher], float]:
@@ -101,32 +106,32 @@ def main() -> int:
         "warm": Launcher("warm", (*command, *PRELOAD)),
     }
     machine = describe_machine()
-    samples: dict[str, dict[str, list[float]]] = {}
+    samples: Samples = {}
+    lost: Counter[str] = Counter()
     for case in CASES:
         if case.key not in options.only:
             continue
         taken = samples[case.key] = {name: [] for name in case.launchers}
         for turn in range(options.repeat):
             for name in case.launchers:
-                taken[name].append(take(case, launchers[name]))
+                taken[name].append(take(case, launchers[name], lost))
                 print(f"{case.key} {turn} {name}: {taken[name][-1]:.4g}", flush=True)
-    write_report(options.out, options.repeat, machine, samples)
+    write_report(options.out, options.repeat, machine, samples, lost)
     return 0
 
 
-def take(case: Case, launcher: Launcher) -> float:
-    for _ in range(TURNS_MAX - 1):
+def take(case: Case, launcher: Launcher, lost: Counter[str]) -> float:
+    """One figure; infinity if no turn brings one."""
+    for _ in range(TURNS_MAX):
         try:
             return case.take(launcher)
         except MeasurementError as error:
-            print(f"{case.key} {launcher.name}: {error}; again", flush=True)
-    return case.take(launcher)
+            print(f"{case.key} {launcher.name}: {error}", flush=True)
+            lost[launcher.name] += 1
+    return math.inf
 
 
-Samples: TypeAlias = dict[str, dict[str, list[float]]]
-
-
-def write_report(folder: Path, repeats: int, machine: dict[str, str], samples: Samples) -> None:
+def write_report(folder: Path, repeats: int, machine: dict[str, str], samples: Samples, lost: Counter[str]) -> None:
     date = datetime.now(UTC).date().isoformat()
     facts = ", ".join(f"{name} {value}" for name, value in machine.items())
     lines = [
@@ -134,24 +139,31 @@ def write_report(folder: Path, repeats: int, machine: dict[str, str], samples: S
         "",
         f"Medians of {repeats} runs each, in turn; warm is `aelastic {' '.join(PRELOAD)}`. {facts}.",
         "",
-        "| what | torchrun | aelastic | warm | warm / torchrun | target | |",
+        "| what | torchrun | aelastic | warm | warm / torchrun (never: / aelastic) | target | |",
         "|---|---|---|---|---|---|---|",
     ]
     for case in CASES:
         if case.key not in samples:
             continue
         medians = {name: statistics.median(values) for name, values in samples[case.key].items()}
-        judged = medians["warm"] / medians["torchrun"] if case.is_ratio else medians["warm"]
+        # Where torchrun never came back, the same without a fork server is the measure.
+        other = "torchrun" if math.isfinite(medians.get("torchrun", 0.0)) else "aelastic"
+        judged = medians["warm"] / medians[other] if case.is_ratio else medians["warm"]
         cells = [
-            f"{medians[name]:.3g} {case.unit}".strip() if name in medians else ""
+            (f"{medians[name]:.3g} {case.unit}".strip() if math.isfinite(medians[name]) else "never")
+            if name in medians
+            else ""
             for name in ("torchrun", "aelastic", "warm")
         ]
         ratio = f"{judged:.3f}" if case.is_ratio else ""
         verdict = "ok" if judged <= case.target else "MISSED"
         lines.append(f"| {case.caption} | {' | '.join(cells)} | {ratio} | ≤ {case.target:g} | {verdict} |")
+    if lost:
+        told = ", ".join(f"{name} {count}" for name, count in lost.items())
+        lines += ["", f"Turns in which workers did not come back within a minute, or failed again: {told}."]
     text = "\n".join(lines) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    report = {"date": date, "machine": machine, "repeat": repeats, "samples": samples}
+    report = {"date": date, "machine": machine, "repeat": repeats, "samples": samples, "lost": lost}
     (folder / f"{date}-warm.json").write_text(json.dumps(report, indent=2) + "\n")
     (folder / f"{date}-warm.md").write_text(text)
     print("\n" + text)
