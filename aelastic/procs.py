@@ -21,21 +21,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from aelastic import working_folder
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
-from aelastic.forkserver.children import ForkedProgram, forked_context
-from aelastic.forkserver.fork_server import ForkServer, Launch
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.limits import shortage_of
 from aelastic.host.reaping import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
 from aelastic.workers.guard import is_guard
 from aelastic.workers.guard_process import GuardProcess
+
+if TYPE_CHECKING:
+    from aelastic.forkserver.fork_server import ForkServer, Launch
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +89,13 @@ class _Function:
 
         from aelastic.workers import functions
 
-        context: Any = multiprocessing.get_context(method) if launch is None else forked_context(launch, start.env)
+        context: Any
+        if launch is None:
+            context = multiprocessing.get_context(method)
+        else:
+            from aelastic.forkserver.children import forked_context
+
+            context = forked_context(launch, start.env)
         if method == "forkserver":
             _preload_fork_server(context)
         name = f"worker {start.local_rank}"
@@ -333,6 +340,8 @@ class LocalWorkers(WorkerBackend):
 
     def _forked_child(self, start: WorkerStart, launch: Launch) -> _Child:
         if isinstance(start.entrypoint, str):
+            from aelastic.forkserver.children import ForkedProgram
+
             return ForkedProgram(start, launch)
         return _Function(start, self._start_method, launch)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
@@ -14,9 +14,6 @@ from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.forkserver.children import function_command
-from aelastic.forkserver.command import parse
-from aelastic.forkserver.fork_server import ForkServer
 from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
@@ -37,6 +34,9 @@ from aelastic.tcpstore.host import StoreHost
 # The back end's `start`; and what starts workers by it, changed or not.
 StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any, Mapping[int, Any]]]
 Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[Mapping[int, Any]]]
+
+if TYPE_CHECKING:
+    from aelastic.forkserver.fork_server import ForkServer
 
 
 class AgentSettings(Record):
@@ -113,6 +113,10 @@ class Resources:
         spec = settings.spec
         if not spec.preload:
             return None
+        from aelastic.forkserver.children import function_command
+        from aelastic.forkserver.command import parse
+        from aelastic.forkserver.fork_server import ForkServer
+
         if isinstance(spec.entrypoint, str):
             command = parse(spec.entrypoint, [os.fsdecode(arg) for arg in spec.args])
             if command is None:

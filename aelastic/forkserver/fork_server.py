@@ -144,6 +144,15 @@ class ForkServer:
 
     async def _end(self) -> None:
         """Takes the status of the process, whose end of the socket is closed."""
+        exitcode = await self._take_status()
+        if self._next is not None:
+            modules, self._next = self._next, None
+            self._start(modules)
+            return
+        self._tell(preload.Ended(exitcode, self._read_printed()))
+
+    async def _take_status(self) -> int:
+        """Closes the socket, at whose end the process ends, and waits for that."""
         assert self._control is not None
         self._control.close()
         self._control = None
@@ -154,11 +163,7 @@ class ForkServer:
             proc_table.kill_group(self._popen.pid)
         exitcode = self._popen.wait()
         waited_for.discard(self._popen.pid)
-        if self._next is not None:
-            modules, self._next = self._next, None
-            self._start(modules)
-            return
-        self._tell(preload.Ended(exitcode, self._read_printed()))
+        return exitcode
 
     def _tell(self, event: preload.Event) -> None:
         for action in self._core.handle(event, anyio.current_time() if self._tasks else 0.0):
@@ -190,7 +195,7 @@ class ForkServer:
             _log.warning("%s", text)
 
     def _read_printed(self) -> str:
-        """The first line of what modules have printed."""
+        """The last line of what modules have printed."""
         text = os.pread(self._printed, 65536, 0).decode(errors="replace").strip()
         return repr(text.splitlines()[-1][:PRINTED_CHARS_MAX]) if text else ""
 
@@ -293,13 +298,7 @@ class ForkServer:
     async def aclose(self) -> None:
         """Ends the process, and those that are parked."""
         if self._control is not None:
-            self._control.close()
-            self._control = None
-            with anyio.move_on_after(END_TIMEOUT_S):
-                await wait_ended(self._popen.pid)
-            self._popen.kill()
-            self._popen.wait()
-            waited_for.discard(self._popen.pid)
+            await self._take_status()
         for parked in self._parked:
             await parked.end()
         self._parked = []
