@@ -7,9 +7,7 @@ second of that, in which most of them end.
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,21 +87,12 @@ class GraceWatch:
     def _look(self, activity: SessionActivity, sessions: Mapping[int, int]) -> dict[int, Sample]:
         """Samples of the workers of which something is alive.  In a thread."""
         from aelastic.group.restart_grace import Sample
+        from aelastic.host.session_activity import bytes_in
 
         seen = activity.look(sessions.values())
         samples = {}
         for rank, session in sessions.items():
             if (each := seen.get(session)) is not None:
-                written = None if each.written is None else each.written + _size_of(self._files.get(rank, ()))
+                written = None if each.written is None else each.written + (bytes_in(self._files.get(rank, ())) or 0)
                 samples[rank] = Sample(written, each.cpu_s, each.waits_for_disk, each.waits_for_cpu)
         return samples
-
-
-def _size_of(files: Collection[Path]) -> int:
-    """Bytes in regular files, which others than the worker's processes may write to for it."""
-    size = 0
-    for path in files:
-        with suppress(OSError):
-            found = path.stat()
-            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return size

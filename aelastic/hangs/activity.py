@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import signal
-import stat
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,14 +28,13 @@ from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.hang_rules import Began, Ended, HangRules, Looked, Rules, Sample
 from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.host import proc_table
+from aelastic.host.session_activity import bytes_in
 from aelastic.spec import HangSignal, WorkerSpec
 
 _log = logging.getLogger(__name__)
 
 # What a worker has written is searched within milliseconds, and sizes of files are read as fast; a machine may be slow.
 SEARCH_TIMEOUT_S = MEASURE_TIMEOUT_S = 1.0
-# `/proc/PID/io` has seven lines.
-IO_BYTES = 512
 
 _UNSEEN: Mapping[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
 
@@ -300,9 +298,8 @@ class ProcTable:
 
     def _io_of(self, path: str) -> int | None:
         """Bytes and calls of a process, or a thread, with those of the children it has waited for."""
-        with suppress(OSError, ValueError), open(f"{self._root}/{path}", "rb", buffering=0) as file:
-            lines = (file.read(IO_BYTES) or b"").splitlines()
-            return sum(int(line.partition(b":")[2]) for line in lines) if lines else None
+        with suppress(OSError, ValueError):
+            return sum(proc_table.io_counts(path, self._root).values())
         return None
 
     def _sleep_of(self, own: _Process) -> int | None:
@@ -312,16 +309,6 @@ class ProcTable:
 
 def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:
     """Bytes in the files of workers, by local rank; `None` where there is none that grows (a pipe, say)."""
-    sizes = {rank: _size_of(place.files) for rank, place in places.items()}
+    sizes = {rank: bytes_in(place.files) for rank, place in places.items()}
     # If a worker is no process here, its files may not be written to.
     return {rank: None if places[rank].pid is None and not size else size for rank, size in sizes.items()}
-
-
-def _size_of(files: Sequence[Path]) -> int | None:
-    sizes = []
-    for path in files:
-        with suppress(OSError):
-            found = path.stat()
-            if stat.S_ISREG(found.st_mode):
-                sizes.append(found.st_size)
-    return sum(sizes) if sizes else None

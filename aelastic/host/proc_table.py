@@ -11,6 +11,8 @@ import signal
 
 # Of a line in the process table we need the beginning; the name in it has 64 bytes at most.
 STAT_BYTES = 1024
+# `/proc/PID/io` has seven lines.
+IO_BYTES = 512
 
 
 class Process:
@@ -42,6 +44,20 @@ def stat_fields(pid: int | str, root: str = "/proc") -> list[bytes] | None:
         os.close(fd)
     # The name is in parentheses and may hold spaces and parentheses itself: count from the last one.
     return stat[stat.rindex(b")") + 2 :].split()
+
+
+def io_counts(path: str, root: str = "/proc") -> dict[bytes, int]:
+    """What proc(5) has in the `io` of a process, or a thread, by name; with that of children it has waited for.
+
+    Raises:
+        OSError: it is gone, does not belong to us, or the kernel does not count.
+        ValueError: there is nothing to read.
+    """
+    with open(f"{root}/{path}", "rb", buffering=0) as file:
+        lines = (file.read(IO_BYTES) or b"").splitlines()
+    if not lines:
+        raise ValueError(f"{path} is empty")
+    return {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
 
 
 def is_alive(pid: int) -> bool:

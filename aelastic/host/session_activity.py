@@ -7,8 +7,10 @@ given to `write(2)`, into files, pipes and sockets, and what goes to disks, by m
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import stat
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
@@ -103,12 +105,10 @@ def _read(pid: int) -> tuple[tuple[int, int], _Counts] | None:
         PermissionError: it does not belong to us.
     """
     try:
-        with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
-            lines = (file.read() or b"").splitlines()
+        io = proc_table.io_counts(f"{pid}/io")
         fields = proc_table.stat_fields(pid)
-        if fields is None or not lines:
+        if fields is None:
             return None
-        io = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
         # utime, stime, cutime, cstime: children that have ended and been waited for are part of it.
         ticks = sum(map(int, fields[11:15]))
         return (pid, int(fields[19])), _Counts(io[b"wchar"], io[b"syscw"], io[b"write_bytes"], ticks)
@@ -120,6 +120,17 @@ def _read(pid: int) -> tuple[tuple[int, int], _Counts] | None:
         return None
     except (OSError, ValueError, KeyError, IndexError):
         return None
+
+
+def bytes_in(files: Iterable[Path]) -> int | None:
+    """Bytes in regular files, which others may write for a worker; `None` where there is none (a pipe, say)."""
+    sizes = []
+    for path in files:
+        with suppress(OSError):
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                sizes.append(found.st_size)
+    return sum(sizes) if sizes else None
 
 
 def _states(pids: Collection[int]) -> set[str]:
