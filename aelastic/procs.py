@@ -126,7 +126,7 @@ def _preload_fork_server(context: Any) -> None:
     """Has the fork server, unless it runs already, ignore signals; what the program has it preload stays."""
     from multiprocessing import forkserver
 
-    ours = "aelastic.workers.fork_server"
+    ours = "aelastic.workers.mp_fork_server"
     # There is no public way to ask for it; the default is the documented one.
     theirs = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])  # noqa: SLF001
     if ours not in theirs:

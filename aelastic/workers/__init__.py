@@ -2,7 +2,7 @@
 
 - `caches`: where workers keep what they compile
 - `functions`: what runs in the child process of a function
-- `fork_server`: what the fork server of `multiprocessing` preloads
+- `mp_fork_server`: what the fork server of `multiprocessing` preloads
 - `guard`: the process that kills an agent's workers when the agent dies; `guard_process`: as the agent sees it
 - `program`: whether the workers' program is there
 - `numa`: which CPUs a worker may run on (a core); `topology` reads what the machine looks like, `affinity` binds
