@@ -144,6 +144,12 @@ def test_a_folder_and_its_files_are_of_a_size_to_be_held_in_mind(folder: str) ->
     assert [name for name, path in files.items() if path.read_text().count("\n") > LINES_MAX] == []
 
 
+def test_each_file_of_tests_has_a_name_of_its_own() -> None:
+    """pytest collects no two rings together of which both have a file of the same name."""
+    names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_every_public_name_can_be_imported() -> None:
     import aelastic
 
