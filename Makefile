@@ -56,8 +56,9 @@ lint: $(INSTALLED)  ## check style and format
 types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
 
-docs:  ## write the pages that come from the code: the cores' tables and diagrams, the API reference
-	$(PYTHON) tools/generate_docs.py
+docs: $(INSTALLED)  ## write the pages that come from the code, and build the site, with its links checked, in build/site
+	$(BIN)/python tools/generate_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures go to benchmarks/results/
 	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled

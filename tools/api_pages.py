@@ -1,4 +1,4 @@
-"""The reference of what programs may use: `docs/api.md`, from the docstrings of the public names."""
+"""The reference of what programs may use: `docs/reference/api.md`, from the docstrings of the public names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from machines import is_core
 from markdown import code, lines, table
 from sources import Source, fields_of, find, methods_of, source
 
-PAGE = "docs/api.md"
+PAGE = "docs/reference/api.md"
 # Modules whose names programs import from there, with the names; none named: all that are public.
 MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("aelastic.observe.run_events", "Run events, as observers get them", ()),
@@ -94,7 +94,9 @@ def _class(module: Source, cls: ast.ClassDef) -> str:
     text, arguments, others = _sections(cls)
     parts = [f"### {cls.name}", f"`{module.name}.{cls.name}`{base}", text]
     if is_core(cls):
-        return lines(*parts, f"A core: [its phases and events](development/cores/{core_slug(cls.name)}.md).").rstrip()
+        return lines(
+            *parts, f"A core: [its phases and events](../development/cores/{core_slug(cls.name)}.md)."
+        ).rstrip()
     if ENUMS & {each.rpartition(".")[2] for each in bases}:
         members = [stmt for stmt in cls.body if isinstance(stmt, ast.Assign)]
         parts.append(table(("", ""), [(code(ast.unparse(each)), module.comment_of(each)) for each in members]))

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 
 import api_pages
+import cli_page
 import core_pages
 from sources import ROOT
 
-MAKERS: tuple[Callable[[], dict[str, str]], ...] = (core_pages.pages, api_pages.pages)
+MAKERS: tuple[Callable[[], dict[str, str]], ...] = (core_pages.pages, api_pages.pages, cli_page.pages)
 
 
 def stale_pages(makers: tuple[Callable[[], dict[str, str]], ...] = MAKERS) -> dict[str, str]:

@@ -11,18 +11,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!#|[a-z]+:)([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!#|[a-z]+:)([^)\s]+)\)")
 _NOTE = "Files named here are part of the source distribution.\n\n"
 _FIRST_TITLE = "\n## "
 
 
 def for_index(readme: str) -> str:
     """The text without links to files."""
-    before, title, rest = _LINK.sub(_named, readme).partition(_FIRST_TITLE)
+    before, title, rest = LINK.sub(named, readme).partition(_FIRST_TITLE)
     return f"{before}\n{_NOTE.rstrip()}\n{title}{rest}"
 
 
-def _named(link: re.Match[str]) -> str:
+def named(link: re.Match[str]) -> str:
     is_picture, text, target = link.groups()
     path = target.partition("#")[0]
     if is_picture:

@@ -1,7 +1,7 @@
 """The command line: arguments and environment in, exit code out.
 
 `main` reads the arguments, runs the supervisor on a loop of its own, and says how it ended; the exit
-codes are in `docs/exit-codes.md`.  This is the shell that owns the process: signals, standard streams,
+codes are in `docs/reference/exit-codes.md`.  This is the shell that owns the process: signals, standard streams,
 logging and PID 1's duties are set here and nowhere else.
 
 Imports are late on purpose: a usage error or `--help` must not pay for asyncio, and nothing here pays

@@ -4,7 +4,7 @@
     start_processes("trainer", "python", args, envs, logs_specs).wait()   # torch.distributed.elastic.multiprocessing
 
 `agent` runs a job and returns its result; `worker_group` has what it is described by; `pcontext` runs processes of this
-node alone.  What of torch's classes is not here, and why: docs/from-torchrun.md.
+node alone.  What of torch's classes is not here, and why: docs/how-to/from-torchrun.md.
 """
 
 from aelastic.elastic_agent.agent import LocalElasticAgent

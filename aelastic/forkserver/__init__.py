@@ -7,7 +7,7 @@
 - `command`: whether a worker's command can be run by a forked interpreter (a core)
 - `program`, `worker`, `checks`, `clone`: the process itself; they run without the package
 
-Why a fork is safe, and what differs from a cold start: `docs/preload.md`, ADR 18.
+Why a fork is safe, and what differs from a cold start: `docs/how-to/preload.md`, ADR 18.
 """
 
 __all__ = ["children", "command", "fork_server"]

@@ -1,7 +1,7 @@
 """From a forked process to a worker: it waits at a gate, takes what makes it a worker, and runs the user's program.
 
 What a cold start would have made is made here: session, streams, environment, command line, `sys`, `__main__`.  What
-stays different is listed in `docs/preload.md`, and a test compares both item by item.
+stays different is listed in `docs/how-to/preload.md`, and a test compares both item by item.
 
 Part of the fork server's program: imports nothing of the package.
 """

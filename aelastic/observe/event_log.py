@@ -1,6 +1,6 @@
 """The event log: run events as JSON Lines in the log folder.
 
-`docs/event-log.md` says what each record means to a reader, `docs/event-log.schema.json` what each looks like.
+`docs/reference/event-log.md` says what each record means to a reader, and the schema beside it what each looks like.
 
 A thread writes, so a disk that hangs does not stop the loop, which only notes what happened, and when.  Each record is
 in the file within milliseconds.  The file is opened for each batch and closed again: a shared file system shows the end

@@ -1,7 +1,7 @@
 """Metrics of a run: run events in, Prometheus' text out.
 
 Every series is there from the beginning, with 0 where nothing has happened yet, so that a rate or an alert has
-something to begin with.  `docs/health.md` has the table; a test compares.
+something to begin with.  `docs/reference/http.md` has the table; a test compares.
 """
 
 from __future__ import annotations

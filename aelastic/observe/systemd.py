@@ -1,4 +1,4 @@
-"""Notifies systemd of the job's state (`sd_notify(3)`), for a unit of `Type=notify`: `docs/systemd.md` has one.
+"""Notifies systemd of the job's state (`sd_notify(3)`), for a unit of `Type=notify`: `docs/how-to/systemd.md` has one.
 
 systemd gets: once, that the workers run; once, that the agent leaves, and how long this may take; the job's state, on
 change; and, as often as its watchdog wants, that the loop turns.  Nothing here blocks: if the socket has no room, the

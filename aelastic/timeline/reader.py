@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-# Of `docs/event-log.schema.json`.
+# Of `docs/reference/event-log.schema.json`.
 SCHEMA_VERSION = 1
 # A failure and its stack are cut to 8 KiB each, its traceback to 32 KiB; escaped as JSON, six times that at most.
 LINE_BYTES_MAX = 1 << 20

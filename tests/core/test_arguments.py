@@ -218,7 +218,7 @@ def test_the_help_is_at_most_100_columns_wide_and_names_each_option_of_this_vers
 
 
 def test_the_page_for_users_of_torchrun_names_each_option() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "from-torchrun.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "from-torchrun.md").read_text()
     missing = [option.name for option in OPTIONS if option.name not in page and option.name != "--module"]
     assert not missing
     assert "`-m`" in page

@@ -1,4 +1,4 @@
-"""The rules and queries of `docs/health.md`, asked of a real Prometheus that scrapes a real job of several agents."""
+"""The rules and queries of `docs/reference/http.md`, asked of a real Prometheus that scrapes a real job of several agents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.prometheus import node_exporter, program, prometheus
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 
-RULES = DOCS.with_name("prometheus-rules.yml")
+RULES = DOCS.parents[1] / "prometheus-rules.yml"
 # Longer than the test waits.
 LINGER = "600"
 

@@ -37,7 +37,7 @@ from aelastic.rdzv.protocol.ranks import NodeRanks
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 SCHEMA = json.loads((DOCS / "event-log.schema.json").read_text())
 FRAME = set(SCHEMA["required"])
 

@@ -1,4 +1,4 @@
-"""Where ours differ from torch in error files, as docs/from-torchrun.md says: torch's own are asked, too."""
+"""Where ours differ from torch in error files, as docs/how-to/from-torchrun.md says: torch's own are asked, too."""
 
 from __future__ import annotations
 
