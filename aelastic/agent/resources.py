@@ -99,13 +99,16 @@ class Resources:
             made.callback(self.watches.close)
             self.store = StoreHost(self.sockets.mark_env(env))
             self.link: Link = open_link(spec, settings.node_id, AgentContext(settings.run_id, env, self.store))
-            # Last: it starts processes.
+            # Last: these start processes.
+            fork_server = self._fork_server(settings)
+            if fork_server is not None:
+                self.store.fork = fork_server.fork_helper
             self.backend = settings.backend or LocalWorkers(
                 start_method=spec.start_method,
                 monitor_interval=spec.monitor_interval,
                 mark=self.sockets.mark,
                 scratch=scratch,
-                fork_server=self._fork_server(settings),
+                fork_server=fork_server,
             )
             made.pop_all()
 

@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 from aelastic.forkserver import preload
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.learning import Imports
-from aelastic.forkserver.parked import NoAnswerError, Parked, receive
+from aelastic.forkserver.parked import ForkedHelper, NoAnswerError, Parked, receive
 from aelastic.group.backend import WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.helpers import start_helper
@@ -48,6 +48,8 @@ ChildT = TypeVar("ChildT")
 Preloaded: TypeAlias = tuple[str, ...] | Literal["auto"]
 # Takes the place of an exec: a command, an environment, and descriptors by their numbers there; gives the pid.
 Launch: TypeAlias = Callable[[PythonCommand, Mapping[str, str], Mapping[int, int]], int]
+# The same for a program of our own: a script, its arguments, and descriptors.
+LaunchHelper: TypeAlias = Callable[[Sequence[str], Mapping[int, int]], ForkedHelper]
 
 
 class ForkServer:
@@ -253,23 +255,47 @@ class ForkServer:
         await anyio.sleep(PARK_DELAY_S)
         self._park(self._count)
 
+    async def fork_helper(self) -> LaunchHelper | None:
+        """Forks a process that is to be a helper of the agent; gives what starts its program, or `None` without one."""
+        parked = self._fork()
+        if parked is None:
+            return None
+        try:
+            await parked.announced()
+        except BaseException as error:
+            self._bury(parked)
+            if isinstance(error, NoAnswerError):
+                return None
+            raise
+        return partial(self._start_helper, parked)
+
+    def _start_helper(self, parked: Parked, words: Sequence[str], fds: Mapping[int, int]) -> ForkedHelper:
+        try:
+            return ForkedHelper(parked, self._command.interpreter, self._env, words, fds)
+        except OSError:
+            self._bury(parked)
+            raise
+
     def _park(self, count: int) -> None:
         """Has processes forked until so many are parked; each announces itself at its gate."""
+        while len(self._parked) < count and (parked := self._fork()) is not None:
+            self._parked.append(parked)
+
+    def _fork(self) -> Parked | None:
         if self._core.phase is not preload.Phase.READY or self._control is None:
-            return
-        for _ in range(count - len(self._parked)):
-            with ExitStack() as opened:
-                try:
-                    gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                    opened.enter_context(gate)
-                    with theirs:
-                        gate.setblocking(False)
-                        socket.send_fds(self._control, [b"gate"], [theirs.fileno()])
-                except OSError as error:  # no descriptors, or it takes no more requests
-                    self._warn(f"--preload: no process can be forked ({error}); workers start cold")
-                    return
-                opened.pop_all()
-            self._parked.append(Parked(gate, self._popen.pid))
+            return None
+        with ExitStack() as opened:
+            try:
+                gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                opened.enter_context(gate)
+                with theirs:
+                    gate.setblocking(False)
+                    socket.send_fds(self._control, [b"gate"], [theirs.fileno()])
+            except OSError as error:  # no descriptors, or it takes no more requests
+                self._warn(f"--preload: no process can be forked ({error}); workers start cold")
+                return None
+            opened.pop_all()
+        return Parked(gate, self._popen.pid)
 
     async def _make_worker(
         self,

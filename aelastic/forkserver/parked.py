@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
 
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host import proc_table
-from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.reaping import helpers, wait_ended, waited_for
 
 # It answers in a millisecond.  One that sleeps at so many looks in a row hangs; one that only waits for a CPU, or for
 # memory, is given more.
@@ -53,7 +53,13 @@ class Parked:
             waited_for.add(self.pid)
 
     def launch(
-        self, command: PythonCommand, env: Mapping[str, str], fds: Mapping[int, int], learning: int | None = None
+        self,
+        command: PythonCommand,
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+        learning: int | None = None,
+        *,
+        is_helper: bool = False,
     ) -> int:
         """Says what it is to be; gives its pid.
 
@@ -61,6 +67,7 @@ class Parked:
             env: the whole environment.
             fds: a descriptor of ours for each that it is to have, by its number there.
             learning: where it is to write the names of the modules that it imports.
+            is_helper: it becomes no worker but a helper of the agent, which goes on to ignore signals.
 
         Raises:
             OSError: it takes nothing.
@@ -75,6 +82,7 @@ class Parked:
             "umask": _umask(),
             "fds": list(fds),
             "is_learning": learning is not None,
+            "is_helper": is_helper,
         }
         with open(os.memfd_create("aelastic-worker"), "wb", buffering=0) as text:
             text.write(json.dumps(request).encode())
@@ -93,6 +101,10 @@ class Parked:
         if "running" not in answer:
             raise NoAnswerError(f"cannot be used: {answer.get('refused', 'it has ended')}")
         self._gate.close()  # its status is waited for by what follows it: the pid stays in `waited_for`
+
+    def let_go(self) -> None:
+        """It is on its own; what it answers is not heard."""
+        self._gate.close()
 
     async def _answer(self) -> dict[str, Any]:
         """The next message; `{}` is the end.  A process that has something to do is given the time for it."""
@@ -123,6 +135,38 @@ class Parked:
                 await wait_ended(self.pid)
             _reap(self.pid)
             waited_for.discard(self.pid)
+
+
+class ForkedHelper:
+    """A program of our own in a forked interpreter (`subprocess.Popen` where it starts cold).
+
+    Args:
+        parked: what becomes it.
+        interpreter: that it was forked from, and `env`: its environment.
+        words: a script, and its arguments.
+        fds: as `Parked.launch` takes them.
+
+    Raises:
+        OSError: it takes nothing.
+    """
+
+    def __init__(
+        self, parked: Parked, interpreter: str, env: Mapping[str, str], words: Sequence[str], fds: Mapping[int, int]
+    ) -> None:
+        command = PythonCommand(interpreter, ("-P",), "script", words[0], tuple(words))
+        self.pid = parked.launch(command, env, fds, is_helper=True)
+        parked.let_go()
+        helpers.add(self.pid)
+
+    def kill(self) -> None:
+        proc_table.kill(self.pid)
+
+    def poll(self) -> int | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return None  # another part of this process took its status
+        return os.waitstatus_to_exitcode(status) if pid else None
 
 
 def _umask() -> int:

@@ -91,8 +91,9 @@ def wait_and_run(gate: socket.socket, template: Template) -> None:
     except Exception as error:  # noqa: BLE001  whatever it is, the agent starts another one
         gate.send(json.dumps({"refused": str(error) if isinstance(error, Refused) else repr(error)}).encode())
         os._exit(0)
-    _hook_stacks()
-    gate.send(b'{"running": true}')
+    if not request["is_helper"]:
+        _hook_stacks()
+        gate.send(b'{"running": true}')
     gate.close()
     if learning >= 0:
         tell_imports(learning)
@@ -120,6 +121,8 @@ def _become(request: dict[str, Any], fds: list[int], template: Template) -> None
     os.environ.clear()
     os.environ.update(env)
     _set_up_interpreter(request, template)
+    if request["is_helper"]:
+        return  # no signal to the whole process tree is for it
     for number, handler in template.handlers.items():
         if handler is not None and signal.getsignal(number) != handler:
             signal.signal(number, handler)
@@ -141,7 +144,7 @@ def _put_in_place(fds: list[int], numbers: list[int]) -> None:
 def _set_up_interpreter(request: dict[str, Any], template: Template) -> None:
     sys.argv = list(request["argv"])
     sys.orig_argv = list(request["command"])
-    if not sys.flags.safe_path:
+    if not sys.flags.safe_path and not request["is_helper"]:
         folder = _first_on_path(request)
         _check_shadows(folder, template.baseline)
         sys.path.insert(0, folder)

@@ -17,9 +17,9 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 
@@ -35,6 +35,7 @@ END_TIMEOUT_S = 5.0
 # torch may come from a slow network disk, and that of many nodes at once.
 START_TIMEOUT_S = 300.0
 _SERVER = Path(__file__).with_name("server.py")
+_FORKED_CONTROL = 63  # the number of its socket in a forked child, where low ones are taken
 READY = 0  # the number of the first answer, which is to no command
 REPLACES = {"serve", "drop"}  # commands that make those before them void
 _ANSWER_BYTES_MAX = 192 * 1024
@@ -82,6 +83,20 @@ class Unanswered(Exception):
         self.number = number
 
 
+class Program(Protocol):
+    """What `subprocess.Popen` and a forked process share."""
+
+    pid: int
+
+    def kill(self) -> None: ...
+
+    def poll(self) -> int | None: ...
+
+
+# Starts a script with its arguments, and with descriptors by their numbers there, in an interpreter that has torch.
+Launch: TypeAlias = Callable[[Sequence[str], Mapping[int, int]], Program]
+
+
 class StoreProcess:
     """One child at a time.
 
@@ -95,7 +110,9 @@ class StoreProcess:
     def __init__(self, env: Mapping[str, str], purpose: str) -> None:
         self._env = env
         self._purpose = purpose
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: Program | None = None
+        self.may_fork = True  # until a forked child has failed
+        self._is_forked = False
         self._control: socket.socket | None = None
         self._mode = "quick"  # "careful" once the quick way to import torch has failed
         self._is_ready = self._has_worked = False  # of the child that runs now
@@ -116,8 +133,11 @@ class StoreProcess:
     def pid(self) -> int | None:
         return self._popen.pid if self._popen is not None else None
 
-    def start(self) -> None:
+    def start(self, launch: Launch | None = None) -> None:
         """Starts a child; what is said to it meanwhile waits until it has torch.
+
+        Args:
+            launch: starts it in a process that was forked from one which has torch; `None`: by an exec.
 
         Raises:
             OSError: the host refuses it.
@@ -127,20 +147,28 @@ class StoreProcess:
         ours.setblocking(False)
         try:
             with theirs:
-                self._popen = start_helper(
-                    # -P: the folder of the program holds our modules, not ones it may import.
-                    [sys.executable, "-P", str(_SERVER), str(theirs.fileno()), self._mode],
-                    env=self._env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                )
+                self._popen = self._exec(theirs.fileno()) if launch is None else self._fork(launch, theirs.fileno())
         except BaseException:
             ours.close()
             raise
         self._control, self._answered = ours, self._said
-        self._is_ready = self._has_worked = False
+        self._is_ready, self._has_worked, self._is_forked = False, False, launch is not None
+
+    def _exec(self, control: int) -> Program:
+        return start_helper(
+            # -P: the folder of the program holds our modules, not ones it may import.
+            [sys.executable, "-P", str(_SERVER), str(control), self._mode],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(control,),
+        )
+
+    def _fork(self, launch: Launch, control: int) -> Program:
+        with open(os.devnull, "r+b") as null:
+            streams = dict.fromkeys(range(3), null.fileno())
+            return launch([str(_SERVER), str(_FORKED_CONTROL), self._mode], {**streams, _FORKED_CONTROL: control})
 
     def say(self, do: str, *descriptors: int, **arguments: Any) -> int:
         """Gives a command to the child, if there is one, and returns its number.  Does not wait."""
@@ -260,8 +288,11 @@ class StoreProcess:
     async def _bury(self) -> Death:
         """Waits for the end of a child that has closed its end of the socket, and lets go of it."""
         code = await self._end()
-        death = Death(code, has_worked=self._has_worked, is_hopeless=self._mode == "careful" and not self._has_worked)
-        if not self._has_worked:
+        is_hopeless = self._mode == "careful" and not self._has_worked and not self._is_forked
+        death = Death(code, has_worked=self._has_worked, is_hopeless=is_hopeless)
+        if not self._has_worked and self._is_forked:
+            self.may_fork = False
+        elif not self._has_worked:
             self._mode = "careful"
         return death
 

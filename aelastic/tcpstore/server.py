@@ -11,6 +11,9 @@ The store is a C++ object, and 80 % of `import torch` is Python code that it doe
 machine whose workers are importing torch at that moment, that time is theirs.  So the quick mode loads torch's
 extension module alone.  This leans on torch's inside: where it fails, by whatever death, the agent
 starts the program again in careful mode, which imports torch as every program does.
+
+With `--preload` the fork server has torch: the program then runs in a process that was forked from that one, and is
+there at once.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ RETRY_INTERVAL_S = 0.1
 
 def import_store(mode: str) -> Any:
     """torch's `TCPStore` class."""
-    if mode == "careful":
+    if mode == "careful" or "torch" in sys.modules:  # forked from a process that has torch
         return importlib.import_module("torch.distributed").TCPStore
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.submodule_search_locations is not None

@@ -323,6 +323,22 @@ say("second", store.check(["key"]))
     job.assert_nothing_left()
 
 
+def test_with_torch_preloaded_the_store_is_forked_and_one_that_was_killed_is_replaced(launch: Launcher) -> None:
+    env = in_the_server(launch, "os._exit(3)")  # no interpreter that is started for it serves a store
+    source = CLIENT + 'connect().set("key", "value")\nsay("got")\nwait_for(f"go{restart}")\nsys.exit(1 - restart)\n'
+    job = launch(source, "--preload", "torch", "--max-restarts", "1", env=env)
+    job.wait_line("got")
+    (first,) = servers(job)
+    os.kill(first, signal.SIGKILL)
+    wait_for("another store's process", lambda: servers(job) not in ([], [first]))
+    (job.folder / "go0").touch()
+    job.wait_line("got", 2)
+    (job.folder / "go1").touch()
+    assert job.wait() == 0, job.story
+    assert "cannot be served" not in job.stderr, job.story
+    job.assert_nothing_left()
+
+
 # As a last checkpoint is: the ranks agree by way of the store, then each saves.
 SAVE_TOGETHER = """
 store = connect()
@@ -343,7 +359,12 @@ rest()
 
 
 @pytest.mark.parametrize(
-    "signum, options", [(signal.SIGTERM, ()), (signal.SIGUSR1, ("--signals-to-handle", "SIGTERM,SIGUSR1"))]
+    "signum, options",
+    [
+        (signal.SIGTERM, ()),
+        (signal.SIGTERM, ("--preload", "torch")),
+        (signal.SIGUSR1, ("--signals-to-handle", "SIGTERM,SIGUSR1")),
+    ],
 )
 def test_a_signal_to_every_process_of_the_job_leaves_the_store_and_the_guard_running(
     launch: Launcher, signum: signal.Signals, options: Sequence[str]
