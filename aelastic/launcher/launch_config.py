@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from multiprocessing.process import current_process
 from numbers import Integral, Real
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import SimpleNamespace, UnionType
 from typing import Any
 
@@ -23,7 +23,7 @@ from aelastic.errors import InputError
 from aelastic.logs_specs import UnaskedLogsSpecs
 from aelastic.rdzv import registry
 from aelastic.rdzv.settings import C10D_PORT, ETCD_PORT, RendezvousSettings, split_endpoint
-from aelastic.spec import SHUTDOWN_TIMEOUT_S, WorkerSpec
+from aelastic.spec import SHUTDOWN_TIMEOUT_S, Preload, RestartGrace, WorkerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ _LOCAL_ENDPOINTS = {
 @dataclass
 class LaunchConfig:
     """How to launch (torch: `torch.distributed.launcher.api.LaunchConfig`, with its fields, order and defaults).
+
+    The last three are ours, and as `WorkerSpec` has them.
 
     Args:
         min_nodes: nodes that the job waits for.
@@ -70,6 +72,10 @@ class LaunchConfig:
         virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
         shutdown_timeout: seconds from the request to stop until workers are killed; `None` is
             `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30.
+        cache_dir: folder of this node for what workers compile; `None`: none.
+        preload: modules that a fork server imports once, so that workers start without importing them, or `"auto"`.
+        restart_grace: seconds that workers have to end when they are stopped for a restart, or `"shutdown-timeout"`;
+            `None`: as long as that can help.
 
     Raises:
         InputError: `shutdown_timeout` is negative, or that variable is no number of seconds.
@@ -98,6 +104,9 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
+    cache_dir: Path | None = None
+    preload: Preload = ()
+    restart_grace: RestartGrace = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -193,6 +202,9 @@ def worker_spec(
         event_log_handler=config.event_log_handler,
         start_method=config.start_method,  # type: ignore[arg-type]  # checked there
         shutdown_timeout_s=_shutdown_timeout(environ) if config.shutdown_timeout is None else config.shutdown_timeout,
+        cache_dir=config.cache_dir,
+        preload=config.preload,
+        restart_grace=config.restart_grace,
         env={**environ, SIGNALS_VARIABLE: config.signals_to_handle},
         **_rendezvous_fields(config),
     )

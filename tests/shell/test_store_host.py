@@ -146,7 +146,12 @@ async def test_after_a_forked_store_that_fails_none_is_forked_and_the_quick_way_
         await process.hear()
     assert not death.value.is_hopeless and not process.may_fork
     commands: list[list[str]] = []
-    monkeypatch.setattr(children, "start_helper", lambda command, **_: commands.append(command) or gone())
+
+    def start_helper(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return gone()
+
+    monkeypatch.setattr(children, "start_helper", start_helper)
     process.start()
     assert commands[0][-1] == "quick"
     await process.aclose()
