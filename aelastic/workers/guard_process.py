@@ -56,6 +56,8 @@ class GuardProcess:
             self._forget()
         theirs, ours = os.pipe()
         try:
+            # What it needs is there before it runs: an agent that is killed at this moment is cleaned up after, too.
+            os.write(ours, b"".join(b"+%d\n" % session for session in sorted(self._sessions)))
             self._popen = self._start(theirs)
         except BaseException:
             os.close(ours)
@@ -63,25 +65,19 @@ class GuardProcess:
         finally:
             os.close(theirs)
         self._control, self._is_told = ours, False
-        for session in sorted(self._sessions):
-            self._write("+", session)
 
     def _start(self, control: int) -> subprocess.Popen[bytes]:
         paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
-        popen = start_helper(
-            [sys.executable, "-I", "-S", "-", guard.NAME, str(os.getpid()), *paths, str(control)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(control,),
-            cwd="/",  # no file system is kept busy
-        )
-        assert popen.stdin is not None
-        try:
-            with popen.stdin as stdin:
-                stdin.write(guard.program())
-        except BrokenPipeError:
-            pass  # it has died, and is replaced
-        return popen
+        with open(os.memfd_create("guard"), "w+b", buffering=0) as program:
+            program.write(guard.program())
+            program.seek(0)
+            return start_helper(
+                [sys.executable, "-I", "-S", "-", guard.NAME, str(os.getpid()), *paths, str(control)],
+                stdin=program,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(control,),
+                cwd="/",  # no file system is kept busy
+            )
 
     async def run(self) -> None:
         """Replaces the guard should it die.  Runs until cancelled."""

@@ -380,6 +380,32 @@ def test_a_guard_that_is_killed_is_replaced_and_the_agent_can_still_be_killed(la
     job.wait_nothing_left(AFTERLIFE_S)
 
 
+AN_AGENT_KILLED_AS_IT_STARTS_A_GUARD = """
+import os, signal, subprocess
+from aelastic.workers import guard_process
+from aelastic.workers.guard_process import GuardProcess
+
+def start_and_die(*args, start=guard_process.start_helper, **options):
+    start(*args, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+worker = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(worker.pid, flush=True)
+guard = GuardProcess("no mark", None)
+guard.tell("+", worker.pid)
+guard_process.start_helper = start_and_die
+guard.ensure()
+"""
+
+
+def test_a_guard_has_all_that_it_needs_before_it_runs() -> None:
+    """The agent may be killed at the very moment at which it has replaced its guard."""
+    command = [sys.executable, "-c", AN_AGENT_KILLED_AS_IT_STARTS_A_GUARD]
+    agent = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert agent.returncode == -signal.SIGKILL, agent.stderr
+    wait_for("the worker gone", lambda: not alive(int(agent.stdout)))
+
+
 @on_both_loops
 def test_a_job_whose_guard_was_killed_ends_as_any_other(launch: Launcher, loop: str) -> None:
     job = launch("say('ready')\nwait_for('go')\n", loop=loop)
