@@ -1,0 +1,113 @@
+"""The warnings and errors that the code can write, as texts with `…` where a value stands.
+
+A message is the first argument of `_log.warning` or `_log.error`, or of an error of ours, or the reason of a verdict.
+A text that is made elsewhere is followed to where it is made; one that only passes others on has none.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from sources import Source, package
+
+LEVELS = {"warning", "error", "exception", "critical"}
+# What these raise becomes the reason in a line of the command line: "--nnodes 4:2: the minimum 4 is above …".
+READERS = ("aelastic.cli.converters", "aelastic.spec", "aelastic.rdzv.torchrun_plugin.handler")
+# In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
+VERDICTS = {"Ended", "Interrupted", "Lost", "Refused", "_refuse", "_drop", "tell"}
+LETTERS = re.compile(r"[A-Za-z]{2,}")
+GAP = re.compile(r"(%[-+.\d]*[a-z]|\x00)+")
+
+
+def messages() -> dict[str, list[str]]:
+    """Each text, and the places that write it (`agent/run.py:12`)."""
+    ours = exceptions()
+    found = dict[str, list[str]]()
+    for module in package():
+        for call, scope in _calls(module.tree):
+            for text in _said(call, scope, module, ours):
+                template = _template(text)
+                if len(LETTERS.findall(template)) > 1:  # or all of it is another's words
+                    found.setdefault(template, []).append(f"{module.file}:{call.lineno}")
+    return found
+
+
+def _said(call: ast.Call, scope: ast.AST, module: Source, ours: set[str]) -> list[str]:
+    reasons = call.args if module.name.startswith("aelastic.rdzv.") and _last(call.func) in VERDICTS else []
+    if call.args and _is_told(call.func, module, ours):
+        first, *values = call.args
+        reasons = values if isinstance(first, ast.Constant) and first.value == "%s" else [first]
+    return [text for expr in reasons for text in _texts(expr, scope, module.tree)]
+
+
+def exceptions() -> set[str]:
+    """The names of the package's own classes of errors."""
+    classes = [each for module in package() for each in ast.walk(module.tree) if isinstance(each, ast.ClassDef)]
+    return {cls.name for cls in classes if cls.name.endswith("Error")}
+
+
+def _is_told(called: ast.expr, module: Source, ours: set[str]) -> bool:
+    if isinstance(called, ast.Attribute) and called.attr in LEVELS:
+        return True
+    if _last(called) in {"Warn", "warn", "_warn"} or ast.unparse(called) == "super().__init__":
+        return True
+    return _last(called) in (ours | {"ValueError"} if module.name in READERS else ours)
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
+    """Every call, with the innermost function around it."""
+
+    def walk(node: ast.AST, scope: ast.AST) -> Iterator[tuple[ast.Call, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call):
+                yield child, scope
+            yield from walk(child, child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else scope)
+
+    yield from walk(tree, tree)
+
+
+def _texts(expr: ast.expr, scope: ast.AST, tree: ast.Module) -> list[str]:
+    """What an expression may say, a NUL for each value in it."""
+    match expr:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.JoinedStr(values=parts):
+            return ["".join(str(each.value) if isinstance(each, ast.Constant) else "\0" for each in parts)]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [a + b for a in _texts(left, scope, tree) or ["\0"] for b in _texts(right, scope, tree) or ["\0"]]
+        case ast.IfExp(body=body, orelse=orelse):
+            return _texts(body, scope, tree) + _texts(orelse, scope, tree)
+        case ast.Name() | ast.Attribute():
+            made = _values_of(expr, scope) or _values_of(expr, tree)
+            return [text for value in made if not isinstance(value, ast.Name) for text in _texts(value, scope, tree)]
+        case ast.Call(func=called):
+            made = [
+                stmt.value
+                for function in ast.walk(tree)
+                if isinstance(function, ast.FunctionDef) and function.name == _last(called) and function is not scope
+                for stmt in ast.walk(function)
+                if isinstance(stmt, ast.Return) and isinstance(stmt.value, ast.Constant | ast.JoinedStr | ast.IfExp)
+            ]
+            return [text for value in made for text in _texts(value, tree, tree)]
+        case _:
+            return []
+
+
+def _values_of(name: ast.expr, scope: ast.AST) -> list[ast.expr]:
+    return [value for target, value in _assigned(scope) if target == ast.unparse(name)]
+
+
+@cache
+def _assigned(scope: ast.AST) -> list[tuple[str, ast.expr]]:
+    return [(ast.unparse(stmt.targets[0]), stmt.value) for stmt in ast.walk(scope) if isinstance(stmt, ast.Assign)]
+
+
+def _last(expr: ast.expr) -> str:
+    return ast.unparse(expr).rpartition(".")[2]
+
+
+def _template(text: str) -> str:
+    return " ".join(GAP.sub("…", text).split())
