@@ -58,9 +58,10 @@ if TYPE_CHECKING:
     from aelastic.launcher.errors import SignalException
     from aelastic.launcher.launch_config import LaunchConfig
     from aelastic.observe.observer import Observer
+    from aelastic.output_patterns import ExpectedOutput
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.result import RunResult
-    from aelastic.spec import ExpectedOutput, Std, WorkerSpec
+    from aelastic.spec import Std, WorkerSpec
     from aelastic.supervisor import Supervisor
 
 __version__ = "0.1.0"
@@ -113,7 +114,8 @@ _HOMES = {
     "launcher.elastic_launch": ("elastic_launch", "launch_agent"),
     "launcher.errors": ("SignalException",),
     "rdzv.settings": ("RendezvousSettings",),
-    "spec": ("ExpectedOutput", "Std", "WorkerSpec"),
+    "output_patterns": ("ExpectedOutput",),
+    "spec": ("Std", "WorkerSpec"),
     "result": ("RunResult",),
     "supervisor": ("Supervisor",),
     "observe.observer": ("Observer",),

@@ -8,7 +8,6 @@ line (`cli.py`) does that and then builds the same spec a library user would wri
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
@@ -16,8 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from aelastic.core.record import Record
 from aelastic.errors import InputError
+from aelastic.output_patterns import ExpectedOutput, pattern_problem, progress_problem
 from aelastic.rdzv.settings import RendezvousSettings
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
@@ -96,37 +95,8 @@ def run_id_problem(run_id: str) -> str:
     return "use a run id without line breaks and NUL" if set(run_id) & {"\0", "\n", "\r"} else ""
 
 
-def pattern_problem(pattern: str) -> str:
-    """What keeps the text from being a pattern of output."""
-    if not pattern:
-        return "the pattern is empty: every line has it"
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        return f"the pattern {pattern!r} is no regular expression ({error})"
-    return ""
-
-
 # Of the files that node_exporter's textfile collector reads.
 TEXTFILE_SUFFIX = ".prom"
-
-
-class ExpectedOutput(Record):
-    """What workers have to write, again and again, on either of their streams.
-
-    Args:
-        pattern: a regular expression that some line, or frame of a progress bar, has a match of.
-        within_s: seconds from a worker's start to the first of these, and from each to the next.
-        ranks: global ranks of the workers that it is expected of, each by itself; `None` is all.
-    """
-
-    pattern: str
-    within_s: float
-    ranks: frozenset[int] | None = None
-
-    def concerns(self, env: Mapping[str, str]) -> bool:
-        """Whether it is expected of a worker with that environment."""
-        return self.ranks is None or int(env["RANK"]) in self.ranks
 
 
 Streams: TypeAlias = Std | Mapping[int, Std]
@@ -181,6 +151,8 @@ class WorkerSpec:
             `shutdown_timeout_s`; `None`: as long as they write, 5 s while they only compute, 2 s while they do neither;
             `"shutdown-timeout"`: as for any other stop.
         exit_barrier_timeout_s: seconds a finished node waits for the others.
+        progress: what in workers' output says how far they are: a regular expression whose first group is the step, and
+            whose second, if there is one, the last step; `None`: nothing.
         hang_timeout_s: seconds without a sign of life after which a worker counts as hung; `None`: off.
         hang_signals: the signs that count: some of `HANG_SIGNALS`.
         hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) is
@@ -224,6 +196,7 @@ class WorkerSpec:
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     restart_grace: RestartGrace = None
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
+    progress: str | None = None
     hang_timeout_s: float | None = None
     hang_signals: tuple[HangSignal, ...] = HANG_SIGNALS
     hang_action: HangAction = "stop"
@@ -257,6 +230,8 @@ class WorkerSpec:
         self._check_restart_grace()
         self._check_meeting_point()
         self._check_hangs()
+        problem = "" if self.progress is None else progress_problem(self.progress)
+        _check(not problem, f"progress: {problem}")
         path = self.metrics_textfile
         is_read = path is None or str(path).endswith(TEXTFILE_SUFFIX)
         _check(is_read, f"metrics_textfile is {path}: node_exporter reads files named *{TEXTFILE_SUFFIX} only")
@@ -328,7 +303,8 @@ class WorkerSpec:
     @property
     def watches_output(self) -> bool:
         """Whether what each worker writes has to be told from what others write."""
-        return self.expect_output is not None or (self.hang_timeout_s is not None and "output" in self.hang_signals)
+        is_searched = self.expect_output is not None or self.progress is not None
+        return is_searched or (self.hang_timeout_s is not None and "output" in self.hang_signals)
 
     def get_entrypoint_name(self) -> str:
         """The function's qualified name, or the program's path."""
@@ -383,6 +359,7 @@ _TYPES: Mapping[str, _Fits] = {
     "event_log_handler": _STR,
     "shutdown_timeout_s": _REAL,
     "exit_barrier_timeout_s": _REAL,
+    "progress": _optional(_STR),
     "hang_timeout_s": _optional(_REAL),
     "linger_s": _REAL,
     "metrics_textfile": _optional(_PATH),

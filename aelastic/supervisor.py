@@ -188,6 +188,7 @@ class Supervisor:
                 _log.warning("linger has no effect: %s is not set, so there is nothing to read", HEALTH_PORT_VARIABLE)
             if self.spec.metrics_textfile is not None:
                 await self._open_textfile(self.spec.metrics_textfile)
+            self._open_exports()
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
             run = Run(self._settings, self._group, self._mailbox, self._observers)
@@ -253,6 +254,15 @@ class Supervisor:
         textfile = MetricsTextfile(path, self._settings.run_id, is_local=self._settings.is_local)
         await textfile.open()
         self._observers.add(textfile)
+
+    def _open_exports(self) -> None:
+        """Sends what happens to services that the environment names."""
+        env = self._settings.env
+        if self.spec.progress is not None and "KUBEFLOW_TRAINER_SERVER_URL" in env:
+            from aelastic.export.trainer import TrainerStatus, status_server
+
+            if (server := status_server(env)) is not None:
+                self._observers.add(TrainerStatus(server))
 
 
 def _random_run_id() -> str:

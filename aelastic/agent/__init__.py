@@ -5,6 +5,7 @@
 - `resources`: logs, sockets, store, watches, rendezvous link and back end, opened and closed as one
 - `node_offer`: what this node offers to the rendezvous
 - `postmortem`: what a worker left: its return value, or why it failed
+- `progress`: how far the workers are, by what their output says
 - `unhealthy`: fails workers that a watch reports
 """
 

@@ -74,12 +74,14 @@ class Generation:
             tasks: takes those that follow the workers.
         """
         held, local_ranks = self._resources, range(self._settings.spec.local_world_size)
+        held.progress.look(is_last=True)
         await held.logs.end_attempt()
         starts: list[WorkerStart] = []
         ids: Mapping[int, Any] | None = None
         with self._start, self._giving_up():
             envs = {rank: self._worker_env(rank) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
+            held.progress.begin(self.number, [int(envs[rank]["RANK"]) for rank in local_ranks])
             if self._group.phase is Phase.SPAWNING:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
                 held.stack_dumps.begin(starts)

@@ -11,6 +11,7 @@ import anyio
 
 from aelastic.agent.grace_watch import GraceWatch
 from aelastic.agent.postmortem import Postmortem
+from aelastic.agent.progress import Progress
 from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.core.record import Record
 from aelastic.errors import InputError
@@ -95,6 +96,7 @@ class Resources:
             )
             self.grace = GraceWatch(group, post, is_local=settings.is_local)
             self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
+            self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
             self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.unhealthy.on_found)
             made.callback(self.watches.close)
             self.store = StoreHost(self.sockets.mark_env(env))

@@ -104,6 +104,7 @@ class Run:
                     tasks.start_soon(self._run_link, name="rendezvous")
                     tasks.start_soon(self._observers.run, name="observers")
                     tasks.start_soon(held.watches.run, name="watches")
+                    tasks.start_soon(held.progress.run, name="progress")
                     await self._run_group(tasks)
                     tasks.cancel_scope.cancel()
             except BaseException as error:
@@ -127,6 +128,7 @@ class Run:
             for run_event in self._event_source.handle(event, now):
                 self._observers.tell(run_event, now)
         await self.resources.finish()
+        self.resources.progress.look(is_last=True)
 
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:
         held, node_id = self.resources, self._settings.node_id

@@ -23,7 +23,8 @@ from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
 from aelastic.cli.rendezvous_options import rendezvous_fields
 from aelastic.errors import InputError
-from aelastic.spec import ExpectedOutput, WorkerSpec
+from aelastic.output_patterns import ExpectedOutput
+from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         numa_binding=chosen["numa_binding"],
         virtual_local_rank=chosen["virtual_local_rank"],
         event_log_handler=chosen["event_log_handler"],
+        progress=chosen["progress"],
         hang_timeout_s=chosen["hang_timeout"],
         hang_signals=chosen["hang_signals"],
         hang_action=chosen["hang_action"],

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from aelastic.output_patterns import pattern_problem, progress_problem
 from aelastic.spec import (
     HANG_SIGNALS,
     HANG_TIMEOUT_MIN_S,
@@ -20,7 +21,6 @@ from aelastic.spec import (
     LOCAL_WORLD_SIZE_MAX,
     TEXTFILE_SUFFIX,
     HangSignal,
-    pattern_problem,
     run_id_problem,
 )
 
@@ -214,6 +214,12 @@ def read_expected(text: str) -> tuple[str, float]:
     if problem := pattern_problem(pattern):
         raise ValueError(f"{problem}: use REGEX:SECONDS, as in 'loss=:120'")
     return pattern, read_hang_timeout(seconds)
+
+
+def read_progress(text: str) -> str:
+    if problem := progress_problem(text):
+        raise ValueError(problem)
+    return text
 
 
 def read_nodes(text: str) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from aelastic.cli.converters import (
     read_path,
     read_port,
     read_preload,
+    read_progress,
     read_ranks,
     read_run_id,
     read_seconds,
@@ -259,6 +260,11 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "--restart-grace", read_grace, None, "SECONDS",
             "time until workers that are stopped for a restart are killed, or shutdown-timeout, as for other stops "
             "(default: while they write, 5 s while they only compute, 2 s while they do neither)",
+        ),
+        Option(
+            ("--progress",), read_progress, None, "REGEX",
+            "what in the workers' output says how far they are: the first group is the step, the second the last one, "
+            r"as in 'step (\d+)/(\d+)'", ("PET_PROGRESS",),
         ),
         _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
         _own(

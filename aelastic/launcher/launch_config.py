@@ -76,6 +76,7 @@ class LaunchConfig:
         preload: modules that a fork server imports once, so that workers start without importing them, or `"auto"`.
         restart_grace: seconds that workers have to end when they are stopped for a restart, or `"shutdown-timeout"`;
             `None`: as long as that can help.
+        progress: as `--progress`; a field of ours.
 
     Raises:
         InputError: `shutdown_timeout` is negative, or that variable is no number of seconds.
@@ -107,6 +108,7 @@ class LaunchConfig:
     cache_dir: Path | None = None
     preload: Preload = ()
     restart_grace: RestartGrace = None
+    progress: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -130,7 +132,10 @@ _TYPES: Mapping[type | UnionType, tuple[str, tuple[str, ...]]] = {
         "a string",
         ("role", "rdzv_backend", "start_method", "event_log_handler", "signals_to_handle"),
     ),
-    str | None: ("a string, or None", ("run_id", "rdzv_endpoint", "log_line_prefix_template", "local_addr")),
+    str | None: (
+        "a string, or None",
+        ("run_id", "rdzv_endpoint", "log_line_prefix_template", "local_addr", "progress"),
+    ),
     Mapping: ("a dict", ("rdzv_configs",)),
     list | tuple | None: ("a list of texts, or None", ("duplicate_stdout_filters", "duplicate_stderr_filters")),
     bool: ("True or False", ("virtual_local_rank",)),
@@ -200,6 +205,7 @@ def worker_spec(
         **numa_fields(config.numa_options),
         virtual_local_rank=config.virtual_local_rank,
         event_log_handler=config.event_log_handler,
+        progress=config.progress,
         start_method=config.start_method,  # type: ignore[arg-type]  # checked there
         shutdown_timeout_s=_shutdown_timeout(environ) if config.shutdown_timeout is None else config.shutdown_timeout,
         cache_dir=config.cache_dir,

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
-from aelastic.logs.expected_output import ExpectedOutputMatcher
+from aelastic.logs.expected_output import ExpectedOutputMatcher, Matcher, OutputSearch, ProgressMatcher
 from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
@@ -54,6 +54,7 @@ class AttemptFiles:
     expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = field(
         default_factory=dict[int, list[tuple[Follower, ExpectedOutputMatcher]]]
     )  # by local rank
+    progress: dict[int, list[ProgressMatcher]] = field(default_factory=dict[int, list[ProgressMatcher]])  # as above
 
     def close(self) -> None:
         for each in self.shown:
@@ -134,14 +135,14 @@ class AttemptOpener:
         elif stdout == DROPPED and watches:
             stdout = self._shown_scratch(f"stdout_{name}.log", rank, env, None)
         elif stdout is not None:
-            self._expect(stdout, rank, env)
+            self._search(stdout, rank, env)
         if stderr is None:
             stderr = self._shown_scratch(f"stderr_{name}.log", rank, env, Std.ERR)
         elif stderr == DROPPED:
             # Dropped output: its end is still searched for the cause of the worker's death.
             stderr = self._shown_scratch(f"stderr_{name}.log", rank, env, None)
         else:
-            self._expect(stderr, rank, env)
+            self._search(stderr, rank, env)
         for stream, teed, filtered, texts in (
             (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
             (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
@@ -167,7 +168,7 @@ class AttemptOpener:
         """
         path = self._scratch / name
         path.touch()
-        sharer = self._expect(path, rank, env)
+        sharer = self._search(path, rank, env)
         self._follow(path, self._splitter(None, rank, stream), stream, is_scratch=True, sharer=sharer)
         return path
 
@@ -179,14 +180,22 @@ class AttemptOpener:
         label = f"[{rank}] ".encode() if has_others else b""
         return LiveLines(prefix, (rank, int(stream)), label, holds_text=has_others)
 
-    def _expect(self, path: Path, rank: int, env: Mapping[str, str]) -> Follower | None:
-        """Searches a worker's file for what `--expect-output` expects of it, if it concerns this worker."""
-        expected = self._spec.expect_output
-        if expected is None or not expected.concerns(env) or not path.is_file():
+    def _search(self, path: Path, rank: int, env: Mapping[str, str]) -> Follower | None:
+        """Searches a worker's file for what is expected of it, and for its progress; `None`: for neither."""
+        expected, progress = self._spec.expect_output, self._spec.progress
+        is_expected = expected is not None and expected.concerns(env)
+        if not (is_expected or progress) or not path.is_file():
             return None
-        matcher = ExpectedOutputMatcher(expected.pattern)
-        follower = self._follow(path, matcher, None)
-        self._opened.expected.setdefault(rank, []).append((follower, matcher))
+        matchers: list[Matcher] = []
+        follower = self._follow(path, OutputSearch(matchers), None)
+        if expected is not None and is_expected:
+            matcher = ExpectedOutputMatcher(expected.pattern)
+            matchers.append(matcher)
+            self._opened.expected.setdefault(rank, []).append((follower, matcher))
+        if progress:
+            steps = ProgressMatcher(progress)
+            matchers.append(steps)
+            self._opened.progress.setdefault(rank, []).append(steps)
         return follower
 
     def _prefix(self, rank: int, env: dict[str, str]) -> bytes:

@@ -1,16 +1,99 @@
-"""Matches worker output against `--expect-output`: lines, or frames of a progress bar, that match a pattern.
+"""Searches worker output for what `--expect-output` and `--progress` ask: lines, or frames of a progress bar.
 
-An `ExpectedOutputMatcher` is fed what the worker writes, as the console is (`lines.Splitter`), and shows nothing of it.
-The watch asks at intervals; between two questions one match is enough, and what follows it is passed over.  So a worker
-that writes what is expected costs next to nothing, however much it writes.
+An `OutputSearch` is fed what the worker writes, as the console is (`lines.Splitter`), and shows nothing of it: its
+matchers get all of it.  They are asked at intervals.  Of what is expected one match is enough between two questions,
+and what follows it is passed over; of progress the last match counts, and lines are searched from the last one back.
+So a worker that writes what is searched for costs next to nothing, however much it writes.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 # A longer line is searched in pieces of about this size: a pattern should not have to go through megabytes of one line.
 LINE_BYTES_MAX = 1 << 14
+
+
+# What a counter of steps may have: it goes into floats and 64 bits.
+DIGITS_MAX = 15
+
+
+class Matcher(Protocol):
+    """What is searched for in one stream of one worker."""
+
+    def feed(self, data: bytes) -> None: ...
+
+
+class OutputSearch:
+    """A splitter that shows nothing: its matchers get what the worker writes."""
+
+    is_open = False
+
+    def __init__(self, matchers: Sequence[Matcher]) -> None:
+        self._matchers = matchers
+
+    def takes(self, chunk: bytes, held: int, *, more: bool) -> int:  # noqa: ARG002  all of it, as it comes
+        return len(chunk)
+
+    def feed(self, data: bytes) -> bytes:
+        for matcher in self._matchers:
+            matcher.feed(data)
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def interrupt(self) -> None:
+        """Nothing to end: nothing is shown."""
+
+
+class Step(NamedTuple):
+    """How far a worker is, by its own words."""
+
+    step: int
+    total: int | None
+
+
+class ProgressMatcher:
+    """The search for the newest step in one stream of one worker.
+
+    Args:
+        pattern: a regular expression whose first group is the step, and whose second, if there is one, the last step.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._find = re.compile(pattern).search
+        self._tail = b""  # by `feed`: of a line that is not complete yet
+        self._last: Step | None = None  # by `feed`
+        self._seen_tail = b""  # by `ask`: how the tail was at the last question
+
+    def feed(self, data: bytes) -> None:
+        lines, newline, tail = (self._tail + data.replace(b"\r", b"\n")).rpartition(b"\n")
+        if len(tail) > LINE_BYTES_MAX:
+            lines, tail = lines + newline + tail, b""
+        self._tail = tail
+        found = map(self._step_in, reversed(lines.decode(errors="replace").split("\n")))
+        self._last = next((step for step in found if step is not None), self._last)
+
+    def ask(self) -> Step | None:
+        """The newest step; a line that is not complete counts once it has stood still from one question to the next."""
+        before, self._seen_tail = self._seen_tail, self._tail
+        step = self._step_in(before.decode(errors="replace")) if before and before == self._seen_tail else None
+        return step or self._last
+
+    def _step_in(self, line: str) -> Step | None:
+        if (match := self._find(line)) is None:
+            return None
+        step, total, *_ = (*map(_whole, match.groups()), None)
+        return None if step is None else Step(step, total or None)
+
+
+def _whole(text: str | None) -> int | None:
+    """A number, with or without separators; `None` if it is none."""
+    digits = "" if text is None else text.strip().replace(",", "").replace("_", "")
+    return int(digits) if digits.isdecimal() and len(digits) <= DIGITS_MAX else None
 
 
 class ExpectedOutputMatcher:
@@ -19,8 +102,6 @@ class ExpectedOutputMatcher:
     Args:
         pattern: a regular expression, searched for in each line as text.
     """
-
-    is_open = False
 
     def __init__(self, pattern: str) -> None:
         self._find = re.compile(pattern).search
@@ -50,16 +131,12 @@ class ExpectedOutputMatcher:
         """Ends the search: no more questions follow."""
         self._asked = None
 
-    def takes(self, chunk: bytes, held: int, *, more: bool) -> int:  # noqa: ARG002  all of it, as it comes
-        return len(chunk)
-
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes) -> None:
         if data and self._found != self._asked:
             self._tail, self._is_amid = b"", not data.endswith((b"\n", b"\r"))
             self._lines += 1
         elif data:
             self._search(data.replace(b"\r", b"\n"))
-        return b""
 
     def _search(self, data: bytes) -> None:
         if self._is_amid:
@@ -75,9 +152,3 @@ class ExpectedOutputMatcher:
             is_found |= self._find(self._tail.decode(errors="replace")) is not None
             self._tail = b""
         self._found += is_found
-
-    def end(self) -> bytes:
-        return b""
-
-    def interrupt(self) -> None:
-        """Nothing to end: nothing is shown."""

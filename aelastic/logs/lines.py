@@ -23,7 +23,7 @@ PID = b"\0pid\0"
 
 
 class Splitter(Protocol):
-    """What the follower of a file, and a sink, ask of `PrefixedLines`, `FilteredLines` and `ExpectedOutputMatcher`."""
+    """What the follower of a file, and a sink, ask of `PrefixedLines`, `FilteredLines` and `OutputSearch`."""
 
     @property
     def is_open(self) -> bool:

@@ -40,6 +40,7 @@ from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.host.inotify import Growth
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
+from aelastic.logs.expected_output import Step
 from aelastic.logs.folders import DROPPED, link_latest, refusing, temporary_folder
 from aelastic.logs.follower import Follower
 from aelastic.logs.pump import Pump
@@ -223,6 +224,15 @@ class RunLogs:
             while follower.offset < end and not follower.is_ended:  # noqa: ASYNC110  the pump has a thread
                 await anyio.sleep(SEARCH_LOOK_AGAIN_S)
         return sum(matcher.ask() for _, matcher in searched)
+
+    def steps(self) -> dict[int, Step]:
+        """How far workers of this generation say that they are, by local rank; of those that say so."""
+        asked = {rank: [each.ask() for each in matchers] for rank, matchers in self._opened.progress.items()}
+        return {
+            rank: max(filter(None, found), key=lambda found: found.step)
+            for rank, found in sorted(asked.items())
+            if any(found)
+        }
 
     def trouble(self) -> str:
         """A sentence if a disk that workers write to is full; else ""."""

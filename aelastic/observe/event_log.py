@@ -53,6 +53,8 @@ BACKLOG_MAX = 4096
 RETRY_INTERVAL_S = 5.0
 # How much of the end of a killed agent's log is unknown, against a wake-up of a thread and 200 bytes: 280 KiB a day.
 ALIVE_INTERVAL_S = 60.0
+# Progress is told every 5 s, which would be 4 MiB a day.
+PROGRESS_INTERVAL_S = 60.0
 # An observer's time to close is a little longer.
 FINISH_TIMEOUT_S = CLOSE_TIMEOUT_S - 1
 
@@ -86,9 +88,15 @@ class EventLog(Observer):
         self._put = 0
         self._lost = self._lost_since = 0  # in all, and since that was put down
         self._thread: threading.Thread | None = None
+        self._progress_of, self._progress_at = 0, 0.0  # the last record of progress: its generation, and when
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
         wall_ns = time.time_ns()
+        if isinstance(event, ev.Progressed):
+            is_new = event.generation != self._progress_of or now - self._progress_at >= PROGRESS_INTERVAL_S
+            if not (is_new or event.is_last):
+                return
+            self._progress_of, self._progress_at = event.generation, now
         if self._put - self._writer.settled >= self._backlog_max:
             self._lost += 1
             self._lost_since += 1

@@ -6,6 +6,7 @@ something to begin with.  `docs/reference/http.md` has the table; a test compare
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import get_args
@@ -73,6 +74,14 @@ class RunMetrics:
         self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
+        # Progress.
+        self._step = gauge("aelastic_progress_step", "The step that the workers have done, by --progress.")
+        self._steps = gauge("aelastic_progress_steps", "The last step; 0 where it is not known.")
+        text = "Steps per second, in the last minute."
+        self._steps_per_s = gauge("aelastic_progress_steps_per_second", text)
+        text = "Until the last step, at this speed; NaN where it is not known."
+        self._remaining = gauge("aelastic_progress_remaining_seconds", text)
+        self._remaining.set(math.nan)
         self._run_id = ""
         self._is_starting = False
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
@@ -105,6 +114,11 @@ class RunMetrics:
                 self._noticed.inc(by)
                 if by == "timer":
                     self._expiries.inc()
+            case ev.Progressed() as at:
+                self._step.set(at.step)
+                self._steps.set(at.total or 0)
+                self._steps_per_s.set(at.steps_per_s or 0)
+                self._remaining.set(math.nan if at.remaining_s is None else at.remaining_s)
             case ev.StacksTaken():
                 self._stacks.inc()
             case ev.RunEnded(state=state, traceback=traceback):

@@ -3,7 +3,7 @@
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
 made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_event_source.py`
 makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
-`StacksTaken`, `RunEnded`.  The time of each is given beside it (`observer.py`).
+`Progressed`, `StacksTaken`, `RunEnded`.  The time of each is given beside it (`observer.py`).
 """
 
 from __future__ import annotations
@@ -110,6 +110,24 @@ class Noticed(Record):
     is_stopped: bool  # and counts as failed; else it is only reported
 
 
+class Progressed(Record):
+    """A worker's output said how far it is (`--progress`): every 5 s at most, and once a generation is over."""
+
+    generation: int
+    local_rank: int
+    rank: int
+    step: int
+    total: int | None = None  # of steps
+    steps_per_s: float | None = None
+    remaining_s: float | None = None
+    is_last: bool = False  # of the generation
+
+    @property
+    def share(self) -> float | None:
+        """Of the steps, how much is done: 0 to 1."""
+        return None if self.total is None else min(1.0, self.step / self.total)
+
+
 class StacksTaken(Record):
     """The stacks of this node's workers were taken."""
 
@@ -175,6 +193,7 @@ RunEvent: TypeAlias = (
     | WorkersStarted
     | WorkerEnded
     | Noticed
+    | Progressed
     | StacksTaken
     | Killed
     | Restarting

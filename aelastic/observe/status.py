@@ -6,7 +6,7 @@ Times are monotonic here; the wall clock's comes with the question, since it is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
@@ -85,11 +85,12 @@ class Status:
         self._started_at = 0.0
         self._facts: dict[int, WorkerFact] = {}  # by local rank
         self._past: deque[_Past] = deque(maxlen=PHASES_MAX)
+        self._progress: tuple[ev.Progressed, float] | None = None  # of this generation, and when
         self._restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
         self._last_restart: _LastRestart | None = None
         self._failure: _LastFailure | None = None
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         match event:
             case ev.RunBegan():
                 self._run, self._began, self._since = event, now, now
@@ -98,6 +99,9 @@ class Status:
             case ev.RoundFormed():
                 self._round, self._round_at, self._waited = event, now, ""
                 self._ids, self._facts = {}, dict.fromkeys(range(event.local_world_size), "starting")
+                self._progress = None
+            case ev.Progressed():
+                self._progress = event, now
             case ev.WorkersStarted(ids=ids):
                 self._ids, self._started_at = ids, now
                 for local_rank, fact in self._facts.items():
@@ -173,6 +177,7 @@ class Status:
             "readiness": why,
             "waiting": self._waited or None,
             "round": self._describe_round(at(self._round_at)),
+            "progress": self._describe_progress(at),
             "restarts": dict(self._restarts),
             "last_restart": None if (last := self._last_restart) is None else {**_fields(last), "at": at(last.at)},
             "last_failure": self._describe_failure(),
@@ -211,6 +216,15 @@ class Status:
         fields = _fields(self._round)
         del fields["workers"]  # they follow from the ranks
         return {**fields, "formed": formed}
+
+    def _describe_progress(self, at: Callable[[float], str]) -> dict[str, Any] | None:
+        if self._progress is None:
+            return None
+        progress, told_at = self._progress
+        fields = _fields(progress)
+        for name in ("generation", "local_rank", "is_last"):
+            del fields[name]
+        return {**fields, "percent": None if progress.share is None else int(progress.share * 100), "at": at(told_at)}
 
     def _describe_failure(self) -> dict[str, Any] | None:
         if self._failure is None:

@@ -67,6 +67,7 @@ class StatusText:
         self.last_failure: ProcessFailure | None = None
         self.failed_at = 0.0
         self._waited = ""
+        self._progress: ev.Progressed | None = None  # of this generation
 
     # What happens.
 
@@ -90,6 +91,8 @@ class StatusText:
                 self._on_failure(failure, now)
             case ev.Noticed(_, local_rank, _, _, reason):
                 self._set(local_rank, note=reason)
+            case ev.Progressed():
+                self._progress = event
             case ev.PhaseTook(name, duration_s):
                 self.took[name] = duration_s
             case ev.Restarting(_, reason, restart_count):
@@ -109,7 +112,7 @@ class StatusText:
 
     def _on_formed(self, formed: ev.RoundFormed) -> None:
         self._on_changed(Phase.SPAWNING)  # which is said a moment later
-        self.formed, self.restart_count = formed, formed.restart_count
+        self.formed, self.restart_count, self._progress = formed, formed.restart_count, None
         self.ranks = [RankPicture(formed.first_rank + local, local) for local in range(formed.local_world_size)]
 
     def _set(self, local_rank: int, **fields: Any) -> None:
@@ -137,9 +140,9 @@ class StatusText:
         return self.began_at + (passed // step + 1) * step
 
     def parts(self, now: float) -> tuple[str, ...]:
-        """The time that has passed, what the run does, the round, its size, the restarts."""
+        """The time that has passed, what the run does, how far it is, the round, its size, the restarts."""
         passed = "" if self.began is None else f" {duration(now - self.began_at)}"
-        parts = (f"aelastic{passed}", *self.state, self.round, self.size, self.restarts)
+        parts = (f"aelastic{passed}", *self.state, self.progress, self.round, self.size, self.restarts)
         return tuple(part for part in parts if part)
 
     @property
@@ -186,6 +189,16 @@ class StatusText:
     def _left(self) -> str:
         left = sum(rank.state in {"starting", "running"} for rank in self.ranks)
         return _count(left, "worker") if left else "what workers left behind"
+
+    @property
+    def progress(self) -> str:
+        if (at := self._progress) is None:
+            return ""
+        words = [f"step {at.step}" if at.total is None else f"step {at.step} of {at.total}"]
+        words += [] if at.share is None else [f"{at.share:.0%}"]
+        words += [] if at.steps_per_s is None else [f"{at.steps_per_s:.3g}/s"]
+        words += [] if at.remaining_s is None else [f"{duration(at.remaining_s)} left"]
+        return ", ".join(words)
 
     @property
     def round(self) -> str:

@@ -75,6 +75,7 @@ def _life_box(node: NodeStory, life: Life) -> Box:
         f"rank {life.rank} · generation {life.generation} · {words}\n{node.name}, local rank {life.local_rank}, "
         f"pid {life.pid}, round {life.round}\n{duration(life.start)} + {duration(life.end - life.start)}"
     )
+    text += f"\n{life.progress}" if life.progress else ""
     if life.headline:
         code = "" if life.exitcode is None else f" (exit code {life.exitcode})"
         text += f"\n{life.headline}{code}"

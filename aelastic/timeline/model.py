@@ -54,6 +54,7 @@ class Life:
     headline: str = ""  # why it failed
     exitcode: int | None = None  # of a failure
     known_at: float = 0.0  # when the agent knew of its end
+    progress: str = ""  # how far its output said that it came
 
 
 @dataclass(frozen=True, slots=True)

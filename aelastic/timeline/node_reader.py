@@ -35,6 +35,7 @@ class NodeReader:
         self._phase: str | None = None  # what goes on now
         self._detect_since: float | None = None  # when a worker was gone; the others ran on until the agent knew
         self._alive: dict[int, Life] = {}
+        self._progress: dict[tuple[int, int], str] = {}  # by generation and local rank
 
     def read(self) -> NodeStory:
         node, log = self._node, self._log
@@ -51,6 +52,8 @@ class NodeReader:
             if log.alive_at is not None:
                 node.closing, node.ends = "running", max(node.ends, log.alive_at - self._zero)
             self._leave_open()
+        said = self._progress
+        node.lives = [replace(life, progress=said.get((life.generation, life.local_rank), "")) for life in node.lives]
         return node
 
     def _take(self, entry: Entry, at: float) -> None:
@@ -95,6 +98,10 @@ class NodeReader:
                 self._mark(entry, at, "waited", entry.text("text"))
             case "stop_asked":
                 self._mark(entry, at, "stop asked", f"asked to stop (signal {entry.number('signum')})")
+            case "progressed":
+                words = f"step {entry.number('step')}"
+                words += "" if entry.fields.get("total") is None else f" of {entry.number('total')}"
+                self._progress[entry.number("generation"), entry.number("local_rank")] = words
             case "records_lost":
                 count = entry.number("count")
                 self._node.lost += count

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aelastic.hangs import hang_rules as h
-from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher
-from aelastic.spec import HANG_SIGNALS, ExpectedOutput
+from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher, OutputSearch
+from aelastic.output_patterns import ExpectedOutput
+from aelastic.spec import HANG_SIGNALS
 
 TIMEOUT_S = 60.0
 INTERVAL_S = TIMEOUT_S / h.LOOKS_PER_TIMEOUT
@@ -296,11 +297,12 @@ def chunks_of(data: bytes, cuts: list[int]) -> list[bytes]:
     st.lists(st.integers(0, 200), max_size=12),
 )
 def test_a_match_is_found_however_the_output_comes(lines: list[str], ending: str, cuts: list[int]) -> None:
-    search = ExpectedOutputMatcher(r"^.*loss=\d")
+    matcher = ExpectedOutputMatcher(r"^.*loss=\d")
+    search = OutputSearch([matcher])
     for chunk in chunks_of("".join(line + ending for line in lines).encode(), cuts):
         assert search.takes(chunk, 0, more=False) == len(chunk)
         assert search.feed(chunk) == b""
-    assert bool(search.ask()) is any("loss=1" in line or "loss=3" in line for line in lines)
+    assert bool(matcher.ask()) is any("loss=1" in line or "loss=3" in line for line in lines)
     assert search.end() == b"" and not search.is_open
 
 

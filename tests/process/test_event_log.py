@@ -52,6 +52,7 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.PhaseTook("rendezvous", 0.25),
     ev.WorkersStarted(3, {1: "remote", 0: 4711}),
     ev.Noticed(3, 1, 5, "timer", "timer 'step' expired", True),
+    ev.Progressed(3, 1, 5, 40, 1000, 2.5, 384.0),
     ev.StacksTaken(3, "asked", {0: "py-spy", 1: "nothing: it is gone"}, "/logs/stacks"),
     ev.WorkerEnded(3, 0, 4, "stopped"),
     ev.WorkerEnded(3, 1, 5, "failed", FAILURE),

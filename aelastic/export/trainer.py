@@ -1,0 +1,178 @@
+"""Progress for Kubeflow's Trainer, which shows it as `status.trainerStatus` of the TrainJob (KEP-2779, Trainer 2.2).
+
+The Trainer names its status server in the pod's environment: an URL, the certificate of its authority, and a file with
+a token, which the kubelet renews.  One request is under way at a time, in a thread: a server that is slow, away, or
+refuses, costs the run nothing but one warning.  The first and the last node of a round post, since a script's progress
+comes from its first or its last rank; with one request in 5 s, a job of any size makes two.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+
+from aelastic.aio.threads import run_sync
+from aelastic.core.record import Record
+from aelastic.group.events import WorkerState
+from aelastic.observe import run_events as ev
+from aelastic.observe.observer import Observer
+
+_log = logging.getLogger(__name__)
+
+URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
+# The Trainer asks for 5 s at least between two requests; a server that fails is left alone for longer and longer.
+INTERVAL_S = 5.0
+INTERVAL_MAX_S = 60.0
+REQUEST_TIMEOUT_S = 5.0
+LAST_TIMEOUT_S, LAST_TIMEOUT_OF_FAILING_S = 3.0, 1.0
+# Of a refusal, what is said.
+ANSWER_BYTES_MAX = 4096
+INT32_MAX = (1 << 31) - 1
+
+
+class StatusServer(Record):
+    """Where to post, and what with."""
+
+    url: str
+    ca_cert: Path
+    token: Path
+
+
+def status_server(env: Mapping[str, str]) -> StatusServer | None:
+    """The Trainer's status server; `None` where none is named, or what is named cannot be used, which is logged."""
+    if not (url := env.get(URL, "")):
+        return None
+    missing = next((name for name in (CA_CERT, TOKEN) if not env.get(name)), None)
+    if missing is not None:
+        _log.warning("%s is set, but %s is not: progress is not posted (docs/how-to/progress.md)", URL, missing)
+        return None
+    if urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
+        _log.warning("%s=%s is no https URL: progress is not posted (docs/how-to/progress.md)", URL, url)
+        return None
+    return StatusServer(url, Path(env[CA_CERT]), Path(env[TOKEN]))
+
+
+class TrainerStatus(Observer):
+    """Posts the progress of one run.
+
+    Args:
+        server: the Trainer's.
+    """
+
+    def __init__(self, server: StatusServer) -> None:
+        self._server = server
+        self._progress: ev.Progressed | None = None
+        self._is_spokesman = False
+        self._state: WorkerState | None = None  # in the end
+        self._news = anyio.Event()
+        self._interval_s = INTERVAL_S
+        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002  the server has its own clock
+        match event:
+            case ev.RoundFormed(group_rank=group_rank, group_world_size=nodes):
+                self._is_spokesman = group_rank in {0, nodes - 1}
+            case ev.Progressed():
+                self._progress = event
+                self._news.set()
+            case ev.RunEnded(state=state):
+                self._state = state
+            case _:
+                pass
+
+    async def run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news = anyio.Event()
+            await self._try_to_post(REQUEST_TIMEOUT_S)
+            await anyio.sleep(self._interval_s)
+
+    async def aclose(self) -> None:
+        timeout_s = LAST_TIMEOUT_S if self._interval_s == INTERVAL_S else LAST_TIMEOUT_OF_FAILING_S
+        with anyio.move_on_after(timeout_s):
+            await self._try_to_post(timeout_s)
+
+    async def _try_to_post(self, timeout_s: float) -> None:
+        if not self._is_spokesman or self._progress is None:
+            return
+        body = json.dumps({"trainerStatus": described(self._progress, self._state, datetime.now(UTC))}).encode()
+        send = partial(post_status, self._server, body, timeout_s)
+        try:
+            await run_sync(send, abandon_on_cancel=True, limiter=self._limiter)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if self._interval_s == INTERVAL_S:  # the first failure since a success
+                _log.warning("progress cannot be posted to the Trainer (%s); the job goes on", error)
+            self._interval_s = min(2 * self._interval_s, INTERVAL_MAX_S)
+            self._news.set()  # what was not taken is posted later
+        else:
+            self._interval_s = INTERVAL_S
+
+
+def described(progress: ev.Progressed, state: WorkerState | None, now: datetime) -> dict[str, Any]:
+    """A `trainerStatus`; what is not known is left out.
+
+    Args:
+        state: of a run that is over.
+    """
+    metrics: dict[str, float | None] = {
+        "step": progress.step,
+        "total_steps": progress.total,
+        "steps_per_second": progress.steps_per_s,
+    }
+    share, left = progress.share, progress.remaining_s
+    if state is WorkerState.SUCCEEDED:
+        share, left = 1.0, 0.0
+    status: dict[str, Any] = {
+        "metrics": [
+            {"name": name, "value": str(round(value, 3))} for name, value in metrics.items() if value is not None
+        ],
+        "lastUpdatedTime": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+    if share is not None:
+        status["progressPercentage"] = int(share * 100)
+    if left is not None:
+        status["estimatedRemainingSeconds"] = min(int(left), INT32_MAX)
+    return status
+
+
+def post_status(server: StatusServer, body: bytes, timeout_s: float) -> None:
+    """Sends one status.  Blocks; reads token and certificate anew, since both are renewed while the job runs.
+
+    Raises:
+        OSError: the server is not there, is not the one that the certificate is of, or did not take it.
+        HTTPException: what is there speaks no HTTP.
+    """
+    url = urlsplit(server.url)
+    assert url.hostname is not None  # `status_server` has looked
+    token = server.token.read_text().strip()
+    context = ssl.create_default_context(cafile=str(server.ca_cert))
+    connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=timeout_s, context=context)
+    try:
+        target = urlunsplit(("", "", url.path or "/", url.query, ""))
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        connection.request("POST", target, body, headers)
+        answer = connection.getresponse()
+        said = answer.read(ANSWER_BYTES_MAX)
+        if answer.status != http.client.OK:
+            raise OSError(f"{url.netloc} answered {answer.status} {answer.reason}{_why(said)}")
+    finally:
+        connection.close()
+
+
+def _why(said: bytes) -> str:
+    """The message of a Kubernetes `Status`, on one line."""
+    try:
+        message = json.loads(said)["message"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return f": {''.join(each if each.isprintable() else ' ' for each in str(message)[:200])}"

@@ -1,0 +1,46 @@
+"""Patterns of worker output that a spec asks for: what has to come again and again, and what says how far it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from aelastic.core.record import Record
+
+
+class ExpectedOutput(Record):
+    """What workers have to write, again and again, on either of their streams.
+
+    Args:
+        pattern: a regular expression that some line, or frame of a progress bar, has a match of.
+        within_s: seconds from a worker's start to the first of these, and from each to the next.
+        ranks: global ranks of the workers that it is expected of, each by itself; `None` is all.
+    """
+
+    pattern: str
+    within_s: float
+    ranks: frozenset[int] | None = None
+
+    def concerns(self, env: Mapping[str, str]) -> bool:
+        """Whether it is expected of a worker with that environment."""
+        return self.ranks is None or int(env["RANK"]) in self.ranks
+
+
+def pattern_problem(pattern: str) -> str:
+    """What keeps the text from being a pattern of output."""
+    if not pattern:
+        return "the pattern is empty: every line has it"
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"the pattern {pattern!r} is no regular expression ({error})"
+    return ""
+
+
+def progress_problem(pattern: str) -> str:
+    """What keeps the text from being a pattern of progress."""
+    if problem := pattern_problem(pattern):
+        return problem
+    if not re.compile(pattern).groups:
+        return f"the pattern {pattern!r} has no group: put the step's digits in ( ), as in 'step (\\d+)/(\\d+)'"
+    return ""

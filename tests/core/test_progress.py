@@ -1,0 +1,202 @@
+"""How far workers are: what is found in their output, the pace, and how it is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.arguments import complaint, invoke
+from kit.metrics_text import values
+
+from aelastic import InputError, LaunchConfig, WorkerSpec
+from aelastic.agent.progress import WINDOW_S, Pace
+from aelastic.export.trainer import described, status_server
+from aelastic.group.events import WorkerState
+from aelastic.launcher.launch_config import worker_spec
+from aelastic.logs.expected_output import LINE_BYTES_MAX, ProgressMatcher
+from aelastic.observe import run_events as ev
+from aelastic.observe.metrics import RunMetrics
+from aelastic.observe.status import Status
+from aelastic.observe.status_text import StatusText
+
+PATTERN = r"step (\d+)/(\d+)"
+AT = ev.Progressed(1, 0, 4, 250, 1000, 2.5, 300.0)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+# What is found.
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=9), st.sampled_from(["\n", "\r", "\r\n"]), st.integers(1, 40))
+def test_the_newest_step_is_found_however_the_output_comes(steps: list[int], ending: str, size: int) -> None:
+    matcher = ProgressMatcher(PATTERN)
+    output = "".join(f"loss=1 step {step}/900{ending}no such thing{ending}" for step in steps).encode()
+    for begin in range(0, len(output), size):
+        matcher.feed(output[begin : begin + size])
+    assert matcher.ask() == (steps[-1], 900)
+
+
+@pytest.mark.parametrize(
+    "pattern, line, found",
+    [
+        (PATTERN, b"step 7/90", (7, 90)),
+        (r"it (\S+)(?: of (\d+))?", b"it 7", (7, None)),
+        (r"it (\S+)(?: of (\d+))?", b"it 7 of 0", (7, None)),
+        (r"it (\S+)", b"it 1,234", (1234, None)),
+        (r"it (\S+)", b"it many", None),
+        (r"it (\S+)", b"it " + b"9" * 5000, None),
+        (r"\| (\d+)/(\d+) \[", b"\r 10%|#    | 10/100 [00:01<00:09]\r 11%|#    | 11/100 [00:01<00:08]\r", (11, 100)),
+    ],
+)
+def test_steps_are_numbers_with_or_without_a_last_one(pattern: str, line: bytes, found: object) -> None:
+    matcher = ProgressMatcher(pattern)
+    matcher.feed(line + b"\n")
+    assert matcher.ask() == found
+
+
+def test_a_line_that_is_not_complete_counts_once_it_stands_still() -> None:
+    matcher = ProgressMatcher(PATTERN)
+    matcher.feed(b"step 12/9")
+    assert matcher.ask() is None
+    matcher.feed(b"00")
+    assert (matcher.ask(), matcher.ask()) == (None, (12, 900))
+
+
+def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
+    matcher = ProgressMatcher(PATTERN)
+    matcher.feed(b"step 3/4 ")
+    for _ in range(9):
+        matcher.feed(b"x" * 10_000)
+        assert len(matcher._tail) <= LINE_BYTES_MAX
+    assert matcher.ask() == (3, 4)
+
+
+# The pace.
+
+
+def test_the_pace_is_that_of_the_last_minute_and_begins_anew_with_an_epoch() -> None:
+    pace = Pace()
+    assert pace.saw(0, 0.0) is None
+    assert pace.saw(10, 10.0) == 1
+    assert pace.saw(10, 15.0) == 1  # nothing new
+    for second in range(11, 200):
+        rate = pace.saw(10 + 3 * second, float(second))
+    assert rate == pytest.approx(3)
+    assert len(pace._seen) <= WINDOW_S + 2
+    assert pace.saw(0, 201.0) is None
+
+
+def test_steps_that_take_longer_than_the_window_have_a_pace() -> None:
+    pace = Pace()
+    assert [pace.saw(step, 300.0 * step) for step in range(4)] == [None] + [pytest.approx(1 / 300)] * 3
+
+
+# Where it is shown.
+
+
+@pytest.mark.parametrize(
+    "event, said",
+    [
+        (AT, "step 250 of 1000, 25%, 2.5/s, 5 min 0 s left"),
+        (AT.replace(steps_per_s=None, remaining_s=None), "step 250 of 1000, 25%"),
+        (AT.replace(total=None, remaining_s=None), "step 250, 2.5/s"),
+    ],
+)
+def test_the_status_line_says_how_far_it_is_until_workers_start_again(event: ev.Progressed, said: str) -> None:
+    text = StatusText()
+    text.handle(event, 1.0)
+    assert text.line(1.0, 200) == f"aelastic | starting | {said}"
+    text.handle(ev.RoundFormed(1, 1, 0, 0, 1, 0, 1, 1), 2.0)
+    assert "step" not in text.line(2.0, 200)
+
+
+def test_the_status_and_the_metrics_have_it() -> None:
+    status, metrics = Status(), RunMetrics({})
+    read: dict[str, Any] = {"is_ready": True, "role": "", "agent": None, "workers": {}}
+    assert math.isnan(values(metrics.expose(**read))["aelastic_progress_remaining_seconds"])
+    status.tell(AT, 5.0)
+    metrics.tell(AT, 5.0)
+    assert status.describe(6.0, NOON, {})["progress"] == {
+        "rank": 4, "step": 250, "total": 1000, "steps_per_s": 2.5, "remaining_s": 300.0, "percent": 25,
+        "at": "2026-01-01T11:59:59.000+00:00",
+    }  # fmt: skip
+    found = values(metrics.expose(**read))
+    names = ("step", "steps", "steps_per_second", "remaining_seconds")
+    assert [found[f"aelastic_progress_{name}"] for name in names] == [250, 1000, 2.5, 300]
+
+
+@pytest.mark.parametrize(
+    "event, state, percent, left",
+    [
+        (AT, None, 25, 300),
+        (AT, WorkerState.SUCCEEDED, 100, 0),
+        (AT.replace(step=1200, remaining_s=1e300), WorkerState.FAILED, 100, (1 << 31) - 1),
+        (AT.replace(total=None, remaining_s=None), None, None, None),
+    ],
+)
+def test_the_trainer_gets_what_its_schema_takes(
+    event: ev.Progressed, state: WorkerState | None, percent: int | None, left: int | None
+) -> None:
+    status = described(event, state, NOON)
+    assert (status.get("progressPercentage"), status.get("estimatedRemainingSeconds")) == (percent, left)
+    assert {"name": "step", "value": str(event.step)} in status["metrics"]
+    assert status["lastUpdatedTime"] == "2026-01-01T12:00:00Z"
+
+
+URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
+
+
+@pytest.mark.parametrize(
+    "env, said",
+    [
+        ({URL: "https://a/b", CA: "/ca"}, f"{URL} is set, but {TOKEN} is not"),
+        ({URL: "https://a/b", TOKEN: "/t", CA: ""}, f"{URL} is set, but {CA} is not"),
+        ({URL: "http://a/b", CA: "/ca", TOKEN: "/t"}, f"{URL}=http://a/b is no https URL"),
+    ],
+)
+def test_a_status_server_that_cannot_be_used_is_told_of(
+    caplog: pytest.LogCaptureFixture, env: dict[str, str], said: str
+) -> None:
+    assert status_server(env) is None
+    assert said in caplog.text and "docs/how-to/progress.md" in caplog.text
+
+
+def test_without_a_status_server_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert status_server({}) is None and not caplog.text
+
+
+# How it is asked for.
+
+
+def test_an_option_a_variable_a_field_and_a_config_ask_for_it(tmp_path: Any) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    assert invoke("--progress", PATTERN, str(script)).spec.progress == PATTERN
+    assert invoke(str(script), PET_PROGRESS=PATTERN).spec.progress == PATTERN
+    plain = invoke(str(script)).spec
+    assert plain.progress is None and not plain.watches_output
+    config = LaunchConfig(1, 1, 1, rdzv_backend="c10d", progress=PATTERN)
+    spec = worker_spec(config, "true", [], {"PATH": "/bin:/usr/bin"})
+    assert spec.progress == PATTERN and spec.watches_output
+
+
+@pytest.mark.parametrize(
+    "pattern, said",
+    [
+        ("", "the pattern is empty"),
+        ("step", "the pattern 'step' has no group: put the step's digits in ( )"),
+        ("(", "the pattern '(' is no regular expression"),
+    ],
+)
+def test_a_pattern_without_a_step_is_refused(tmp_path: Any, pattern: str, said: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    told = complaint(f"--progress={pattern}", str(script))
+    assert said in told and "\n" not in told
+    with pytest.raises(InputError, match=re.escape(said)):
+        WorkerSpec(entrypoint="true", progress=pattern)

@@ -1,0 +1,107 @@
+"""`--progress` with real workers: what an unmodified script prints arrives everywhere, and disturbs nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+from kit.launching import Launcher, on_each_loop, wait_for
+from kit.trainer import trainer
+
+from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
+
+PATTERN = r"step (\d+)/(\d+)"
+# Rank 0 says how far it is; the test says when it goes on.
+STEPS = """
+if rank == 0:
+    for step in (1, 2):
+        say("step", f"{step}/4")
+        time.sleep(1.5)
+wait_for("go")
+if rank == 0:
+    say("step 4/4")
+"""
+TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job goes on"
+
+
+@on_each_loop
+def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, loop: str, tmp_path: Path) -> None:
+    with trainer(tmp_path) as server:
+        env = {**server.env, HEALTH_PORT_VARIABLE: "0"}
+        options = "--nproc-per-node", "2", "--progress", PATTERN, "--log-dir", str(tmp_path / "logs"), "--tee", "3"
+        job = launch(STEPS, *options, loop=loop, env=env)
+        wait_for("a status with a pace", lambda: len(server.statuses) > 1 or server.refused)
+        (url,) = re.findall(r"health checks are answered at (http://\S+)", job.stderr)
+        with urllib.request.urlopen(f"{url}/status", timeout=30) as answer:
+            progress = json.loads(answer.read())["progress"]
+        assert (progress["rank"], progress["step"], progress["total"]) == (0, 2, 4)
+        assert progress["steps_per_s"] > 0 and progress["remaining_s"] > 0
+        job.go()
+        assert job.wait() == 0, job.story
+        job.assert_nothing_left()
+        assert not server.refused
+        assert server.statuses[0]["progressPercentage"] == 25
+        last = server.statuses[-1]
+        assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (100, 0)
+        assert {"name": "total_steps", "value": "4"} in last["metrics"]
+    (log,) = tmp_path.glob("logs/latest/events.jsonl")
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    told = [(each["step"], each["is_last"]) for each in records if each["event"] == "progressed"]
+    assert (told[0], told[-1]) == ((1, False), (4, True))
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "wrong token",
+        "another's certificate",
+        "slow",
+        *(pytest.param(each, marks=pytest.mark.all) for each in ("no token", "not there", "5xx")),
+    ],
+)
+def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: Path, trouble: str) -> None:
+    with trainer(tmp_path) as server:
+        env = server.env
+        match trouble:
+            case "wrong token":
+                (tmp_path / "stale").write_text("another pod's")
+                env["KUBEFLOW_TRAINER_SERVER_TOKEN"], said = (
+                    str(tmp_path / "stale"),
+                    "answered 403 Forbidden: Forbidden",
+                )
+            case "no token":
+                env["KUBEFLOW_TRAINER_SERVER_TOKEN"], said = str(tmp_path / "none"), "No such file"
+            case "not there":
+                env["KUBEFLOW_TRAINER_SERVER_URL"], said = "https://127.0.0.1:1/status", "Connection refused"
+            case "another's certificate":
+                url = env["KUBEFLOW_TRAINER_SERVER_URL"]
+                env["KUBEFLOW_TRAINER_SERVER_URL"], said = url.replace("localhost", "127.0.0.1"), "CERTIFICATE_VERIFY"
+            case "5xx":
+                server.answer, said = 500, "answered 500 Internal Server Error: Internal error"
+            case _:
+                server.go.clear()
+                said = ""
+        job = launch("say('step 1/2')\nwait_for('go')\nsay('step 2/2')", "--progress", PATTERN, env=env)
+        if trouble == "slow":
+            wait_for("it is asked", server.asked.is_set)
+        else:
+            wait_for("a warning", lambda: re.search(TROUBLE, job.stderr))
+        job.go()
+        assert job.wait() == 0, job.story
+        job.assert_nothing_left()
+        warnings = re.findall(TROUBLE, job.stderr)
+        assert len(warnings) == bool(said) and all(said in each for each in warnings), job.stderr
+        assert not server.statuses or trouble == "slow"
+
+
+def test_a_token_that_was_renewed_is_read_again(launch: Launcher, tmp_path: Path) -> None:
+    with trainer(tmp_path) as server:
+        job = launch("say('step 1/2')\nwait_for('go')\nsay('step 2/2')", "--progress", PATTERN, env=server.env)
+        wait_for("a status", lambda: server.statuses)
+        server.token.write_text("renewed")
+        job.go()
+        assert job.wait() == 0, job.story
+        assert server.statuses[-1]["progressPercentage"] == 100 and not server.refused
