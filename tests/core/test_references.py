@@ -19,7 +19,7 @@ LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#([\w-]+))?\)")
 MODULE = re.compile(r"`((?:[\w.]+/)*[\w]+\.py)(?::(\w+)(?:\.(\w+))?)?`")
 FOLDER = re.compile(r"`((?:aelastic|tests|docs|benchmarks|examples|tools|\.github)/[\w/-]*)`")
 VERB = re.compile(r"`make ([a-z][a-z-]*)")
-SCRIPTS = {"train.py", "aelastic/rdzv/boards/file.py"}  # the user's, and an example
+SCRIPTS = {"train.py", "worker.py", "program.py", "aelastic/rdzv/boards/file.py"}  # the user's, and an example
 
 
 def each(pattern: re.Pattern[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -73,7 +73,7 @@ def test_every_make_verb_that_a_page_names_is_there() -> None:
 
 
 def python_blocks() -> list[tuple[str, str]]:
-    found = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    found = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
     by_hand = [page for page in PAGES if page.name != "api.md"]  # signatures are no programs
     return [(page.relative_to(ROOT).as_posix(), code) for page in by_hand for code in found.findall(page.read_text())]
 
