@@ -1,7 +1,7 @@
 """Connections of which nothing is known yet: few of them, with little memory, and one line about them in a minute.
 
-Whatever can reach the coordinator's port may connect, and say nothing, or half of something.  Agents say who they are
-at once; so of the others those go first that have said nothing for the longest time, or hold the most.
+Whatever can reach the coordinator's port may connect, and say nothing, or half of something.  Agents identify
+themselves at once; so of the others those go first that have said nothing for the longest time, or hold the most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TELL_INTERVAL_S = 60.0
 
 
 class Strangers:
-    """The connections that have not said who they are.
+    """The connections that have not identified themselves.
 
     Args:
         max_nodes: of the job.
@@ -46,7 +46,7 @@ class Strangers:
         self._streams[stream.conn] = stream
         oldest = next(iter(self._streams))
         if len(self._streams) > self._count_max:
-            self._drop(oldest, now, f"{len(self._streams)} connections have not said who they are")
+            self._drop(oldest, now, f"{len(self._streams)} connections have not identified themselves")
         elif stream.fileno >= self._files_max or len(self._streams) > self._room:
             self._room = max(len(self._streams) - 1, 1)  # the next one gets the number of the one that is dropped
             self._drop(oldest, now, "too few files may be opened for more (ulimit -n)")
@@ -62,7 +62,7 @@ class Strangers:
             self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
 
     def forget(self, conn: int) -> None:
-        """It has said who it is, or has gone."""
+        """It has identified itself, or has gone."""
         self._streams.pop(conn, None)
         if not self._streams:
             self._room = math.inf

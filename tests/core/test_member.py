@@ -35,7 +35,7 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.contact import MARGIN_S
 from aelastic.rdzv.member.leader_watch import CHECK_LEASES, DOUBTED_LEASES, GREETING_LEASES, LATE_LEASES, READ_AGAIN_S
-from aelastic.rdzv.member.member import Phase
+from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import NOTE_INTERVAL_S
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL, to_text

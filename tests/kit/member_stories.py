@@ -7,7 +7,8 @@ from typing import Any
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.member import Member, Phase
+from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks

@@ -14,7 +14,7 @@ from typing import Any
 
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.member.member import Phase as MemberPhase
+from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from kit.simulated_agent import Agent
 from kit.simulated_board import BOARD, Board, BoardFaults

@@ -12,7 +12,7 @@ from kit.effort import examples
 from kit.member_stories import FAILURE, LEASE_S, NODE, SUCCEEDED, Story, assigned, interrupted, record
 
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.member import Phase
+from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD, to_text
 

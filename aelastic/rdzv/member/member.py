@@ -16,30 +16,19 @@ coordinator is suspended, another is elected, the first wakes up and answers a n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.contact import Contact
-from aelastic.rdzv.member.leader_watch import READ_AGAIN_S, LeaderWatch, WatchPhase
-from aelastic.rdzv.member.member_events import Action, Event
+from aelastic.rdzv.member.leader_watch import LeaderWatch, WatchPhase
+from aelastic.rdzv.member.member_events import Action, Event, Phase
 from aelastic.rdzv.member.node_state import NodeState
+from aelastic.rdzv.member.outbox import Outbox
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import PROTOCOL, verdict_from_text
-
-
-class Phase(StrEnum):
-    IDLE = auto()  # the supervisor is not ready yet
-    READING = auto()  # the board was asked for the leader
-    CAMPAIGNING = auto()  # the board was asked to make this node the leader
-    PAUSING = auto()  # until the board is read again
-    CONNECTING = auto()  # to the leader
-    GREETING = auto()  # connected; `Hello` is not answered yet
-    MEMBER = auto()  # the coordinator has welcomed this node
-    OVER = auto()  # this node has left, or the job has ended
+from aelastic.rdzv.protocol.codec import verdict_from_text
 
 
 @dataclass(slots=True)
@@ -62,10 +51,8 @@ class Member(Machine[Event, Action]):
     contact: Contact = field(init=False)
     record: LeaderRecord | None = None  # the last that the board has shown; of the leader that this node connects to
     conn: int = 0  # the connection; numbers are never used twice
+    outbox: Outbox = field(default_factory=Outbox)
     is_leader: bool = False  # this agent hosts the coordinator
-    _unsent: m.NodeMessage | None = None  # submitted since `Hello`: sent with the welcome
-    _heartbeat_at: float = 0.0
-    _read_at: float = 0.0
     _story: Story = field(default_factory=Story, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +63,7 @@ class Member(Machine[Event, Action]):
     def deadline(self) -> float | None:
         if self.phase is Phase.OVER:
             return None
-        own = {Phase.PAUSING: self._read_at, Phase.MEMBER: self._heartbeat_at}.get(self.phase)
+        own = {Phase.PAUSING: self.search.read_at, Phase.MEMBER: self.outbox.heartbeat_at}.get(self.phase)
         look = self.contact.look_at if self._may_be_given_up else None
         times = self.search.deadline, self.leader.deadline, look, own
         return min((time for time in times if time is not None), default=None)
@@ -93,7 +80,7 @@ class Member(Machine[Event, Action]):
             is_searching = self.phase not in {Phase.IDLE, Phase.MEMBER}
             has_limit = self.search.since is not None
             assert has_limit == is_searching, "without a coordinator there is a limit to the search"
-        assert self._unsent is None or self.phase is not Phase.MEMBER, "a member sends at once"
+        assert self.outbox.unsent is None or self.phase is not Phase.MEMBER, "a member sends at once"
         if self.phase in {Phase.CONNECTING, Phase.GREETING, Phase.MEMBER}:
             assert self.record is not None, "a connection is to a leader that the board has shown"
         self.state.validate()
@@ -111,10 +98,8 @@ class Member(Machine[Event, Action]):
                 return self._on_answer(event, now)
             case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if event.conn != self.conn:
                 return []  # an earlier connection's
-            case ev.Connected():
-                return self._on_connected(event, now)
-            case ev.ConnectFailed():
-                return self._on_connect_failed(event, now)
+            case ev.Connected() | ev.ConnectFailed():
+                return self._on_attempted(event, now)
             case ev.Received():
                 return self._on_received(event, now)
             case ev.ConnectionLost():
@@ -141,9 +126,7 @@ class Member(Machine[Event, Action]):
             case Phase.MEMBER:
                 return [ev.Send(message)]
             case Phase.GREETING:  # `Hello` said what was before
-                is_all = self._unsent is None or isinstance(message, m.Ready)
-                assert is_all, "between Hello and Welcome one message says all that follows"
-                self._unsent = message
+                self.outbox.keep(message)
                 return []
             case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING:
                 return []  # the next `Hello` says it
@@ -155,21 +138,21 @@ class Member(Machine[Event, Action]):
     # What the board says.
 
     def _on_answer(self, event: ev.BoardRead | ev.NotEligible | ev.BoardFailed, now: float) -> list[Action]:
-        if self.phase not in {Phase.READING, Phase.CAMPAIGNING}:
-            raise self._impossible(event)
-        match event:
-            case ev.BoardRead():
+        match self.phase:
+            case Phase.READING | Phase.CAMPAIGNING if isinstance(event, ev.BoardRead):
                 return self._stop_if_given_up(event.record, now) + self._on_record(event.record, now)
-            case ev.NotEligible():
-                self.search.trouble = "the coordinator has not started yet"
-                return self._pause(now)
-            case ev.BoardFailed():
+            case Phase.READING | Phase.CAMPAIGNING if isinstance(event, ev.BoardFailed):
                 self.search.trouble = event.reason
                 if self.record is not None and self.leader.may_reconnect(self.record):
                     return self._connect(self.record)
                 return self._pause(now)
+            case Phase.READING | Phase.CAMPAIGNING:
+                self.search.trouble = "the coordinator has not started yet"
+                return self._pause(now)
+            case Phase.IDLE | Phase.PAUSING | Phase.CONNECTING | Phase.GREETING | Phase.MEMBER | Phase.OVER:
+                raise self._impossible(event)
             case _:
-                assert_never(event)
+                assert_never(self.phase)
 
     def _on_checked(self, event: ev.BoardRead | ev.NotEligible | ev.BoardFailed, now: float) -> list[Action]:
         self.leader.is_checking = False
@@ -217,23 +200,31 @@ class Member(Machine[Event, Action]):
 
     # What happens on the connection.
 
-    def _on_connected(self, event: ev.Connected, now: float) -> list[Action]:
-        if self.phase is not Phase.CONNECTING:
-            raise self._impossible(event)
-        assert self.record is not None and self.state.node is not None
-        self.phase, self._unsent = Phase.GREETING, None
-        self.leader.on_connected(now)
-        token, node, past = self.record.candidate.token, self.state.node, self.state.past_at(now)
-        return [ev.Send(m.Hello(PROTOCOL, self.terms, token, node, past, self.leader.epoch))]
-
-    def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
-        if self.phase is not Phase.CONNECTING:
-            raise self._impossible(event)
-        assert self.record is not None
-        self.search.trouble = event.reason
-        if event.is_refused and self.leader.on_refused(self.record.candidate.token, is_here=event.is_here):
-            return self._read_board()
-        return self._pause(now)
+    def _on_attempted(self, event: ev.Connected | ev.ConnectFailed, now: float) -> list[Action]:
+        match self.phase:
+            case Phase.CONNECTING:
+                assert self.record is not None
+                token = self.record.candidate.token
+                if isinstance(event, ev.Connected):
+                    self.phase = Phase.GREETING
+                    self.leader.on_connected(now)
+                    return [ev.Send(self.outbox.greet(self.terms, token, self.state, self.leader.epoch, now))]
+                self.search.trouble = event.reason
+                if event.is_refused and self.leader.on_refused(token, is_here=event.is_here):
+                    return self._read_board()
+                return self._pause(now)
+            case (
+                Phase.IDLE
+                | Phase.READING
+                | Phase.CAMPAIGNING
+                | Phase.PAUSING
+                | Phase.GREETING
+                | Phase.MEMBER
+                | Phase.OVER
+            ):
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
 
     def _on_connection_lost(self, event: ev.ConnectionLost, now: float) -> list[Action]:
         match self.phase:
@@ -303,8 +294,8 @@ class Member(Machine[Event, Action]):
         self.phase = Phase.MEMBER
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
-        self._heartbeat_at = now + welcome.lease_s / 3
-        unsent, self._unsent = self._unsent, None
+        self.outbox.heartbeat_at = now + welcome.lease_s / 3
+        unsent = self.outbox.take_unsent()
         return [] if unsent is None else [ev.Send(unsent)]
 
     def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
@@ -314,10 +305,14 @@ class Member(Machine[Event, Action]):
         return [ev.Deliver(message)] if self.state.on_told(message) else []
 
     def _on_leadership_lost(self, event: ev.LeadershipLost) -> list[Action]:
-        if self.phase is Phase.IDLE:
-            raise self._impossible(event)
-        self.is_leader = False
-        return []  # this node's own connection to the coordinator says what follows
+        match self.phase:
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING | Phase.GREETING | Phase.MEMBER:
+                self.is_leader = False
+                return []  # this node's own connection to the coordinator says what follows
+            case Phase.IDLE | Phase.OVER:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
 
     # Time.
 
@@ -338,7 +333,7 @@ class Member(Machine[Event, Action]):
             case Phase.READING | Phase.CAMPAIGNING | Phase.CONNECTING:  # what this node waits for
                 return self._wait(now)
             case Phase.PAUSING:
-                return self._wait(now) + (self._read_board() if now >= self._read_at else [])
+                return self._wait(now) + (self._read_board() if now >= self.search.read_at else [])
             case Phase.GREETING:
                 return self._wait(now) + self._watch_leader(now)
             case _:
@@ -349,8 +344,7 @@ class Member(Machine[Event, Action]):
             self._lose_leader(f"the coordinator was silent for {self.leader.silence_s:g} s", now, is_lost=True)
             return [ev.Disconnect(), *self._read_board()]
         actions: list[Action] = []
-        if self.phase is Phase.MEMBER and now >= self._heartbeat_at:
-            self._heartbeat_at = now + self.leader.lease_s / 3
+        if self.phase is Phase.MEMBER and self.outbox.is_heartbeat_due(self.leader.lease_s, now):
             actions.append(ev.Send(m.Alive()))
         if now >= min(self.leader.check_at, self.leader.late_at) and self.leader.begin_check(now):
             actions.append(ev.ReadBoard())
@@ -384,7 +378,8 @@ class Member(Machine[Event, Action]):
         return [ev.Campaign(seen, self.leader.epoch)]
 
     def _pause(self, now: float) -> list[Action]:
-        self.phase, self._read_at = Phase.PAUSING, now + READ_AGAIN_S
+        self.phase = Phase.PAUSING
+        self.search.pause(now)
         return []
 
     def _connect(self, record: LeaderRecord) -> list[Action]:

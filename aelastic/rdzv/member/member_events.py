@@ -1,16 +1,29 @@
-"""The events of a member, and its actions.
+"""The phases of a member, its events, and its actions.
 
 Every action says which event answers it.  A connection has a number; events of an earlier connection change nothing.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum, auto
 from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
+
+
+class Phase(StrEnum):
+    IDLE = auto()  # the supervisor is not ready yet
+    READING = auto()  # the board was asked for the leader
+    CAMPAIGNING = auto()  # the board was asked to make this node the leader
+    PAUSING = auto()  # until the board is read again
+    CONNECTING = auto()  # to the leader
+    GREETING = auto()  # connected; `Hello` is not answered yet
+    MEMBER = auto()  # the coordinator has welcomed this node
+    OVER = auto()  # this node has left, or the job has ended
+
 
 # Events.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aelastic.rdzv.member.leader_watch import READ_AGAIN_S
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 # So often the user is told what this node waits for.
@@ -22,6 +23,7 @@ class Search:
     timeout_s: float = JOIN_TIMEOUT_S
     trouble: str = "no answer from the rendezvous store yet"
     since: float | None = None  # `None`: there is a coordinator, or the supervisor is not ready
+    read_at: float = 0.0  # when the board is read again
     _note_at: float = 0.0
 
     @property
@@ -31,6 +33,9 @@ class Search:
     def begin(self, now: float) -> None:
         if self.since is None:
             self.since, self._note_at = now, now + NOTE_INTERVAL_S
+
+    def pause(self, now: float) -> None:
+        self.read_at = now + READ_AGAIN_S
 
     def end(self) -> None:
         self.since = None

@@ -1,0 +1,38 @@
+"""What this node has to say to the coordinator: its greeting, what came after it, the next heartbeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aelastic.rdzv.member.node_state import NodeState
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.codec import PROTOCOL
+
+
+@dataclass(slots=True)
+class Outbox:
+    unsent: m.NodeMessage | None = None  # submitted since `Hello`: sent with the welcome
+    heartbeat_at: float = 0.0
+
+    def greet(self, terms: m.Terms, token: str, state: NodeState, epoch: int, now: float) -> m.Hello:
+        """All that is known of this node, and the newest epoch that it knows."""
+        assert state.node is not None, "a node that connects is ready for a round, or has been"
+        self.unsent = None
+        return m.Hello(PROTOCOL, terms, token, state.node, state.past_at(now), epoch)
+
+    def keep(self, message: m.NodeMessage) -> None:
+        """`Hello` is not answered yet, and has said what was before."""
+        is_all = self.unsent is None or isinstance(message, m.Ready)
+        assert is_all, "between Hello and Welcome one message says all that follows"
+        self.unsent = message
+
+    def take_unsent(self) -> m.NodeMessage | None:
+        unsent, self.unsent = self.unsent, None
+        return unsent
+
+    def is_heartbeat_due(self, lease_s: float, now: float) -> bool:
+        """Whether a heartbeat is due; then the next one is a third of a lease later."""
+        if now < self.heartbeat_at:
+            return False
+        self.heartbeat_at = now + lease_s / 3
+        return True
