@@ -32,6 +32,8 @@ PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
 _NODE_RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 # Slurm's number of nodes of a step of srun; the second is set for a batch script, too, which one node runs.
 _NODES_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+# What to read when a scheduler's variable is wrong, by how its name begins.
+_PAGES = {"SLURM": "docs/how-to/slurm.md", "JOB": "docs/how-to/kubernetes.md"}
 
 
 def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def _nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[i
         return None
     nodes = _count_in(variable, environ, "--nnodes")
     if nodes < 1:
-        raise InputError(f"{variable}={nodes}: at least 1 node is needed: use --nnodes")
+        raise _wrong(variable, nodes, "at least 1 node is needed", "--nnodes")
     host, _ = split_endpoint(chosen["rdzv_endpoint"] or _endpoint_of(chosen["master_addr"], 0), 0)
     if variable == _NODES_VARIABLES[-1] and nodes > 1 and (host in {"localhost", "::1"} or host.startswith("127.")):
         _log.info("a single node, although %s=%d: no other node can reach %s; use --nnodes", variable, nodes, host)
@@ -183,7 +185,7 @@ def _static_rank(chosen: Settings, environ: Mapping[str, str], nodes: int) -> in
         return int(chosen["node_rank"])
     rank = _count_in(variable, environ, "--node-rank")
     if rank >= nodes:
-        raise InputError(f"{variable}={rank}: the node ranks of {nodes} nodes are 0 to {nodes - 1}: use --node-rank")
+        raise _wrong(variable, rank, f"the node ranks of {nodes} nodes are 0 to {nodes - 1}", "--node-rank")
     _log.info("%s=%d is the node rank; use --node-rank for another", variable, rank)
     return rank
 
@@ -191,22 +193,29 @@ def _static_rank(chosen: Settings, environ: Mapping[str, str], nodes: int) -> in
 def _count_in(variable: str, environ: Mapping[str, str], option: str) -> int:
     text = environ[variable]
     if not (text.isascii() and text.isdecimal()):
-        raise InputError(f"{variable}={text}: it should hold a whole number, which the scheduler sets: use {option}")
+        raise _wrong(variable, text, "it should hold a whole number, which the scheduler sets", option)
     return int(text)
 
 
+def _wrong(variable: str, value: object, why: str, option: str) -> InputError:
+    page = _PAGES[variable.partition("_")[0]]
+    return InputError(f"{variable}={value}: {why}: use {option}, or see {page}")
+
+
 def _preferred_rank(chosen: Settings, environ: Mapping[str, str]) -> int | None:
-    """The user's --node-rank, else the scheduler's number of this node if the back end is ours."""
+    """The user's --node-rank, else the scheduler's number of this node if the back end is ours.
+
+    Raises:
+        InputError: the scheduler's variable holds no rank; by a wrong one, a node would take another's place.
+    """
     if not chosen.by_dest["node_rank"].is_default:
         return int(chosen["node_rank"])
-    if chosen["rdzv_backend"] not in BACKENDS:
+    variable = next((name for name in _NODE_RANK_VARIABLES if environ.get(name)), None)
+    if chosen["rdzv_backend"] not in BACKENDS or variable is None:
         return None
-    for variable in _NODE_RANK_VARIABLES:
-        text = environ.get(variable, "")
-        if text.isascii() and text.isdecimal():
-            _log.info("%s=%s is the preferred node rank; use --node-rank for another", variable, text)
-            return int(text)
-    return None
+    rank = _count_in(variable, environ, "--node-rank")
+    _log.info("%s=%d is the preferred node rank; use --node-rank for another", variable, rank)
+    return rank
 
 
 def check_backend(backend: str, source: str) -> None:

@@ -129,10 +129,8 @@ C10D = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0"
         ("", {"PET_NODE_RANK": "3"}, 3),
         ("", {"PET_NODE_RANK": "", "SLURM_NODEID": "4"}, 4),
         ("", {"JOB_COMPLETION_INDEX": "5", "SLURM_NODEID": "4"}, 5),
-        ("", {"JOB_COMPLETION_INDEX": "five", "SLURM_NODEID": "4"}, 4),
-        ("", {"JOB_COMPLETION_INDEX": "-1"}, None),
-        ("", {"JOB_COMPLETION_INDEX": "²"}, None),
-        ("--node-rank 0", {"JOB_COMPLETION_INDEX": "5"}, 0),
+        ("", {"JOB_COMPLETION_INDEX": "", "SLURM_NODEID": ""}, None),
+        ("--node-rank 0", {"JOB_COMPLETION_INDEX": "five"}, 0),
         ("", {"PET_NODE_RANK": "0", "JOB_COMPLETION_INDEX": "5"}, 0),
     ],
 )
@@ -200,8 +198,11 @@ def test_a_static_job_with_an_address_has_as_many_nodes_as_slurm_says(
 @pytest.mark.parametrize(
     "environ, words",
     [
-        ({"JOB_COMPLETION_INDEX": "five"}, "JOB_COMPLETION_INDEX=five: .* use --node-rank"),
-        ({"SLURM_NODEID": "²"}, "SLURM_NODEID=²: .* use --node-rank"),
+        (
+            {"JOB_COMPLETION_INDEX": "five"},
+            "JOB_COMPLETION_INDEX=five: .* use --node-rank, .* docs/how-to/kubernetes.md",
+        ),
+        ({"SLURM_NODEID": "²"}, "SLURM_NODEID=²: .* use --node-rank, or see docs/how-to/slurm.md"),
         ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "SLURM_NODEID=2: the node ranks of 2 nodes are 0 to 1"),
         ({"SLURM_NODEID": "0", "SLURM_NNODES": "two"}, "SLURM_NNODES=two: .* use --nnodes"),
         ({"SLURM_NODEID": "0", "SLURM_NNODES": "0"}, "SLURM_NNODES=0: at least 1 node is needed: use --nnodes"),
@@ -212,6 +213,11 @@ def test_what_a_scheduler_should_not_say_is_refused_by_the_variables_name(
 ) -> None:
     nodes = () if "SLURM_NNODES" in environ else ("--nnodes=2",)
     assert re.match(words, complaint(*nodes, "--master-addr=node0", script, **environ))
+
+
+@pytest.mark.parametrize("variable, value", [("JOB_COMPLETION_INDEX", "-1"), ("SLURM_NODEID", "abc")])
+def test_a_wish_that_is_no_rank_is_refused_by_the_variables_name(script: str, variable: str, value: str) -> None:
+    assert complaint(*C10D.split(), script, **{variable: value}).startswith(f"{variable}={value}: it should hold")
 
 
 def test_a_foreign_handler_does_not_ask_the_scheduler(script: str) -> None:
