@@ -1,0 +1,145 @@
+"""`deploy/slurm/train.sbatch` in a real Slurm: jobs that succeed, fail, are cancelled, put back, and run out of time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.launching import PREAMBLE, wait_for
+from kit.slurm import Slurm, slurm
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
+ONE_WORKER = "--export=ALL,NPROC_PER_NODE=1"
+
+# Counts from its last checkpoint; a stop makes it write one.  `finish` in its folder lets it end.
+TRAINING = """
+from pathlib import Path
+
+name, fails = sys.argv[1:]
+checkpoint = Path(f"{name}.{rank}")
+begin = int(checkpoint.read_text()) if checkpoint.exists() else 0
+step = begin + 1
+
+
+def save(*_):
+    checkpoint.write_text(str(step))
+    say(f"saved at {step}")
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+say(f"rank {rank} of {os.environ['WORLD_SIZE']} begins at {begin}, restart {restart}, queue {os.environ.get('SLURM_RESTART_COUNT', 0)}")
+if fails == "always" or fails == "once" and restart == 0:
+    sys.exit(7)
+wait_for("finish")
+say("finished")
+"""
+
+pytestmark = [pytest.mark.all, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    folder = tmp_path_factory.mktemp("slurm")
+    with slurm(folder) as running:
+        (folder / "train.py").write_text(PREAMBLE + TRAINING)
+        yield running
+
+
+@pytest.fixture
+def cluster(running: Slurm) -> Iterator[Slurm]:
+    yield running
+    running.run("scancel", "--me")
+    (running.folder / "finish").unlink(missing_ok=True)
+    wait_for(f"no process: {running.processes()}", lambda: not running.processes())
+
+
+def finish(cluster: Slurm) -> None:
+    (cluster.folder / "finish").touch()
+
+
+def test_a_job_has_an_agent_on_each_node_and_one_world(cluster: Slurm) -> None:
+    job = cluster.submit("--export=ALL,NPROC_PER_NODE=2", SCRIPT, "train.py", "plain", "never")
+    cluster.wait_output(job, " of 4 begins at 0", 4)
+    finish(cluster)
+    assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
+
+
+@pytest.mark.parametrize("fails, end", [("once", ("COMPLETED", "0:0")), ("always", ("FAILED", "7:0"))])
+def test_a_failed_worker_is_started_again_and_its_code_becomes_the_jobs(
+    cluster: Slurm, fails: str, end: tuple[str, str]
+) -> None:
+    finish(cluster)
+    job = cluster.submit(f"{ONE_WORKER},MAX_RESTARTS=1", SCRIPT, "train.py", f"fails-{fails}", fails)
+    assert cluster.wait_end(job) == end, cluster.story(job)
+    assert cluster.story(job).count("begins at 0, restart 1") == 2
+
+
+def test_scancel_lets_the_workers_save(cluster: Slurm) -> None:
+    job = cluster.submit(ONE_WORKER, SCRIPT, "train.py", "cancelled", "never")
+    cluster.wait_output(job, "begins at 0", 2)
+    cluster.run("scancel", job)
+    assert cluster.wait_end(job)[0] == "CANCELLED"
+    cluster.wait_output(job, "saved at 1", 2)
+
+
+def test_near_its_time_limit_a_job_saves_and_goes_on_from_there_later(cluster: Slurm) -> None:
+    options = ("--time=1", "--signal=B:USR1@50")
+    job = cluster.submit(*options, ONE_WORKER, SCRIPT, "train.py", "limit", "never")
+    cluster.wait_output(job, f"job {job} goes back into the queue")
+    assert cluster.story(job).count("saved at 1") == 2
+    finish(cluster)
+    assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
+    assert cluster.story(job).count("begins at 1, restart 0, queue 1") == 2
+
+
+def test_a_job_that_is_put_back_begins_again(cluster: Slurm) -> None:
+    job = cluster.submit(ONE_WORKER, SCRIPT, "train.py", "requeued", "never")
+    cluster.wait_output(job, "begins at 0", 2)
+    cluster.run("scontrol", "requeue", job)
+    cluster.wait_output(job, "begins at 1, restart 0, queue 1", 2)
+    finish(cluster)
+    assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
+
+
+def test_elements_of_an_array_on_the_same_nodes_are_jobs_of_their_own(cluster: Slurm) -> None:
+    """The last element has the array's number: what is done to it is not done to the others."""
+    array = cluster.submit("--array=0-1", ONE_WORKER, SCRIPT, "train.py", "array", "never")
+    for element in (f"{array}_0", f"{array}_1"):
+        cluster.wait_output(element, " of 2 begins at 0", 2)
+    cluster.run("scancel", "--batch", "--signal=USR1", f"{array}_1")
+    cluster.wait_output(f"{array}_1", f"job {array}_1 goes back into the queue")
+    assert "saved" not in cluster.story(f"{array}_0")
+    finish(cluster)
+    for element in (f"{array}_0", f"{array}_1"):
+        assert cluster.wait_end(element) == ("COMPLETED", "0:0"), cluster.story(element)
+
+
+def test_the_others_go_on_without_a_lost_node(cluster: Slurm) -> None:
+    job = cluster.submit(f"{ONE_WORKER},MIN_NODES=1", SCRIPT, "train.py", "lost", "never")
+    cluster.wait_output(job, " of 2 begins at 0", 2)
+    for pid in cluster.processes(f"SLURM_JOB_ID={job}", "SLURM_NODEID=1"):
+        os.kill(pid, signal.SIGKILL)
+    cluster.wait_output(job, "rank 0 of 1 begins at 1")
+    finish(cluster)
+    assert cluster.wait_end(job) == ("FAILED", "137:0"), cluster.story(job)
+    assert "finished" in cluster.story(job)
+
+
+@pytest.mark.parametrize(
+    "env, words",
+    [
+        ({}, "SLURM_JOB_ID= is no job of Slurm: start this script with sbatch"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "0"}, "SLURM_NNODES=0 is no number of nodes"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, "there is no training script on the command line"),
+    ],
+)
+def test_what_is_no_job_of_slurm_is_refused_in_a_sentence(env: dict[str, str], words: str) -> None:
+    done = subprocess.run(
+        [SCRIPT], env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, f"train.sbatch: {words}, see docs/how-to/slurm.md\n")
