@@ -1,0 +1,49 @@
+"""`torchx run aelastic.ddp`, the component that TorchX finds by its entry point, on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from kit.recipes import python_with
+
+LIMIT_S = 100.0
+WORKER = """
+import os, sys
+
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", *sys.argv[1:])
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and "fail" in sys.argv:
+    sys.exit(7)
+"""
+
+pytestmark = pytest.mark.all
+
+
+def torchx(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    bin_ = Path(python_with("torchx")).parent
+    env = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    (folder / "train.py").write_text(WORKER)
+    return subprocess.run(
+        [bin_ / "torchx", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+@pytest.mark.parametrize("nodes", ["1x2", "2x1"])
+def test_a_component_starts_a_job_and_restarts_its_workers(tmp_path: Path, nodes: str) -> None:
+    options = ("-s", "local_cwd", "--wait", "aelastic.ddp", "-j", nodes, "--max_restarts", "2", "--script", "train.py")
+    done = torchx(tmp_path, "run", *options, "fail")
+    assert done.returncode == 0 and "SUCCEEDED" in done.stderr, done.stdout + done.stderr
+    assert all(f"rank {rank} of 2, restart 1 fail" in done.stdout + done.stderr for rank in (0, 1))
+
+
+def test_torchxs_own_components_are_still_there(tmp_path: Path) -> None:
+    done = torchx(tmp_path, "builtins")
+    assert all(f". {name}\n" in done.stdout for name in ("aelastic.ddp", "dist.ddp", "utils.echo")), done.stdout
+
+
+def test_a_job_that_fails_for_good_is_failed(tmp_path: Path) -> None:
+    options = ("-s", "local_cwd", "--wait", "aelastic.ddp", "--max_restarts", "0", "--script", "train.py", "fail")
+    done = torchx(tmp_path, "run", *options)
+    assert done.returncode == 1 and "FAILED" in done.stderr, done.stderr
