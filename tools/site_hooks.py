@@ -6,6 +6,7 @@ The site has no address of the repository's files, so a link to one becomes its 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,24 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return within_the_site(markdown, page.file.src_uri)
+
+
+def on_nav(nav: Any, config: Any, **_: Any) -> None:
+    config["sections"] = [item for item in nav.items if item.is_section]
+
+
+def on_post_build(config: Any) -> None:
+    """Writes `llms.txt`: each page with its address and its first paragraph, for readers that are programs."""
+    lines = [f"# {config['site_name']}", f"> {config['site_description']}"]
+    for section in config["sections"]:
+        lines += [f"## {section.title}", *(_listed(page) for page in section.children if page.is_page)]
+    Path(config["site_dir"], "llms.txt").write_text("\n\n".join(lines) + "\n")
+
+
+def _listed(page: Any) -> str:
+    first = next((text for text in page.markdown.split("\n\n")[1:] if text[:1].isalnum() or text[:1] in "`["), "")
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(first.split()))
+    return f"- [{page.title}]({page.url}): {words.partition('. ')[0].rstrip(':.')}"
 
 
 def within_the_site(text: str, page: str) -> str:

@@ -37,6 +37,8 @@ def test_the_site_is_built_with_all_links_alive_and_no_page_fetches_anything(tmp
     assert [page for page in pages if FETCHED.search(page.read_text())] == []
     tables = (tmp_path / "site/reference/cli.html").read_text()
     assert "--nproc-per-node" in tables and "<td>" in tables
+    listed = re.findall(r"^- \[.+\]\((.+)\): \S", (tmp_path / "site/llms.txt").read_text(), re.MULTILINE)
+    assert len(listed) > 40 and all((tmp_path / "site" / address).exists() for address in listed)
 
 
 def test_a_dead_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
