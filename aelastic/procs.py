@@ -18,7 +18,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -228,13 +228,11 @@ class _Worker:
         return [entry for entry in proc_table.session_members({self.pid}) if entry.pid != self.pid]
 
     def signal(self, signum: int) -> None:
-        try:
+        with suppress(ProcessLookupError):  # it has ended, and its `Exited` is on the way
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signum)
             else:
                 os.kill(self.pid, signum)
-        except ProcessLookupError:
-            pass  # it has ended, and its `Exited` is on the way
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -290,6 +288,9 @@ class LocalWorkers(WorkerBackend):
             raise
         return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in self._workers.items()}
 
+    def is_warm(self, local_rank: int) -> bool:
+        return self._fork_server is not None and local_rank in self._fork_server.warm
+
     async def _end_orphans(self) -> None:
         """Kills what workers that are gone have left behind outside of their sessions, where this process adopts it."""
         with anyio.move_on_after(ORPHANS_TIMEOUT_S):
@@ -328,9 +329,10 @@ class LocalWorkers(WorkerBackend):
             await self.clear(rank)
 
     def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
-        child: _Child
         try:
-            child = _Program(start) if isinstance(start.entrypoint, str) else _Function(start, self._start_method)
+            child: _Child = (
+                _Program(start) if isinstance(start.entrypoint, str) else _Function(start, self._start_method)
+            )
         except OSError as error:
             if shortage_of(error):
                 raise
@@ -375,9 +377,8 @@ class LocalWorkers(WorkerBackend):
         worker = self._workers[local_rank]
         if isinstance(worker, WorkerExit):
             return super().describe(local_rank)
-        left = [
-            entry for entry in (proc_table.process(worker.pid), *worker.others()) if entry and entry.state not in "ZX"
-        ]
+        found = (proc_table.process(worker.pid), *worker.others())
+        left = [entry for entry in found if entry and entry.state not in "ZX"]
         return f"local rank {local_rank}: " + (", ".join(_describe(entry) for entry in left) or "nothing")
 
     async def aclose(self) -> None:
@@ -392,9 +393,8 @@ class LocalWorkers(WorkerBackend):
 
 
 def _describe(entry: proc_table.Process) -> str:
-    try:
+    place = ""
+    with suppress(OSError):
         place = Path(f"/proc/{entry.pid}/wchan").read_text()
-    except OSError:
-        place = ""
     sleep = " (uninterruptible sleep)" if entry.state == "D" else ""
     return f"pid {entry.pid} in state {entry.state}{sleep}" + (f", in {place}" if place not in {"", "0"} else "")

@@ -2,6 +2,7 @@
 
 - `run`: the mailbox loop; carries out what the worker group asks for, and tells the observers
 - `generation`: one start of the workers, followed until nothing of them is left
+- `start_watch`: how far workers that start have come; `grace_watch`: what workers that are stopped still do
 - `resources`: logs, sockets, store, watches, rendezvous link and back end, opened and closed as one
 - `node_offer`: what this node offers to the rendezvous
 - `postmortem`: what a worker left: its return value, or why it failed

@@ -87,6 +87,7 @@ class Generation:
                 held.stack_dumps.begin(starts)
                 held.unhealthy.begin(starts)
                 held.grace.begin(starts)
+                held.start_watch.begin(starts)
                 starter, by = self._settings.starter, held.backend.start
                 ids = await (by(starts) if starter is None else starter(starts, by))
                 held.logs.started(ids)
@@ -99,7 +100,7 @@ class Generation:
             # After the workers: they need a second before they need the store.
             if self._assigned.ranks.group_rank == 0 and self._store_server == "agent":
                 held.store.serve()
-            self._post(ev.Spawned(self.number, ids))
+            self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
             held.watches.started(self.number, starts, ids)
             for start in starts:
                 tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")

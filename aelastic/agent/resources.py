@@ -12,6 +12,7 @@ import anyio
 from aelastic.agent.grace_watch import GraceWatch
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.progress import Progress
+from aelastic.agent.start_watch import StartWatch
 from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.core.record import Record
 from aelastic.errors import InputError
@@ -94,6 +95,7 @@ class Resources:
             self.stack_dumps = StackDumps(
                 group, scratch=scratch, sockets=self.sockets, env=env, is_local=settings.is_local, tell=tell
             )
+            self.start_watch = StartWatch(group, tell, is_local=settings.is_local)
             self.grace = GraceWatch(group, post, is_local=settings.is_local)
             self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
@@ -102,7 +104,7 @@ class Resources:
             self.store = StoreHost(self.sockets.mark_env(env))
             self.link: Link = open_link(spec, settings.node_id, AgentContext(settings.run_id, env, self.store))
             # Last: these start processes.
-            fork_server = self._fork_server(settings)
+            fork_server = self._fork_server(settings, tell)
             if fork_server is not None:
                 self.store.fork = fork_server.fork_helper
             self.backend = settings.backend or LocalWorkers(
@@ -114,7 +116,7 @@ class Resources:
             )
             made.pop_all()
 
-    def _fork_server(self, settings: AgentSettings) -> ForkServer | None:
+    def _fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
         spec = settings.spec
         if not spec.preload:
             return None
@@ -132,7 +134,7 @@ class Resources:
         else:
             command = function_command()
         env = common_env(spec, {**settings.env, **self.watches.env}, settings.run_id)
-        return ForkServer(command, spec.preload, self.sockets.mark_env(env), own_variables(spec))
+        return ForkServer(command, spec.preload, self.sockets.mark_env(env), own_variables(spec), tell)
 
     def open(self) -> None:
         """Makes the run's folders, and what watches need in them.

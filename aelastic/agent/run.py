@@ -70,6 +70,7 @@ class Run:
             from aelastic.observe.event_log import FILE_NAME, EventLog
 
             self._observers.add(EventLog(folder / FILE_NAME))
+        self._observers.add(self.resources.start_watch)
 
     @property
     def result(self) -> RunResult:

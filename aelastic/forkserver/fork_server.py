@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.learning import Imports
@@ -30,6 +31,8 @@ from aelastic.group.backend import WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.helpers import start_helper
 from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.usage import pss_bytes
+from aelastic.observe.run_events import ForkServerMeasured
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +45,9 @@ END_TIMEOUT_S = 1.0
 PRINTED_CHARS_MAX = 200
 # What is learned is imported while nothing else needs the CPU; where that never happens, beside the workers after this.
 IDLE_TIMEOUT_S = 10.0
+# Its memory is measured once the next generation is parked, and now and then.
+MEASURE_DELAY_S = 3.0
+MEASURE_INTERVAL_S = 300.0
 
 
 ChildT = TypeVar("ChildT")
@@ -60,6 +66,7 @@ class ForkServer:
         modules: what to preload; `"auto"`: what the first workers import, while nothing else needs the CPU.
         env: what the environments of all workers have in common, and the agent's mark.
         differing: names of variables that differ from worker to worker, or from start to start.
+        tell: takes what observers are to hear.
     """
 
     def __init__(
@@ -68,10 +75,12 @@ class ForkServer:
         modules: Preloaded,
         env: Mapping[str, str],
         differing: frozenset[str],
+        tell: Callable[[ForkServerMeasured], None],
     ) -> None:
         self._command = command
         self._env = env
         self._differing = sorted(differing)
+        self._tell_observers = tell
         self._core = preload.Preload((), is_learning=True) if modules == "auto" else preload.Preload(modules)
         self._is_auto = modules == "auto"
         self._imports = Imports() if self._is_auto else None  # while it learns
@@ -82,8 +91,10 @@ class ForkServer:
         self._decided = anyio.Event()  # it can fork, or never will
         self._count = 0  # of workers, once some were started
         self._parked: list[Parked] = []
+        self.warm: frozenset[int] = frozenset()  # local ranks of the last start whose processes had imported something
         self._tasks: TaskGroup | None = None
         self._told: set[str] = set()
+        self._has_forked = anyio.Event()  # since its memory was measured
         self._start(self._core.modules)
 
     def _start(self, modules: tuple[str, ...]) -> None:
@@ -119,6 +130,7 @@ class ForkServer:
         """Follows the process.  Runs until cancelled."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
+            tasks.start_soon(self._measure, name="memory of the fork server")
             try:
                 while self._control is not None:
                     message = await receive(self._control)
@@ -213,9 +225,11 @@ class ForkServer:
         """
         await self._be_ready()
         self._count = len(starts)
+        self._has_forked.set()
         self._park(len(starts))
         chosen, self._parked = self._parked[: len(starts)], self._parked[len(starts) :]
         begun: dict[int, ChildT] = {}
+        is_learning = self._core.is_learning
         try:
             async with anyio.create_task_group() as tasks:
                 for parked, start in zip(chosen, starts, strict=False):
@@ -224,6 +238,7 @@ class ForkServer:
             for parked in chosen:
                 self._bury(parked)
             raise
+        self.warm = frozenset() if is_learning else frozenset(begun)
         if self._tasks is not None:
             self._tasks.start_soon(self._park_later, name="park")
             if self._core.is_learning and self._imports is not None and not self._is_gathering:
@@ -275,6 +290,18 @@ class ForkServer:
         except OSError:
             self._bury(parked)
             raise
+
+    async def _measure(self) -> None:
+        """Tells how much memory the process and those that are parked have, where that has changed."""
+        told = ForkServerMeasured(0, 0)
+        while True:
+            with anyio.move_on_after(MEASURE_INTERVAL_S):
+                await self._has_forked.wait()
+                self._has_forked = anyio.Event()
+                await anyio.sleep(MEASURE_DELAY_S)
+            measured = await run_sync(_memory_of, self._popen.pid, abandon_on_cancel=True)
+            if (measured.parked, measured.pss_bytes >> 20) != (told.parked, told.pss_bytes >> 20):
+                self._tell_observers(told := measured)
 
     def _park(self, count: int) -> None:
         """Has processes forked until so many are parked; each announces itself at its gate."""
@@ -333,3 +360,9 @@ class ForkServer:
         if self._printed >= 0:
             os.close(self._printed)
             self._printed = -1
+
+
+def _memory_of(leader: int) -> ForkServerMeasured:
+    """Of a fork server and what it has parked, which stays in its session.  In a thread."""
+    pids = [entry.pid for entry in proc_table.session_members({leader})]
+    return ForkServerMeasured(max(0, len(pids) - 1), pss_bytes(pids))

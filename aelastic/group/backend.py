@@ -60,6 +60,10 @@ class WorkerBackend(ABC):
         cancelled within `shutdown_timeout_s` is left behind: what it starts then gets SIGKILL.
         """
 
+    def is_warm(self, local_rank: int) -> bool:  # noqa: ARG002
+        """Whether a worker that was started had modules imported already (`--preload`)."""
+        return False
+
     @abstractmethod
     async def wait(self, local_rank: int) -> WorkerExit:
         """Returns when the worker has ended.  Called once per worker and generation."""

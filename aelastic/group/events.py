@@ -76,6 +76,7 @@ class Spawned(Record):
 
     generation: int
     ids: Mapping[int, Any]
+    warm: frozenset[int] = frozenset()  # local ranks of workers that had their modules imported already
 
 
 class SpawnCancelled(Record):

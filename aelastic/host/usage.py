@@ -1,8 +1,11 @@
-"""What a process uses: CPU time and memory, as the kernel counts them (`proc_pid_stat(5)`)."""
+"""What processes use: CPU time and memory, as the kernel counts them (`proc_pid_stat(5)`, `proc_pid_smaps(5)`)."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
@@ -31,3 +34,15 @@ def usage_of(pid: int | str, session: int | None = None) -> Usage | None:
     if fields is None or fields[_STATE] in {b"Z", b"X"} or (session is not None and int(fields[_SESSION]) != session):
         return None
     return Usage((int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S, int(fields[_RSS]) * _PAGE_BYTES)
+
+
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Memory of several processes, in which a page that many share counts in parts; of what is gone, none.
+
+    The kernel walks through all of their pages, which takes milliseconds for each: for a thread.
+    """
+    found = 0
+    for pid in pids:
+        with suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            found += sum(int(kib) << 10 for kib in re.findall(rb"^Pss: +(\d+) kB$", file.read(), re.MULTILINE))
+    return found

@@ -47,7 +47,7 @@ Json: TypeAlias = dict[str, Any]
 FILE_NAME = "events.jsonl"
 # Goes up when a field changes its meaning or goes; not when one is added.
 SCHEMA = 1
-# A generation of 512 workers is a thousand records: what a disk that hangs for some restarts has to take later.
+# A generation of 512 workers is two thousand records: what a disk that hangs for some restarts has to take later.
 BACKLOG_MAX = 4096
 # How often a disk that was full is tried again.
 RETRY_INTERVAL_S = 5.0
@@ -258,8 +258,11 @@ class Records:
                 self._place = {"round": event.round, "generation": event.generation}
                 self._first_rank = event.first_rank
             case ev.WorkersStarted(_, ids):
-                del fields["ids"]
-                fields["workers"] = [self._worker(local_rank, ids[local_rank]) for local_rank in sorted(ids)]
+                del fields["ids"], fields["warm"]
+                fields["workers"] = [
+                    {**self._worker(local_rank, ids[local_rank]), "kind": event.kind_of(local_rank)}
+                    for local_rank in sorted(ids)
+                ]
             case ev.PhaseTook(local_rank=None):
                 del fields["local_rank"]  # it concerns them all
             case ev.PhaseTook(local_rank=int(local_rank)):

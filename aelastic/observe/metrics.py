@@ -6,6 +6,7 @@ something to begin with.  `docs/reference/http.md` has the table; a test compare
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -82,10 +83,25 @@ class RunMetrics:
         text = "Until the last step, at this speed; NaN where it is not known."
         self._remaining = gauge("aelastic_progress_remaining_seconds", text)
         self._remaining.set(math.nan)
+        self._declare_starts()
         self._run_id = ""
         self._is_starting = False
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
         self._down_since: float | None = None  # since when workers do not run that did
+
+    def _declare_starts(self) -> None:
+        text = "From the complete round until a worker has come so far."
+        name = "aelastic_worker_start_seconds"
+        self._start_took = self.registry.histogram(name, text, "kind", "phase", buckets=DURATION_BUCKETS_S)
+        for kind, phase in itertools.product(get_args(ev.StartKind), get_args(ev.StartPhase)):
+            if (kind, phase) != ("cold", "imported"):  # which is not seen from outside
+                self._start_took.declare(kind, phase)
+        self._formed_at = 0.0
+        self._parked = self.registry.gauge(
+            "aelastic_parked_processes", "Processes of the fork server that wait to be workers."
+        )
+        text = "Memory of the fork server and of what it has parked, shared pages in parts (PSS)."
+        self._fork_server_pss = self.registry.gauge("aelastic_fork_server_pss_bytes", text)
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         match event:
@@ -99,12 +115,21 @@ class RunMetrics:
                 self._state.choose(state.value)
             case ev.RoundFormed() as formed:
                 self._on_round(formed)
+                self._formed_at = now
             case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
             case ev.WorkersStarted() if self._is_starting:  # else they are being stopped already
+                for kind in map(event.kind_of, event.ids):
+                    for reached in ("spawned", "imported") if kind == "warm" else ("spawned",):
+                        self._start_took.observe(now - self._formed_at, kind, reached)
                 if self._down_since is not None:
                     self._restart_took.observe(now - self._down_since)
                 self._failed_at = self._down_since = None
+            case ev.WorkerReached(kind=kind, phase=phase, duration_s=duration_s):
+                self._start_took.observe(duration_s, kind, phase)
+            case ev.ForkServerMeasured(parked, pss_bytes):
+                self._parked.set(parked)
+                self._fork_server_pss.set(pss_bytes)
             case ev.WorkerEnded(outcome=outcome):
                 self._exits.inc(outcome)
             case ev.Restarting(cause=cause, restart_count=count):

@@ -109,8 +109,8 @@ class RunEventSource:
     def _what_happened(self, event: Event, now: float) -> list[ev.RunEvent]:
         group = self._group
         match event:
-            case Spawned(generation, ids) if generation == group.generation and self._phase in _STARTING:
-                return [ev.WorkersStarted(generation, ids)]
+            case Spawned(generation, ids, warm) if generation == group.generation and self._phase in _STARTING:
+                return [ev.WorkersStarted(generation, ids, warm)]
             case FoundUnhealthy() if group.failed.get(event.local_rank) is event.failure:  # else the group knew better
                 return self._found_unhealthy(event)
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:

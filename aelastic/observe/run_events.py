@@ -3,7 +3,8 @@
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
 made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_event_source.py`
 makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
-`Progressed`, `StacksTaken`, `RunEnded`.  The time of each is given beside it (`observer.py`).
+`WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `RunEnded`.  The time of each is given beside it
+(`observer.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from aelastic.rdzv.protocol.messages import Outcome
 #   barrier: ours have succeeded, until those of other nodes have
 PhaseName: TypeAlias = Literal["rendezvous", "spawn", "run", "detect", "stop", "await", "barrier"]
 PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
+# How a worker was started: with modules imported already (`--preload`), or from nothing.
+StartKind: TypeAlias = Literal["warm", "cold"]
+# How far a worker's start has come, as it can be seen from outside:
+#   spawned: its process is there        imported: a warm one, with that: what is preloaded is imported
+#   output: it has written something     process_group: it is connected to the workers' store (`init_process_group`)
+StartPhase: TypeAlias = Literal["spawned", "imported", "output", "process_group"]
 # Why workers start again: a worker failed, or nodes came or went.
 RestartCause: TypeAlias = Literal["failure", "membership"]
 
@@ -87,6 +94,28 @@ class WorkersStarted(Record):
 
     generation: int
     ids: Mapping[int, Any]  # local rank to pid, or what the back end calls them
+    warm: frozenset[int] = frozenset()  # local ranks of those that started warm
+
+    def kind_of(self, local_rank: int) -> StartKind:
+        return "warm" if local_rank in self.warm else "cold"
+
+
+class WorkerReached(Record):
+    """A worker that starts has come so far."""
+
+    generation: int
+    local_rank: int
+    rank: int
+    kind: StartKind
+    phase: StartPhase  # `output` or `process_group`; the others are told by `WorkersStarted`
+    duration_s: float  # since the round was complete
+
+
+class ForkServerMeasured(Record):
+    """The memory of the fork server was measured, which is done now and then."""
+
+    parked: int  # processes that wait to be workers
+    pss_bytes: int  # of all of these and itself: pages that several processes share count in parts
 
 
 class WorkerEnded(Record):
@@ -191,6 +220,8 @@ RunEvent: TypeAlias = (
     | Waited
     | RoundFormed
     | WorkersStarted
+    | WorkerReached
+    | ForkServerMeasured
     | WorkerEnded
     | Noticed
     | Progressed

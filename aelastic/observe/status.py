@@ -89,6 +89,7 @@ class Status:
         self._restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
         self._last_restart: _LastRestart | None = None
         self._failure: _LastFailure | None = None
+        self._fork_server: ev.ForkServerMeasured | None = None
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         match event:
@@ -115,6 +116,8 @@ class Status:
             case ev.Restarting(cause, reason):
                 self._restarts[cause] += 1
                 self._last_restart = _LastRestart(cause, reason, now)
+            case ev.ForkServerMeasured():
+                self._fork_server = event
             case ev.Waited(text):
                 self._waited = text
             case ev.RunEnded(state, reason):
@@ -193,6 +196,7 @@ class Status:
                 }
                 for past in self._past
             ],
+            "fork_server": None if self._fork_server is None else _fields(self._fork_server),
             "workers": [self._describe_worker(rank, usage.get(rank), at(self._started_at)) for rank in self._facts],
         }
 

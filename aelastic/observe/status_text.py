@@ -66,6 +66,7 @@ class StatusText:
         self.took: dict[ev.PhaseName, float] = {}  # how long the last of each phase was, in seconds
         self.last_failure: ProcessFailure | None = None
         self.failed_at = 0.0
+        self.fork_server: ev.ForkServerMeasured | None = None
         self._waited = ""
         self._progress: ev.Progressed | None = None  # of this generation
 
@@ -97,6 +98,8 @@ class StatusText:
                 self.took[name] = duration_s
             case ev.Restarting(_, reason, restart_count):
                 self.restart_count, self.why_stopping = restart_count, reason
+            case ev.ForkServerMeasured():
+                self.fork_server = event
             case ev.StopAsked(signum):
                 self.why_stopping = f"asked to by {signal_words(signum)}"
             case ev.RunEnded(_, _, cause):
@@ -240,10 +243,12 @@ class StatusText:
         began, formed = self.began, self.formed
         if began is None:
             return ""
-        here = f"run {began.run_id} on {began.host}"
-        if formed is None:
-            return here
-        return f"{here} | group rank {formed.group_rank} of {formed.group_world_size}"
+        here, server = f"run {began.run_id} on {began.host}", self.fork_server
+        if formed is not None:
+            here += f" | group rank {formed.group_rank} of {formed.group_world_size}"
+        if server is not None:
+            here += f" | fork server {server.pss_bytes >> 20} MiB, {server.parked} parked"
+        return here
 
 
 def cut(text: str, width: int) -> str:

@@ -41,6 +41,29 @@ def told(*events: Any) -> RunMetrics:
     return metrics
 
 
+# What starts take.
+
+
+def test_the_parts_of_a_start_are_counted_by_worker_warm_or_cold() -> None:
+    metrics = told(
+        BEGAN,
+        spawning(),
+        ROUND,
+        ev.WorkersStarted(1, {0: 10, 1: 11}, frozenset({1})),
+        ev.WorkerReached(1, 1, 1, "warm", "output", 1.5),
+        ev.WorkerReached(1, 0, 0, "cold", "process_group", 4.0),
+        ev.ForkServerMeasured(2, 1 << 27),
+    )
+    read = exposed(metrics)
+    took = 'aelastic_worker_start_seconds_{}{{kind="{}",phase="{}"}}'
+    begun = {("cold", "spawned"): 1, ("warm", "spawned"): 1, ("warm", "imported"): 1, ("warm", "output"): 1.5}
+    for (kind, phase), seconds in {**begun, ("cold", "process_group"): 4}.items():
+        assert read[took.format("sum", kind, phase)] == seconds and read[took.format("count", kind, phase)] == 1
+    for kind, phase in (("cold", "output"), ("warm", "process_group")):
+        assert read[took.format("count", kind, phase)] == 0
+    assert read["aelastic_parked_processes"] == 2 and read["aelastic_fork_server_pss_bytes"] == 1 << 27
+
+
 # The text.
 
 

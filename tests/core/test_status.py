@@ -81,6 +81,12 @@ def test_workers_that_are_being_started_are_not_ready() -> None:
     ]
 
 
+def test_the_memory_of_the_fork_server_is_that_of_the_last_look() -> None:
+    assert described(told(BEGAN), 1.0)["fork_server"] is None
+    status = told(BEGAN, ev.ForkServerMeasured(8, 1 << 28), ev.ForkServerMeasured(0, 1 << 27))
+    assert described(status, 3.0)["fork_server"] == {"parked": 0, "pss_bytes": 1 << 27}
+
+
 def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
     status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
     assert status.readiness == (True, "2 of 2 workers run")

@@ -120,13 +120,14 @@ def test_a_picture_has_the_ranks_their_notes_and_the_last_failure() -> None:
     text = told(*RUNNING, ev.Noticed(1, 0, 2, "hang", "no sign of life for 60 s", is_stopped=False))
     for name, duration_s in (("rendezvous", 1.25), ("run", 60.0), ("detect", 0.04), ("stop", 2.0)):
         text.handle(ev.PhaseTook(name, duration_s), 101.0)  # type: ignore[arg-type]
+    text.handle(ev.ForkServerMeasured(2, 3 << 20), 101.0)
     text.handle(ev.RunEnded(WorkerState.FAILED, "", FAILURE), 102.0)
     picture = text.picture(107.0)
     assert [(each.rank, each.local_rank, each.pid, each.state, each.note) for each in picture.ranks] == [
         (2, 0, 41, "running", "no sign of life for 60 s"),
         (3, 1, 42, "running", ""),
     ]
-    assert picture.node == "run job on a | group rank 1 of 2"
+    assert picture.node == "run job on a | group rank 1 of 2 | fork server 3 MiB, 2 parked"
     assert picture.failure == "last failure, 5 s ago: rank 3 on b: ValueError: boom"
     assert picture.took == "phases took: detect 0.0 s, stop 2.0 s, rendezvous 1.2 s"
 

@@ -50,7 +50,9 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.Waited("1 of 2 nodes"),
     FORMED,
     ev.PhaseTook("rendezvous", 0.25),
-    ev.WorkersStarted(3, {1: "remote", 0: 4711}),
+    ev.WorkersStarted(3, {1: "remote", 0: 4711}, frozenset({0})),
+    ev.WorkerReached(3, 0, 4, "warm", "process_group", 0.05),
+    ev.ForkServerMeasured(2, 1 << 27),
     ev.Noticed(3, 1, 5, "timer", "timer 'step' expired", True),
     ev.Progressed(3, 1, 5, 40, 1000, 2.5, 384.0),
     ev.StacksTaken(3, "asked", {0: "py-spy", 1: "nothing: it is gone"}, "/logs/stacks"),
@@ -192,7 +194,7 @@ def test_the_schema_refuses_a_record_with_a_field_too_many_or_too_few(event: ev.
 def test_a_record_has_its_time_its_node_and_its_round() -> None:
     made = Records()
     first, formed, started, detected = (
-        made.record(event, "t", 1.25) for event in (BEGAN, FORMED, SAMPLES[5], SAMPLES[10])
+        made.record(event, "t", 1.25) for event in (BEGAN, FORMED, SAMPLES[5], SAMPLES[12])
     )
     assert {name: first[name] for name in FRAME} == {
         "time": "t", "monotonic_ns": 1_250_000_000, "schema": 1, "event": "run_began", "run_id": "job",
@@ -200,8 +202,8 @@ def test_a_record_has_its_time_its_node_and_its_round() -> None:
     }  # fmt: skip
     assert (formed["round"], formed["generation"], formed["node"]) == (7, 3, "node1-1-ab")
     assert started["workers"] == [
-        {"local_rank": 0, "rank": 4, "id": 4711},
-        {"local_rank": 1, "rank": 5, "id": "remote"},
+        {"local_rank": 0, "rank": 4, "id": 4711, "kind": "warm"},
+        {"local_rank": 1, "rank": 5, "id": "remote", "kind": "cold"},
     ]
     assert (detected["rank"], detected["local_rank"]) == (5, 1)
 

@@ -16,6 +16,7 @@ from kit.launching import Job, Launcher, cmdline, stand_still, wait_for
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.host import proc_table
+from aelastic.host.usage import usage_of
 
 KIT = Path(__file__).parents[1] / "kit"
 SERVER = "forkserver/program.py"
@@ -173,6 +174,70 @@ def test_a_script_in_a_child_of_multiprocessing_starts_warm_too(launch: Launcher
     job = launch(IS_WARM, "--run-path", "--preload", MODULE)
     assert job.wait() == 0, job.story
     assert job.lines == ["up 0 0 True"]
+
+
+# What is seen of it from outside.
+
+STARTS = """
+import socket
+port = int(os.environ["MASTER_PORT"])
+server = socket.create_server(("127.0.0.1", port)) if rank == 0 else None
+wait_for(f"prints{restart}")
+say("up")
+wait_for(f"joins{restart}")
+store = socket.create_connection(("127.0.0.1", port))
+wait_for(f"go{restart}")
+sys.exit(1 if restart == 0 else 0)
+"""
+
+
+def told(job: Job, kind: str) -> list[dict[str, Any]]:
+    """The records of a kind in the job's event log."""
+    lines = [line for path in job.folder.glob("logs/latest/events.jsonl") for line in path.read_text().splitlines(True)]
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record for record in records if record["event"] == kind]
+
+
+def wait_told(job: Job, kind: str, count: int) -> None:
+    wait_for(f"{count} x {kind}", lambda: len(told(job, kind)) == count)
+
+
+@pytest.mark.parametrize("kind", ["cold", "warm"])
+def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
+    options = ["--preload", MODULE] if kind == "warm" else []
+    wrapper = "from aelastic.forkserver import fork_server\nfork_server.MEASURE_DELAY_S = 1.0\n"
+    job = launch(
+        STARTS, "--nproc-per-node", "4", "--max-restarts", "1", "--log-dir", "logs", "--redirects", "3", *options,
+        env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, wrapper=wrapper,
+    )  # fmt: skip
+    expected: list[tuple[int, int, str, str]] = []
+    for number in range(2):
+        for step, phase in (("prints", "output"), ("joins", "process_group")):
+            (job.folder / f"{step}{number}").touch()
+            expected += [(number + 1, local_rank, kind, phase) for local_rank in range(4)]
+            wait_told(job, "worker_reached", len(expected))
+        if kind == "warm":
+            wait_for(
+                "four are parked", lambda: [each["parked"] for each in told(job, "fork_server_measured")][-1:] == [4]
+            )
+        assert [[each["kind"] for each in start["workers"]] for start in told(job, "workers_started")][number] == [
+            kind
+        ] * 4
+        if kind == "warm":
+            # What is kept for the next start has less memory than one worker and a half.
+            alone = max(rss_bytes(each["id"]) for each in told(job, "workers_started")[-1]["workers"])
+            assert 0 < told(job, "fork_server_measured")[-1]["pss_bytes"] <= 1.4 * alone
+        restart(job, number)
+    assert job.wait() == 0, job.story
+    reached = told(job, "worker_reached")
+    assert sorted((each["generation"], each["local_rank"], each["kind"], each["phase"]) for each in reached) == sorted(
+        expected
+    )
+
+
+def rss_bytes(pid: int) -> int:
+    usage = usage_of(pid)
+    return 0 if usage is None else usage.rss_bytes
 
 
 # What modules do.

@@ -1,0 +1,139 @@
+"""Watches workers that start, and tells how far they have come, as far as that can be seen from outside.
+
+Seen are their first output, by the size of their files, and their first process group, by a connection to the workers'
+store.  A thread looks, at moments that lie the further apart the longer the start takes: what is told is late by a
+tenth, and of a worker that computes nothing meanwhile by half.  A start that takes `LIMIT_S` is not followed further,
+and then nothing is looked at until the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+
+from aelastic.aio.threads import run_sync
+from aelastic.core.record import Record
+from aelastic.group.backend import WorkerStart
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.host.usage import usage_of
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import (
+    Restarting,
+    RoundFormed,
+    RunEvent,
+    StartPhase,
+    WorkerEnded,
+    WorkerReached,
+    WorkersStarted,
+)
+
+INTERVAL_MIN_S = 0.01
+# Of the time that has passed: a look at eight workers takes half a millisecond, and they start for a second or more.
+INTERVAL_PART, IDLE_INTERVAL_PART = 0.1, 1.0
+LIMIT_S = 600.0
+
+
+class _Look(Record):
+    """What one look at the workers showed, by local rank."""
+
+    reached: Mapping[int, frozenset[StartPhase]]
+    cpu_s: Mapping[int, float]
+
+
+class StartWatch(Observer):
+    """The starts of one run's workers.
+
+    It is the last of the observers: what it tells comes after the start of all workers for the others, too.
+
+    Args:
+        group: the workers; read, never changed.
+        tell: takes what the observers are to hear.
+        is_local: the workers are processes of this machine; else only their files are seen.
+    """
+
+    def __init__(self, group: WorkerGroup, tell: Callable[[RunEvent], None], *, is_local: bool) -> None:
+        self._group = group
+        self._tell = tell
+        self._is_local = is_local
+        self._visible: tuple[StartPhase, ...] = ("output", "process_group") if is_local else ("output",)
+        self._files: Mapping[int, tuple[Path, ...]] = {}  # that workers write to, by local rank
+        self._formed_at = 0.0
+        self._started = WorkersStarted(0, {})
+        self._missing: dict[int, set[StartPhase]] = {}  # by local rank: what it has not reached yet
+        self._changed = anyio.Event()
+        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+
+    def begin(self, starts: Sequence[WorkerStart]) -> None:
+        """A new generation is about to start."""
+        is_new = self._group.spec.logs_specs is None  # else the files may hold what earlier workers have written
+        self._files = {
+            start.local_rank: tuple({path for path in (start.stdout, start.stderr) if path is not None and is_new})
+            for start in starts
+        }
+
+    def tell(self, event: RunEvent, now: float) -> None:
+        match event:
+            case RoundFormed():
+                self._formed_at = now
+            case WorkersStarted():
+                self._started = event
+                self._missing = {local_rank: set(self._visible) for local_rank in event.ids}
+                self._changed.set()
+            case WorkerEnded(_, local_rank):
+                self._missing.pop(local_rank, None)
+            case Restarting():
+                self._missing = {}
+            case _:
+                pass
+
+    async def run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            await self._follow(self._started)
+
+    async def _follow(self, started: WorkersStarted) -> None:
+        """Returns when all have reached everything, or ended, or others start."""
+        interval_s, cpu_s = INTERVAL_MIN_S, dict[int, float]()
+        while self._missing and anyio.current_time() - self._formed_at < LIMIT_S:
+            with anyio.move_on_after(interval_s):
+                await self._changed.wait()
+            if not self._missing or self._changed.is_set():
+                return
+            places = {rank: started.ids[rank] for rank in self._missing}
+            look = await run_sync(self._look, places, abandon_on_cancel=True, limiter=self._limiter)
+            if self._started is not started:
+                return
+            for local_rank, reached in sorted(look.reached.items()):
+                self._on_reached(started, local_rank, reached)
+            passed_s = anyio.current_time() - self._formed_at
+            is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in look.cpu_s.items())
+            interval_s = max(INTERVAL_MIN_S, passed_s * (INTERVAL_PART if is_busy else IDLE_INTERVAL_PART))
+            cpu_s.update(look.cpu_s)
+
+    def _look(self, ids: Mapping[int, object]) -> _Look:
+        """Looks at workers, by what the back end calls them.  In a thread."""
+        from aelastic.host.connections import connected_to  # not before workers are started, which need the CPUs
+        from aelastic.host.session_activity import bytes_in
+
+        pids = {rank: pid for rank, pid in ids.items() if self._is_local and isinstance(pid, int)}
+        assigned = self._group.assigned
+        connected = connected_to(assigned.master_port, pids.values()) if assigned is not None else set()
+        reached: dict[int, frozenset[StartPhase]] = {}
+        for rank in ids:
+            output: set[StartPhase] = {"output"} if bytes_in(self._files.get(rank, ())) else set()
+            reached[rank] = frozenset(output | ({"process_group"} if pids.get(rank) in connected else set()))
+        usages = {rank: usage_of(pid, pid) for rank, pid in pids.items()}
+        return _Look(reached, {rank: usage.cpu_s for rank, usage in usages.items() if usage is not None})
+
+    def _on_reached(self, started: WorkersStarted, local_rank: int, reached: frozenset[StartPhase]) -> None:
+        missing = self._missing.get(local_rank, set())
+        rank, kind = self._group.workers[local_rank].global_rank, started.kind_of(local_rank)
+        for phase in sorted(missing & reached):
+            missing.discard(phase)
+            passed_s = anyio.current_time() - self._formed_at
+            self._tell(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
+        if not missing:
+            self._missing.pop(local_rank, None)
