@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from aelastic.health.foreign_server import ForeignServer
     from aelastic.health.server import HealthServer
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
+    from aelastic.observe.exposition import AgentFacts
     from aelastic.observe.torch_events import TorchEvents
 
 _log = logging.getLogger(__name__)
@@ -243,6 +244,7 @@ class Supervisor:
             self.collect_stacks,
             is_local=self._settings.is_local,
             linger_s=self.spec.linger_s,
+            look=self._look,
         )
         if self._health is not None:
             self._observers.add(self._health)
@@ -251,9 +253,14 @@ class Supervisor:
         """Writes the metrics to a file, from now on."""
         from aelastic.observe.textfile import MetricsTextfile
 
-        textfile = MetricsTextfile(path, self._settings.run_id, is_local=self._settings.is_local)
+        textfile = MetricsTextfile(path, self._settings.run_id, is_local=self._settings.is_local, look=self._look)
         await textfile.open()
         self._observers.add(textfile)
+
+    def _look(self) -> AgentFacts:
+        from aelastic.observe.exposition import AgentFacts
+
+        return AgentFacts() if self._run is None else self._run.resources.facts()
 
     def _open_exports(self) -> None:
         """Sends what happens to services that the environment names."""

@@ -39,6 +39,7 @@ Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[
 
 if TYPE_CHECKING:
     from aelastic.forkserver.fork_server import ForkServer
+    from aelastic.observe.exposition import AgentFacts
 
 
 class AgentSettings(Record):
@@ -144,6 +145,13 @@ class Resources:
         """
         self.logs.open()
         self.watches.open()
+
+    def facts(self) -> AgentFacts:
+        """What the agent knows now, for scrapers."""
+        from aelastic.observe.exposition import AgentFacts
+
+        silence_max_s, silent_s = self.watches.silence(anyio.current_time())
+        return AgentFacts(self.link.coordinates, silence_max_s, silent_s)
 
     async def finish(self) -> None:
         """Returns when the other nodes have heard of the end, and the console has taken what is left."""

@@ -102,6 +102,9 @@ class ActivitySampler(Watch):
             self._core.handle(Ended(local_rank), anyio.current_time())
             self._changed.set()
 
+    def silence(self, now: float) -> tuple[float, Mapping[int, float]]:
+        return self._core.silence(now)
+
     async def run(self) -> None:
         limiter = anyio.CapacityLimiter(1)  # our own: other users of threads do not keep us waiting
         while True:

@@ -149,6 +149,13 @@ class HangRules:
         self.deadline = self._next_look()
         return verdicts
 
+    def silence(self, now: float) -> tuple[float, dict[int, float]]:
+        """How long a worker may show no sign of life, or 0; and since when none was seen, in seconds, by local rank."""
+        by = next((by for by in ("hang", "output") if by in self._timeouts), None)
+        if by is None:
+            return 0.0, {}
+        return self._timeouts[by], {rank: max(0.0, now - life.since[by]) for rank, life in self._lives.items()}
+
     def _next_look(self) -> float | None:
         if not self._lives or not self._timeouts:
             return None

@@ -40,6 +40,10 @@ class Watch(ABC):
         """Variables for the workers' environment; read once, after `open`."""
         return {}
 
+    def silence(self, now: float) -> tuple[float, Mapping[int, float]]:  # noqa: ARG002
+        """How long a worker may show no sign of life, 0 for ever; and for how long none was seen, by local rank."""
+        return 0.0, {}
+
     @abstractmethod
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
         """A generation has started; nothing of the one before is alive.

@@ -70,6 +70,10 @@ class Watches:
         for watch in self._watches:
             watch.ended(generation, local_rank)
 
+    def silence(self, now: float) -> tuple[float, Mapping[int, float]]:
+        """As the watch that counts signs of life has it; (0, {}) where none does."""
+        return max((watch.silence(now) for watch in self._watches), key=lambda found: found[0], default=(0.0, {}))
+
     async def run(self) -> None:
         """Runs all of them, until cancelled."""
         if not self._watches:

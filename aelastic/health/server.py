@@ -39,9 +39,9 @@ from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
 from aelastic.host.usage import usage_of
-from aelastic.observe.exposition import Exposition
+from aelastic.observe.exposition import AgentFacts, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.observe.prometheus import CONTENT_TYPE
+from aelastic.observe.prometheus import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS
 from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, StopAsked
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ async def open_health(
     *,
     is_local: bool,
     linger_s: float = 0.0,
+    look: Callable[[], AgentFacts] = AgentFacts,
 ) -> HealthServer | ForeignServer | None:
     """Makes the server, if the environment or the program asks for one.
 
@@ -84,6 +85,7 @@ async def open_health(
         given: a server of torch's kind to take instead, or what makes one.
         is_local: workers are processes of this machine.
         linger_s: how long the end of a run stays readable.
+        look: what the agent knows now.
 
     Raises:
         InputError: the address cannot be used, or aiohttp is not installed.
@@ -103,7 +105,7 @@ async def open_health(
         listener = await run_sync(listen_at, address)
     level = logging.INFO if address.port else logging.WARNING  # the user does not know a port that was not chosen
     _log.log(level, "health checks are answered at %s", url_of(listener))
-    return HealthServer(address, listener, collect_stacks, is_local=is_local, linger_s=linger_s)
+    return HealthServer(address, listener, collect_stacks, is_local=is_local, linger_s=linger_s, look=look)
 
 
 class HealthServer(Observer):
@@ -115,6 +117,7 @@ class HealthServer(Observer):
         collect_stacks: takes the workers' stacks; its argument says why.
         is_local: the workers' ids are pids of this machine.
         linger_s: how long the end of a run that was not asked to stop stays readable, unless a scraper reads it.
+        look: what the agent knows now.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class HealthServer(Observer):
         *,
         is_local: bool,
         linger_s: float = 0.0,
+        look: Callable[[], AgentFacts] = AgentFacts,
     ) -> None:
         self.close_timeout_s = CLOSE_TIMEOUT_S + linger_s
         self._linger_s = linger_s
@@ -134,7 +138,7 @@ class HealthServer(Observer):
         self._stacks = StacksEndpoint(collect_stacks)
         bound = listener.getsockname()[0]
         self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
-        self._exposition = Exposition(is_local=is_local)
+        self._exposition = Exposition(is_local=is_local, look=look)
         self._status = self._exposition.status
         counter, name = self._exposition.metrics.registry.counter, "aelastic_http_connections_dropped_total"
         self._requests = counter("aelastic_http_requests_total", "Requests answered.", "path", "code")
@@ -320,7 +324,9 @@ class HealthServer(Observer):
     async def _say_metrics(self, request: BaseRequest) -> Response:
         if self._has_ended and request.method == "GET":
             self._is_over.set()
-        return _text(self._exposition.metrics_text(), content_type=CONTENT_TYPE)
+        is_open = OPEN_METRICS in request.headers.get("Accept", "")
+        text = self._exposition.metrics_text(is_open=is_open)
+        return _text(text, content_type=OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE)
 
     async def _say_stacks(self, request: BaseRequest) -> Response:
         if not self._status.running:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 import anyio
 
 from aelastic import __version__
+from aelastic.core.record import Record
 from aelastic.host.usage import usage_of
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.run_events import RunEvent
@@ -20,20 +22,33 @@ TICK_S = 1.0
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
+class AgentFacts(Record):
+    """What no event tells, since nothing needs it at the moment it happens."""
+
+    coordinates: bool = False  # this agent, the job
+    silence_max_s: float = 0.0  # how long a worker may show no sign of life; 0: for ever
+    silent_s: Mapping[int, float] = MappingProxyType({})  # for how long none has been seen, by local rank
+
+
 class Exposition:
     """Status and metrics of one run.
 
     Args:
         is_local: the workers' ids are pids of this machine.
+        look: the facts, now.
     """
 
-    def __init__(self, *, is_local: bool) -> None:
+    def __init__(self, *, is_local: bool, look: Callable[[], AgentFacts] = AgentFacts) -> None:
         self._is_local = is_local
+        self._look = look
+        self._epoch: float | None = None
         self.status = Status()
         self.metrics = RunMetrics({"version": __version__, "python": sys.version.split()[0]})
         self.lag_s = 0.0
 
     def tell(self, event: RunEvent, now: float) -> None:
+        if self._epoch is None:
+            self._epoch = datetime.now(UTC).timestamp() - now
         self.status.tell(event, now)
         self.metrics.tell(event, now)
 
@@ -44,12 +59,14 @@ class Exposition:
         self.lag_s = max(0.0, time.monotonic() - before - TICK_S)
         self.metrics.lag(self.lag_s)
 
-    def metrics_text(self, common: Mapping[str, str] = _NONE) -> str:
+    def metrics_text(self, common: Mapping[str, str] = _NONE, *, is_open: bool = False) -> str:
         """The metrics now.
 
         Args:
             common: labels of every series.
+            is_open: as OpenMetrics.
         """
+        facts = self._look()
         agent = usage_of("self")
         return self.metrics.expose(
             is_ready=self.status.readiness[0],
@@ -57,6 +74,11 @@ class Exposition:
             agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
             workers=self.usage(),
             common=common,
+            now=anyio.current_time(),
+            epoch=self._epoch or 0.0,
+            coordinates=facts.coordinates,
+            silence=(facts.silence_max_s, facts.silent_s),
+            is_open=is_open,
         )
 
     def usage(self) -> dict[int, tuple[float, int]]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import get_args
 
+from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WatchName, WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
@@ -23,6 +24,119 @@ DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
+# What time is lost to: until workers run for the first time, restarts by their cause, and the end.
+LOST_TO: tuple[str, ...] = ("start", *get_args(ev.RestartCause), "end")
+# How a worker failed: it could not be started, was stopped by a watch, died of memory, of a signal, of an exception
+# that it recorded or printed, or left with another code than 0.
+FAILURE_KINDS: tuple[str, ...] = ("start", *get_args(WatchName), "oom", "signal", "exception", "exit")
+
+
+class _Spent:
+    """Where the time of a run goes: on training, or lost; the whole run, second by second.
+
+    What has been counted stays, so what was exposed never shrinks.  Time is not counted until its cause is known.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(("training", *LOST_TO), 0.0)
+        self._on: str | None = None  # what it goes on now; `None`: not known yet
+        self._next: str | None = None  # what it goes on once workers do not run
+        self._since: float | None = None  # not counted since; `None`: there is no run
+
+    def count(self, now: float) -> None:
+        """Counts what has passed, where its cause is known."""
+        if self._since is not None and self._on is not None:
+            self.seconds[self._on] += max(0.0, now - self._since)
+            self._since = max(now, self._since)
+
+    def goes_on(self, what: str | None, now: float) -> None:
+        """From now on time goes on something else; what was of no known cause so far goes on that, too."""
+        self.count(now)
+        self._on, self._next = what, None
+        if self._since is None:
+            self._since = now
+
+    def lost(self, at: float) -> None:
+        """Workers do not run any more."""
+        if self._on == "training":
+            self.goes_on(self._next, at)
+
+    def because(self, cause: str, now: float) -> None:
+        """Why workers do not run, or soon will not."""
+        if self._on == "training":
+            self._next = cause
+        else:
+            self.goes_on(cause, now)
+
+    def end(self, now: float) -> None:
+        self.lost(now)
+        self.goes_on(self._on or "end", now)
+        self.count(now)
+        self._since = None
+
+
+class _TimeMetrics:
+    """When the phase began, and where the time went."""
+
+    def __init__(self, registry: Registry) -> None:
+        counter = registry.counter
+        self._training = counter("aelastic_training_seconds_total", "Time in which workers of a whole round ran.")
+        text = "Time in which they did not, by its cause."
+        self._lost = counter("aelastic_lost_seconds_total", text, "cause", start=LOST_TO)
+        text = "When the phase began that the agent is in, in seconds since 1970."
+        self._phase_start = registry.gauge("aelastic_phase_start_time_seconds", text)
+        self._phase_since = 0.0
+        self.spent = _Spent()
+
+    def tell(self, event: ev.RunEvent, now: float) -> None:
+        match event:
+            case ev.RunBegan():
+                self._phase_since = now
+                self.spent.goes_on("start", now)
+            case ev.Changed(before=before, phase=phase):
+                self._phase_since = self._phase_since if before is phase else now
+                if phase is Phase.BARRIER:
+                    self.spent.because("end", now)
+            case ev.Restarting(cause=cause):
+                self.spent.because(cause, now)
+            case ev.JobEnded() | ev.StopAsked() | ev.RendezvousLost():
+                self.spent.because("end", now)
+            case ev.RunEnded():
+                self._phase_since = now
+                self.spent.end(now)
+            case _:
+                pass
+
+    def look(self, now: float, epoch: float) -> None:
+        self.spent.count(now)
+        for what, seconds in self.spent.seconds.items():
+            if what == "training":
+                self._training.set(seconds)
+            else:
+                self._lost.set(seconds, what)
+        self._phase_start.set(round(self._phase_since + epoch, 3))
+
+
+class _ProgressMetrics:
+    """How far the workers are."""
+
+    def __init__(self, registry: Registry) -> None:
+        gauge = registry.gauge
+        self._step = gauge("aelastic_progress_step", "The step that the workers have done, by --progress.")
+        self._steps = gauge("aelastic_progress_steps", "The last step; 0 where it is not known.")
+        text = "Steps per second, in the last minute."
+        self._steps_per_s = gauge("aelastic_progress_steps_per_second", text)
+        text = "Until the last step, at this speed; NaN where it is not known."
+        self._remaining = gauge("aelastic_progress_remaining_seconds", text)
+        self._remaining.set(math.nan)
+
+    def tell(self, at: ev.Progressed) -> None:
+        self._step.set(at.step)
+        self._steps.set(at.total or 0)
+        self._steps_per_s.set(at.steps_per_s or 0)
+        self._remaining.set(math.nan if at.remaining_s is None else at.remaining_s)
+
+
 class RunMetrics:
     """Metrics of one run.
 
@@ -30,7 +144,7 @@ class RunMetrics:
         build: what is running, as label and value: `version`, `python`.
     """
 
-    def __init__(self, build: Mapping[str, str]) -> None:
+    def __init__(self, build: Mapping[str, str]) -> None:  # noqa: PLR0915  a family after the other
         self.registry = Registry()
         counter, gauge, histogram = self.registry.counter, self.registry.gauge, self.registry.histogram
         gauge("aelastic_build_info", "What is running, in the labels; always 1.", *build).set(1, *build.values())
@@ -52,6 +166,9 @@ class RunMetrics:
         self._local_world_size = gauge("aelastic_local_world_size", "Workers of this node in that round.")
         self._restart_count = gauge("aelastic_restart_count", "Restarts of the job that failures have cost.")
         self._max_restarts = gauge("aelastic_max_restarts", "How many of these the job may have.")
+        text = "Nodes that the job could have and has not, as far as this node knows."
+        self._missing = gauge("aelastic_nodes_missing", text)
+        self._coordinates = gauge("aelastic_coordinates", "1 while this agent coordinates the job.")
         text, causes = "Restarts that this agent took part in.", get_args(ev.RestartCause)
         self._restarts = counter("aelastic_restarts_total", text, "cause", start=causes)
         # Durations.
@@ -61,30 +178,32 @@ class RunMetrics:
             self._phase_took.declare(phase_name)
         text, name = "From the first worker's end until all run again.", "aelastic_restart_duration_seconds"
         self._restart_took = histogram(name, text, buckets=DURATION_BUCKETS_S)
+        self._times = _TimeMetrics(self.registry)
         text = "Delay of the agent's event loop, sampled every second."
         self._lag = histogram("aelastic_loop_lag_seconds", text, buckets=LAG_BUCKETS_S)
         # Workers and agent.
         text, outcomes = "Workers of this node that have ended.", ("succeeded", "failed", "stopped")
         self._exits = counter("aelastic_worker_exits_total", text, "outcome", start=outcomes)
+        text = "Workers of this node that have failed, by how."
+        self._failures = counter("aelastic_failures_total", text, "kind", start=FAILURE_KINDS)
         self._expiries = counter("aelastic_watchdog_expiries_total", "Timers that workers set and did not clear.")
         text, watches = "How often a worker did not do what was expected of it.", get_args(WatchName)
         self._noticed = counter("aelastic_noticed_total", text, "by", start=watches)
         self._stacks = counter("aelastic_stacks_taken_total", "How often the workers' stacks were taken.")
+        text = "Since the last sign of life that --hang-timeout counts, or output that --expect-output expects."
+        self._silence = gauge("aelastic_worker_silence_seconds", text, "local_rank")
+        text = "How long that may be; 0 without hang detection."
+        self._silence_max = gauge("aelastic_worker_silence_max_seconds", text)
         whose, name = ("local_rank", "role"), "aelastic_worker_resident_memory_bytes"
         self._worker_cpu = counter("aelastic_worker_cpu_seconds_total", "CPU time of a worker's own process.", *whose)
         self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
-        # Progress.
-        self._step = gauge("aelastic_progress_step", "The step that the workers have done, by --progress.")
-        self._steps = gauge("aelastic_progress_steps", "The last step; 0 where it is not known.")
-        text = "Steps per second, in the last minute."
-        self._steps_per_s = gauge("aelastic_progress_steps_per_second", text)
-        text = "Until the last step, at this speed; NaN where it is not known."
-        self._remaining = gauge("aelastic_progress_remaining_seconds", text)
-        self._remaining.set(math.nan)
+        self._progress = _ProgressMetrics(self.registry)
         self._declare_starts()
         self._run_id = ""
+        self._max_nodes = 1
+        self._noticed_by: dict[int, str] = {}  # local rank of this generation to the watch that has it stopped
         self._is_starting = False
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
         self._down_since: float | None = None  # since when workers do not run that did
@@ -103,12 +222,15 @@ class RunMetrics:
         text = "Memory of the fork server and of what it has parked, shared pages in parts (PSS)."
         self._fork_server_pss = self.registry.gauge("aelastic_fork_server_pss_bytes", text)
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each
+        self._times.tell(event, now)
         match event:
             case ev.RunBegan() as run:
                 self._run_id = run.run_id
                 self._run.set(1, run.run_id, run.host, run.role, run.rdzv_backend)
                 self._max_restarts.set(run.max_restarts)
+                self._max_nodes = run.max_nodes
+                self._missing.set(run.max_nodes - 1)
             case ev.Changed(phase=phase, state=state):
                 self._is_starting = phase is Phase.SPAWNING
                 self._phase.choose(phase.value)
@@ -125,25 +247,27 @@ class RunMetrics:
                 if self._down_since is not None:
                     self._restart_took.observe(now - self._down_since)
                 self._failed_at = self._down_since = None
+                self._times.spent.goes_on("training", now)
             case ev.WorkerReached(kind=kind, phase=phase, duration_s=duration_s):
                 self._start_took.observe(duration_s, kind, phase)
             case ev.ForkServerMeasured(parked, pss_bytes):
                 self._parked.set(parked)
                 self._fork_server_pss.set(pss_bytes)
-            case ev.WorkerEnded(outcome=outcome):
+            case ev.WorkerEnded(local_rank=local_rank, outcome=outcome, failure=failure):
                 self._exits.inc(outcome)
+                if failure is not None:
+                    self._failures.inc(self._noticed_by.pop(local_rank, None) or _kind_of(failure))
             case ev.Restarting(cause=cause, restart_count=count):
                 self._restarts.inc(cause)
                 self._restart_count.set(count)
-            case ev.Noticed(by=by):
+            case ev.Noticed(by=by, local_rank=local_rank, is_stopped=is_stopped):
                 self._noticed.inc(by)
+                if is_stopped:
+                    self._noticed_by[local_rank] = by
                 if by == "timer":
                     self._expiries.inc()
             case ev.Progressed() as at:
-                self._step.set(at.step)
-                self._steps.set(at.total or 0)
-                self._steps_per_s.set(at.steps_per_s or 0)
-                self._remaining.set(math.nan if at.remaining_s is None else at.remaining_s)
+                self._progress.tell(at)
             case ev.StacksTaken():
                 self._stacks.inc()
             case ev.RunEnded(state=state, traceback=traceback):
@@ -160,6 +284,8 @@ class RunMetrics:
         self._round.set(formed.round)
         self._world_size.set(formed.world_size)
         self._nodes.set(formed.group_world_size)
+        self._missing.set(max(0, self._max_nodes - formed.group_world_size))
+        self._noticed_by.clear()
         self._local_world_size.set(formed.local_world_size)
         self._restart_count.set(formed.restart_count)
 
@@ -169,6 +295,7 @@ class RunMetrics:
             self._failed_at = now - took.duration_s
         elif took.name == "run":
             self._down_since = now if self._failed_at is None else min(now, self._failed_at)
+            self._times.spent.lost(self._down_since)
         elif took.name == "barrier":
             self._down_since = now  # until then they were not missing
 
@@ -186,15 +313,31 @@ class RunMetrics:
         agent: tuple[float, int] | None,
         workers: Mapping[int, tuple[float, int]],
         common: Mapping[str, str] = MappingProxyType({}),
+        now: float = 0.0,
+        epoch: float = 0.0,
+        coordinates: bool = False,
+        silence: tuple[float, Mapping[int, float]] = (0.0, MappingProxyType({})),
+        is_open: bool = False,
     ) -> str:
         """The text for a scraper.
 
         Args:
+            now: as events have it.
+            epoch: what `now` is ahead of the seconds since 1970.
+            coordinates: this agent coordinates the job.
+            silence: how long a worker may show no sign of life, and for how long none has been seen, by local rank.
+            is_open: as OpenMetrics.
             agent: its CPU seconds and bytes of memory.
             workers: the same of workers that live, by local rank.
             common: labels of every series.
         """
         self._ready.set(is_ready)
+        self._times.look(now, epoch)
+        self._coordinates.set(coordinates)
+        self._silence_max.set(silence[0])
+        self._silence.clear()
+        for local_rank, silent_s in sorted(silence[1].items()):
+            self._silence.set(silent_s, local_rank)
         if agent is not None:
             self._agent_cpu.set(agent[0])
             self._agent_rss.set(agent[1])
@@ -203,4 +346,14 @@ class RunMetrics:
         for local_rank, (cpu_s, rss_bytes) in sorted(workers.items()):
             self._worker_cpu.set(cpu_s, local_rank, role)
             self._worker_rss.set(rss_bytes, local_rank, role)
-        return self.registry.expose(common)
+        return self.registry.expose(common, is_open=is_open)
+
+
+def _kind_of(failure: ProcessFailure) -> str:
+    if failure.pid == -1:
+        return "start"
+    if failure.oom:
+        return "oom"
+    if failure.is_signal:
+        return "signal"
+    return "exception" if failure.traceback else "exit"

@@ -1,4 +1,4 @@
-"""Metrics of a run as Prometheus' text (exposition format 0.0.4, which every scraper reads).
+"""Metrics of a run as Prometheus' text (exposition format 0.0.4, which every scraper reads), or as OpenMetrics 1.0.
 
 A registry for each run, not one for the process: an agent lives in other people's programs, and any number of them side
 by side.  Not prometheus_client: it counts from the start or not at all, and takes 47 ms to import.
@@ -15,6 +15,9 @@ from types import MappingProxyType
 from typing import TypeVar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# What a scraper names in `Accept` if it reads OpenMetrics.
+OPEN_METRICS = "application/openmetrics-text"
+OPEN_CONTENT_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
 
 
 class Family:
@@ -138,16 +141,20 @@ class Registry:
         self._families[family.name] = family
         return family
 
-    def expose(self, common: Mapping[str, str] = MappingProxyType({})) -> str:
+    def expose(self, common: Mapping[str, str] = MappingProxyType({}), *, is_open: bool = False) -> str:
         """The text for a scraper.
 
         Args:
             common: labels of every series, with their values.
+            is_open: as OpenMetrics, where a counter's family is named without `_total`, and the text has an end.
         """
         lines: list[str] = []
         for family in self._families.values():
-            text = family.text.replace("\\", r"\\").replace("\n", r"\n")
-            lines += [f"# HELP {family.name} {text}", f"# TYPE {family.name} {family.kind}", *family.lines(common)]
+            name = family.name.removesuffix("_total") if is_open else family.name
+            text = _escaped(family.text) if is_open else family.text.replace("\\", r"\\").replace("\n", r"\n")
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {family.kind}", *family.lines(common)]
+        if is_open:
+            lines.append("# EOF")
         return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import anyio
 import anyio.to_thread
 
 from aelastic.errors import InputError
-from aelastic.observe.exposition import Exposition
+from aelastic.observe.exposition import AgentFacts, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.run_events import RunEvent
 
@@ -38,12 +39,13 @@ class MetricsTextfile(Observer):
         path: the file; its folder must be there.
         run_id: the job's name, a label of every series.
         is_local: the workers' ids are pids of this machine.
+        look: what the agent knows now.
     """
 
-    def __init__(self, path: Path, run_id: str, *, is_local: bool) -> None:
+    def __init__(self, path: Path, run_id: str, *, is_local: bool, look: Callable[[], AgentFacts] = AgentFacts) -> None:
         self._path = Path(os.path.abspath(path))
         self._common = {"run_id": run_id, "textfile": self._path.name}
-        self._exposition = Exposition(is_local=is_local)
+        self._exposition = Exposition(is_local=is_local, look=look)
         self._asked = 0  # number of the newest text
         self._writing = threading.Lock()
         self._has_warned = False

@@ -72,6 +72,10 @@ class AgentLink:
         self._stream: Stream | None = None
         self._connecting = anyio.CancelScope()
 
+    @property
+    def coordinates(self) -> bool:
+        return self._server is not None
+
     def tell(self, message: NodeMessage) -> None:
         self._mailbox.post(ev.Submitted(message))
 

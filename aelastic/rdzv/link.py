@@ -20,6 +20,10 @@ from aelastic.rdzv.protocol.messages import CoordinatorMessage, Departed, NodeMe
 class Link(Protocol):
     """This node's line to the job's coordinator, wherever that runs."""
 
+    @property
+    def coordinates(self) -> bool:
+        """Whether the job's coordinator is in this agent now."""
+
     def tell(self, message: NodeMessage) -> None:
         """Passes a message on, in order.  Never blocks."""
 
@@ -37,6 +41,8 @@ class Link(Protocol):
 
 class InProcessLink:
     """A coordinator in this process, for the one node of its job."""
+
+    coordinates = True
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator

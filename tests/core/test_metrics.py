@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.metrics_text import DOCS, values
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
@@ -250,6 +252,106 @@ def test_labels_that_all_series_share_are_added_to_each_that_has_not_its_own() -
     assert all(
         sample.labels["x"] == "y" for family in text_string_to_metric_families(text) for sample in family.samples
     )
+
+
+# Where the time goes.
+
+
+FAILED = ev.WorkerEnded(1, 0, 0, "failed", ProcessFailure(0, 10, 1, ""))
+BARRIER = ev.Changed(Phase.RUNNING, Phase.BARRIER, WorkerState.SUCCEEDED, "")
+ENDED = ev.RunEnded(WorkerState.SUCCEEDED, "")
+
+
+def spent(*events: Any, at: float) -> dict[str, float]:
+    read = exposed(told(*events), now=at)
+    lost = {name.split('"')[1]: value for name, value in read.items() if name.startswith("aelastic_lost_seconds")}
+    return {what: s for what, s in {"training": read["aelastic_training_seconds_total"], **lost}.items() if s}
+
+
+@pytest.mark.parametrize(
+    "events, at, expected",
+    [
+        ((BEGAN,), 5.0, {"start": 5}),
+        ((BEGAN, spawning(), STARTED), 9.0, {"start": 2, "training": 7}),
+        # The cause of the stop is not known yet, and then it is.
+        ((BEGAN, spawning(), STARTED, ev.PhaseTook("run", 1.0)), 9.0, {"start": 2, "training": 1}),
+        (
+            (BEGAN, spawning(), STARTED, ev.PhaseTook("run", 1.0), ev.Restarting("failure", "", 1)),
+            9.0,
+            {"start": 2, "training": 1, "failure": 6},
+        ),
+        # A newcomer: the cause is known first.
+        (
+            (BEGAN, spawning(), STARTED, ev.Restarting("membership", "", 0), ev.PhaseTook("run", 2.0), spawning(), STARTED),
+            9.0,
+            {"start": 2, "training": 2 + 3, "membership": 2},
+        ),
+        ((BEGAN, spawning(), STARTED, ev.PhaseTook("run", 1.0), BARRIER, ENDED), 99.0, {"start": 2, "training": 1, "end": 2}),
+        ((BEGAN, spawning(), STARTED, ev.StopAsked(15), ev.PhaseTook("run", 2.0), ENDED), 99.0, {"start": 2, "training": 2, "end": 1}),
+        ((BEGAN, ev.StopAsked(15), ENDED), 99.0, {"start": 1, "end": 1}),
+    ],
+)  # fmt: skip
+def test_training_and_lost_seconds_are_the_whole_run(events: Any, at: float, expected: dict[str, float]) -> None:
+    assert spent(*events, at=at) == expected
+
+
+def test_what_was_exposed_never_shrinks() -> None:
+    metrics = told(BEGAN, spawning(), STARTED, ev.PhaseTook("detect", 0.5, 0))
+    assert exposed(metrics, now=4.0)["aelastic_training_seconds_total"] == 2
+    metrics.tell(ev.PhaseTook("run", 2.0), 4.0)  # it had ended at 2.5
+    metrics.tell(ev.Restarting("failure", "", 1), 4.0)
+    read = exposed(metrics, now=6.0)
+    assert (read["aelastic_training_seconds_total"], read['aelastic_lost_seconds_total{cause="failure"}']) == (2, 2)
+
+
+def test_the_start_of_the_phase_is_a_time_of_day() -> None:
+    metrics = told(
+        BEGAN, spawning(), ev.Changed(Phase.SPAWNING, Phase.SPAWNING, WorkerState.HEALTHY, "the state changed")
+    )
+    assert exposed(metrics, now=7.0, epoch=1e9)["aelastic_phase_start_time_seconds"] == 1e9 + 1
+
+
+@pytest.mark.parametrize(
+    "kind, events",
+    [
+        ("exception", [ProcessFailure(0, 10, 1, "", stderr_tail="Traceback (most recent call last):\n  File 'x', line 1\nE: x\n")]),
+        ("exit", [ProcessFailure(0, 10, 3, "")]),
+        ("signal", [ProcessFailure(0, 10, -9, "")]),
+        ("oom", [ProcessFailure(0, 10, -9, "", oom="killed by the kernel")]),
+        ("start", [ProcessFailure(0, -1, 1, "", note="could not be started: no such file")]),
+        ("hang", [ev.Noticed(1, 0, 0, "hang", "silent", is_stopped=True), ProcessFailure(0, 10, -15, "")]),
+        ("signal", [ev.Noticed(1, 0, 0, "hang", "silent", is_stopped=False), ProcessFailure(0, 10, -15, "")]),
+    ],
+)  # fmt: skip
+def test_failures_are_counted_by_how_the_worker_failed(kind: str, events: list[Any]) -> None:
+    *before, failure = events
+    read = exposed(told(BEGAN, *before, ev.WorkerEnded(1, 0, 0, "failed", failure)))
+    counted = {name: value for name, value in read.items() if name.startswith("aelastic_failures_total") and value}
+    assert counted == {f'aelastic_failures_total{{kind="{kind}"}}': 1}
+
+
+def test_missing_nodes_the_coordinator_and_silent_workers_are_told() -> None:
+    began = BEGAN.replace(max_nodes=5)
+    read = exposed(told(began))
+    assert (read["aelastic_nodes_missing"], read["aelastic_coordinates"]) == (4, 0)
+    read = exposed(told(began, ROUND), coordinates=True, silence=(600.0, {1: 320.5}))
+    assert (read["aelastic_nodes_missing"], read["aelastic_coordinates"]) == (3, 1)
+    assert read['aelastic_worker_silence_seconds{local_rank="1"}'] == 320.5
+    assert read["aelastic_worker_silence_max_seconds"] == 600
+
+
+def test_a_reader_of_openmetrics_gets_the_same_numbers() -> None:
+    metrics = told(BEGAN, ROUND, spawning(), STARTED)
+    asked: dict[str, Any] = {"is_ready": True, "role": 'a "role"', "agent": (1.5, 2048), "workers": {}, "now": 9.0}
+    plain, is_open = metrics.expose(**asked), metrics.expose(**asked, is_open=True)
+    assert is_open.endswith("\n# EOF\n")
+
+    def read(families: Any) -> dict[Any, float]:
+        samples = [each for family in families for each in family.samples]
+        return {(each.name, tuple(sorted(each.labels.items()))): each.value for each in samples}
+
+    families = openmetrics.text_string_to_metric_families(is_open)  # type: ignore[no-untyped-call]
+    assert read(families) == pytest.approx(read(text_string_to_metric_families(plain)), nan_ok=True)
 
 
 # Where it is written down: `test_health.py` compares what a server exposes, which has some more.

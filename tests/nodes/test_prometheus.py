@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit.agents import FAIL, FAIL_CODE, c10d, team_of
@@ -14,7 +16,9 @@ from kit.ports import quiet_port
 from kit.prometheus import node_exporter, program, prometheus
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
+from aelastic.observe.metrics import RunMetrics
 
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "aelastic.json"
 RULES = DOCS.parents[1] / "prometheus-rules.yml"
 # Longer than the test waits.
 LINGER = "600"
@@ -33,11 +37,88 @@ def test_the_page_names_each_rule() -> None:
     assert [rule for rule in rules if f"`{rule}`" not in page] == []
 
 
-def test_promtool_takes_the_rules() -> None:
-    checked = subprocess.run(
-        [program("promtool"), "check", "rules", RULES], capture_output=True, text=True, check=False
-    )
+def promtool(*words: str | Path) -> None:
+    checked = subprocess.run([program("promtool"), *words], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_promtool_takes_the_rules() -> None:
+    promtool("check", "rules", RULES)
+
+
+# Alerts: series, a sample in 30 s, and what fires at the end.
+OF_RUN = '{instance="a",job="j"}'
+INFO = f'aelastic_run_info{OF_RUN[:-1]},run_id="r",host="h"}}'
+STORIES: dict[str, dict[str, str]] = {
+    "AelasticRestartsCostTime": {'aelastic_lost_seconds_total{instance="a",job="j",cause="failure"}': "0+6x120"},
+    "AelasticBudgetNearlyUsed": {
+        f"aelastic_restart_count{OF_RUN}": "0x60 3x60",
+        f"aelastic_max_restarts{OF_RUN}": "3x120",
+    },
+    "AelasticHangBrewing": {
+        'aelastic_worker_silence_seconds{instance="a",job="j",local_rank="0"}': "0x100 10+30x20",
+        'aelastic_worker_silence_seconds{instance="a",job="j",local_rank="1"}': "0x120",
+        f"aelastic_worker_silence_max_seconds{OF_RUN}": "600x120",
+    },
+    "AelasticWaitsForNodes": {
+        f"aelastic_phase_start_time_seconds{OF_RUN}": "60x120",
+        'aelastic_phase{instance="a",job="j",phase="joining"}': "1x120",
+        'aelastic_phase{instance="a",job="j",phase="running"}': "0x120",
+    },
+    "": {  # a job that trains, with a budget that is not used
+        'aelastic_lost_seconds_total{instance="a",job="j",cause="start"}': "0+30x120",
+        f"aelastic_restart_count{OF_RUN}": "0x120",
+        f"aelastic_max_restarts{OF_RUN}": "3x120",
+        'aelastic_worker_silence_seconds{instance="a",job="j",local_rank="0"}': "4x120",
+        f"aelastic_worker_silence_max_seconds{OF_RUN}": "600x120",
+        f"aelastic_phase_start_time_seconds{OF_RUN}": "60x120",
+        'aelastic_phase{instance="a",job="j",phase="joining"}': "0x120",
+    },
+}
+
+
+@pytest.mark.parametrize("alert", STORIES)
+def test_an_alert_fires_when_it_should_and_not_else(tmp_path: Path, alert: str) -> None:
+    series = [{"series": name, "values": values} for name, values in {INFO: "1x120", **STORIES[alert]}.items()]
+    ask = f'ALERTS{{alertname=~"{alert or ".+"}"}}'
+    labels = "{" + ", ".join(f'{k}="{v}"' for k, v in firing_labels(alert).items()) + "}"
+    expected = [{"labels": f"ALERTS{labels}", "value": 1}] if alert else []
+    question = {"expr": ask, "eval_time": "60m", "exp_samples": expected}
+    story = {"interval": "30s", "input_series": series, "promql_expr_test": [question]}
+    promtool("test", "rules", story_file(tmp_path, story))
+
+
+def firing_labels(alert: str) -> dict[str, str]:
+    where = {"host": "h"} if alert == "AelasticHangBrewing" else {}
+    return {"alertname": alert, "alertstate": "firing", "run_id": "r", **where}
+
+
+def story_file(folder: Path, story: dict[str, Any]) -> Path:
+    path = folder / "test.json"  # which is YAML, too
+    every = {"rule_files": [str(RULES)], "evaluation_interval": "30s"}
+    path.write_text(json.dumps({**every, "tests": [story]}))
+    return path
+
+
+# The dashboard.
+
+
+def test_each_query_of_the_dashboard_parses_and_names_what_there_is(tmp_path: Path) -> None:
+    targets = [target for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
+    queries = [re.sub(r"\$__rate_interval", "1m", str(target["expr"])) for target in targets]
+    assert len(queries) > 10
+    rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(queries)]
+    path = tmp_path / "queries.json"
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", path)
+    series = {
+        f"{family.name}{end}"
+        for family in RunMetrics({}).registry.families
+        for end in (("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",))
+    }
+    records = set(re.findall(r"^ +- record: (\S+)$", RULES.read_text(), re.MULTILINE))
+    named = {name for query in queries for name in re.findall(r"\b(?:\w+:)?aelastic_\w+(?::\w+)?", query)}
+    assert named <= series | records, "a dashboard of metrics that are not there"
 
 
 @pytest.mark.all
@@ -81,7 +162,15 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         assert asked(by_cause, run_id=run_id, cause="membership") == 0
         wait_for("the time it took", lambda: (asked("run:aelastic_restart_seconds:rate1h", run_id=run_id) or 0) > 0)
         assert (asked(documented(), run_id=run_id) or 0) > 0
-        assert not server.firing()
+        wait_for("the budget's alert", lambda: server.firing() == {("AelasticBudgetNearlyUsed", run_id)})
+        assert asked("run:aelastic_max_restarts:max", run_id=run_id) == 1
+        lost = "run_cause:aelastic_lost_seconds:rate1h"
+        wait_for("the time it lost", lambda: (asked(lost, run_id=run_id, cause="failure") or 0) > 0)
+        assert asked("sum(aelastic_coordinates)") == 1
+        assert asked("max(aelastic_nodes_missing)") == 0
+        assert asked('sum(aelastic_failures_total{kind="exit"})') == 1
+        assert (asked("min(time() - aelastic_phase_start_time_seconds)") or -1) >= 0
+        wait_for("training", lambda: (asked("min(aelastic_training_seconds_total)") or 0) > 0)
 
         second.tell(FAIL, 1)
         # Each agent's server waits until the end was read, and no longer.

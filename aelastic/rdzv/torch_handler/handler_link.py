@@ -111,6 +111,8 @@ class TorchHandlerLink:
         local_addr: this node's address, for a handler that leaves `MASTER_ADDR` to its agent.
     """
 
+    coordinates = False  # nothing does: the handlers meet on a store
+
     def __init__(self, open_handler: Callable[[], Any], spec: WorkerSpec, *, local_addr: str | None = None) -> None:
         self._spec = spec
         self._policy = RestartPolicy(spec.max_restarts)
