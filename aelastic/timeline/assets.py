@@ -63,6 +63,8 @@ i.detect { background: #cc6677; } i.stop { background: #882255; } i.await { back
 i.barrier { background: #88ccee; } i.succeeded { background: var(--good); } i.failed { background: var(--bad); }
 i.stopped { background: var(--still); } i.open { background: #a99ae0; }
 rect.succeeded { fill: var(--good); } rect.failed { fill: var(--bad); } rect.stopped { fill: var(--still); }
+rect.warm { fill: #ee7733; } rect.cold { fill: #cde4f5; stroke: #10151a; stroke-width: 1.2; stroke-dasharray: 3 2; }
+i.warm { background: #ee7733; } i.cold { background: #cde4f5; border: 1.5px dashed #10151a; }
 rect.open { fill: #a99ae0; } rect.guess { opacity: .38; }
 text.in { fill: #fff; pointer-events: none; }
 text.in.spawn, text.in.run, text.in.detect, text.in.await, text.in.barrier, text.in.open { fill: #10151a; }

@@ -66,7 +66,16 @@ def worker_boxes(node: NodeStory, *, is_collapsed: bool) -> list[list[Box]]:
     for life in lives:
         if life.local_rank < node.workers:
             lines[life.local_rank].append(_life_box(node, life))
+            if life.kind and life.is_up_at is not None:
+                lines[life.local_rank].append(_start_box(life, life.is_up_at))
     return lines
+
+
+def _start_box(life: Life, until: float) -> Box:
+    text = f"rank {life.rank} · generation {life.generation} · {life.kind} start"
+    for what, at in (("first output", life.output_at), ("process group", life.group_at)):
+        text += "" if at is None else f"\n{what} {duration(max(0.0, at - life.start))} after all workers were started"
+    return Box(life.start, max(life.start, until), f"start {life.kind}", text)
 
 
 def _life_box(node: NodeStory, life: Life) -> Box:

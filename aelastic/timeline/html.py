@@ -42,7 +42,7 @@ def page(story: Story) -> str:
             f"<style>{STYLE}</style></head><body>",
             _head(story),
             _spent(story),
-            _tools(chart.marks),
+            _tools(story, chart.marks),
             f'<div class="frame">{chart.svg}</div>',
             _restarts(story),
             _notes([*chart.notes, *story.notes]),
@@ -128,11 +128,14 @@ def _spent(story: Story) -> str:
     return f'<div class="spent"><div class="bar">{"".join(bars)}</div><dl>{"".join(items)}</dl></div>'
 
 
-def _tools(marks: Sequence[tuple[str, str]]) -> str:
+def _tools(story: Story, marks: Sequence[tuple[str, str]]) -> str:
     phases = "".join(f'<span><i class="dot {name}"></i>{name}</span>' for name in _LEGEND_PHASES)
     ends = "".join(
         f'<span><i class="dot {name}"></i>{"running" if name == "open" else name}</span>' for name in _LEGEND_ENDS
     )
+    known = {life.kind for node in story.nodes for life in node.lives if life.is_up_at is not None}
+    kinds = "".join(f'<span><i class="dot {kind}"></i>{kind}</span>' for kind in ("warm", "cold") if kind in known)
+    starts = f'<div class="legend"><em>Start until the first output</em>{kinds}</div>' if kinds else ""
     signs = "".join(f"<span><b>{sign}</b>{words}</span>" for sign, words in marks)
     signs = f'<div class="legend marks"><em>Marks</em>{signs}</div>' if signs else ""
     buttons = "".join(
@@ -147,7 +150,7 @@ def _tools(marks: Sequence[tuple[str, str]]) -> str:
     )
     return (
         f'<div class="tools"><div class="legend"><em>Agent</em>{phases}</div>'
-        f'<div class="legend"><em>Workers</em>{ends}</div>{signs}'
+        f'<div class="legend"><em>Workers</em>{ends}</div>{starts}{signs}'
         f'<div class="zoom"><span>drag, or Ctrl + wheel, to zoom</span>{buttons}</div></div>'
     )
 
@@ -179,16 +182,24 @@ def _card(restart: Restart, story: Story) -> str:
     rows = "".join(_share(share, restart, story) for share in sorted(shares, key=lambda share: share.node))
     if len(restart.shares) > len(shares):
         left_out = len(restart.shares) - len(shares)
-        rows += f'<tr><td class="left nothing" colspan="8">{left_out} nodes that took less are left out</td></tr>'
+        rows += f'<tr><td class="left nothing" colspan="9">{left_out} nodes that took less are left out</td></tr>'
     heads = "".join(f'<th><i class="dot {name}"></i>{name}</th>' for name in RESTART_PHASES)
+    heads += "<th>sum</th><th>first output</th>"
+    first, since = restart.first_output, "crash" if restart.cause == "failure" else "change"
+    output = (
+        ""
+        if first is None
+        else f" · first output {duration(first.output_s or 0.0)} after the {since} ({first.kind} start)"
+    )
     who = f"<p>{_cut(restart.culprit)}</p>" if restart.culprit else ""
     return (
         f'<section class="card" data-restart="{restart.number}"><h3>Restart {restart.number}'
         f'<span class="took">{duration(restart.took_s)}</span>'
         f'<button data-s="{restart.start:.6f}" data-e="{restart.end:.6f}">show above</button></h3>'
-        f'{who}<p class="why">{kind}: {_cut(restart.reason)} · {to} · at {duration(restart.start)}{unfinished}</p>'
+        f'{who}<p class="why">{kind}: {_cut(restart.reason)} · {to} · at {duration(restart.start)}{output}{unfinished}'
+        "</p>"
         '<div class="scroll"><table><thead><tr><th>node</th>'
-        f'<th class="falls">0<span>{duration(restart.took_s)}</span></th>{heads}<th>sum</th></tr></thead>'
+        f'<th class="falls">0<span>{duration(restart.took_s)}</span></th>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )
 
@@ -204,8 +215,15 @@ def _share(share: Share, restart: Restart, story: Story) -> str:
     cells = "".join(_cell(share.spent(name)) for name in RESTART_PHASES)
     return (
         f'<tr><td>{safe(story.nodes[share.node].name)}</td><td class="falls"><div>{bars}</div></td>'
-        f"{cells}<td><b>{duration(share.total)}</b></td></tr>"
+        f"{cells}<td><b>{duration(share.total)}</b></td>{_first_output(share)}</tr>"
     )
+
+
+def _first_output(share: Share) -> str:
+    if share.output_s is None:
+        return _cell(0.0)
+    dot = f'<i class="dot {share.kind}"></i>' if share.kind in {"warm", "cold"} else ""
+    return f"<td>{dot}{duration(share.output_s)} {share.kind}</td>"
 
 
 def _cell(seconds: float) -> str:

@@ -90,7 +90,7 @@ def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
         end = max(node.started[next_round or 0] for node in again) if is_over else limit
         is_over, end = is_over and end <= limit, min(max(start, end), limit)
         shares = [
-            Share(index, _cut(node, start, end, was_there=number in node.told))
+            Share(index, _cut(node, start, end, was_there=number in node.told), *_start_of(node, next_round, start))
             for index, node in enumerate(nodes)
             if number in node.told or next_round in node.formed
         ]
@@ -134,6 +134,14 @@ def _cut(node: NodeStory, start: float, end: float, *, was_there: bool) -> tuple
                 begins = blocks.pop().start
             blocks.append(Block(name, begins, ends))
     return tuple(blocks)
+
+
+def _start_of(node: NodeStory, number: int | None, since: float) -> tuple[str, float | None]:
+    """How a node's workers of a round were started, and after how long one of them had written something."""
+    lives = [life for life in node.lives if life.round == number]
+    outputs = [life.output_at for life in lives if life.output_at is not None]
+    kinds = sorted({life.kind for life in lives if life.kind}, reverse=True)
+    return " and ".join(kinds), max(0.0, min(outputs) - since) if outputs else None
 
 
 def _spent(nodes: Sequence[NodeStory], restarts: Sequence[Restart], length: float) -> dict[str, float]:

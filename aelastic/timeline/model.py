@@ -54,6 +54,15 @@ class Life:
     headline: str = ""  # why it failed
     exitcode: int | None = None  # of a failure
     known_at: float = 0.0  # when the agent knew of its end
+    kind: str = ""  # of its start: "warm" or "cold"; "" where the log does not say
+    output_at: float | None = None  # its first output, and its first process group, if they were seen
+    group_at: float | None = None
+
+    @property
+    def is_up_at(self) -> float | None:
+        """When its start was over, as far as that is seen from outside."""
+        return self.group_at if self.output_at is None else self.output_at
+
     progress: str = ""  # how far its output said that it came
 
 
@@ -116,6 +125,8 @@ class Share:
 
     node: int  # its place among the nodes of the story
     blocks: tuple[Block, ...]  # cut to the restart
+    kind: str = ""  # of its workers' start: "warm", "cold", both, or "" where the log does not say
+    output_s: float | None = None  # from the beginning of the restart until one of its workers has written something
 
     def spent(self, name: str) -> float:
         return sum(block.end - block.start for block in self.blocks if block.name == name)
@@ -144,6 +155,12 @@ class Restart:
     @property
     def took_s(self) -> float:
         return self.end - self.start
+
+    @property
+    def first_output(self) -> Share | None:
+        """The node whose workers have written something first."""
+        seen = [share for share in self.shares if share.output_s is not None]
+        return min(seen, key=lambda share: share.output_s or 0.0, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class NodeReader:
     def _take_moment(self, entry: Entry, at: float) -> None:
         """Events without a duration; events of a newer aelastic are left out."""
         match entry.kind:
+            case "worker_reached":
+                self._on_reached(entry)
             case "noticed":
                 kind: MarkKind = "failure" if entry.fields.get("is_stopped") is True else "noticed"
                 self._mark(entry, at, kind, f"rank {entry.number('rank')}: {entry.text('reason')}")
@@ -138,8 +140,20 @@ class NodeReader:
             if not isinstance(local_rank, int) or not isinstance(rank, int):
                 raise TypeError("rank")
             self._alive[local_rank] = Life(
-                entry.number("generation"), entry.number("round"), local_rank, rank, str(worker.get("id")), at, at
-            )
+                entry.number("generation"), entry.number("round"), local_rank, rank, str(worker.get("id")), at, at,
+                kind=_kind_of(worker.get("kind")),
+            )  # fmt: skip
+
+    def _on_reached(self, entry: Entry) -> None:
+        local_rank, formed_at = entry.number("local_rank"), self._node.formed[entry.number("round")]
+        life, reached_at = self._alive[local_rank], formed_at + entry.seconds("duration_s")
+        match entry.text("phase"):
+            case "output":
+                self._alive[local_rank] = replace(life, output_at=reached_at)
+            case "process_group":
+                self._alive[local_rank] = replace(life, group_at=reached_at)
+            case _:
+                pass  # of a newer aelastic
 
     def _on_ended(self, entry: Entry, at: float) -> None:
         local_rank, outcome = entry.number("local_rank"), entry.text("outcome")
@@ -166,6 +180,10 @@ class NodeReader:
         if self._phase is not None:
             start = node.blocks[-1].end if node.blocks else node.begins
             node.blocks.append(Block(self._phase, start, max(start, node.ends), is_open=True))
+
+
+def _kind_of(told: object) -> str:
+    return told if told in {"warm", "cold"} and isinstance(told, str) else ""
 
 
 def _headline(failure: dict[str, object]) -> str:

@@ -66,6 +66,9 @@ def _node(node: NodeStory, pid: int) -> Iterator[Json]:
         }  # fmt: skip
         name = f"generation {life.generation}: {'running' if life.outcome == 'open' else life.outcome}"
         yield _complete(name, life.outcome, pid, life.local_rank + 1, (life.start, life.end), args)
+        if life.kind and life.is_up_at is not None:
+            span = life.start, max(life.start, life.is_up_at)
+            yield _complete(f"{life.kind} start", "start", pid, life.local_rank + 1, span, {})
         if life.outcome == "failed":
             yield _instant(f"rank {life.rank} failed: {life.headline}", "failure", pid, life.local_rank + 1, life.end)
     for mark in node.marks:

@@ -24,6 +24,7 @@ WORKER_ROWS_MAX = SIZES[-1][0]  # with more, the workers of a node share a row: 
 COLLAPSED = (14.0, 10.0, 5.0)
 NODES_MAX = 500  # rows of nodes that are drawn; a browser shows a picture of 15,000 pixels yet
 BLOCK_WIDTH_MIN = 1.5  # pixels, so that a short block is still seen
+START_PART = 0.22  # of a worker's row
 BLOCK_GAP = 0.8  # pixels between two blocks, so that they are seen to be two
 NAME_CHARS_MAX = 21
 # Of a sans-serif letter of 11 pixels, on average, rounded up.
@@ -94,7 +95,10 @@ def draw(story: Story) -> Chart:
         plot += [_rect(box, scale, top + 1, rows.agent - 3) for box in agent]
         for row, line in enumerate(workers):
             y = top + rows.agent + row * rows.worker
-            plot += [_rect(box, scale, y + 0.5, rows.worker - (2 if rows.worker > 6 else 1)) for box in line]
+            height = rows.worker - (2 if rows.worker > 6 else 1)
+            for box in line:
+                strip = START_PART * height if box.classes.startswith("start") else height  # along the lower edge
+                plot.append(_rect(box, scale, y + 0.5 + height - strip, strip))
         plot += [_mark(mark, scale, rows, top) for mark in marks[place]]
         plot.append("</g>")
     height = FLAGS_HEIGHT + AXIS_HEIGHT + rows.height

@@ -58,6 +58,37 @@ def test_a_restart_has_a_table_of_what_it_cost() -> None:
     assert row == ["node-a", "20 ms", "80 ms", "–", "100 ms", "50 ms", "250 ms"]
 
 
+def test_starts_are_told_apart_by_look_and_in_words_and_a_restart_says_when_its_first_output_came() -> None:
+    a = NodeLog("node-a")
+    a.formed(1.0, 1, 0, nodes=1)
+    a.started(1.1)
+    a.reached(6.2, 0, "output", 5.0, "cold")
+    a.reached(6.2, 1, "process_group", 5.5, "cold")
+    a.fails(10.0, 0, "RuntimeError", known_at=10.0)
+    a.told(10.1, "a worker failed")
+    a.stopped(10.2, 1)
+    a.formed(10.3, 2, 0, nodes=1, restarts=1)
+    a.started(10.35, is_warm=True)
+    for local_rank in range(2):
+        a.reached(10.6, local_rank, "output", 0.2 + local_rank / 10, "warm")
+    a.succeeds(20.0, ends=20.0)
+    story = story_of(a)
+    elements, text = Elements(page(story)), page(story)
+
+    starts = elements.of("start")
+    assert [attrs["class"].split()[-1] for attrs in starts] == ["cold", "warm", "cold", "warm"]
+    spans = [float(attrs[name]) for attrs in starts for name in ("data-s", "data-e")]
+    assert spans == pytest.approx([1.1, 6.0, 10.35, 10.5, 1.1, 6.5, 10.35, 10.6])
+    assert {attrs["class"] for attrs in elements.of("dot")} >= {"dot warm", "dot cold"}  # in the legend
+    assert "rank 1 · generation 1 · cold start\nprocess group 5.4 s after all workers were started" in text
+    assert "first output 500 ms after the crash (warm start)" in text
+    assert '<td><i class="dot warm"></i>500 ms warm</td>' in text
+    lengths = {event["name"]: event["dur"] for event in trace(story)["traceEvents"] if event.get("cat") == "start"}
+    assert lengths == {"cold start": 5_400_000, "warm start": 250_000}  # the last of each
+
+    assert "warm" not in re.sub(r"<style>.*?</style>", "", page(story_of(*a_crash())), flags=re.DOTALL)
+
+
 def test_the_page_needs_nothing_else() -> None:
     text = page(story_of(*a_crash()))
 

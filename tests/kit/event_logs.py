@@ -23,7 +23,10 @@ from aelastic.observe.run_events import (
     RunBegan,
     RunEnded,
     RunEvent,
+    StartKind,
+    StartPhase,
     WorkerEnded,
+    WorkerReached,
     WorkersStarted,
 )
 
@@ -101,11 +104,15 @@ class NodeLog:
         self.took(at, "rendezvous")
         self.change(at, Phase.SPAWNING)
 
-    def started(self, at: float) -> None:
+    def started(self, at: float, *, is_warm: bool = False) -> None:
         ids = {local_rank: 1000 * self._generation + local_rank for local_rank in range(self.workers)}
-        self.tell(at, WorkersStarted(self._generation, ids))
+        self.tell(at, WorkersStarted(self._generation, ids, frozenset(ids) if is_warm else frozenset()))
         self.took(at, "spawn")
         self.change(at, Phase.RUNNING)
+
+    def reached(self, at: float, local_rank: int, phase: StartPhase, duration_s: float, kind: StartKind) -> None:
+        rank = self._first_rank + local_rank
+        self.tell(at, WorkerReached(self._generation, local_rank, rank, kind, phase, duration_s))
 
     def fails(self, at: float, local_rank: int, message: str, *, known_at: float) -> None:
         """A worker is gone; that ends the run of the others."""
