@@ -14,7 +14,9 @@ PYTEST = $(BIN)/python -m pytest -n 4 --dist worksteal
 QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage matrix lint types docs bench bench-goodput clean
+RELEASE_TOOLS := build/release/.installed
+
+.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage matrix lint types docs dist sbom bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -60,6 +62,16 @@ docs: $(INSTALLED)  ## write the pages that come from the code, and build the si
 	$(BIN)/python tools/generate_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
+dist: $(RELEASE_TOOLS)  ## build wheel and source distribution in dist/, and check them
+	rm -rf dist
+	build/release/bin/python -m build --quiet
+	build/release/bin/twine check --strict dist/*
+
+sbom: dist  ## list what an installation of the wheel brings along, in build/sbom.cdx.json (CycloneDX)
+	rm -rf build/sbom && $(PYTHON) -m venv build/sbom
+	build/sbom/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/release/bin/cyclonedx-py environment --output-reproducible -o build/sbom.cdx.json build/sbom/bin/python
+
 bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures go to benchmarks/results/
 	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled
 	$(BIN)/python benchmarks/one_node.py $(ARGS)
@@ -71,6 +83,11 @@ bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures 
 bench-goodput: $(INSTALLED)  ## measure effective training time under faults against torchrun, an hour
 	@$(BIN)/python -m compileall -q aelastic
 	$(BIN)/python benchmarks/goodput.py $(ARGS)
+
+$(RELEASE_TOOLS):
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install --quiet --disable-pip-version-check build cyclonedx-bom twine
+	@touch $@
 
 clean:  ## remove what was made here: .venv, caches, builds
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo

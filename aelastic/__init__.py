@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from aelastic.spec import Std, WorkerSpec
     from aelastic.supervisor import Supervisor
 
-__version__ = "0.1.0"
-
 __all__ = [
     "AelasticError",
     "ChildFailedError",
@@ -125,9 +123,21 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version_of("aelastic")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, of which nothing is imported; empty if it is not installed."""
+    from importlib import metadata  # 10 ms, which only those pay that ask
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def __dir__() -> list[str]:

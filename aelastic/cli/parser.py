@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from aelastic import __version__
+import aelastic
 from aelastic.cli.options import GROUPS, Option
 from aelastic.errors import InputError
 
@@ -133,7 +134,9 @@ class _Parser(argparse.ArgumentParser):
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         try:
-            print(f"aelastic {__version__}", flush=True)  # noqa: T201
+            python = ".".join(map(str, sys.version_info[:3]))
+            torch = aelastic.version_of("torch") or "not installed"
+            print(f"aelastic {aelastic.__version__} (torch {torch}, Python {python})", flush=True)  # noqa: T201
         except OSError:
             pass  # stdout is closed
         parser.exit()

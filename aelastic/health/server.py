@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.lowlevel
 
-from aelastic import __version__
+import aelastic
 from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
@@ -291,7 +291,7 @@ class HealthServer(Observer):
 
     async def _index(self, _: BaseRequest) -> Response:
         lines = [f"{method:4} {path}" for path, (method, _) in self._routes.items() if path != "/"]
-        return _text("\n".join([f"aelastic {__version__}", *lines, ""]))
+        return _text("\n".join([f"aelastic {aelastic.__version__}", *lines, ""]))
 
     async def _livez(self, request: BaseRequest) -> Response:
         if "verbose" not in request.query:
@@ -313,7 +313,7 @@ class HealthServer(Observer):
         described = self._status.describe(anyio.current_time(), datetime.now(UTC), self._exposition.usage())
         agent = usage_of("self")
         described["agent"] = {
-            "version": __version__,
+            "version": aelastic.__version__,
             "pid": os.getpid(),
             "cpu_s": None if agent is None else agent.cpu_s,
             "rss_bytes": None if agent is None else agent.rss_bytes,

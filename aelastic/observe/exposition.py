@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import anyio
 
-from aelastic import __version__
+import aelastic
 from aelastic.core.record import Record
 from aelastic.host.usage import usage_of
 from aelastic.observe.metrics import RunMetrics
@@ -43,7 +43,7 @@ class Exposition:
         self._look = look
         self._epoch: float | None = None
         self.status = Status()
-        self.metrics = RunMetrics({"version": __version__, "python": sys.version.split()[0]})
+        self.metrics = RunMetrics({"version": aelastic.__version__, "python": sys.version.split()[0]})
         self.lag_s = 0.0
 
     def tell(self, event: RunEvent, now: float) -> None:
