@@ -49,7 +49,7 @@ RETRY_INTERVAL_S = 0.1
 
 def import_store(mode: str) -> Any:
     """torch's `TCPStore` class."""
-    if mode == "careful" or "torch" in sys.modules:  # forked from a process that has torch
+    if mode == "careful" or hasattr(sys.modules.get("torch.distributed"), "TCPStore"):  # this process has torch
         return importlib.import_module("torch.distributed").TCPStore
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.submodule_search_locations is not None
