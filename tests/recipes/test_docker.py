@@ -1,0 +1,114 @@
+"""`deploy/docker/Dockerfile` without docker: its steps are carried out, and its first process is PID 1 of a namespace.
+
+`kit.images` says what a container is here: no network of its own, no limits of memory; its root is read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from kit.images import Container, Image
+from kit.launching import PREAMBLE
+from kit.recipes import ROOT
+
+pytestmark = [pytest.mark.all, pytest.mark.timeout(300)]
+
+LOOKS_AROUND = """
+def can_write(folder):
+    try:
+        open(f"{folder}/x{rank}", "w").close()
+    except OSError as error:
+        return error.strerror
+    return "yes"
+
+
+capabilities = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapBnd"))]
+say(f"user {os.getuid()} {os.getgid()} {os.getgroups()}, agent {os.getppid()}, capabilities {capabilities[0]}")
+for folder in ("/", "/workspace", "/opt/venv", "/var/tmp", "/dev", "/tmp"):
+    say(folder, can_write(folder))
+"""
+LEAVES_ORPHANS = """
+def zombies():
+    states = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            states.append(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2])
+        except OSError:
+            pass  # it has ended
+    return ["Z", "1"] in states
+
+
+for _ in range(20):
+    subprocess.run(["sh", "-c", "sh -c 'exit 0' & exec true"])
+while zombies():
+    time.sleep(0.01)
+say("no zombie")
+"""
+SAVES = """
+def save(*_):
+    open(f"/tmp/checkpoint{rank}", "w").close()
+    say("saved")
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+say("training")
+rest()
+"""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """Its base has torch and the rest: those of this environment."""
+    base = str(Path(anyio.__file__).parents[1])
+    image = Image(tmp_path_factory.mktemp("image"))
+    image.build(ROOT / "deploy" / "docker" / "Dockerfile", PYTHONPATH=base)
+    (packages,) = (image.folder / "files/opt/venv/lib").glob("python*/site-packages")
+    assert list(packages.glob("aelastic-*.dist-info")) and not list(packages.glob("torch"))
+    (packages / "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
+    return image
+
+
+@pytest.fixture
+def container(image: Image, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Container]:
+    """One that runs two workers of the code that is the fixture's parameter."""
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "train.py").write_text(PREAMBLE + request.param)
+    container = image.run(tmp_path / "workspace", "--standalone", "--nproc-per-node", "2", "train.py")
+    yield container
+    container.kill_all()
+
+
+@pytest.mark.parametrize("container", [LOOKS_AROUND], indirect=True)
+def test_workers_run_as_an_ordinary_user_and_need_to_write_to_tmp_only(container: Container) -> None:
+    assert container.wait() == 0, container.story
+    assert container.lines.count("user 1000 1000 [], agent 1, capabilities 0000000000000000") == 2, container.story
+    refused = [f"{folder} Read-only file system" for folder in ("/", "/workspace", "/opt/venv", "/var/tmp", "/dev")]
+    for line in (*refused, "/tmp yes"):
+        assert container.lines.count(line) == 2, container.story
+
+
+@pytest.mark.parametrize("container", [LEAVES_ORPHANS], indirect=True)
+def test_the_agent_reaps_orphans_as_pid_1(container: Container) -> None:
+    assert container.wait() == 0, container.story
+    assert container.lines.count("no zombie") == 2
+
+
+@pytest.mark.parametrize("container", [SAVES], indirect=True)
+def test_a_stop_lets_workers_save_and_ends_the_container_with_the_signals_code(
+    container: Container, image: Image
+) -> None:
+    container.wait_line("training", 2)
+    os.kill(container.first, signal.Signals[image.stop_signal])
+    assert container.wait() == 128 + signal.Signals[image.stop_signal], container.story
+    assert container.lines.count("saved") == 2 and not container.left()
+
+
+@pytest.mark.parametrize("container", ["sys.exit(7)"], indirect=True)
+def test_a_failed_workers_code_is_the_containers(container: Container) -> None:
+    assert container.wait() == 7, container.story
