@@ -33,6 +33,8 @@ mount -t tmpfs tmpfs "$1/dev"
 for device in null zero full random urandom; do touch "$1/dev/$device"; mount --bind "/dev/$device" "$1/dev/$device"; done
 ln -s /proc/self/fd "$1/dev/fd"
 """
+# The overlay's folders that `ROOT_OF` is given.
+PARTS = ("files", "work", "root")
 BUILD = ROOT_OF + 'chmod 755 "$1/root"; exec chroot "$1" sh -ec "$3"'
 RUN = (
     ROOT_OF
@@ -49,6 +51,12 @@ shift 5
 exec setpriv --no-new-privs chroot --userspec="$user" --groups= "$root" sh -c 'cd "$1" && shift && exec "$@"' sh "$at" "$@"
 """
 )
+
+
+def overlay(folder: Path) -> list[str]:
+    """The arguments of `ROOT_OF`: the root of this machine, and what is written to it goes to `files`."""
+    files, work, root = (str(folder / name) for name in PARTS)
+    return [root, f"lowerdir=/,upperdir={files},workdir={work}"]
 
 
 @dataclass
@@ -76,7 +84,7 @@ class Image:
         """
         if why_not := netns.why_not():
             pytest.skip(why_not)
-        for name in ("files", "work", "root"):
+        for name in PARTS:
             (self.folder / name).mkdir()
         self._ignored = dockerfile.with_name("Dockerfile.dockerignore").read_text().split()
         text = dockerfile.read_text().replace("\\\n", "")
@@ -95,7 +103,7 @@ class Image:
                 self._copy(self.folder / "files" / target.lstrip("/"))
             case "RUN":
                 env = {**os.environ, **self.env, **variables}
-                command = ["unshare", "--mount", "sh", "-c", BUILD, "sh", *self._overlay, rest]
+                command = ["unshare", "--mount", "sh", "-c", BUILD, "sh", *overlay(self.folder), rest]
                 done = subprocess.run(
                     command, env=env, capture_output=True, text=True, timeout=STEP_LIMIT_S, check=False
                 )
@@ -124,14 +132,9 @@ class Image:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 (target / name).write_bytes(path.read_bytes())
 
-    @property
-    def _overlay(self) -> list[str]:
-        files, work, root = (str(self.folder / name) for name in ("files", "work", "root"))
-        return [root, f"lowerdir=/,upperdir={files},workdir={work}"]
-
     def run(self, workspace: Path, *arguments: str) -> Container:
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", RUN, "sh"]
-        places = [*self._overlay, str(workspace), self.workdir, self.user]
+        places = [*overlay(self.folder), str(workspace), self.workdir, self.user]
         env = ["env", "-u", "TMPDIR", *(f"{name}={value}" for name, value in self.env.items())]
         command = [*namespaces, *places, *env, *self.entrypoint, *arguments]
         return Container(workspace.parent / f"{workspace.name}.job", command, {})
