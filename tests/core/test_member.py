@@ -695,6 +695,15 @@ def test_a_port_that_refuses_after_a_reset_proves_nothing_unless_it_is_of_this_m
         assert story.tell(ev.ConnectFailed(story.core.conn, True, "refused")) == []
 
 
+def test_a_refusal_long_after_the_connection_was_closed_proves_nothing() -> None:
+    """A coordinator hangs up on a node that it does not hear; later something in between refuses in its name."""
+    story = busy()
+    story.tell(ev.ConnectionLost(story.core.conn, "closed"), ev.ConnectFailed(2, False, "timed out"))
+    story.pass_deadline()
+    story.tell(ev.BoardRead(record()))
+    assert story.tell(ev.ConnectFailed(3, True, "refused")) == []
+
+
 def test_a_coordinator_that_refuses_and_misses_two_renewals_is_gone() -> None:
     story = busy_at(renewals=7)
     heard_at = story.now

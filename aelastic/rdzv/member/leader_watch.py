@@ -111,9 +111,16 @@ class LeaderWatch:
         self._check_s = READ_AGAIN_S if self.is_takeover else self.lease_s
         self.check_at = now + self._check_s
 
-    def on_refused(self, token: str, *, is_here: bool) -> bool:
-        """A leader's port refuses a connection; true if that says something new: that the leader is gone."""
-        if token != self._token or token == self._refused_token:
+    def on_connect_failed(self, token: str, *, is_refused: bool, is_here: bool) -> bool:
+        """A leader cannot be reached; true if that says something new: that it is gone.
+
+        A refusal is proof after a close of the connection, but only at once.  The story behind it: a switch lets
+        nothing through to the leader, which gives this node up and hangs up.  This node's attempts to connect are not
+        answered, and later something in between refuses in the leader's name.
+        """
+        if not is_refused:
+            self._closed_token = ""
+        if not is_refused or token != self._token or token == self._refused_token:
             return False
         self._refused_token = token
         if is_here:

@@ -210,7 +210,7 @@ class Member(Machine[Event, Action]):
                     self.leader.on_connected(now)
                     return [ev.Send(self.outbox.greet(self.terms, token, self.state, self.leader.epoch, now))]
                 self.search.trouble = event.reason
-                if event.is_refused and self.leader.on_refused(token, is_here=event.is_here):
+                if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
                     return self._read_board()
                 return self._pause(now)
             case (
