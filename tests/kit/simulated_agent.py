@@ -273,12 +273,16 @@ class Agent(SimulatedProcess):
         if self.alive.get(rank) != generation:
             return
         leftover_s = self._work.leaves_something_s
-        exited = g.Exited(generation, rank, failure, self.now)
-        self._mail_later(self.world.random.uniform(0, POSTMORTEM_S), exited)
         if not is_done:
             self.watcher.workers_gone(self)
         del self.alive[rank]
-        self._mail_later(POSTMORTEM_S + leftover_s, g.Cleared(generation, rank))
+
+        def notice() -> None:
+            exited = g.Exited(generation, rank, failure, self.now)
+            self._mail_later(self.world.random.uniform(0, POSTMORTEM_S), exited)
+            self._mail_later(POSTMORTEM_S + leftover_s, g.Cleared(generation, rank))
+
+        self.post(object(), notice)  # an agent that is frozen looks when it goes on
 
     def fail_now(self, why: str = "killed") -> None:
         """A worker fails."""

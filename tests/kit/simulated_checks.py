@@ -14,6 +14,8 @@ from typing import Any
 
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
+from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from kit.simulated_agent import Agent
@@ -83,13 +85,10 @@ class Checks:
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
         match message:
             case m.Assigned():
-                # In the moment in which its machine goes on it may begin a round that has lost no node, and finds out.
-                if self._world.now > agent.suspended_until:
-                    self._check_leadership(leader, message)
+                self._check_leadership(agent, leader, message)
                 self._on_assigned(agent, leader, node_id, message)
             case m.Interrupted():
-                if self._world.now - agent.suspended_until > LEASE_S:  # else it ends a round, and begins none
-                    self._check_leadership(leader, message)
+                self._check_leadership(agent, leader, message)
                 self._on_end(leader, message)
             case m.Ended():
                 if message.outcome is not m.Outcome.REPLACED:
@@ -98,18 +97,36 @@ class Checks:
                 return
         self._last_said[leader.sessions.token, node_id] = message
 
-    def _check_leadership(self, leader: Leader, message: Any) -> None:
+    def _check_leadership(self, agent: Agent, leader: Leader, message: Any) -> None:
         made = next(at for at, record in self._board.elections if record.candidate.token == leader.sessions.token)
         displaced_at, newest = self._board.elections[-1]
         if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
             return
-        claimant = next(agent for agent in self.agents if agent.node_id == newest.candidate.node_id)
+        claimant = next(other for other in self.agents if other.node_id == newest.candidate.node_id)
+        # Its clock stood still: until its next renewal it may end rounds, and begin one that has lost no node.
+        if self._world.now - agent.suspended_until <= LEASE_S:
+            if isinstance(message, m.Assigned):
+                self._world.after(0.0, lambda: self._check_lost_none(leader, message.round))
+            return
+        # A middlebox refuses in its name: those that doubt it wait for less than it may be sure of itself.
+        doubted_at = self._world.refused_at.get((claimant.host, agent.host), -math.inf)
+        doubted_s = leader.lease.lease_s * (TRUSTED_SHARE - DOUBTED_LEASES) * 1.05
+        if displaced_at - doubted_at < LEASE_S and self._world.now - displaced_at <= doubted_s:
+            return
         # An agent whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
         # board, each for those that are connected to it.
         if displaced_at - claimant.jumped_at > 2 * leader.lease.lease_s:
             self.fail(
                 f"{leader.sessions.token} decides ({message}), and the board says that {newest.candidate.token} leads"
             )
+
+    def _check_lost_none(self, leader: Leader, number: int) -> None:
+        token = leader.sessions.token
+        last = self.rounds.get((token, number - 1))
+        missing = set(last.heard if last is not None else ()) - self.rounds[token, number].heard.keys()
+        lost = [each for each in self.agents if each.node_id in missing and not each.is_leaving]
+        if lost:
+            self.fail(f"{token} has lost {lost}, and begins round {number} before the board has said that it leads")
 
     def _on_assigned(self, agent: Agent, leader: Leader, node_id: str, message: m.Assigned) -> None:
         ranks = message.ranks
@@ -167,7 +184,9 @@ class Checks:
         last = self._last_before(round_.number)
         if last is None:
             return
-        charge = restart_count - last.common[0]
+        # Were all that know it away, the count began anew; now one has brought it along.
+        brought = max(self._counts.values(), default=0)
+        charge = restart_count - (brought if last.common[0] < brought <= restart_count else last.common[0])
         if charge not in {0, 1} or (charge and not last.failures and self.is_timed):
             self.fail(
                 f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"

@@ -45,6 +45,7 @@ class World:
         self.cut: set[tuple[str, str]] = set()  # from host, to host
         self.dark: set[str] = set()  # hosts that are switched off
         self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
+        self.refused_at: dict[tuple[str, str], float] = {}  # by it: the last time
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._held: dict[tuple[str, str], list[Callable[[], None]]] = {}
@@ -114,6 +115,8 @@ class World:
                 else:
                     self.at(gives_up, lambda: process.post(source, lambda: failed(False, "timed out")))
             elif listener is None or (process.host, host) in self.rejecting:
+                if listener is not None:
+                    self.refused_at[process.host, host] = self.now
                 self.after(self.delay(), lambda: process.post(source, lambda: failed(True, "connection refused")))
             else:
                 end = End(self, process)
