@@ -105,13 +105,14 @@ class Coordinator(Machine[ev.Event, Send]):
         if event.knew_another and not self.round:
             self.forming.await_older_round(now)
         sends = self._replace_previous_agent(node, now)
-        if past.round == self.round and self.takeover is None and node.node_id in self.roster.participants:
+        if self.takeover is None and node.node_id in self.roster.participants:
             self.forming.end.on_back(node, since - event.silent_s, since)
-            self.forming.end.on_past(node.node_id, past, since)
+            if past.round == self.round:
+                self.forming.end.on_past(node.node_id, past, since)
         is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
         shows_round = is_new and past.round > self.round and has_seat(past, self.rules.max_nodes)
         self.newest_round = max(self.newest_round, past.round)
-        self.forming.restart_count = max(self.restart_count, past.restart_count)
+        self.forming.on_count(past.restart_count, is_paid=past.round > self.round)
         match self.phase:
             case Phase.FORMING | Phase.TAKING_OVER if shows_round:  # that round is taken over
                 return sends + self._begin_takeover(past, now) + self._take_seat(node, past, since, now)
@@ -156,7 +157,7 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _replace_previous_agent(self, node: m.Node, now: float) -> list[Send]:
         """An agent that joins with the same --node-rank as one before takes its place: its loss is not waited for."""
-        if self.is_closed or (old := self.roster.give_rank(node)) is None:
+        if self.is_closed or (old := self.roster.on_connected(node)) is None:
             return []
         reason = f"another agent joined as node rank {node.preferred_rank} ({node.host})"
         return [Send(old, m.Ended(Outcome.REPLACED, reason)), *self._on_gone(ev.Lost(old, reason), now)]
@@ -234,7 +235,7 @@ class Coordinator(Machine[ev.Event, Send]):
             return []  # never seen, or told twice
         was_finished = member.standing is Standing.FINISHED
         is_participant = node_id in self.roster.participants and not member.is_stray
-        if is_participant:
+        if is_participant or node_id in self.forming.end.broken:
             self.forming.note_loss(member.node, event, now, was_finished=was_finished)
             self.roster.lost_hosts |= {} if was_finished else {member.node.host: event.reason}
         match self.phase:
@@ -257,7 +258,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert_never(self.phase)
 
     def _on_broken(self, event: ev.Broken, now: float) -> list[Send]:
-        if event.node_id in self.roster.participants and event.node_id in self.roster.members:
+        if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
             self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
         return []  # what has become of its node is heard soon
 
@@ -296,7 +297,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return self._form(now)
 
     def _form(self, now: float) -> list[Send]:
-        step = self.forming.step(self.roster.counts, is_first=self.round == 0, now=now)
+        step = self.forming.step(self.roster, is_first=self.round == 0, now=now)
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
@@ -393,8 +394,7 @@ class Coordinator(Machine[ev.Event, Send]):
         assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER), "a takeover has its phase"
         assert self.newest_round >= self.round, "the next round is above each that any node has told of"
         assert not is_running or len(self.roster.participants) <= self.rules.max_nodes
-        is_due = self.deadline is not None
-        is_waiting = self.roster.counts[Standing.STOPPING] or not self.round or self.forming.is_unconfirmed
-        assert is_due or is_waiting or not is_forming, "a round that forms waits for something"
-        assert is_due or self.takeover is None, "a takeover ends"
-        assert not (is_due and self.is_closed), "nothing is due after the verdict"
+        is_waiting = self.roster.is_awaited or not self.round or self.forming.is_unconfirmed
+        assert self.deadline is not None or is_waiting or not is_forming, "a round that forms waits for something"
+        assert self.deadline is not None or self.takeover is None, "a takeover ends"
+        assert self.deadline is None or not self.is_closed, "nothing is due after the verdict"

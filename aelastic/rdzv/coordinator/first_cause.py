@@ -108,11 +108,14 @@ class RoundEnd:
 
     Args:
         size: nodes that take part in it.
+        restart_count: of the round.
     """
 
     size: int = 0
+    restart_count: int = 0
     first: Report | None = None  # of the failures
     heard: set[str] = field(default_factory=set[str])  # nodes that have failed or gone
+    failed: set[str] = field(default_factory=set[str])  # nodes that have reported a failure
     losses: dict[str, Loss] = field(default_factory=dict[str, Loss])  # by node
     broken: set[str] = field(default_factory=set[str])  # nodes that may yet come back
     free: tuple[float, str] | None = None  # what else has ended it, and when
@@ -122,8 +125,15 @@ class RoundEnd:
     # What happens.
 
     def on_failed(self, node_id: str, failure: ProcessFailure, at: float) -> None:
+        """A node reports its failure, or says so again when it reconnects.
+
+        The first report dates it best: the longer ago it was, the more two clocks have drifted apart.
+        """
+        if node_id in self.failed:
+            return
         report = Report(node_id, failure, at, Weight.of(failure))
         self.heard.add(node_id)
+        self.failed.add(node_id)
         if self.first is None or report.place < self.first.place:
             self.first = report
 
@@ -149,12 +159,14 @@ class RoundEnd:
     def on_seat(self, node_id: str, past: m.Past, now: float) -> None:
         """A node of the round has found the new coordinator."""
         self.losses.pop(node_id, None)
+        self.broken.discard(node_id)
         self.on_past(node_id, past, now)
 
     def on_past(self, node_id: str, past: m.Past, now: float) -> None:
-        """What a node of the round says of its part in it."""
+        """What a node of the round says of its part in it: since it was heard last, if it was lost meanwhile."""
         if past.failure is not None:
-            self.on_failed(node_id, past.failure, now - max(0.0, past.failure_age_s))
+            loss, at = self.losses.get(node_id), now - max(0.0, past.failure_age_s)
+            self.on_failed(node_id, past.failure, at if loss is None else max(at, loss.at))
 
     def on_gone(self, node: m.Node, event: m.Left | Lost, now: float, *, ends_round: bool) -> None:
         """A node of the round was lost, or has left; `ends_round`: its workers had not finished."""

@@ -10,6 +10,7 @@
 - A round that has **lost** nodes begins only after the board was asked once more, after the loss, whether this agent
   leads.  The story behind it: the machine is suspended, its clock with it; the others elect another and go on; ours
   wakes up sure of its lease, sees that all connections are closed, and would start a second job beside theirs.
+- A node whose **connection** has broken is back at once, or lost after a grace: no round begins before that is known.
 - A coordinator that is **new** waits a little longer, twice.  Before its first round: the round that runs may be known
   to nodes that have not reconnected yet.  After a takeover: spares find the new coordinator at the same time as the
   nodes of the round do, and a place that a spare comes too late for costs a second interruption.
@@ -17,7 +18,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import inf
@@ -26,7 +27,7 @@ from aelastic.core.record import Record
 from aelastic.rdzv.coordinator.coordinator_events import Lost
 from aelastic.rdzv.coordinator.first_cause import Cause, RoundEnd
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.roster import some_of
+from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.takeover import Takeover
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Standing
@@ -104,9 +105,9 @@ class Forming:
     losses: int = 0  # nodes that rounds have lost
     confirmed: int = 0  # of these, how many before the board was asked last
 
-    def step(self, counts: Mapping[Standing, int], *, is_first: bool, now: float) -> Step:
-        """What the round does now, with so many nodes that are ready and that stop their workers.  O(1)."""
-        rules, ready, stopping = self.rules, counts[Standing.READY], counts[Standing.STOPPING]
+    def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
+        """What the round does now, with the nodes that there are.  O(1)."""
+        rules, ready, stopping = self.rules, roster.counts[Standing.READY], roster.counts[Standing.STOPPING]
         if self.since is None:
             self.since = now
         if self.end.untold:
@@ -122,7 +123,7 @@ class Forming:
         until = self._more_until(ready=ready, is_first=is_first, now=now)
         if until is not None and now < until:
             return self._wait(until)
-        return self._wait(None) if self.is_unconfirmed else self._settle()
+        return self._wait(None) if roster.broken or self.is_unconfirmed else self._settle()
 
     def _more_until(self, *, ready: int, is_first: bool, now: float) -> float | None:
         """How long the round waits for more nodes than it needs."""
@@ -141,7 +142,7 @@ class Forming:
         """Nodes hear why the round is over, once that is known."""
         cause = self.end.cause
         assert cause is not None, "a round ends for a reason"
-        known_at = self.end.known_at(is_final=self.policy.is_final(cause, self.restart_count))
+        known_at = self.end.known_at(is_final=self.policy.is_final(cause, self.end.restart_count))
         if known_at is None or now < known_at:
             return self._wait(known_at)
         self.end.told = cause
@@ -157,11 +158,11 @@ class Forming:
         self.is_corrected = self.end.told is not None and self.end.told != cause
         step = self._answer(cause, Step.BEGIN)
         if step is Step.BEGIN:
-            self.restart_count += cause.failure is not None
+            self.restart_count = max(self.restart_count, self.end.restart_count + (cause.failure is not None))
         return step
 
     def _answer(self, cause: Cause, step: Step) -> Step:
-        answer = self.policy.answer(cause, self.restart_count)
+        answer = self.policy.answer(cause, self.end.restart_count)
         if isinstance(answer, m.Ended):
             self.verdict = answer
             return Step.END
@@ -180,7 +181,7 @@ class Forming:
     def next_count(self) -> int:
         """Restarts of the round to come, as nodes have heard."""
         told = self.end.told
-        return self.restart_count + (told is not None and told.failure is not None)
+        return max(self.restart_count, self.end.restart_count + (told is not None and told.failure is not None))
 
     @property
     def is_unconfirmed(self) -> bool:
@@ -194,6 +195,12 @@ class Forming:
     def restart(self, untold: list[str], now: float) -> None:
         """A round is over: the next one forms from now on, and these nodes are to hear so."""
         self.since, self.end.untold = now, untold
+
+    def on_count(self, restart_count: int, *, is_paid: bool) -> None:
+        """A node brings the count that it has heard; `is_paid`: of a round after the last, whose end is paid for."""
+        self.restart_count = max(self.restart_count, restart_count)
+        if not is_paid:
+            self.end.restart_count = max(self.end.restart_count, restart_count)
 
     def await_older_round(self, now: float) -> None:
         """Another coordinator has welcomed a node: a round of that one may yet show itself."""
@@ -224,7 +231,7 @@ class Forming:
 
     def stop(self, size: int = 0) -> None:
         """A round of so many nodes has begun, or the job is over."""
-        self.end = RoundEnd(size)
+        self.end = RoundEnd(size, self.restart_count)
         self.since = self.join_by = self.last_call_until = self.spares_until = None
 
     def waited_s(self, now: float) -> float:

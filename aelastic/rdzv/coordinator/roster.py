@@ -42,6 +42,7 @@ class Roster:
     epoch: int = 0  # of the leadership that begins rounds; `leader.py` keeps it
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
+    broken: set[str] = field(default_factory=set[str])  # members whose connection broke; strays are not among them
 
     def put(self, node: m.Node, standing: Standing) -> None:
         self._replace(Member(node, standing))
@@ -53,18 +54,33 @@ class Roster:
         self._replace(Member(node, Standing.STOPPING, is_stray=True))
         return before is not None and not before.is_stray
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nodes stop their workers, or may yet come back."""
+        return self.counts[Standing.STOPPING] > 0 or bool(self.broken)
+
+    def on_broken(self, node_id: str) -> bool:
+        """The connection of a node broke; gives whether the coordinator cares."""
+        member = self.members.get(node_id)
+        if member is None or member.is_stray:
+            return False
+        self.broken.add(node_id)
+        return True
+
     def _replace(self, member: Member) -> None:
         self.remove(member.node.node_id)
         self.members[member.node.node_id] = member
 
     def remove(self, node_id: str) -> Member | None:
         member = self.members.pop(node_id, None)
+        self.broken.discard(node_id)
         if member is not None and not member.is_stray:
             self.counts[member.standing] -= 1
         return member
 
-    def give_rank(self, node: m.Node) -> str | None:
-        """A node joins; gives the member that had its --node-rank, if that is another."""
+    def on_connected(self, node: m.Node) -> str | None:
+        """A node is connected, and has its --node-rank; gives the member that had that, if it is another."""
+        self.broken.discard(node.node_id)
         if node.preferred_rank is None:
             return None
         old, self.agent_of_rank[node.preferred_rank] = self.agent_of_rank.get(node.preferred_rank), node.node_id
@@ -177,6 +193,7 @@ class Roster:
         assert +self.counts == Counter(member.standing for member in tracked), (
             "counts are those of members, strays apart"
         )
+        assert self.broken <= self.members.keys(), "a node that is gone does not come back"
         for node_id, member in self.members.items():
             assert member.node.node_id == node_id
             if member.is_stray:
