@@ -91,7 +91,19 @@ th.falls span { float: right; }
 .falls i { position: absolute; top: 0; bottom: 0; min-width: 1.5px; }
 .scroll { overflow-x: auto; }
 .notes { color: var(--soft); padding-left: 18px; margin: 6px 0 0; } .notes li { overflow-wrap: anywhere; }
-@media print { .tools .zoom, .card button { display: none !important; } .frame { overflow: visible; } }
+.crowded .restart-line { display: none; } .heats { cursor: pointer; } .heats .ground { fill: var(--raised); }
+.heat { fill: var(--restart); } #window { fill: var(--accent); opacity: .25; pointer-events: none; }
+#find { font: inherit; width: 15em; max-width: 100%; padding: 2px 8px; color: var(--ink); background: var(--ground);
+  border: 1px solid var(--line); border-radius: 6px; } #found { min-width: 6em; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
+@media (max-width: 700px) { body { padding: 14px 12px 28px; } .tools .zoom { margin-left: 0; flex-wrap: wrap; }
+  .frame { padding: 4px 2px; } .card { padding: 10px; } .card h3 { flex-wrap: wrap; } td, th { padding-left: 10px; } }
+@page { size: A4 landscape; margin: 10mm; }
+@media print { :root { --ground: #fff; --raised: #f0f1f3; --ink: #000; --soft: #444; --line: #bbb; --restart: #c4420f;
+  --good: #2066a8; --bad: #b84300; --still: #6a7480; } body { padding: 0; max-width: none; font-size: 11px;
+  print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  .tools .zoom, .card button { display: none !important; } .card { break-inside: avoid; }
+  .frame, .scroll { overflow: visible; border: 0; padding: 0; } #chart { min-width: 0; } }
 """
 
 SCRIPT = """
@@ -108,6 +120,7 @@ SCRIPT = """
   for (let p = -6; p < 1; p++) for (const d of [1, 2, 5]) STEPS.push(d * 10 ** p);
   STEPS.push(10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000);
   let a = 0, b = T;
+  const view = document.getElementById('window'), find = document.getElementById('find');
   const show = (el, is) => is ? el.removeAttribute('display') : el.setAttribute('display', 'none');
   const two = (n) => String(n).padStart(2, '0');
   function label(t, step) {
@@ -165,6 +178,11 @@ SCRIPT = """
       const label = el.querySelector('text');
       label.setAttribute('x', width / 2);
       label.textContent = text;
+    }
+    plot.classList.toggle('crowded', lines.filter(({ s }) => s >= a && s <= b).length > 60);
+    if (view) {
+      view.setAttribute('x', a / T * W);
+      view.setAttribute('width', b - a < T ? Math.max((b - a) / T * W, 2) : 0);
     }
     const step = STEPS.find((step) => (b - a) / step <= 10) ?? (b - a) / 10;
     axis.replaceChildren(); grid.replaceChildren();
@@ -227,6 +245,43 @@ SCRIPT = """
     go(s - margin, e + margin);
     chart.scrollIntoView({ block: 'nearest', behavior: 'smooth' });
   };
+  chart.querySelector('.heats')?.addEventListener('click', ({ target: { dataset } }) => {
+    const from = +dataset.from, to = +dataset.to;
+    if (dataset.from) go(2 * from - to, 2 * to - from); else go(0, T);
+  });
+  // Finds nodes, and what was said of them: the others are folded away.
+  const nodes = [...chart.querySelectorAll('.node')].map((el, place) => ({ el, height: +el.dataset.height,
+    who: chart.querySelectorAll('.who')[place], said: `${el.dataset.name} ${el.textContent}`.toLowerCase() }));
+  const told = [...document.querySelectorAll('.card, .list tbody tr')].map((el) => [el, el.textContent.toLowerCase()]);
+  const [, top, width, whole] = chart.getAttribute('viewBox').split(' ').map(Number);
+  find.oninput = () => {
+    const asked = find.value.trim().toLowerCase();
+    let folded = 0, count = 0;
+    for (const { el, who, height, said } of nodes) {
+      const is = said.includes(asked);
+      for (const part of [el, who]) {
+        show(part, is);
+        part.setAttribute('transform', `translate(0 ${-folded})`);
+      }
+      if (is) count++; else folded += height;
+    }
+    chart.setAttribute('viewBox', `0 ${top} ${width} ${whole - folded}`);
+    for (const [el, said] of told) el.hidden = !said.includes(asked);
+    document.getElementById('found').textContent = asked ? `${count} of ${nodes.length} nodes` : '';
+  };
+  const spans = rects.filter(({ el }) => el.classList.contains('restart'));
+  const jump = (span) => span && go(span.s - (span.e - span.s) * 0.4, span.e + (span.e - span.s) * 0.4);
+  ways.next = () => jump(spans.find(({ s }) => s > (a + b) / 2 || (b - a === T)));
+  ways.before = () => jump(spans.findLast(({ e }) => e < (a + b) / 2));
+  const keys = { ArrowLeft: 'left', ArrowRight: 'right', '+': 'in', '=': 'in', '-': 'out', 0: 'all', n: 'next',
+    p: 'before' };
+  document.addEventListener('keydown', (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target === find) {
+      if (event.key === 'Escape') { find.value = ''; find.oninput(); find.blur(); }
+    } else if (event.key === '/') { find.focus(); event.preventDefault(); }
+    else if (keys[event.key]) { ways[keys[event.key]](); event.preventDefault(); }
+  });
   const asked = /^#t=([0-9.]+),([0-9.]+)$/.exec(location.hash);
   if (asked && +asked[2] > +asked[1]) go(+asked[1], +asked[2]);
   document.documentElement.classList.add('live');

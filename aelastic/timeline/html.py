@@ -151,7 +151,9 @@ def _tools(story: Story, marks: Sequence[tuple[str, str]]) -> str:
     return (
         f'<div class="tools"><div class="legend"><em>Agent</em>{phases}</div>'
         f'<div class="legend"><em>Workers</em>{ends}</div>{starts}{signs}'
-        f'<div class="zoom"><span>drag, or Ctrl + wheel, to zoom</span>{buttons}</div></div>'
+        '<div class="zoom"><input id="find" type="search" placeholder="find a node, a rank, a reason ( / )" '
+        'aria-label="find a node, a rank, a reason"><span id="found" role="status"></span>'
+        f"<span>drag, or Ctrl + wheel, to zoom; keys: ← → + − 0, n and p for restarts</span>{buttons}</div></div>"
     )
 
 
@@ -241,7 +243,7 @@ def _list(restarts: Sequence[Restart]) -> str:
     )
     head = '<tr><th>restart</th><th>at</th><th>took</th><th class="text">why</th></tr>'
     table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
-    return f'<h2>All restarts</h2><div class="scroll">{table}</div>{left_out}'
+    return f'<h2>All restarts</h2><div class="scroll list">{table}</div>{left_out}'
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -18,6 +18,8 @@ WIDTH, LEFT, RIGHT = 1200, 172, 14
 PLOT_WIDTH = WIDTH - LEFT - RIGHT
 # Above the rows: numbers of the restarts, then the times.
 FLAGS_HEIGHT, AXIS_HEIGHT = 24, 22
+HEAT_TOP, HEAT_HEIGHT, HEAT_PARTS = 22, 16, 160  # where the run lost time, and in how many parts it is looked at
+LINES_MAX = 60  # with more restarts in sight their lines would hide the rows
 # Rows by the number of workers: height of a worker's and of an agent's row, and the gap between nodes.
 SIZES = ((32, 20.0, 20.0, 12.0), (96, 10.0, 13.0, 7.0), (256, 5.0, 9.0, 4.0))
 WORKER_ROWS_MAX = SIZES[-1][0]  # with more, the workers of a node share a row: 256 of 5 pixels fill a large screen
@@ -89,9 +91,10 @@ def draw(story: Story) -> Chart:
     marks = [_marks(node) for node in nodes]
     for place, node in enumerate(nodes):
         top = rows.tops[place]
-        labels.append(_labels(node, rows, top))
+        labels.append(f'<g class="who" data-node="{place}">{_labels(node, rows, top)}</g>')
         agent, workers = folded[place]
-        plot.append(f'<g class="node" data-node="{place}">')
+        bottom = rows.tops[place + 1] if place + 1 < len(nodes) else rows.height
+        plot.append(f'<g class="node" data-name="{safe(node.name)}" data-height="{bottom - top:g}">')
         plot += [_rect(box, scale, top + 1, rows.agent - 3) for box in agent]
         for row, line in enumerate(workers):
             y = top + rows.agent + row * rows.worker
@@ -102,17 +105,20 @@ def draw(story: Story) -> Chart:
         plot += [_mark(mark, scale, rows, top) for mark in marks[place]]
         plot.append("</g>")
     height = FLAGS_HEIGHT + AXIS_HEIGHT + rows.height
+    over = HEAT_TOP if story.restarts else 0
     head = (
-        f'<svg id="chart" viewBox="0 0 {WIDTH} {height + 8:g}" role="img" aria-label="What each agent and each worker '
-        f'did, over time" data-length="{length:.6f}" data-left="{LEFT}" data-width="{PLOT_WIDTH}">'
+        f'<svg id="chart" viewBox="0 {-over} {WIDTH} {height + over + 8:g}" role="img" '
+        'aria-label="What each agent and each worker did, over time" '
+        f'data-length="{length:.6f}" data-left="{LEFT}" data-width="{PLOT_WIDTH}">'
     )
     y = FLAGS_HEIGHT + AXIS_HEIGHT
+    crowded = " crowded" if len(story.restarts) > LINES_MAX else ""
     # Wider than the plot: a number in the middle of its first or last moment is seen as a whole.
     room = PLOT_WIDTH + 28
     above = f'<svg class="above" x="{LEFT - 14}" y="0" width="{room}" height="{y}" viewBox="-14 0 {room} {y}">'
     parts = [
-        head, *labels, above, _flags(story.restarts, scale), _axis(length), "</svg>",
-        f'<svg class="plot" x="{LEFT}" y="{y}" width="{PLOT_WIDTH}" height="{rows.height:g}">',
+        head, _heat(story.restarts, length), *labels, above, _flags(story.restarts, scale), _axis(length), "</svg>",
+        f'<svg class="plot{crowded}" x="{LEFT}" y="{y}" width="{PLOT_WIDTH}" height="{rows.height:g}">',
         f'<rect class="ground" width="{PLOT_WIDTH}" height="{rows.height:g}"/>',
         *plot,
         f'<rect id="chosen" height="{rows.height:g}" width="0"/></svg></svg>',
@@ -243,6 +249,38 @@ class _Flag:
     @property
     def left(self) -> float:
         return min(self.x - 9, PLOT_WIDTH + 13 - self.width)
+
+
+def _heat(restarts: Sequence[Restart], length: float) -> str:
+    """A strip of the whole run, with a bar for each part of it: the higher, the more of it went to restarts."""
+    if not restarts:
+        return ""
+    part = length / HEAT_PARTS
+    lost, counts = [0.0] * HEAT_PARTS, [0] * HEAT_PARTS
+    for restart in restarts:
+        first, last = (min(int(at / part), HEAT_PARTS - 1) for at in (restart.start, restart.end))
+        counts[first] += 1
+        for place in range(first, last + 1):
+            lost[place] += max(0.0, min(restart.end, (place + 1) * part) - max(restart.start, place * part))
+    most, width = max(*lost, 1e-9), PLOT_WIDTH / HEAT_PARTS
+    bars = []
+    for place, seconds in enumerate(lost):
+        if seconds > 0:
+            height = max(2.0, HEAT_HEIGHT * seconds / most)
+            words = (
+                f"{duration(place * part)} + {duration(part)}\n{counts[place]} restarts began, {duration(seconds)} lost"
+            )
+            bars.append(
+                f'<rect class="heat" data-from="{place * part:.6f}" data-to="{(place + 1) * part:.6f}" '
+                f'x="{place * width:.2f}" y="{HEAT_HEIGHT - height:.2f}" width="{width - 0.6:.2f}" '
+                f'height="{height:.2f}"><title>{safe(words)}</title></rect>'
+            )
+    return (
+        f'<text class="rank" x="{LEFT - 8}" y="{HEAT_HEIGHT - HEAT_TOP - 4}">time lost</text>'
+        f'<svg class="heats" x="{LEFT}" y="{-HEAT_TOP}" width="{PLOT_WIDTH}" height="{HEAT_HEIGHT}">'
+        f'<rect class="ground" width="{PLOT_WIDTH}" height="{HEAT_HEIGHT}"/>{"".join(bars)}'
+        f'<rect id="window" height="{HEAT_HEIGHT}" width="0"/></svg>'
+    )
 
 
 # Around them.

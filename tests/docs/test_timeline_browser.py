@@ -66,10 +66,12 @@ def browse(folder: Path, text: str, fragment: str = "") -> str:
                 pass
 
 
-def look(folder: Path, text: str) -> dict[str, Any]:
-    """Where everything is in pixels."""
+def look(folder: Path, text: str, probe: str = PROBE) -> dict[str, Any]:
+    """Where everything is in pixels; or what another probe answers."""
     # The page lets no script run but its own; this one is to run, too.
-    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace("</body>", PROBE)
+    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace(
+        "</body>", probe or "</body>"
+    )
     answer = re.search(r'<pre id="probe">(.*?)</pre>', browse(folder, opened), re.DOTALL)
     assert answer is not None
     found: dict[str, Any] = json.loads(html.unescape(answer[1]))
@@ -151,3 +153,49 @@ def test_nothing_that_a_log_brings_along_runs(tmp_path: Path) -> None:
     assert 'id="owned"' not in browse(tmp_path, forced)
     without = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", forced)
     assert 'id="owned"' in browse(tmp_path, without)  # or the test could not fail
+
+
+# What a reader does, and what is seen then: asked from inside the page.
+ACTIONS = """<pre id="probe"></pre><script>
+const find = document.getElementById('find'), seen = () => [...document.querySelectorAll('.node')].filter(
+  (el) => el.getAttribute('display') !== 'none').map((el) => el.dataset.name);
+const heights = [document.getElementById('chart').getBoundingClientRect().height], found = [];
+for (const asked of ['node-b', 'loss is NaN', 'nothing like it', '']) {
+  find.value = asked; find.oninput(); found.push(seen());
+  heights.push(document.getElementById('chart').getBoundingClientRect().height);
+}
+const press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', { key }));
+const shown = () => +document.getElementById('window').getAttribute('width');
+const windows = ['n', '0', '+', '+', '-', '0'].map((key) => { press(key); return shown(); });
+press('/');
+document.getElementById('probe').textContent = JSON.stringify({ found, heights, windows,
+  is_focused: document.activeElement === find });
+</script></body>"""
+PHONE = """<!DOCTYPE html><body style="margin:0"><iframe id="phone" width="390" height="844" srcdoc="{}"></iframe>
+<pre id="probe"></pre><script>onload = () => {{
+  const root = document.getElementById('phone').contentDocument.documentElement, wide = [];
+  for (const el of root.querySelectorAll('body *')) {{
+    const box = el.getBoundingClientRect();
+    if (box.right > root.clientWidth + 0.5 && !el.closest('.frame, .scroll')) wide.push(el.outerHTML.slice(0, 80));
+  }}
+  document.getElementById('probe').textContent = JSON.stringify({{ wide, over: root.scrollWidth - root.clientWidth }});
+}};</script></body>"""
+
+
+def test_nodes_are_found_and_keys_move_the_view(tmp_path: Path) -> None:
+    told = look(tmp_path, page(story_of(*a_crash())), ACTIONS)
+
+    assert told["found"] == [["node-b"], ["node-b"], [], ["node-a", "node-b"]]
+    whole, of_one, *_, last = told["heights"]
+    assert of_one < whole == pytest.approx(last), "the others are folded away, and come back"
+    restart, all_, half, quarter, half_again, _ = told["windows"]
+    assert 0 < restart < quarter < half == half_again and all_ == 0
+    assert told["is_focused"]
+
+
+@pytest.mark.parametrize("nodes", [a_crash(), (many_restarts(40),)], ids=["crash", "many restarts"])
+def test_on_a_phone_nothing_is_wider_than_the_screen_but_what_scrolls(
+    tmp_path: Path, nodes: tuple[NodeLog, ...]
+) -> None:
+    answer = look(tmp_path, PHONE.format(html.escape(page(story_of(*nodes)))), "")
+    assert answer == {"wide": [], "over": 0}
