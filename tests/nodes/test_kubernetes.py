@@ -1,0 +1,184 @@
+"""The manifests in `deploy/kubernetes`: what the API server would take, and what their pods do, emulated (`kit.pods`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit import netns
+from kit.agents import Agent, Round
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.netns import Net
+from kit.pods import MANIFESTS, PODS, TALKS, Cluster, manifest, pod_template
+
+jsonschema = pytest.importorskip("jsonschema")  # in the group dev
+
+SCHEMAS = json.loads((Path(__file__).parents[1] / "kit" / "kubernetes_schemas.json").read_text())
+NAMES = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"
+# A worker that saves when it is told to end.
+SAVES = TALKS.replace(
+    "begin_talk()\nis", "signal.signal(signal.SIGTERM, lambda *_: (say('saved', rank), os._exit(0)))\nbegin_talk()\nis"
+)
+
+
+def problems(thing: dict[str, Any]) -> list[str]:
+    schema = {**SCHEMAS["kinds"][thing["kind"]], "$defs": SCHEMAS["$defs"]}
+    return [f"{each.json_path}: {each.message}" for each in jsonschema.Draft202012Validator(schema).iter_errors(thing)]
+
+
+# What stands in them.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_manifest_is_what_the_published_schemas_take(name: str) -> None:
+    for thing in manifest(name):
+        assert problems(thing) == []
+        assert problems({**thing, "spec": {**thing["spec"], "no_such_field": 1}})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parts_of_a_manifest_fit_together(name: str) -> None:
+    template = next(found for each in manifest(name) if (found := pod_template(each)) is not None)
+    spec = template["spec"]
+    (container,) = spec["containers"]
+    words = [*container["command"], *container.get("args", [])]
+    (timeout,) = [float(word.partition("=")[2]) for word in words if word.startswith("--shutdown-timeout=")]
+    assert spec["terminationGracePeriodSeconds"] >= timeout + 10 + 5, "workers, preStop, and the agent's own end"
+    (port,) = [each["containerPort"] for each in container["ports"] if each["name"] == "health"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert variables["TORCHELASTIC_HEALTH_CHECK_PORT"] == f"0.0.0.0:{port}"
+    assert [container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("liveness", "readiness")] == [
+        "/livez",
+        "/readyz",
+    ]
+    assert f"http://127.0.0.1:{port}/stacks" in " ".join(container["lifecycle"]["preStop"]["exec"]["command"])
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert {each["name"] for each in spec["volumes"]} == set(mounted) and mounted["shm"] == "/dev/shm"
+    assert container["securityContext"]["readOnlyRootFilesystem"] and spec["securityContext"]["runAsNonRoot"]
+    used = set(re.findall(r"\$\((\w+)\)", " ".join(words)))
+    assert used <= {*variables, "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+
+
+def job_specs(thing: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(thing, dict):
+        if "podFailurePolicy" in thing:
+            yield thing
+        thing = list(thing.values())
+    for each in thing if isinstance(thing, list) else ():
+        yield from job_specs(each)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pytorchjob"])
+def test_a_verdict_ends_the_job_and_a_lost_pod_does_not(name: str) -> None:
+    (spec,) = [spec for thing in manifest(name) for spec in job_specs(thing)]
+    assert spec["backoffLimit"] == PODS - 1, "all pods end with a verdict, and no fewer end the job"
+    ignored, failed = spec["podFailurePolicy"]["rules"]
+    assert (ignored["action"], ignored["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (failed["action"], failed["onExitCodes"]["values"]) == ("FailJob", [2])
+
+
+def test_the_page_names_each_manifest() -> None:
+    assert [name for name in NAMES if f"deploy/kubernetes/{name}.yaml" not in PAGE.read_text()] == []
+
+
+# What their pods do.
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    with netns.opened() as opened:
+        yield opened
+
+
+def started(cluster: Cluster, order: tuple[int, ...] = (2, 0, 3, 1)) -> list[Agent]:
+    """Pods by their index, started in any order."""
+    pods = {index: cluster.start_pod(index) for index in order}
+    return [pods[index] for index in sorted(pods)]
+
+
+def first_round(cluster: Cluster, pods: list[Agent]) -> Round:
+    return cluster.wait_round(pods, limit_s=LAUNCH_TIMEOUT_S / 2)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", NAMES)
+def test_pods_that_start_in_any_order_meet_and_finish(launch: Launcher, net: Net, name: str) -> None:
+    cluster = Cluster(launch, net, name)
+    pods = started(cluster)
+    round_ = first_round(cluster, pods)
+    assert [start.rank for start in round_.starts] == list(range(PODS))
+    if name != "pytorchjob":  # whose pods have no index in their environment
+        assert [pod.starts[-1].rank for pod in pods] == list(range(PODS))
+    cluster.finish(round_)
+    cluster.close()
+
+
+@pytest.mark.all
+def test_a_pod_that_is_evicted_with_notice_saves_and_its_replacement_joins(launch: Launcher, net: Net) -> None:
+    cluster = Cluster(launch, net, "indexed-job", worker=SAVES)
+    pods = started(cluster)
+    before = first_round(cluster, pods)
+    cluster.delete(pods[2])
+    assert pods[2].wait() == -signal.SIGTERM, cluster.story  # as PID 1 of a container: 143
+    assert "saved 2" in pods[2].stdout
+    assert list(pods[2].folder.glob("logs/latest/attempt_0/0/stack*")), "preStop has the stacks of its workers"
+    rest = [pods[0], pods[1], pods[3]]
+    between = cluster.wait_round(rest, before)
+    assert between.restart == 0, "a node that leaves costs no restart"
+    pods[2] = cluster.start_pod(2)
+    cluster.finish(cluster.wait_round(pods, between))
+    cluster.close()
+
+
+@pytest.mark.all
+def test_a_lost_pod_comes_back_with_its_name_at_another_address(launch: Launcher, net: Net) -> None:
+    cluster = Cluster(launch, net, "indexed-job")
+    pods = started(cluster)
+    before = first_round(cluster, pods)
+    cluster.lose(pods[3])
+    between = cluster.wait_round(pods[:3], before)
+    pods[3] = cluster.start_pod(3)
+    round_ = cluster.wait_round(pods, between)
+    assert round_.restart == 0 and pods[3].starts[-1].rank == 3
+    cluster.finish(round_)
+    cluster.close()
+
+
+@pytest.mark.all
+def test_the_pod_that_serves_the_endpoint_moves_to_another_address(launch: Launcher, net: Net) -> None:
+    cluster = Cluster(launch, net, "indexed-job")
+    pods = started(cluster)
+    before = first_round(cluster, pods)
+    cluster.lose(pods[0])
+    pods[0] = cluster.start_pod(0)
+    round_ = cluster.wait_round(pods, before, limit_s=LAUNCH_TIMEOUT_S / 2)
+    assert round_.restart == 0, cluster.story
+    cluster.finish(round_)
+    cluster.close()
+
+
+@pytest.mark.all
+def test_pods_that_start_before_the_dns_has_their_names_wait_for_it(launch: Launcher, net: Net) -> None:
+    cluster = Cluster(launch, net, "indexed-job", has_dns=False)
+    pods = started(cluster)
+    # After ten seconds a node says what it waits for.
+    for pod in pods[1:]:
+        pod.wait_said(r"train-0\.train", limit_s=LAUNCH_TIMEOUT_S / 2)
+    assert not any(pod.is_over or pod.starts for pod in pods), cluster.story
+    cluster.publish()
+    cluster.finish(first_round(cluster, pods))
+    cluster.close()
+
+
+@pytest.mark.all
+def test_a_failure_that_no_restart_is_left_for_ends_each_pod_with_its_code(launch: Launcher, net: Net) -> None:
+    cluster = Cluster(launch, net, "indexed-job", worker="sys.exit(7)")
+    pods = started(cluster)
+    assert [pod.wait(LAUNCH_TIMEOUT_S) for pod in pods] == [7] * PODS, cluster.story
+    cluster.close()
