@@ -18,7 +18,7 @@ BIN = ROOT / "build" / "recipes" / "bin"
 
 
 def python_with(*packages: str) -> str:
-    """A Python that has aelastic and these packages; without them the test is skipped."""
+    """A Python that has aelastic and these packages, or programs beside it; without them the test is skipped."""
     if missing := [package for package in packages if not _has(package)]:
         message = f"no {' and no '.join(missing)} here: as .ci/run does, install the extra `recipes` into build/recipes"
         if os.environ.get("TEST_RECIPES") == "required":
@@ -29,6 +29,8 @@ def python_with(*packages: str) -> str:
 
 @cache
 def _has(package: str) -> bool:
+    if (BIN / package).exists():
+        return True
     code = f"import importlib.util as util, sys; sys.exit(util.find_spec({package!r}) is None)"
     try:
         return subprocess.run([BIN / "python", "-c", code], check=False).returncode == 0

@@ -1,0 +1,160 @@
+"""`deploy/cloud/start.sh` with metadata servers of AWS and Google that are stood in for; shell scripts are checked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from kit.launching import PREAMBLE, Job
+from kit.ports import quiet_port
+from kit.recipes import ROOT, python_with
+
+START = ROOT / "deploy" / "cloud" / "start.sh"
+VARIABLES = {"aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "google": "GCE_METADATA_HOST"}
+TRAINING = """
+def save(*_):
+    say("saved")
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+say(*sys.argv[1:], os.environ["WORLD_SIZE"])
+"""
+
+
+class Metadata:
+    """What an instance can ask of its cloud, by the documented paths and headers."""
+
+    def __init__(self, cloud: str) -> None:
+        self.cloud = cloud
+        self.settings = {
+            "endpoint": f"127.0.0.1:{quiet_port()}",
+            "nodes": "1",
+            "command": "train.py a b",
+            "run-id": "my-job",
+            "workers": "2",
+        }
+        self.notice = threading.Event()
+
+    def answer(self, method: str, path: str, headers: dict[str, str]) -> str | None:
+        if self.cloud == "aws":
+            if (method, path) == ("PUT", "/latest/api/token"):
+                return "a token" if "x-aws-ec2-metadata-token-ttl-seconds" in headers else None
+            known = {f"tags/instance/training-{name}": value for name, value in self.settings.items()}
+            known["local-ipv4"] = "127.0.0.1"
+            if self.notice.is_set():
+                known["spot/instance-action"] = '{"action": "terminate"}'
+            allowed = headers.get("x-aws-ec2-metadata-token") == "a token"
+            return known.get(path.removeprefix("/latest/meta-data/")) if allowed else None
+        known = {f"attributes/training-{name}": value for name, value in self.settings.items()}
+        known |= {"id": "17", "network-interfaces/0/ip": "127.0.0.1"}
+        path = path.removeprefix("/computeMetadata/v1/instance/")
+        if path == "preempted?wait_for_change=true":
+            self.notice.wait()
+            return "TRUE"
+        return known.get(path) if headers.get("metadata-flavor") == "Google" else None
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        """Its address."""
+        metadata = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                text = metadata.answer(self.command, self.path, headers)
+                self.send_response(404 if text is None else 200)
+                self.end_headers()
+                self.wfile.write((text or "").encode())
+
+            do_PUT = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            server.daemon_threads = True
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"127.0.0.1:{server.server_port}"
+            self.notice.set()
+            server.shutdown()
+
+
+@pytest.fixture(params=list(VARIABLES))
+def metadata(request: pytest.FixtureRequest) -> Metadata:
+    return Metadata(request.param)
+
+
+@contextmanager
+def started(metadata: Metadata, folder: Path, worker: str = "") -> Iterator[Job]:
+    (folder / "train.py").write_text(PREAMBLE + TRAINING + worker)
+    (folder / "venv").symlink_to(sys.prefix)
+    nowhere = f"127.0.0.1:{quiet_port()}"
+    with metadata.served() as at:
+        addresses = {cloud: at if cloud == metadata.cloud else nowhere for cloud in VARIABLES}
+        addresses["aws"] = f"http://{addresses['aws']}"
+        env = {VARIABLES[cloud]: address for cloud, address in addresses.items()}
+        job = Job(folder / "job", [str(START)], {**env, "TRAINING_FOLDER": str(folder)})
+        try:
+            yield job
+        finally:
+            job.kill_all()
+
+
+@pytest.mark.all
+def test_an_instance_trains_as_its_tags_say(metadata: Metadata, tmp_path: Path) -> None:
+    with started(metadata, tmp_path) as job:
+        assert job.wait() == 0, job.story
+        assert job.lines.count("a b 2") == 2, job.story
+        job.wait_nothing_left()
+
+
+@pytest.mark.all
+def test_workers_save_when_the_instance_is_going_away(metadata: Metadata, tmp_path: Path) -> None:
+    with started(metadata, tmp_path, "rest()") as job:
+        job.wait_line("a b 2", 2)
+        metadata.notice.set()
+        assert job.wait() == 143, job.story
+        assert job.lines.count("saved") == 2
+        assert "start.sh: this instance is going away: stopping the workers" in job.stderr
+        job.wait_nothing_left()
+
+
+@pytest.mark.all
+def test_a_failed_workers_code_is_the_scripts(tmp_path: Path) -> None:
+    metadata = Metadata("aws")
+    metadata.settings["restarts"] = "0"
+    with started(metadata, tmp_path, "sys.exit(7)") as job:
+        assert job.wait() == 7, job.story
+
+
+@pytest.mark.parametrize("name", ["endpoint", "run-id"])
+def test_what_is_missing_is_named(metadata: Metadata, tmp_path: Path, name: str) -> None:
+    del metadata.settings[name]
+    with started(metadata, tmp_path) as job:
+        assert job.wait() == 2
+        assert job.stderr == (
+            f"start.sh: this instance has no tag or attribute training-{name}, see docs/how-to/cloud.md\n"
+        )
+
+
+def test_elsewhere_it_says_that_it_is_for_clouds(tmp_path: Path) -> None:
+    metadata = Metadata("none")
+    with started(metadata, tmp_path) as job:
+        assert job.wait() == 2
+        assert "answers: this is no instance of AWS or Google Cloud" in job.stderr
+
+
+def test_shellcheck_finds_no_fault_with_the_scripts() -> None:
+    shellcheck = Path(python_with("shellcheck")).parent / "shellcheck"
+    scripts = [str(path) for path in (ROOT / "deploy").glob("*/*") if path.read_bytes().startswith(b"#!/bin/bash")]
+    assert len(scripts) >= 2
+    done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout

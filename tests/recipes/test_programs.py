@@ -1,0 +1,153 @@
+"""Examples that need other people's programs: a service with FastAPI, a notebook, and tasks of Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.launching import PREAMBLE, Job, wait_for
+from kit.ports import quiet_port
+from kit.recipes import ROOT, python_with
+
+EXAMPLES = ROOT / "examples"
+LIMIT_S = 200.0
+TRAINING = """
+def save(*_):
+    say("saved")
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+say(f"rank {rank} of {os.environ['WORLD_SIZE']}, restart {restart}")
+if sys.argv[1:] == ["fail"] and restart == 0:
+    sys.exit(7)
+if sys.argv[1:] == ["long"]:
+    rest()
+"""
+
+pytestmark = pytest.mark.timeout(LIMIT_S + 50)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(PREAMBLE + TRAINING)
+    return tmp_path
+
+
+class Service:
+    """The example, served by uvicorn."""
+
+    def __init__(self, folder: Path) -> None:
+        self._at = f"127.0.0.1:{quiet_port()}"
+        host, port = self._at.split(":")
+        uvicorn = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_app:app", "--host", host, "--port", port]
+        self.job = Job(folder / "job", [python_with("fastapi", "uvicorn"), *uvicorn], {"TRAININGS": str(folder)})
+
+    def ask(self, method: str, path: str, **fields: Any) -> tuple[int, Any]:
+        data = json.dumps(fields).encode() if fields else None
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"http://{self._at}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+        except OSError:
+            return 0, None  # it does not listen yet
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
+    service = Service(folder)
+    wait_for("the service", lambda: service.ask("GET", "/jobs/1")[0] == 404, LIMIT_S)
+    yield service
+    service.job.kill_all()
+
+
+@pytest.mark.all
+def test_a_service_starts_jobs_shows_and_stops_them(service: Service) -> None:
+    wanted = {"script": "train.py", "workers": 2, "max_restarts": 1}
+    assert service.ask("POST", "/jobs", **wanted, args=["fail"]) == (201, {"job": 1})
+    assert service.ask("POST", "/jobs", **wanted, args=["long"]) == (201, {"job": 2})
+    wait_for("the first", lambda: service.ask("GET", "/jobs/1")[1]["state"] == "SUCCEEDED")
+    service.job.wait_line("rank 0 of 2, restart 1")
+    wait_for("the second", lambda: service.ask("GET", "/jobs/2")[1]["state"] == "HEALTHY")
+    assert len(service.ask("GET", "/jobs/2")[1]["workers"]) == 2
+    assert service.ask("DELETE", "/jobs/2")[0] == 200
+    wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/2")[1]["end"])
+    assert service.job.stdout.count("saved") == 2
+
+
+@pytest.mark.all
+def test_a_service_that_ends_lets_its_jobs_save(service: Service) -> None:
+    service.ask("POST", "/jobs", script="train.py", workers=2, args=["long"])
+    service.job.wait_line("rank ", 2)
+    service.job.signal(15)
+    service.job.wait()
+    assert service.job.stdout.count("saved") == 2
+    service.job.wait_nothing_left()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    "wanted, words",
+    [
+        ({"script": "../train.py"}, "script: there is no ../train.py in "),
+        ({"script": "train.py", "workers": 0}, "local_world_size is 0: at least 1 worker is needed"),
+    ],
+)
+def test_a_service_refuses_what_cannot_be(service: Service, wanted: dict[str, Any], words: str) -> None:
+    code, answer = service.ask("POST", "/jobs", **wanted)
+    assert code == 422 and answer["detail"].startswith(words)
+
+
+@pytest.mark.all
+def test_a_service_without_its_folder_says_which_variable_it_needs() -> None:
+    command = [python_with("fastapi"), str(EXAMPLES / "fastapi_app.py")]
+    env = {name: value for name, value in os.environ.items() if name != "TRAININGS"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("fastapi_app: set TRAININGS ")
+
+
+@pytest.mark.all
+def test_a_notebook_waits_for_a_job_reads_a_failure_and_stops_a_job(tmp_path: Path) -> None:
+    program = f"""
+import json, nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read({str(EXAMPLES / "notebook.ipynb")!r}, 4)
+NotebookClient(notebook, timeout=60).execute()
+print(json.dumps(["".join(each.get("text", "") for each in cell.get("outputs", ())) for cell in notebook.cells]))
+"""
+    command = [python_with("nbclient", "ipykernel"), "-c", program]
+    # A kernel that sees pytest's variable does not show what its children write.
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    env["HOME"] = str(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    # The kernel may show the workers' output below a later cell.
+    assert "rank 1 of 2, restart 1" in "".join(said) and "SUCCEEDED\n" in said[4], said
+    assert "FAILED RuntimeError: not the first time" in said[6], said
+    assert "HEALTHY" in said[8] and "STOPPED the agent was asked to stop (SIGTERM)" in said[9], said
+
+
+@pytest.mark.all
+def test_agents_in_tasks_of_ray_train_together_and_restart_workers(folder: Path) -> None:
+    command = [python_with("ray"), str(EXAMPLES / "ray_nodes.py"), "--nodes", "2", "--workers", "1", "train.py", "fail"]
+    env = {"HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    job = Job(folder / "job", command, env, cwd=folder)
+    try:
+        assert job.wait(LIMIT_S) == 0, job.story
+        assert all(f"rank {rank} of 2, restart 1" in job.stdout for rank in (0, 1)), job.story
+        assert "ray_nodes: the job has succeeded" in job.stdout
+    finally:
+        job.kill_all()
