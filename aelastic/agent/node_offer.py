@@ -6,13 +6,13 @@ import socket
 
 from aelastic.agent.resources import AgentSettings
 from aelastic.host.listeners import is_loopback
-from aelastic.rdzv.protocol.messages import Node
+from aelastic.rdzv.protocol.messages import Node, Starts
 from aelastic.rdzv.registry import names
 from aelastic.spec import WorkerSpec
 from aelastic.tcpstore.host import StoreHost
 
 
-def node_offer(settings: AgentSettings, store: StoreHost) -> Node:
+def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Node:
     """This node, with a port of its own that is held from now on."""
     spec, rdzv = settings.spec, settings.spec.rdzv
     address, port = _address_of(spec)
@@ -26,6 +26,7 @@ def node_offer(settings: AgentSettings, store: StoreHost) -> Node:
         master_addr=address,
         master_port=store.open(port, loopback) if settings.has_agent_store else store.hold(port),
         preferred_rank=None if rdzv is None else rdzv.node_rank,
+        starts=starts,
     )
 
 

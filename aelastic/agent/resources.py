@@ -27,6 +27,7 @@ from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import RunEvent
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
+from aelastic.rdzv.protocol.messages import Starts
 from aelastic.rdzv.registry import AgentContext, open_link
 from aelastic.spec import WorkerSpec
 from aelastic.stacks.before_kill import StackDumps
@@ -105,19 +106,19 @@ class Resources:
             self.store = StoreHost(self.sockets.mark_env(env))
             self.link: Link = open_link(spec, settings.node_id, AgentContext(settings.run_id, env, self.store))
             # Last: these start processes.
-            fork_server = self._fork_server(settings, tell)
-            if fork_server is not None:
-                self.store.fork = fork_server.fork_helper
+            self._fork_server = None if settings.backend else self._open_fork_server(settings, tell)
+            if self._fork_server is not None:
+                self.store.fork = self._fork_server.fork_helper
             self.backend = settings.backend or LocalWorkers(
                 start_method=spec.start_method,
                 monitor_interval=spec.monitor_interval,
                 mark=self.sockets.mark,
                 scratch=scratch,
-                fork_server=fork_server,
+                fork_server=self._fork_server,
             )
             made.pop_all()
 
-    def _fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
+    def _open_fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
         spec = settings.spec
         if not spec.preload:
             return None
@@ -136,6 +137,20 @@ class Resources:
             command = function_command()
         env = common_env(spec, {**settings.env, **self.watches.env}, settings.run_id)
         return ForkServer(command, spec.preload, self.sockets.mark_env(env), own_variables(spec), tell)
+
+    def starts(self, *, is_new: bool) -> Starts:
+        """How workers start now; `is_new`: of a node that has had none."""
+        if self._fork_server is None:
+            return Starts.COLD
+        if is_new and self._fork_server.is_importing:
+            return Starts.PREPARING
+        return Starts.WARM if self._fork_server.is_warm else Starts.COLD
+
+    async def prepared(self) -> Starts:
+        """Returns when a node that was preparing is so no more."""
+        if self._fork_server is not None:
+            await self._fork_server.wait_decided()
+        return self.starts(is_new=False)
 
     def open(self) -> None:
         """Makes the run's folders, and what watches need in them.

@@ -135,7 +135,7 @@ class Run:
         held, node_id = self.resources, self._settings.node_id
         match action:
             case ev.Join():
-                held.link.tell(m.Ready(node_offer(self._settings, held.store)))
+                self._join(tasks)
             case ev.Spawn(number):
                 self._generation = Generation(
                     action, self._settings, held, self._group, self._mailbox.post, self._give_up
@@ -159,6 +159,16 @@ class Run:
                 pass  # the loop sees that the group is done
             case _:
                 assert_never(action)
+
+    def _join(self, tasks: TaskGroup) -> None:
+        held = self.resources
+        starts = held.starts(is_new=self._generation is None)
+        held.link.tell(m.Ready(node_offer(self._settings, held.store, starts)))
+        if starts is m.Starts.PREPARING:
+            tasks.start_soon(self._tell_prepared, name="prepared")
+
+    async def _tell_prepared(self) -> None:
+        self.resources.link.tell(m.Prepared(self._settings.node_id, await self.resources.prepared()))
 
     @property
     def _current(self) -> Generation:

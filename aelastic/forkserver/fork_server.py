@@ -126,6 +126,21 @@ class ForkServer:
                 return
         self._control = ours
 
+    @property
+    def is_importing(self) -> bool:
+        """Whether workers start cold now, and may start warm soon."""
+        return self._core.phase is preload.Phase.IMPORTING
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether workers that start now have what they need."""
+        return self._core.phase is preload.Phase.READY and not self._core.is_learning
+
+    async def wait_decided(self) -> None:
+        """Returns when its first imports are over, or have taken too long."""
+        with anyio.move_on_after(FIRST_TIMEOUT_S):
+            await self._decided.wait()
+
     async def run(self) -> None:
         """Follows the process.  Runs until cancelled."""
         async with anyio.create_task_group() as tasks:

@@ -54,6 +54,7 @@ MESSAGES: list[Any] = [
     m.Ready(NODE),
     m.Failed("n1", 7, FAILURE),
     m.Succeeded("n1", 7),
+    m.Prepared("n1", m.Starts.WARM),
     m.Left("n1", "SIGTERM"),
     m.Welcome(5, 5.0),
     m.Refused("why", True),

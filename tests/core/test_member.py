@@ -541,6 +541,16 @@ def test_what_the_coordinator_decides_reaches_the_supervisor_in_order() -> None:
     assert story.core.phase is Phase.OVER
 
 
+def test_a_node_that_is_prepared_says_so_once_and_each_hello_from_then_on() -> None:
+    prepared = m.Prepared("me", m.Starts.WARM)
+    story = member()
+    assert story.tell(ev.Submitted(prepared)) == [ev.Send(prepared)]
+    assert story.core.state.node == NODE.replace(starts=m.Starts.WARM)
+    early = greeting()
+    assert early.tell(ev.Submitted(prepared)) == []
+    assert early.hear(m.Welcome(4, LEASE_S)) == [ev.Send(prepared)]
+
+
 def test_a_decision_that_comes_twice_is_delivered_once() -> None:
     story = member()
     story.hear(assigned(1))

@@ -97,7 +97,9 @@ def test_hello_is_said_once() -> None:
     assert term.say("a", hello("a", terms=term.terms))[:2] == refusal(1, "protocol error: second Hello")
 
 
-@pytest.mark.parametrize("message", [ready("b"), failed("b"), m.Succeeded("b", 1), m.Left("b", "x")])
+@pytest.mark.parametrize(
+    "message", [ready("b"), failed("b"), m.Succeeded("b", 1), m.Left("b", "x"), m.Prepared("b", m.Starts.WARM)]
+)
 def test_a_node_speaks_for_itself_only(message: Any) -> None:
     term = running()
     reason = "protocol error: message for another node_id"

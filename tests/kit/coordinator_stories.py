@@ -70,7 +70,7 @@ def begun(rules: dict[str, str], now: float) -> Coordinator:
     policy = RestartPolicy(int(rules.get("restarts", 3)))
     core = Coordinator(RoundRules(low, high), policy, rules.get("own", ""), is_heir="heir" in rules)
     for name in rules.get("running", ""):
-        core.handle(m.Ready(node(name)), now)
+        core.handle(m.Ready(node(name).replace(starts=starts_in(rules))), now)
     if core.phase is Phase.FORMING and "running" in rules:
         core.handle(DeadlinePassed(), now + LAST_CALL_TIMEOUT_S)
     names = rules.get("taken_over", "")
@@ -131,7 +131,7 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901  a case for
         return
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
-        r"([\w ]+?) (is ready|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms)(.*)", line
+        r"([\w ]+?) (is ready|is prepared|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms)(.*)", line
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
     number = {key: int(value) for key, value in options.items() if re.fullmatch(r"-?\d+", value)}
@@ -139,7 +139,9 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901  a case for
     for name in names.split():
         match verb:
             case "is ready":
-                yield m.Ready(node(name, rank))
+                yield m.Ready(node(name, rank).replace(starts=starts_in(options)))
+            case "is prepared":
+                yield m.Prepared(name, starts_in(options))
             case "joins":
                 yield Registered(node(name, rank), m.Past(m.Standing.READY), "knew_another" in options)
             case "returns":
@@ -165,6 +167,10 @@ FAILURES: dict[str, Any] = {
     "raised": partial(failure, exitcode=1, message="ValueError: batch is empty"),
     "reset": partial(failure, exitcode=1, message="RuntimeError: Connection reset by peer"),
 }
+
+
+def starts_in(options: dict[str, str]) -> m.Starts:
+    return next((each for each in m.Starts if each.value in options), m.Starts.COLD)
 
 
 def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:

@@ -31,7 +31,9 @@ from aelastic.rdzv.protocol.messages import (
     Left,
     Node,
     NodeMessage,
+    Prepared,
     Ready,
+    Starts,
     Succeeded,
     Terms,
     Waiting,
@@ -96,6 +98,7 @@ class Agent(SimulatedProcess):
         number: tells it from the others on this machine.
         work: what the workers of its next generation will do.
         clock: its machine's.
+        prepares_s: until its fork server has imported; 0: it has none.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Agent(SimulatedProcess):
         work: Callable[[Agent], Work],
         clock: Clock,
         local_world_size: int = 1,
+        prepares_s: float = 0.0,
     ) -> None:
         super().__init__(world, host, clock)
         self.board, self.watcher, self.settings = board, watcher, settings
@@ -125,6 +129,7 @@ class Agent(SimulatedProcess):
         self.welcomed_at = 1e9
         self.is_leaving = False  # as it was asked to
         self.end = ""  # how it ended
+        self.starts = Starts.PREPARING if prepares_s else Starts.COLD
         self.alive: dict[int, int] = {}  # local rank to generation, of workers that run
         self.round_of_workers: Assigned | None = None
         self.server: Server | None = None
@@ -140,6 +145,8 @@ class Agent(SimulatedProcess):
         self._member_shell = self.open_shell("member", self.member, self._carry_out_for_member, m.DeadlinePassed())
         self.mail(self._group_shell, g.Start())
         self.drain()
+        if prepares_s:
+            self.world.after(prepares_s, lambda: self.post("fork server", self._prepare))
 
     def __repr__(self) -> str:
         return self.node_id
@@ -186,7 +193,8 @@ class Agent(SimulatedProcess):
             case g.Join():
                 assert not self.alive, "ready, and workers run"
                 node = Node(self.node_id, self.host, "", self.group.spec.local_world_size, "", 29500, self.preferred)
-                self._tell(Ready(node))
+                is_late = self.starts is Starts.PREPARING and self.group.generation > 0
+                self._tell(Ready(node.replace(starts=Starts.COLD if is_late else self.starts)))
             case g.Spawn(generation, assigned):
                 self._spawn(generation, assigned)
             case g.TellFailed(round_, failure, at):
@@ -201,6 +209,10 @@ class Agent(SimulatedProcess):
                     self._signal(generation, rank, signum)
             case g.Finish():
                 pass
+
+    def _prepare(self) -> None:
+        self.starts = Starts.WARM
+        self._tell(Prepared(self.node_id, self.starts))
 
     @property
     def preferred(self) -> int | None:

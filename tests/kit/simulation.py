@@ -55,6 +55,7 @@ class Faults:
     worker_fails: float = 0.0  # chance of a generation
     worker_ignores_term: float = 0.0
     leaves_something: float = 0.0
+    prepares: float = 0.0  # chance of an agent: its fork server imports for a while
 
     @property
     def is_orderly(self) -> bool:
@@ -150,6 +151,7 @@ class Simulation:
             self._number,
             self.work,
             self._clocks[host],
+            prepares_s=self.prepares_s(),
         )
         self.agents.append(agent)
         return agent
@@ -165,6 +167,10 @@ class Simulation:
             ignores_term=random.random() < faults.worker_ignores_term,
             leaves_something_s=random.uniform(0, 3) if random.random() < faults.leaves_something else 0.02,
         )
+
+    def prepares_s(self) -> float:
+        is_warm = self.faults.prepares and not self.is_calm and self.random.random() < self.faults.prepares
+        return self.random.choice((0.5, 3.0, 30.0)) if is_warm else 0.0
 
     def gone(self, host: str) -> None:
         if self.size.is_board_on_node0 and host == "node0":

@@ -102,6 +102,28 @@ def test_two_nodes_that_come_together_interrupt_once(launch: Launcher, meeting: 
         team.finish(four)
 
 
+@pytest.mark.cold
+def test_a_node_whose_fork_server_imports_joins_when_it_has_imported(launch: Launcher, meeting: Meeting) -> None:
+    gate = launch.folder / "gate"
+    launch.write(
+        "site/slow.py", f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)", preamble=""
+    )
+    env = {"PYTHONPATH": os.pathsep.join([str(launch.folder / "site"), os.environ.get("PYTHONPATH", "")])}
+    with team_of(launch, meeting, "2:4", conf=AT_ONCE, options=("--preload", "slow"), env=env) as team:
+        gate.touch()
+        agents = team.start_many(2)
+        two = team.wait_round(agents)
+        gate.unlink()
+        agents.append(team.start())
+        agents[2].wait_said("until the fork servers of new nodes have imported")
+        team.assert_untouched(two)
+        gate.touch()
+        three = team.wait_round(agents, after=two)
+        assert [len(agent.starts) for agent in agents] == [2, 2, 1]
+        assert not agents[2].has_said("start cold"), team.story
+        team.finish(three)
+
+
 @pytest.mark.timeout(240)
 def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher, meeting: Meeting) -> None:
     with team_of(launch, meeting, "2:4", conf=AT_ONCE) as team:

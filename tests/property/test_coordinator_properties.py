@@ -21,8 +21,8 @@ from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 
 NODES = 6
-# Settle time, then last call or join timeout.
-DEADLINES_TO_AGREE = 3
+# Settle time, what newcomers wait for beyond that, then last call or join timeout.
+DEADLINES_TO_AGREE = 4
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 
 
@@ -34,6 +34,7 @@ class FakeNode:
     host: str
     size: int
     preferred: int | None
+    starts: m.Starts = m.Starts.COLD
     # ready, busy, failed (its workers are being stopped), stopping (its workers are, for the next round), awaiting (the
     # answer to a failure), finished, ended; away: crashed or left
     phase: str = "ready"
@@ -45,7 +46,11 @@ class FakeNode:
 
     def say_ready(self) -> None:
         self.phase = "ready"
-        node = m.Node(self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred)
+        if self.round and self.starts is m.Starts.PREPARING:
+            self.starts = m.Starts.COLD  # it has had its time
+        node = m.Node(
+            self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred, starts=self.starts
+        )
         self.up.append(m.Ready(node))
 
     @property
@@ -146,12 +151,7 @@ class World:
             case m.Waiting() if message.text.startswith(("round ", "the workers of ")):
                 assert send.node_id in self.known_ready | set(self.participants), "as it begins, or a moment before"
             case m.Waiting():
-                # Once when it comes, and once for each round that it has no part in.
-                comes = isinstance(event, m.Ready) and event.node.node_id == send.node_id
-                assert comes or any(isinstance(other.message, m.Assigned) for other in sends)
-                assert sum(send == other for other in sends) == 1, "told once"
-                assert send.node_id in self.known_ready and send.node_id not in self.participants
-                assert len(self.participants) == self.core.rules.max_nodes or self.done
+                self.check_waiting(send, sends, event, is_spare=not message.text.startswith("the round that runs"))
             case m.Departed():
                 assert message.round == self.round
                 gone = self.participants[message.group_rank]
@@ -166,6 +166,14 @@ class World:
                 assert message == self.verdict, "two verdicts"
             case m.Assigned():
                 pass  # `check_round` has looked at all of them
+
+    def check_waiting(self, send: Send, sends: list[Send], event: Event, *, is_spare: bool) -> None:
+        # Once when it comes, and once for each round that it has no part in.
+        comes = isinstance(event, m.Ready) and event.node.node_id == send.node_id
+        assert not is_spare or comes or any(isinstance(other.message, m.Assigned) for other in sends)
+        assert sum(send == other for other in sends) == 1, "told once"
+        assert send.node_id in self.known_ready and send.node_id not in self.participants
+        assert is_spare == (len(self.participants) == self.core.rules.max_nodes or bool(self.done))
 
     @property
     def is_charged(self) -> bool:
@@ -287,11 +295,11 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(early):
             self.come(1, None)
 
-    def come(self, size: int, preferred: int | None) -> None:
+    def come(self, size: int, preferred: int | None, starts: m.Starts = m.Starts.COLD) -> None:
         self.count += 1
         used = {node.host for node in self.nodes}
         host = next(f"node{i}" for i in range(NODES) if f"node{i}" not in used)
-        node = FakeNode(f"{host}-{self.count}", host, size, preferred)
+        node = FakeNode(f"{host}-{self.count}", host, size, preferred, starts)
         self.world.nodes[node.node_id] = node
         node.say_ready()
 
@@ -306,9 +314,16 @@ class Cluster(RuleBasedStateMachine):
     # Nodes.
 
     @precondition(lambda self: len(self.nodes) < NODES)
-    @rule(size=st.integers(1, 3), preferred=st.none() | st.integers(0, 3))
-    def node_comes(self, size: int, preferred: int | None) -> None:
-        self.come(size, preferred)
+    @rule(size=st.integers(1, 3), preferred=st.none() | st.integers(0, 3), starts=st.sampled_from(m.Starts))
+    def node_comes(self, size: int, preferred: int | None, starts: m.Starts) -> None:
+        self.come(size, preferred, starts)
+
+    @precondition(lambda self: any(node.starts is m.Starts.PREPARING for node in self.nodes))
+    @rule(data=st.data())
+    def node_is_prepared(self, data: Any) -> None:
+        node = data.draw(st.sampled_from([node for node in self.nodes if node.starts is m.Starts.PREPARING]))
+        node.starts = m.Starts.WARM
+        node.up.append(m.Prepared(node.node_id, node.starts))
 
     @precondition(lambda self: self.nodes)
     @rule(data=st.data(), how=st.sampled_from(["crash", "leave"]))

@@ -42,6 +42,7 @@ def random_events(draw: st.DrawFn) -> Any:
                 ev.Received(conn, m.Ready(node(name, rank))),
                 ev.Received(conn, m.Failed(name, round_, FAILURE)),
                 ev.Received(conn, m.Succeeded(name, round_)),
+                ev.Received(conn, m.Prepared(name, m.Starts.WARM)),
                 ev.Received(conn, m.Left(name, "x")),
                 ev.Garbled(conn, "x", False),
                 ev.Closed(conn), ev.Closed(conn),

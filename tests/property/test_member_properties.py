@@ -35,6 +35,7 @@ RANDOM_EVENTS = st.one_of(
             ev.Submitted(m.Ready(NODE)),
             ev.Submitted(m.Failed("me", 1, FAILURE)),
             ev.Submitted(m.Succeeded("me", 2)),
+            ev.Submitted(m.Prepared("me", m.Starts.WARM)),
             ev.LeadershipLost(),
         ]
     ),
@@ -121,6 +122,8 @@ class Witness:
         match event:
             case ev.Submitted(m.Failed() | m.Succeeded()):
                 return self.may_report
+            case ev.Submitted(m.Prepared()):
+                return self.story.core.state.node is not None
             case ev.Submitted() | ev.LeadershipLost():
                 return True
             case ev.Received(conn) | ev.ConnectionLost(conn):

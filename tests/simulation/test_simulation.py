@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from kit.simulated_agent import WAYS_TO_FAIL, Agent
 from kit.simulated_board import BOARD, BoardFaults
 from kit.simulated_checks import Round
 from kit.simulated_world import FIN
-from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate
+from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
 
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.result import result_of
@@ -528,6 +529,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_whatever_goes_wrong_every_promise_is_kept(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)
+
+
+def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
+    for seed in range(SEEDS_IN_A_TEST):
+        simulation = simulation_of(seed)
+        simulation.faults = replace(simulation.faults, prepares=0.7)
+        simulation.run()
 
 
 def test_a_seed_tells_the_same_story_twice() -> None:

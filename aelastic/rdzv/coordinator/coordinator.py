@@ -2,20 +2,17 @@
 
 - **Forming**: nodes gather; `forming.py` says when the round begins.
 - **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.  A
-  newcomer that does not fit waits as a spare, and so does each once a node has finished.
-- **Taking over**: this coordinator is new, the round is older.  Nodes register with their past until each
-  seat of that round is taken or given up (`takeover.py`); a round that has lost no node goes on untouched.
-- **Closed**: the verdict is final; each node that asks gets it.
+  newcomer that does not fit, or that comes once a node has finished, waits as a spare.
+- **Taking over**: this coordinator is new, the round is older.  Nodes register with their past until each seat of that
+  round is taken or given up (`takeover.py`).
 
-All or nothing: a node whose workers have succeeded is not done before all nodes have.
-Messages about an earlier round change nothing: node A fails in round 3, the coordinator interrupts round 3, A's second
-worker fails on the way down, and its report must not cost round 4 a restart.
-A node that reconnects with a round that went on without it is a stray: it is told to stop, and no round waits for it.
+A node whose workers have succeeded is not done before all nodes have.  Messages about an earlier round change nothing:
+node A fails in round 3, round 3 is interrupted, A's second worker fails on the way down, and its report must not cost
+round 4 a restart.  A node that reconnects with a round that went on without it is a stray: no round waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import assert_never
@@ -23,7 +20,7 @@ from typing import assert_never
 from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Send
-from aelastic.rdzv.coordinator.forming import Forming, RoundRules, Step
+from aelastic.rdzv.coordinator.forming import Forming, Newcomers, RoundRules, Step
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster
 from aelastic.rdzv.coordinator.takeover import Return, Takeover, credible, has_seat, how_it_returns
@@ -54,12 +51,13 @@ class Coordinator(Machine[ev.Event, Send]):
     deadline: float | None = None
     roster: Roster = field(default_factory=Roster)
     forming: Forming = field(init=False)
+    newcomers: Newcomers = field(init=False)
     takeover: Takeover | None = None  # of a round that is older than this coordinator
     verdict: m.Ended | None = None
     _story: Story = field(default_factory=Story)
 
     def __post_init__(self) -> None:
-        self.forming = Forming(self.rules, self.policy)
+        self.forming, self.newcomers = Forming(self.rules, self.policy), Newcomers(self.rules, self.roster)
 
     @property
     def restart_count(self) -> int:
@@ -89,6 +87,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._on_succeeded(event, now)
             case m.Left() | ev.Lost():
                 return self._on_gone(event, now)
+            case m.Prepared():
+                return self._on_prepared(event, now)
             case ev.Broken():
                 return self._on_broken(event, now)
             case ev.Confirmed():
@@ -180,17 +180,12 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._end_round(now, RESTARTED.format(node.host))
             case Phase.RUNNING:  # a newcomer, or a spare
                 self.roster.put(node, Standing.READY)
-                if self._has_room and self.deadline is None:
-                    self.deadline = now + self.rules.settle_time_s
-                return self._tell_spares([node.node_id])
+                self.deadline = self.newcomers.on_come(self.deadline, now)
+                return self.newcomers.tell([node.node_id], self.deadline, now)
             case Phase.CLOSED:  # it hears the verdict
                 return self._close(self.verdict, node)
             case _:
                 assert_never(self.phase)
-
-    @property
-    def _has_room(self) -> bool:
-        return len(self.roster.participants) < self.rules.max_nodes and not self.roster.has_finished
 
     # What happens to nodes.
 
@@ -229,9 +224,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert_never(self.phase)
 
     def _on_gone(self, event: m.Left | ev.Lost, now: float) -> list[Send]:
-        node_id = event.node_id
-        member = self.roster.remove(node_id)
-        if member is None:
+        if (member := self.roster.remove(node_id := event.node_id)) is None:
             return []  # never seen, or told twice
         was_finished = member.standing is Standing.FINISHED
         is_participant = node_id in self.roster.participants and not member.is_stray
@@ -274,11 +267,22 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._form(now)
             case Phase.TAKING_OVER:  # seats that no node has taken are given up
                 return self._end_takeover(now, if_complete=False)
-            case Phase.RUNNING:  # the settle time is over: newcomers are taken in
-                hosts, self.deadline = self.roster.newcomers, None
-                return self._end_round(now, self.rules.joined(hosts)) if hosts and self._has_room else []
+            case Phase.RUNNING:  # newcomers are taken in, or wait longer
+                hosts, self.deadline, told = self.newcomers.look(now)
+                return self._end_round(now, self.rules.joined(hosts)) if hosts else told
             case Phase.CLOSED:
                 raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    def _on_prepared(self, event: m.Prepared, now: float) -> list[Send]:
+        is_waiting = self.roster.set_starts(event.node_id, event.starts)
+        match self.phase:
+            case Phase.RUNNING if is_waiting and self.deadline is not None:  # newcomers may have waited for that
+                self.deadline = max(now, self.newcomers.settled_at)
+                return []
+            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
+                return []  # that is noted
             case _:
                 assert_never(self.phase)
 
@@ -292,6 +296,7 @@ class Coordinator(Machine[ev.Event, Send]):
         """Ends the round, for a reason that costs nothing, or for what is known about its end."""
         if reason:
             self.forming.end.on_free(reason, now)
+        self.newcomers.on_ended(now, by_newcomers=False)
         self.phase = Phase.FORMING
         self.forming.restart(self.roster.stop_participants(), now)
         return self._form(now)
@@ -308,7 +313,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 told = [self._interrupted(node_id, self.round, reason) for node_id in nodes if node_id in stoppable]
                 return told + self._form(now)
             case Step.BEGIN:
-                return self._begin_round()
+                return self._begin_round(now)
             case Step.GIVE_UP_STOPPING:
                 return self._give_up_stopping(now)
             case Step.END:
@@ -324,20 +329,16 @@ class Coordinator(Machine[ev.Event, Send]):
         strays = [self._went_on(node, self.round) for node in nodes]
         return [*strays, *(Send(node_id, text) for node_id in self.roster.ready), *self._form(now)]
 
-    def _begin_round(self) -> list[Send]:
-        self.phase, self.deadline = Phase.RUNNING, None
+    def _begin_round(self, now: float) -> list[Send]:
+        self.phase = Phase.RUNNING
         sends = [Send(i, m.Waiting(text)) for text in self.forming.correction(self.round) for i in self.roster.ready]
         self.round = self.newest_round = max(self.round, self.newest_round) + 1
-        own, most = self.own_node_id, self.rules.max_nodes
-        assignments = self.roster.assign(self.round, self.restart_count, max_nodes=most, own_node_id=own)
+        limits = self.rules.min_nodes, self.rules.max_nodes
+        assignments = self.roster.assign(self.round, self.restart_count, limits, self.own_node_id)
         self.forming.stop(len(assignments))
-        return [*sends, *(Send(*each) for each in assignments.items()), *self._tell_spares(self.roster.ready)]
-
-    def _tell_spares(self, nodes: Iterable[str]) -> list[Send]:
-        if self._has_room:
-            return []
-        text = m.Waiting(self.rules.spare_text(has_finished=self.roster.has_finished))
-        return [Send(node_id, text) for node_id in nodes]
+        self.deadline = self.newcomers.on_begun(now)
+        told = self.newcomers.tell(self.roster.ready, self.deadline, now)
+        return [*sends, *(Send(*each) for each in assignments.items()), *told]
 
     def _close_if_finished(self) -> list[Send]:
         verdict = m.Ended(Outcome.SUCCEEDED, "every worker succeeded")
@@ -355,8 +356,8 @@ class Coordinator(Machine[ev.Event, Send]):
     def _begin_takeover(self, past: m.Past, now: float) -> list[Send]:
         """Gathers the round of a node; nodes that have reconnected with an older one are strays."""
         old_round, self.round, self.phase = self.round, past.round, Phase.TAKING_OVER
-        gone_rank = past.coordinator_rank if self.is_heir else -1
-        self.takeover = Takeover(past.round, past.group_world_size, gone_rank, lost_at=now)
+        gone = past.coordinator_rank if self.is_heir else -1
+        self.takeover = Takeover(past.round, past.group_world_size, gone, lost_at=now)
         self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s
         return [self._went_on(node, old_round) for node in self.roster.disown_participants()]
@@ -379,13 +380,12 @@ class Coordinator(Machine[ev.Event, Send]):
         assert takeover is not None
         if if_complete and not takeover.is_complete:
             return []
-        self.phase, self.takeover, self.deadline = Phase.RUNNING, None, None
+        self.phase, self.takeover = Phase.RUNNING, None
         self.roster.inherit(takeover.by_rank, takeover.departed)
         if self.forming.inherit(takeover, now):
             return self._end_round(now)
-        if self.roster.newcomers and self._has_room:
-            self.deadline = now + self.rules.settle_time_s
-        return self._close_if_finished() or self._tell_spares(self.roster.ready)
+        self.deadline = self.newcomers.on_come(None, now)
+        return self._close_if_finished() or self.newcomers.tell(self.roster.ready, self.deadline, now)
 
     def validate(self) -> None:
         is_forming, is_running = self.phase is Phase.FORMING, self.phase is Phase.RUNNING

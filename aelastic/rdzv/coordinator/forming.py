@@ -1,4 +1,4 @@
-"""Between two rounds: what the end of the last one costs, and when the next begins.
+"""Between two rounds: what the end of the last one costs, and when the next begins; when newcomers end one.
 
 - Nodes hear that a round is **over** as soon as it is known why (`first_cause.py`).  What that costs is settled when
   the next round begins: by then each node of the last one has been heard.  What cannot be paid ends the job.
@@ -18,13 +18,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import inf
 
 from aelastic.core.record import Record
-from aelastic.rdzv.coordinator.coordinator_events import Lost
+from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
 from aelastic.rdzv.coordinator.first_cause import Cause, RoundEnd
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster, some_of
@@ -35,6 +35,10 @@ from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S,
 
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.
 SPARES_TIMEOUT_S = 1.0
+# A fork server that imports for longer is not waited for: the workers import on their own.
+PREPARE_MAX_S = 10.0
+# Workers of a round that is younger may still be starting.
+YOUNG_S = 30.0
 
 
 class RoundRules(Record):
@@ -74,6 +78,87 @@ class RoundRules(Record):
             settings.settle_time_s,
             settings.lease_s,
         )
+
+
+@dataclass(slots=True)
+class Newcomers:
+    """When nodes that come while a round runs interrupt it.
+
+    All that come within the settle time cost one interruption.  Two kinds wait longer:
+
+    - A newcomer whose fork server still **imports**, until it has: its workers would start cold, and all others wait.
+    - Where workers start **cold**, newcomers that have interrupted a young round have thrown a start away.  From then
+      on they leave a round alone until it is twice as old as that one was, longer each time.  The story behind it:
+      agents are lost and replaced every few seconds, and each replacement stops workers that were about to make their
+      first step.  Once a round has become old that is forgotten.
+    """
+
+    rules: RoundRules
+    roster: Roster
+    came_at: float = 0.0  # the first of those that wait
+    why: str = ""  # they wait for longer than the settle time
+    began_at: float = -inf  # the round
+    spared_s: float = 0.0  # its age from which on newcomers interrupt it, where workers start cold
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the round that runs would take one in."""
+        return len(self.roster.participants) < self.rules.max_nodes and not self.roster.has_finished
+
+    def on_begun(self, now: float) -> float | None:
+        """A round runs; gives when to look at newcomers that it has not taken in."""
+        self.began_at = now
+        return self.on_come(None, now)
+
+    def on_ended(self, now: float, *, by_newcomers: bool) -> None:
+        age_s = now - self.began_at
+        if age_s >= YOUNG_S:
+            self.spared_s = 0.0
+        elif by_newcomers:
+            self.spared_s = min(max(self.spared_s, 2 * age_s), YOUNG_S)
+
+    def on_come(self, deadline: float | None, now: float) -> float | None:
+        """Nodes may have come; gives when to look at them, which others may have set before."""
+        if deadline is not None or not self.has_room or not self.roster.counts[Standing.READY]:
+            return deadline
+        self.came_at, self.why = now, ""
+        return self.settled_at
+
+    @property
+    def settled_at(self) -> float:
+        return self.came_at + self.rules.settle_time_s
+
+    def look(self, now: float) -> tuple[list[str], float | None, list[Send]]:
+        """Hosts of newcomers that interrupt the round now; or none, when to look again, and what they read."""
+        newcomers, was_told = self.roster.newcomers, bool(self.why)
+        if not newcomers or not self.has_room:
+            return [], None, []
+        if now < (due := self._due(newcomers)):
+            return [], due, [] if was_told else self.tell([node.node_id for node in newcomers], due, now)
+        for node in newcomers:  # those that prepare still have had their time
+            if node.starts is m.Starts.PREPARING:
+                self.roster.set_starts(node.node_id, m.Starts.COLD)
+        self.on_ended(now, by_newcomers=True)
+        return [node.host for node in newcomers], None, []
+
+    def _due(self, newcomers: Sequence[m.Node]) -> float:
+        due, self.why = self.settled_at, ""
+        if any(node.starts is m.Starts.PREPARING for node in newcomers):
+            due, self.why = max(due, self.came_at + PREPARE_MAX_S), "until the fork servers of new nodes have imported"
+        spared_until = self.began_at + self.spared_s
+        if spared_until > due and any(node.starts is m.Starts.COLD for node in (*newcomers, *self.roster.running)):
+            due, self.why = spared_until, "because new nodes have stopped workers that had just started"
+        return due
+
+    def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
+        """What nodes read that wait: there is no room in the round, or it is not interrupted soon."""
+        if not self.has_room:
+            text = self.rules.spare_text(has_finished=self.roster.has_finished)
+        elif self.why and deadline is not None:
+            text = f"the round that runs goes on for {deadline - now:.0f} s at most without this node, {self.why}"
+        else:
+            return []
+        return [Send(node_id, m.Waiting(text)) for node_id in nodes]
 
 
 class Step(StrEnum):

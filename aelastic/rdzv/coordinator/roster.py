@@ -7,7 +7,7 @@ one node costs the same in a job of two and of four thousand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from aelastic.rdzv.protocol import messages as m
@@ -102,9 +102,22 @@ class Roster:
         return [i for i, member in self.members.items() if member.standing is Standing.FINISHED]
 
     @property
-    def newcomers(self) -> list[str]:
-        """Hosts of nodes that wait for the next round and had no part in the last one."""
-        return [node.host for i, node in self.ready.items() if i not in self.participants]
+    def newcomers(self) -> list[m.Node]:
+        """Nodes that wait for the next round and had no part in the last one."""
+        return [node for i, node in self.ready.items() if i not in self.participants]
+
+    @property
+    def running(self) -> Iterator[m.Node]:
+        """Nodes of the last round that are connected."""
+        return (self.members[node_id].node for node_id in self.connected_participants())
+
+    def set_starts(self, node_id: str, starts: m.Starts) -> bool:
+        """Notes how the workers of a node that waits will start; gives whether it waits."""
+        member = self.members.get(node_id)
+        if member is None or member.standing is not Standing.READY:
+            return False
+        member.node = member.node.replace(starts=starts)
+        return True
 
     @property
     def has_finished(self) -> bool:
@@ -114,15 +127,26 @@ class Roster:
     def hosts(self, standing: Standing) -> list[str]:
         return [each.node.host for each in self.members.values() if each.standing is standing and not each.is_stray]
 
-    def assign(self, round_: int, restart_count: int, *, max_nodes: int, own_node_id: str) -> dict[str, m.Assigned]:
-        """Begins a round of the nodes that are ready: their ranks, and where their workers meet."""
+    def assign(self, round_: int, restart_count: int, limits: tuple[int, int], own: str) -> dict[str, m.Assigned]:
+        """Begins a round of the nodes that are ready: their ranks, and where their workers meet.
+
+        Nodes that are preparing take part in the first one, and where there are too few without them.
+
+        Args:
+            limits: how many nodes at least and at most.
+            own: the node of the coordinator's agent.
+        """
+        min_nodes, max_nodes = limits
         ready = self.ready
+        prepared = {i: node for i, node in ready.items() if node.starts is not m.Starts.PREPARING}
+        if self.participants and len(prepared) >= min_nodes:
+            ready = prepared
         candidates = {node_id: (node.preferred_rank, node.host) for node_id, node in ready.items()}
         order = order_nodes(candidates, tuple(self.participants), max_nodes)
         nodes = [ready[node_id] for node_id in order]
         table = assign_ranks([(node.role, node.local_world_size) for node in nodes])
         address, port = master_address(nodes), nodes[0].master_port
-        own_rank = order.index(own_node_id) if own_node_id in order else -1
+        own_rank = order.index(own) if own in order else -1
         assignments = {}
         for node, ranks in zip(nodes, table, strict=True):
             self.put(node, Standing.BUSY)

@@ -194,10 +194,10 @@ class Sessions:
                 connection.stage = Stage.LEFT
                 self.inbox.add(node_id, message, now)
                 return []
-            case m.Failed() | m.Succeeded() if message.node_id == node_id:
+            case m.Failed() | m.Succeeded() | m.Prepared() if message.node_id == node_id:
                 self.inbox.add(node_id, message, now)
                 return []
-            case m.Ready() | m.Failed() | m.Left() | m.Succeeded():
+            case m.Ready() | m.Failed() | m.Left() | m.Succeeded() | m.Prepared():
                 return self._refuse(conn, "protocol error: message for another node_id", now)
             case _:
                 assert_never(message)

@@ -62,7 +62,7 @@ class NodeState:
         assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
         assert not is_new or not self.departed, "nodes depart from a round"
 
-    def submit(self, message: m.Ready | m.Failed | m.Succeeded, now: float) -> None:
+    def submit(self, message: m.Ready | m.Failed | m.Succeeded | m.Prepared, now: float) -> None:
         """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
         match message:
             case m.Ready(node):
@@ -73,6 +73,8 @@ class NodeState:
             case m.Succeeded(_, round_):
                 if round_ == self.round and self.standing is m.Standing.BUSY:
                     self.standing = m.Standing.FINISHED
+            case m.Prepared(_, starts):
+                self.node = None if self.node is None else self.node.replace(starts=starts)
             case _:
                 assert_never(message)
 

@@ -22,7 +22,9 @@ class Outbox:
 
     def keep(self, message: m.NodeMessage) -> None:
         """`Hello` is not answered yet, and has said what was before."""
-        is_all = self.unsent is None or isinstance(message, m.Ready)
+        if isinstance(message, m.Prepared) and self.unsent is not None:
+            return  # it takes part in a round
+        is_all = isinstance(message, m.Ready) or isinstance(self.unsent, m.Prepared | None)
         assert is_all, "between Hello and Welcome one message says all that follows"
         self.unsent = message
 

@@ -20,6 +20,14 @@ from aelastic.rdzv.settings import LEASE_S
 ROUNDS_OF_AN_EPOCH = 1_000_000
 
 
+class Starts(StrEnum):
+    """How the next workers of a node start."""
+
+    COLD = "cold"  # each imports what it needs
+    PREPARING = "preparing"  # the node is new, and its fork server imports: they would wait for it
+    WARM = "warm"  # forked from a process that has imported it
+
+
 class Node(Record):
     """One agent, as it introduces itself.
 
@@ -37,6 +45,7 @@ class Node(Record):
     preferred_rank: int | None = None
     # The coordinator's own address, as this node reached it.
     way_address: str = ""
+    starts: Starts = Starts.COLD
 
 
 # Node to coordinator.
@@ -72,7 +81,14 @@ class Left(Record):
     age_s: float = 0.0  # since it was said
 
 
-NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left
+class Prepared(Record):
+    """A node that was ready, and preparing, is so no more; void once it takes part in a round.  Not answered."""
+
+    node_id: str
+    starts: Starts
+
+
+NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared
 
 
 class Terms(Record):
