@@ -1,0 +1,74 @@
+"""What each store of a quorum keeps in its one key, and its bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aelastic.core.record import Record
+
+# The first word of a cell: what one store alone keeps of a run begins with a count (`boards/encoding.py`).
+MARK = b"quorum "
+
+
+class Ballot(NamedTuple):
+    """The number of one try to write: no two are the same, and a later one is above all that it has seen."""
+
+    number: int
+    name: str  # of the one that tries
+
+
+class Vote(Record):
+    """A text that a try has written, and the lives of the stores from which a majority is counted after it."""
+
+    ballot: Ballot
+    members: tuple[Ballot | None, ...]  # of each store, in the order of the endpoints; `None`: it is no member
+    text: bytes
+
+
+class Cell(Record):
+    """What one store knows.
+
+    Args:
+        life: a store that forgets everything begins a new one: the ballot of the try that took it in.
+        promised: the newest try that has locked this cell.
+        vote: the newest one written here.
+    """
+
+    life: Ballot
+    promised: Ballot
+    vote: Vote | None = None
+
+
+def cell_to_bytes(cell: Cell, endpoints: Sequence[str]) -> bytes:
+    vote = cell.vote
+    head = [endpoints, cell.life, cell.promised, vote and vote.ballot, vote and vote.members]
+    return MARK + json.dumps(head).encode() + b"\n" + (vote.text if vote else b"")
+
+
+def cell_from_bytes(data: bytes) -> tuple[Cell, list[str]]:
+    """A cell, and the endpoints that its writer was given.
+
+    Raises:
+        ValueError: no agent with several endpoints wrote this.
+    """
+    head, _, text = data.partition(b"\n")
+    if not head.startswith(MARK):
+        raise ValueError("an agent with another list of endpoints wrote it")
+    try:
+        endpoints, life, promised, ballot, members = json.loads(head.removeprefix(MARK))
+        if not all(isinstance(each, str) for each in endpoints):
+            raise ValueError("endpoints are not text")
+        vote = ballot and Vote(_ballot(ballot), tuple(each and _ballot(each) for each in members), text)
+        return Cell(_ballot(life), _ballot(promised), vote), endpoints
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _ballot(said: object) -> Ballot:
+    match said:
+        case [int(number), str(name)]:
+            return Ballot(number, name)
+        case _:
+            raise ValueError("no ballot")

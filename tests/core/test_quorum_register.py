@@ -1,0 +1,221 @@
+"""The register that is kept in several stores."""
+
+from __future__ import annotations
+
+import pytest
+
+from aelastic.core.machine import InvalidTransition
+from aelastic.rdzv.quorum import register_events as ev
+from aelastic.rdzv.quorum.cells import Ballot, Cell, Vote, cell_from_bytes, cell_to_bytes
+from aelastic.rdzv.quorum.register import CAME_BETWEEN, FIRST_PATIENCE_S, LIMIT_S, PATIENCE_MAX_S, Register
+
+
+class Story:
+    """A register, and stores that answer at once unless they are silent or down."""
+
+    def __init__(self, size: int = 3) -> None:
+        self.now = 0.0
+        self.cells: list[Cell | None] = [None] * size
+        self.silent: set[int] = set()
+        self.down: set[int] = set()
+        self.new_client()
+        self.asked: list[ev.Action] = []
+
+    def new_client(self, name: str = "a") -> None:
+        self.core = Register(len(self.cells), name)
+
+    def ask(self, expected: str = "", new: str | None = None) -> str | ev.NoMajority:
+        """What the register says, when as much time has passed as it takes."""
+        todo = self.core.handle(ev.Asked(expected.encode(), None if new is None else new.encode()), self.now)
+        while True:
+            for action in todo:
+                if isinstance(action, ev.Done):
+                    return action.text.decode()
+                if isinstance(action, ev.NoMajority):
+                    return action
+            answers = [answer for action in todo if (answer := self.answer(action))]
+            todo = [action for answer in answers for action in self.core.handle(answer, self.now)]
+            if not todo:
+                assert self.core.deadline is not None
+                self.now = max(self.now, self.core.deadline)
+                todo = self.core.handle(ev.DeadlinePassed(), self.now)
+
+    def answer(self, action: ev.Action) -> ev.Event | None:
+        assert isinstance(action, ev.Look | ev.Write)
+        self.asked.append(action)
+        step, store = action.step, action.store
+        if store in self.silent:
+            return None
+        if store in self.down:
+            return ev.Unanswered(step, store, "refused")
+        if isinstance(action, ev.Look):
+            return ev.Looked(step, store, self.cells[store])
+        is_done = self.cells[store] == action.expected
+        if is_done:
+            self.cells[store] = action.cell
+        return ev.Written(step, store, is_done)
+
+    def forget(self, *stores: int) -> None:
+        for store in stores:
+            self.cells[store] = None
+
+    def members(self) -> list[int]:
+        vote = max((cell.vote for cell in self.cells if cell and cell.vote), key=lambda vote: vote.ballot)
+        return [index for index, cell in enumerate(self.cells) if cell and cell.life == vote.members[index]]
+
+
+def written(size: int = 3) -> Story:
+    story = Story(size)
+    assert story.ask("", "one") == "one"
+    return story
+
+
+def test_what_is_written_is_read_and_only_what_is_expected_is_replaced() -> None:
+    story = Story()
+    assert story.ask() == ""
+    assert story.ask("", "one") == "one"
+    assert story.ask("nothing", "two") == "one"
+    assert story.ask("one", "two") == "two"
+    story.new_client("b")
+    assert story.ask() == "two"
+
+
+def test_a_read_of_what_a_majority_holds_writes_nothing() -> None:
+    story = written()
+    story.asked.clear()
+    story.down = {2}
+    story.ask()
+    assert {type(action) for action in story.asked} == {ev.Look}
+
+
+@pytest.mark.parametrize("how", ["silent", "down"])
+@pytest.mark.parametrize("store", [0, 1, 2])
+def test_a_minority_that_does_not_answer_costs_next_to_nothing(store: int, how: str) -> None:
+    story = written()
+    getattr(story, how).add(store)
+    began = story.now
+    assert story.ask("one", "two") == "two"
+    assert story.now - began <= 2 * PATIENCE_MAX_S
+
+
+def test_a_first_vote_waits_a_moment_for_a_store_that_may_know_another() -> None:
+    story = Story()
+    story.silent = {2}
+    assert story.ask("", "one") == "one"
+    assert FIRST_PATIENCE_S <= story.now < 2 * FIRST_PATIENCE_S
+
+
+def test_without_a_majority_it_says_which_stores_are_missing() -> None:
+    story = written()
+    story.down, story.silent = {0}, {2}
+    assert story.ask() == ev.NoMajority({0: "refused", 2: ""})
+    assert story.now == pytest.approx(LIMIT_S)
+    story.silent, story.down = set(), {0, 2}
+    assert story.ask() == ev.NoMajority({0: "refused", 2: "refused"}), "at once, if all have answered"
+    assert story.now == pytest.approx(LIMIT_S)
+
+
+def test_a_store_that_came_back_empty_is_taken_in_by_the_next_operation() -> None:
+    story = written()
+    story.forget(0)
+    assert story.ask() == "one"
+    assert story.members() == [0, 1, 2]
+    story.down = {1}
+    assert story.ask("one", "two") == "two"
+
+
+def test_a_store_that_has_forgotten_is_counted_by_no_client_before_it_is_taken_in() -> None:
+    story = written()
+    story.forget(0)
+    story.silent = {1}
+    for name in ("a", "b", "c"):  # also not one that has never known the job, and comes after others have tried
+        story.new_client(name)
+        assert story.ask() == ev.NoMajority({1: ""}, (0,))
+    story.silent = set()
+    assert story.ask() == "one"
+
+
+def test_a_client_that_has_known_the_job_does_not_begin_another() -> None:
+    story = written()
+    story.forget(0, 1)
+    story.silent = {2}
+    assert story.ask("", "two") == ev.NoMajority({2: ""}, (0, 1))
+
+
+def test_when_a_majority_has_forgotten_all_begin_again_with_what_one_still_knows() -> None:
+    story = written()
+    story.forget(0, 1)
+    assert story.ask() == "one"
+    assert story.members() == [0, 1, 2]
+    story.forget(0, 1, 2)
+    assert story.ask("", "two") == "two"
+
+
+def test_a_vote_that_only_a_store_has_that_was_to_be_taken_in_does_not_speak_for_it() -> None:
+    """A try took store 2 in, and was overtaken in the members: what it wrote in store 2 alone never held."""
+    one, five, six = Ballot(1, "a"), Ballot(5, "b"), Ballot(6, "a")
+    story = Story()
+    newest = Cell(one, six, Vote(six, (one, one, None), b"new"))
+    story.cells = [newest, newest, Cell(five, five, Vote(five, (one, one, five), b"old"))]
+    story.silent = {1}
+    assert isinstance(story.ask(), ev.NoMajority)
+    story.silent = set()
+    assert story.ask() == "new"
+
+
+def test_a_store_that_is_being_taken_in_does_not_count_for_the_vote_that_does_so() -> None:
+    story = written()
+    story.forget(0)
+    core = story.core
+    looks = core.handle(ev.Asked(b"one", b"two"), 0.0)
+    locks = [action for look in looks for action in core.handle(story.answer(look), 0.0)]  # type: ignore[arg-type]
+    assert [type(lock) for lock in locks] == [ev.Write] * 3
+    step = locks[0].step  # type: ignore[union-attr]
+    assert core.handle(ev.Written(step, 0, True), 0.0) == []
+    assert core.handle(ev.Written(step, 1, True), 0.0) == []
+    assert core.handle(ev.Written(step, 2, False), 0.0) == [], "two of three are locked, and one of them has forgotten"
+    assert core.phase == "pausing"
+    assert core._try.missing == {2: CAME_BETWEEN}
+
+
+def test_answers_of_an_earlier_step_and_second_ones_change_nothing() -> None:
+    story = written()
+    core = story.core
+    looks = core.handle(ev.Asked(b"one", b"two"), 0.0)
+    first = story.answer(looks[0])
+    assert isinstance(first, ev.Looked)
+    assert (
+        core.handle(first, 0.0) == core.handle(first, 0.0) == core.handle(ev.Written(first.step - 1, 1, True), 0) == []
+    )
+    assert core.handle(ev.Unanswered(first.step, 0, "late"), 0.0) == []
+    assert core.phase == "looking"
+    core.handle(ev.Dropped(), 0.0)
+    assert core.phase == "idle"
+    assert core.handle(ev.Looked(first.step, 1, story.cells[1]), 0.0) == []
+
+
+def test_one_operation_at_a_time() -> None:
+    story = Story()
+    story.core.handle(ev.Asked(), 0.0)
+    with pytest.raises(InvalidTransition):
+        story.core.handle(ev.Asked(), 0.0)
+
+
+ENDPOINTS = ["n0:1", "n1:1", "n2:1"]
+BALLOT = Ballot(3, 'a "b"')
+
+
+@pytest.mark.parametrize("vote", [None, Vote(BALLOT, (BALLOT, None, Ballot(1, "")), b"7\n{}\n\xff")])
+def test_a_cell_survives_its_bytes(vote: Vote | None) -> None:
+    cell = Cell(BALLOT, Ballot(9, "x"), vote)
+    assert cell_from_bytes(cell_to_bytes(cell, ENDPOINTS)) == (cell, ENDPOINTS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"0\n{}", b"quorum ", b"quorum []\n", b"quorum [1,2,3,4,5]\n", b'quorum [["a"],[1,2],[1,"a"],null,null]\n',
+     b'quorum [["a"],[1,"a"],[1,"a"],[1,"a"],null]\n', b"quorum " + b"[" * 9999],
+)  # fmt: skip
+def test_bytes_that_no_agent_wrote_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        cell_from_bytes(data)

@@ -1,0 +1,94 @@
+"""A quorum of stores among faults: at most one leader is certain, and the register's history is linearizable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kit.effort import QUORUM_SEEDS
+from kit.linearizability import Op, is_linearizable
+from kit.quorum_world import BrokenPromiseError, simulate
+
+from aelastic.rdzv.quorum.attempt import Attempt, Basis
+
+SEEDS_IN_A_TEST = 25
+
+
+@pytest.mark.parametrize("first", range(0, QUORUM_SEEDS, SEEDS_IN_A_TEST))
+def test_whatever_happens_to_stores_at_most_one_leader_is_certain_and_the_history_is_linearizable(first: int) -> None:
+    _simulate_all(range(first, first + SEEDS_IN_A_TEST))
+
+
+def test_the_worlds_are_bad_enough() -> None:
+    worlds = [simulate(seed) for seed in range(40)]
+    told = "\n".join(line for world in worlds for line in world.log)
+    assert all(word in told for word in ("freezes", "forgets", "cut", "restarts"))
+    assert sum(op.new is not None and op.answered < math.inf for world in worlds for op in world.history) > 400
+    assert sum(op.answered == math.inf for world in worlds for op in world.history) > 10
+    assert sum(world.is_lost for world in worlds) < 10
+
+
+find_basis = Attempt.find_basis
+
+
+def _of_all_that_answer(attempt: Attempt, *, is_known: bool) -> Basis | None:
+    """A store that has forgotten counts like any other."""
+    votes = [cell.vote for cell in attempt.seen.values() if cell and cell.vote]
+    if not votes or len(attempt.seen) < attempt.majority:
+        return find_basis(attempt, is_known=is_known)
+    return Basis(max(votes, key=lambda vote: vote.ballot), frozenset(attempt.seen), attempt.majority)
+
+
+def _of_any_vote(attempt: Attempt, *, is_known: bool) -> Basis | None:
+    basis = find_basis(attempt, is_known=is_known)
+    if basis is None or basis.vote is None or basis.is_first:
+        return basis
+    votes = [cell.vote for cell in attempt.seen.values() if cell and cell.vote]
+    return basis.replace(vote=min(votes, key=lambda vote: vote.ballot))
+
+
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("majority", property(lambda attempt: attempt.size // 2)),
+        ("holds", lambda attempt, basis: True),
+        ("find_basis", _of_all_that_answer),
+        ("find_basis", _of_any_vote),
+    ],
+    ids=["half is enough", "one look is enough", "forgetful stores count", "any vote will do"],
+)
+def test_a_broken_rule_breaks_a_promise(name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attempt, name, wrong)
+    with pytest.raises(BrokenPromiseError):
+        _simulate_all(range(200))
+
+
+def _simulate_all(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+def _write(called: float, answered: float, expected: str, new: str, result: str | None) -> Op:
+    return Op(called, answered, None if result is None else result.encode(), expected.encode(), new.encode())
+
+
+def _read(called: float, answered: float, result: str) -> Op:
+    return Op(called, answered, result.encode())
+
+
+@pytest.mark.parametrize(
+    "history, is_fine",
+    [
+        ([_write(0, 1, "", "a", "a"), _read(2, 3, "a")], True),
+        ([_write(0, 1, "", "a", "a"), _read(2, 3, "")], False),
+        ([_write(0, 4, "", "a", "a"), _read(1, 2, "a"), _read(3, 5, "")], False),
+        ([_write(0, 2, "", "a", "a"), _write(1, 3, "", "b", "b")], False),
+        ([_write(0, 2, "", "a", "a"), _write(1, 3, "", "b", "a")], True),
+        ([_write(0, math.inf, "", "a", None), _read(5, 6, ""), _read(7, 8, "a")], True),
+        ([_write(0, math.inf, "", "a", None), _read(5, 6, "a"), _read(7, 8, "")], False),
+    ],
+)
+def test_the_checker_knows_what_is_linearizable(history: list[Op], is_fine: bool) -> None:
+    assert is_linearizable(history) is is_fine
