@@ -13,7 +13,7 @@ from typing import Any
 
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
-from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
+from aelastic.rdzv.settings import RendezvousSettings, split_endpoint, split_endpoints
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,9 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str], fewest: int, most:
         from aelastic.rdzv.boards.etcd_settings import etcd_settings
 
         etcd_settings(settings)  # refuses what cannot work before anything is started
-    host, port = split_endpoint(settings.endpoint) if is_static else (None, None)
+    # Of several endpoints none is the master's: workers meet at the node of rank 0, as with c10d.
+    is_at_endpoint = is_static and not settings.has_several_endpoints
+    host, port = split_endpoint(settings.endpoint) if is_at_endpoint else (None, None)
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"]}
 
 
@@ -166,7 +168,7 @@ def _nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[i
     nodes = _count_in(variable, environ, "--nnodes")
     if nodes < 1:
         raise _wrong(variable, nodes, "at least 1 node is needed", "--nnodes")
-    host, _ = split_endpoint(chosen["rdzv_endpoint"] or _endpoint_of(chosen["master_addr"], 0), 0)
+    host, _ = split_endpoints(chosen["rdzv_endpoint"] or _endpoint_of(chosen["master_addr"], 0), 0)[0]
     if variable == _NODES_VARIABLES[-1] and nodes > 1 and (host in {"localhost", "::1"} or host.startswith("127.")):
         _log.info("a single node, although %s=%d: no other node can reach %s; use --nnodes", variable, nodes, host)
         return None

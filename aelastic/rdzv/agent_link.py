@@ -82,6 +82,7 @@ class AgentLink:
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._board.run, name="board")
                 while True:
                     event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
                     for action in self._member.handle(event, anyio.current_time()):
@@ -246,6 +247,9 @@ class _OneByOne(Board):
             if not self.is_open:
                 await self._board.open()
                 self.is_open = True
+
+    async def run(self) -> None:
+        await self._board.run()
 
     async def open(self) -> None:
         await self.ensure_open()

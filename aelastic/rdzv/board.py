@@ -48,6 +48,9 @@ class LeaderRecord(Record):
 class Board(ABC):
     """One run id on one board, as one agent uses it.  One operation at a time."""
 
+    async def run(self) -> None:  # noqa: B027  most boards need nothing
+        """Does what the board needs beside its operations, which wait for it; until it is cancelled, or at once."""
+
     @abstractmethod
     async def open(self) -> None:
         """Reaches the store, or serves it where that is this agent's part.

@@ -36,10 +36,21 @@ def _board(module: str, name: str) -> Callable[..., Any]:
     return getattr(import_module(f"aelastic.rdzv.boards.{module}"), name)  # type: ignore[no-any-return]
 
 
+def _quorum(settings: RendezvousSettings, around: AgentContext) -> Board:
+    board: Board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env)
+    return board
+
+
 _FACTORIES: dict[str, BoardFactory] = {
-    "c10d": lambda settings, around: _board("c10d", "C10dBoard")(settings, around.run_id, around.env),
-    "static": lambda settings, around: _board("static", "StaticBoard")(
-        settings, around.run_id, around.env, around.store
+    "c10d": lambda settings, around: (
+        _quorum(settings, around)
+        if settings.has_several_endpoints
+        else _board("c10d", "C10dBoard")(settings, around.run_id, around.env)
+    ),
+    "static": lambda settings, around: (
+        _quorum(settings, around)
+        if settings.has_several_endpoints
+        else _board("static", "StaticBoard")(settings, around.run_id, around.env, around.store)
     ),
     "etcd": lambda settings, around: _board("etcd", "EtcdBoard")(settings, around.run_id),
     "etcd-v2": lambda settings, around: _board("etcd_v2", "EtcdV2Board")(settings, around.run_id),

@@ -45,12 +45,25 @@ def split_endpoint(endpoint: str, default_port: int | None = None) -> tuple[str,
     return host, port
 
 
+def split_endpoints(endpoints: str, default_port: int | None = None) -> list[tuple[str, int]]:
+    """Host and port of each endpoint of a list; its order says nothing.
+
+    Raises:
+        InputError: one is invalid, or there twice.
+    """
+    found = [split_endpoint(each.strip(), default_port) for each in endpoints.split(",")]
+    if twice := next((each for index, each in enumerate(found) if each in found[:index]), None):
+        raise InputError(f"rendezvous endpoint {twice[0]}:{twice[1]} is in the list twice: give each host once")
+    return found
+
+
 class RendezvousSettings(Record):
     """Where and how the agents meet (torch: `RendezvousParameters`, and `nnodes` of `torchrun`).
 
     Args:
         backend: `c10d`, `etcd`, `etcd-v2`, `etcd-v3`, `static`, or the name of a torch rendezvous handler.
-        endpoint: where the board is: `host:port`, for etcd several, separated by commas.
+        endpoint: where the board is: `host:port`, or several, separated by commas: members of an etcd; for c10d and
+            static hosts that each serve a store, of which a majority is needed.
         min_nodes: the job waits for so many nodes.
         max_nodes: and takes at most so many; the others wait as spares.
         node_rank: which node this is: a wish for its group rank and, across restarts of its agent, its identity;
@@ -118,13 +131,24 @@ class RendezvousSettings(Record):
                 f"node rank is {self.node_rank} with {self.max_nodes} nodes: rendezvous static needs each of "
                 f"0 to {self.max_nodes - 1} on one of them (--node-rank)"
             )
-        _, port = split_endpoint(self.endpoint)
-        if port == 0:
+        if not self._check_several() and split_endpoint(self.endpoint)[1] == 0:
             self._refuse_free_port()
+
+    def _check_several(self) -> bool:
+        """Whether there are several endpoints, which have been checked then."""
+        if not self.has_several_endpoints:
+            return False
+        if self.backend.startswith("torch:"):
+            raise InputError(f"rendezvous {self.backend} takes one endpoint, not {self.endpoint}: leave out torch:")
+        if any(port == 0 for _, port in self.endpoints):
+            self._refuse_free_port()
+        return True
 
     def _check_c10d(self) -> None:
         if not self.endpoint and self.max_nodes > 1:
             self._refuse_no_endpoint()
+        if self._check_several():
+            return
         _, port = split_endpoint(self.endpoint or "localhost", C10D_PORT)
         if port == 0 and self.min_nodes > 1:
             self._refuse_free_port()
@@ -145,6 +169,15 @@ class RendezvousSettings(Record):
         )
 
     @property
+    def has_several_endpoints(self) -> bool:
+        return "," in self.endpoint
+
+    @property
+    def endpoints(self) -> list[tuple[str, int]]:
+        """Host and port of each."""
+        return split_endpoints(self.endpoint, C10D_PORT)
+
+    @property
     def is_on_loopback(self) -> bool:
         """Whether only agents of this host can take part, so that nothing has to listen for other hosts.
 
@@ -157,7 +190,7 @@ class RendezvousSettings(Record):
             return is_loopback(self.local_addr)
         if self.max_nodes > 1 or self.backend not in {"c10d", "static"} or "is_host" in self.config:
             return False
-        return is_loopback(split_endpoint(self.endpoint or "localhost", C10D_PORT)[0])
+        return all(is_loopback(host) for host, _ in split_endpoints(self.endpoint or "localhost", C10D_PORT))
 
     @property
     def join_timeout_s(self) -> float:

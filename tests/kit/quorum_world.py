@@ -114,7 +114,7 @@ class World:
     # Faults.
 
     def plan(self) -> None:
-        kinds = (self.freeze, self.forget, self.forget, self.cut_one, self.isolate, self.restart_client)
+        kinds = (self.freeze, self.forget, self.freeze_and_forget, self.cut_one, self.isolate, self.restart_client)
         until_s = FAULTS_UNTIL_S * self.share
         for _ in range(self.random.choice((0, 3, 8, 20, 40))):
             self.at(self.random.uniform(0, until_s), self.random.choice(kinds))
@@ -156,6 +156,11 @@ class World:
         self.note("store", index, "forgets", "and so a majority has" if not is_safe else "")
         store.cell, store.is_down, store.frozen_until = None, True, 0.0
         self.after(self.random.choice((0, 0.3, 4.0)) * self.random.random() * self.share, partial(self.come_up, index))
+
+    def freeze_and_forget(self) -> None:
+        """Those that remember and answer are fewer than a majority, until one is back."""
+        self.freeze()
+        self.after(self.random.choice((0, 0.1, 1.0)) * self.share, self.forget)
 
     def cut_one(self) -> None:
         ways = {(self.random.randrange(len(self.clients)), self.random.randrange(self.size))}

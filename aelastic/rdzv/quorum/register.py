@@ -80,6 +80,10 @@ class Register(Machine[ev.Event, ev.Action]):
     def __post_init__(self) -> None:
         self._try = Attempt(self.size)
 
+    @property
+    def majority(self) -> int:
+        return self.size // 2 + 1
+
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:
         match event:
             case ev.Asked():

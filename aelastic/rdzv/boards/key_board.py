@@ -1,0 +1,141 @@
+"""A board on one key that can be compared and set, and never forgets a leader by itself.
+
+All that is said about a run id is one text (`encoding.py`), changed by compare-and-set only and never deleted.  So of a
+renewal and a candidate, or of two candidates, one comes first, and the epoch rises as long as the key lives.
+`c10d` keeps it in one store, `quorum` in several.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aelastic.errors import RendezvousConnectionError, RendezvousStateError
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
+from aelastic.rdzv.boards.endpoints import RefusedError
+from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Only a coordinator and candidates write, rarely.
+TRIES_MAX = 20
+# No agent of this job finds a board where one of these is raised.
+_NO_BOARD = (RefusedError, OtherJobError, NoStoreError)
+
+
+class KeyBoard(Board):
+    """One run id in one key."""
+
+    _last = KeyState(b"")  # what we wrote last
+
+    @abstractmethod
+    async def _reach(self, *, may_serve: bool) -> None:
+        """Makes sure that there is a connection, if it can."""
+
+    @abstractmethod
+    async def _get(self) -> bytes:
+        """The text; empty where there is none."""
+
+    @abstractmethod
+    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
+        """Replaces the text if it is the expected one; gives what it is then."""
+
+    @abstractmethod
+    async def _check_run_id(self) -> None:
+        """Makes sure that this is no other job's store; the agent that serves it may have said so too late."""
+
+    @abstractmethod
+    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Does something, again if the connection is lost meanwhile."""
+
+    @property
+    @abstractmethod
+    def _where(self) -> str:
+        """The key and where it is, for messages."""
+
+    async def open(self) -> None:
+        """Serves the store if this agent can, else becomes its client; never waits for another agent to serve it."""
+        await self._reach(may_serve=True)
+
+    async def read(self) -> LeaderRecord | None:
+        return await self._insist(self._read)
+
+    async def _read(self) -> LeaderRecord | None:
+        await self.open()
+        record = (await self._look()).record
+        if record is None:
+            await self._check_run_id()
+        return record
+
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
+        return await self._insist(lambda: self._campaign(candidate, seen, above))
+
+    async def _campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
+        await self.open()
+        await self._check_run_id()
+        state = await self._look()
+        if state.record != seen:
+            return state.record
+        record = LeaderRecord(epoch=max(above, state.epoch) + 1, candidate=candidate, renewals=0)
+        state = self._state_of(await self._compare_set(state.text, text_of(record)))
+        self._last = state
+        return state.record
+
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
+        try:
+            return await self._insist(lambda: self._renew(record))
+        except _NO_BOARD:
+            return record.renewed()
+
+    async def _renew(self, record: LeaderRecord) -> LeaderRecord | None:
+        await self.open()
+        # A renewal that was not answered may have taken effect: to write the same count again would renew nothing.
+        last, self._last = self._last, KeyState(b"")
+        state = last if record.is_same_term(last.record) else await self._look()
+        is_ours = await self._change(state, record, lambda now: text_of(now.renewed()))
+        return self._last.record if is_ours else None
+
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
+        await self._reach(may_serve=False)
+        return await self._change(await self._look(), record, lambda now: text_of(now.replace(verdict=verdict)))
+
+    async def resign(self, record: LeaderRecord) -> None:
+        await self._reach(may_serve=False)
+        await self._change(await self._look(), record, text_without_leader)
+
+    async def _look(self) -> KeyState:
+        return self._state_of(await self._get())
+
+    async def _change(self, state: KeyState, record: LeaderRecord, new_text: Callable[[LeaderRecord], bytes]) -> bool:
+        """Replaces our record in the store, if it is still there.
+
+        A store without the key is a new one, since nothing is ever deleted: then this agent was the last leader, and
+        goes on.
+        """
+        for _ in range(TRIES_MAX):
+            if state.text and not record.is_same_term(state.record):
+                return False
+            if not state.text:
+                _log.warning(
+                    "the TCPStore of %s was restarted and is empty: registering the coordinator again", self.name
+                )
+            text = new_text(state.record or record)
+            state = self._state_of(await self._compare_set(state.text, text))
+            if state.text == text:
+                self._last = state
+                return True
+        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._where}")
+
+    def _state_of(self, text: bytes) -> KeyState:
+        try:
+            return state_of(text)
+        except ValueError as error:
+            raise RendezvousStateError(
+                f"{self._where} was not written by an aelastic agent ({error}): "
+                "choose another run id, or another endpoint"
+            ) from None

@@ -1,0 +1,230 @@
+"""The board of several endpoints: one text in as many TCPStores, that holds while a majority of them answers.
+
+Each agent serves at most one of the endpoints, if it is on the host of one that is free, and is a client of all others.
+The endpoints are asked side by side, each by a task of its own (`run`), which goes on with one that hangs while the
+operation has long had its answer from the others.  `rdzv/quorum/register.py` decides; the order of the list does not
+matter.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from aelastic.aio.mailbox import Mailbox
+from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from aelastic.rdzv.boards.c10d import C10dBoard
+from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError
+from aelastic.rdzv.boards.key_board import KeyBoard
+from aelastic.rdzv.quorum import register_events as ev
+from aelastic.rdzv.quorum.cells import Cell, cell_from_bytes, cell_to_bytes
+from aelastic.rdzv.quorum.register import LIMIT_S, Register
+from aelastic.rdzv.settings import RendezvousSettings
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SILENT = "no answer"
+REFUSED = "connection refused"
+EMPTY = "came back empty"
+
+
+class QuorumBoard(KeyBoard):
+    """One run id in several TCPStores.
+
+    Args:
+        settings: `endpoint` is a list; the rest is as for `C10dBoard`.
+        run_id: the job's name.
+        env: the environment of the child processes.
+
+    Raises:
+        InputError: a value that cannot work.
+    """
+
+    def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str]) -> None:
+        endpoints = [Endpoint(*each) for each in settings.endpoints]
+        self._endpoints = sorted(map(str, endpoints))
+        by_name = {str(each): each for each in endpoints}
+        ports = [each.port for each in endpoints]
+        self._parts = [
+            C10dBoard(
+                settings.replace(endpoint=name), run_id, env,
+                is_one_of_many=ports.count(by_name[name].port) > 1, may_serve=partial(self._is_free_for, store),
+            )
+            for store, name in enumerate(self._endpoints)
+        ]  # fmt: skip
+        self._backend = settings.backend
+        self._states = dict.fromkeys(self._endpoints, SILENT)  # what is known of each; "": it answers
+        self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
+        limit_s = min(LIMIT_S, settings.lease_s / 2)
+        self._register = Register(len(endpoints), os.urandom(8).hex(), limit_s)
+        self._mailbox: Mailbox[ev.Event] = Mailbox()
+        self._requests = [_Slot() for _ in endpoints]
+        if len(endpoints) % 2 == 0:
+            _log.warning(
+                "%d rendezvous endpoints survive the loss of %d, as %d do: an odd number is better",
+                len(endpoints), (len(endpoints) - 1) // 2, len(endpoints) - 1,
+            )  # fmt: skip
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for store in range(len(self._parts)):
+                tasks.start_soon(self._attend, store, name=f"rendezvous endpoint {self._endpoints[store]}")
+
+    # The key.
+
+    async def _reach(self, *, may_serve: bool) -> None:  # noqa: ARG002  each endpoint is reached by its task
+        await anyio.lowlevel.checkpoint()
+
+    async def _get(self) -> bytes:
+        return await self._ask(ev.Asked())
+
+    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
+        return await self._ask(ev.Asked(expected, text))
+
+    async def _check_run_id(self) -> None:
+        await anyio.lowlevel.checkpoint()  # each endpoint is checked when a connection is made
+
+    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
+        return await do()
+
+    @property
+    def _where(self) -> str:
+        return f"the key of {self.name}"
+
+    async def _ask(self, asked: ev.Asked) -> bytes:
+        register = self._register
+        actions = register.handle(asked, anyio.current_time())
+        try:
+            while True:
+                for action in actions:
+                    match action:
+                        case ev.Done(text):
+                            self._hopeless = None
+                            return text
+                        case ev.NoMajority():
+                            raise self._no_majority(action)
+                        case ev.Look() | ev.Write():
+                            self._requests[action.store].put(action)
+                event = await self._mailbox.next(register.deadline) or ev.DeadlinePassed()
+                actions = register.handle(event, anyio.current_time())
+        finally:
+            register.handle(ev.Dropped(), anyio.current_time())
+
+    def _no_majority(self, answer: ev.NoMajority) -> RendezvousError | InputError:
+        if self._hopeless is not None:
+            return self._hopeless
+        for store in answer.missing:
+            self._states[self._endpoints[store]] = self._states[self._endpoints[store]] or SILENT
+        for store in answer.forgetful:
+            self._states[self._endpoints[store]] = EMPTY
+        missing = [f"{name} ({why})" for name, why in self._states.items() if why]
+        words = (
+            f"{len(missing)} of {len(self._parts)} rendezvous endpoints are missing, and {self._register.majority} are "
+            f"needed: {', '.join(missing)}"
+        )
+        refused = sum(why == REFUSED for why in self._states.values())
+        return (RefusedError if refused >= self._register.majority else RendezvousConnectionError)(words)
+
+    # One endpoint.
+
+    async def _attend(self, store: int) -> None:
+        name = self._endpoints[store]
+        while True:
+            request = await self._requests[store].take()
+            try:
+                answer = await self._carry_out(request)
+                state = ""
+            except (RendezvousError, InputError) as error:
+                state = _words(error, name)
+                answer = ev.Unanswered(request.step, store, state)
+                if isinstance(error, InputError | RendezvousStateError):
+                    self._hopeless = self._hopeless or error
+                    if self._states[name] != state:
+                        _log.warning("%s", error)
+            self._states[name] = state
+            self._mailbox.post(answer)
+
+    async def _carry_out(self, request: ev.Look | ev.Write) -> ev.Event:
+        part = self._parts[request.store]
+        if isinstance(request, ev.Look):
+            return ev.Looked(request.step, request.store, self._cell_of(await part.get()))
+        expected = cell_to_bytes(request.expected, self._endpoints) if request.expected else b""
+        new = cell_to_bytes(request.cell, self._endpoints)
+        return ev.Written(request.step, request.store, await part.compare_set(expected, new) == new)
+
+    def _is_free_for(self, store: int) -> bool:
+        """Whether this agent may serve an endpoint: with two they would go together."""
+        return not any(part.is_serving for other, part in enumerate(self._parts) if other != store)
+
+    def _cell_of(self, data: bytes) -> Cell | None:
+        if not data:
+            return None
+        try:
+            cell, endpoints = cell_from_bytes(data)
+        except ValueError as error:
+            raise InputError(
+                f"{self.name}: the agents of this run do not have the same endpoints ({error}): "
+                "give all of them the same list"
+            ) from None
+        if endpoints != self._endpoints:
+            raise InputError(
+                f"this agent has the rendezvous endpoints {','.join(self._endpoints)}, another one of this run "
+                f"{','.join(endpoints)}: give all of them the same list"
+            )
+        return cell
+
+    async def aclose(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for part in self._parts:
+                tasks.start_soon(part.aclose)
+
+    @property
+    def name(self) -> str:
+        return f"{self._backend} at {','.join(self._endpoints)}"
+
+    @property
+    def endpoint_states(self) -> Mapping[str, str]:
+        """What is known of each endpoint: why it is missing, or "" if it answers."""
+        return self._states
+
+    @property
+    def own_address(self) -> str:
+        return next((part.own_address for part in self._parts if part.own_address), "")
+
+    @property
+    def endpoint_host(self) -> str:
+        hosts = [part.endpoint_host for part in sorted(self._parts, key=lambda part: not part.is_serving)]
+        return next((host for host in hosts if host), "")
+
+
+class _Slot:
+    """The next thing to ask an endpoint: a newer one takes the place of one that has not begun."""
+
+    def __init__(self) -> None:
+        self._request: ev.Look | ev.Write | None = None
+        self._is_there = anyio.Event()
+
+    def put(self, request: ev.Look | ev.Write) -> None:
+        self._request = request
+        self._is_there.set()
+
+    async def take(self) -> ev.Look | ev.Write:
+        await self._is_there.wait()
+        assert self._request is not None
+        request, self._request, self._is_there = self._request, None, anyio.Event()
+        return request
+
+
+def _words(error: Exception, endpoint: str) -> str:
+    """Why an endpoint does not answer, without its name."""
+    if isinstance(error, RefusedError):
+        return REFUSED
+    return str(error).partition(f"{endpoint}: ")[2] or str(error)
