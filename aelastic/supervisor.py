@@ -270,6 +270,11 @@ class Supervisor:
 
             if (server := status_server(env)) is not None:
                 self._observers.add(TrainerStatus(server))
+        if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in env):
+            from aelastic.export.otel import traces_of
+
+            if (traces := traces_of(env)) is not None:
+                self._observers.add(traces)
 
 
 def _random_run_id() -> str:

@@ -4,4 +4,4 @@
 - `otel`: rounds and restarts as traces, over OTLP
 """
 
-__all__ = ["trainer"]
+__all__ = ["otel", "trainer"]

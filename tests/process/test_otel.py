@@ -1,0 +1,95 @@
+"""Traces of real runs, as a collector gets them by OTLP over HTTP; and collectors that are away or refuse."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from kit.launching import Launcher, on_each_loop
+
+service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")  # in the group dev
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+
+# Fails once; then it succeeds.
+FAILS_ONCE = "sys.exit(0 if restart else 3)"
+
+
+class Collector:
+    """A collector that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.code = 200
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if collector.code == 200:
+                    request = service.ExportTraceServiceRequest.FromString(body)
+                    scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+                    collector.spans += [span for scope in scopes for span in scope.spans]
+                self.send_response(collector.code)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.env = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server.server_port}"}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    serving = threading.Thread(target=collector.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    serving.start()
+    yield collector
+    collector.server.shutdown()
+    collector.server.server_close()
+    serving.join()
+
+
+@on_each_loop
+def test_a_run_with_a_restart_is_one_trace(launch: Launcher, collector: Collector, loop: str) -> None:
+    job = launch(
+        FAILS_ONCE, "--max-restarts", "1", "--rdzv-id", "job-7", "--rdzv-backend", "c10d", loop=loop, env=collector.env
+    )
+    assert job.wait() == 0, job.story
+    job.assert_nothing_left()
+    by_name = {span.name: span for span in collector.spans}
+    assert {"run", "round 1", "round 2", "restart", "rendezvous", "spawn", "detect"} <= by_name.keys()
+    assert len({span.trace_id for span in collector.spans}) == 1
+    run, first, restart = by_name["run"], by_name["round 1"], by_name["restart"]
+    assert not run.parent_span_id and {first.parent_span_id, restart.parent_span_id} == {run.span_id}
+    assert run.start_time_unix_nano <= first.start_time_unix_nano < restart.start_time_unix_nano
+    assert restart.start_time_unix_nano < restart.end_time_unix_nano <= run.end_time_unix_nano
+    said = {each.key: each.value.string_value for each in restart.attributes}
+    assert said["cause"] == "failure" and "rank 0" in said["reason"]
+    assert [event.name for event in first.events] == ["worker failed"] and first.status.code == 2
+    assert by_name["round 2"].status.code == 0
+
+
+@pytest.mark.parametrize("code", [0, pytest.param(400, marks=pytest.mark.all)])
+def test_a_collector_that_is_away_or_refuses_costs_one_warning(
+    launch: Launcher, collector: Collector, code: int
+) -> None:
+    collector.code = code or 200
+    env = collector.env if code else {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    job = launch("say('done')", env={**env, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+    assert job.wait() == 0, job.story
+    assert job.stderr.count("traces cannot be sent to the OpenTelemetry collector") == 1, job.stderr
+    assert "Traceback" not in job.stderr and len(job.stderr.splitlines()) == 1, job.stderr
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
+def test_traces_are_off_where_the_environment_says_so(
+    launch: Launcher, collector: Collector, off: dict[str, str]
+) -> None:
+    job = launch("say('done')", env={**collector.env, **off})
+    assert job.wait() == 0, job.story
+    assert not collector.spans and not job.stderr
