@@ -35,6 +35,7 @@ from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.health.address import Address, close, listen_at, read_address, url_of
 from aelastic.health.limits import DROPPED, ConnectionLimits
+from aelastic.health.page import PAGE, POLICY
 from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
@@ -289,7 +290,11 @@ class HealthServer(Observer):
             return host in self._hosts or host.endswith(".localhost") or _is_address(host)
         return False
 
-    async def _index(self, _: BaseRequest) -> Response:
+    async def _index(self, request: BaseRequest) -> Response:
+        if "text/html" in request.headers.get("Accept", ""):
+            response = _text(PAGE, content_type="text/html; charset=utf-8")
+            response.headers["Content-Security-Policy"] = POLICY
+            return response
         lines = [f"{method:4} {path}" for path, (method, _) in self._routes.items() if path != "/"]
         return _text("\n".join([f"aelastic {aelastic.__version__}", *lines, ""]))
 

@@ -103,7 +103,7 @@ th.falls span { float: right; }
   --good: #2066a8; --bad: #b84300; --still: #6a7480; } body { padding: 0; max-width: none; font-size: 11px;
   print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   .tools .zoom, .card button { display: none !important; } .card { break-inside: avoid; }
-  .frame, .scroll { overflow: visible; border: 0; padding: 0; } #chart { min-width: 0; } }
+  .frame, .scroll { overflow: visible; border: 0; padding: 0; } #chart { min-width: 0; max-height: 182mm; } }
 """
 
 SCRIPT = """

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.browser import dom_of
 from kit.event_logs import NodeLog, a_crash, a_node_lost
 from kit.timelines import HOSTILE, Elements, many_restarts, story_of
 
 from aelastic.timeline.html import page
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# Some two seconds are usual; the machine may have other things to do.
-TIMEOUT_S = 100.0
 # Answers, from inside the page, where everything is in pixels.
 PROBE = """<pre id="probe"></pre><script>
 const boxes = (query) => [...document.querySelectorAll(query)].map((el) => {
@@ -33,37 +27,14 @@ document.getElementById('probe').textContent = JSON.stringify({ blocks: boxes('.
 </script></body>"""
 
 
-@pytest.fixture(autouse=True)
-def _browser() -> None:
-    if BROWSER is None:
-        assert os.environ.get("TEST_BROWSER") != "required", "there is no Chromium here"
-        pytest.skip("there is no Chromium here")
+pytestmark = pytest.mark.usefixtures("_browser")
 
 
 def browse(folder: Path, text: str, fragment: str = "") -> str:
     """The page as the browser has it, once its script has run."""
-    assert BROWSER is not None
     file = folder / "page.html"
     file.write_text(text)
-    command = [
-        BROWSER,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,1000",
-    ]
-    command += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"{file.as_uri()}{fragment}"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    ) as browser:
-        try:
-            return browser.communicate(timeout=TIMEOUT_S)[0]
-        finally:
-            try:
-                os.killpg(browser.pid, signal.SIGKILL)  # its helpers, where it did not end by itself
-            except ProcessLookupError:
-                pass
+    return dom_of(f"{file.as_uri()}{fragment}", folder)
 
 
 def look(folder: Path, text: str, probe: str = PROBE) -> dict[str, Any]:
@@ -189,7 +160,7 @@ def test_nodes_are_found_and_keys_move_the_view(tmp_path: Path) -> None:
     whole, of_one, *_, last = told["heights"]
     assert of_one < whole == pytest.approx(last), "the others are folded away, and come back"
     restart, all_, half, quarter, half_again, _ = told["windows"]
-    assert 0 < restart < quarter < half == half_again and all_ == 0
+    assert 0 < restart < quarter < half == pytest.approx(half_again) and all_ == 0
     assert told["is_focused"]
 
 

@@ -1,0 +1,11 @@
+"""Fixtures of this ring."""
+
+from __future__ import annotations
+
+import pytest
+from kit.browser import need_browser
+
+
+@pytest.fixture
+def _browser() -> None:
+    need_browser()

@@ -1,0 +1,42 @@
+"""Pages as headless Chromium has them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Some two seconds are usual; the machine may have other things to do.
+TIMEOUT_S = 100.0
+
+
+def need_browser() -> None:
+    if BROWSER is None:
+        assert os.environ.get("TEST_BROWSER") != "required", "there is no Chromium here"
+        pytest.skip("there is no Chromium here")
+
+
+def dom_of(url: str, folder: Path, *options: str) -> str:
+    """The page at an address once its script has run.
+
+    Args:
+        folder: for the browser's profile.
+    """
+    assert BROWSER is not None
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *options]
+    command += ["--window-size=1280,1000", f"--user-data-dir={folder / 'profile'}", "--dump-dom", url]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as browser:
+        try:
+            return browser.communicate(timeout=TIMEOUT_S)[0]
+        finally:
+            try:
+                os.killpg(browser.pid, signal.SIGKILL)  # its helpers, where it did not end by itself
+            except ProcessLookupError:
+                pass
