@@ -59,6 +59,16 @@ def test_a_worker_that_shows_nothing_hangs_after_the_timeout() -> None:
     assert verdicts == [h.Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True)]
 
 
+def test_the_silence_of_a_worker_lasts_from_its_last_sign_of_life() -> None:
+    watched = Watched(0, 1)
+    lives = [h.Sample(output=count, cpu_s=1.0, io=9) for count in range(2)]
+    watched.look({0: lives[0], 1: DEAD})
+    watched.look({0: lives[1], 1: DEAD})
+    timeout_s, silent_s = watched.core.silence(watched.now + 1)
+    assert (timeout_s, silent_s) == (TIMEOUT_S, {0: 1.0, 1: INTERVAL_S + 1})
+    assert Watched(hang_timeout_s=None, stuck_timeout_s=9.0).core.silence(0.0) == (0.0, {})
+
+
 def test_looks_are_ten_within_a_timeout_and_at_most_one_a_second() -> None:
     for timeout_s, looks in ((60.0, 11), (300.0, 11), (10.0, 11), (5.0, 6), (1.0, 2)):
         watched = Watched(hang_timeout_s=timeout_s)

@@ -13,7 +13,7 @@ from kit.timelines import changed, logs_of, story_of
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
-from aelastic.observe.run_events import Noticed, RunEnded, StopAsked, Waited
+from aelastic.observe.run_events import Noticed, Progressed, RoundFormed, RunEnded, StopAsked, Waited, WorkerEnded
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import UNKNOWN_END_S, NodeStory
 from aelastic.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
@@ -113,6 +113,19 @@ def test_what_takes_no_time_is_a_mark() -> None:
     ]  # fmt: skip
     assert story.spent["starting"] == pytest.approx(0.7, abs=1e-5)
     assert story.state == "STOPPED"
+
+
+def test_a_life_says_how_far_its_output_came() -> None:
+    a = NodeLog("node-a")
+    a.tell(0.4, RoundFormed(1, 1, 0, 0, 1, 0, 2, 2))
+    a.tell(0.5, Progressed(1, 0, 0, 40, 1000, 2.5, 384.0))
+    a.tell(0.6, Progressed(1, 0, 0, 41))
+    a.tell(0.7, WorkerEnded(1, 0, 0, "succeeded"))
+    a.tell(0.8, Progressed(1, 0, 0, 1000, 1000, is_last=True))
+    a.tell(0.9, WorkerEnded(1, 1, 1, "succeeded"))
+
+    lives = story_of(a).nodes[0].lives
+    assert [life.progress for life in lives] == ["step 1000 of 1000", ""]
 
 
 # Several nodes.

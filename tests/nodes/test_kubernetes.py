@@ -57,7 +57,7 @@ def test_the_parts_of_a_manifest_fit_together(name: str) -> None:
         "/livez",
         "/readyz",
     ]
-    assert f"http://127.0.0.1:{port}/stacks" in " ".join(container["lifecycle"]["preStop"]["exec"]["command"])
+    assert f"127.0.0.1:{port}" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"] for each in spec["volumes"]} == set(mounted) and mounted["shm"] == "/dev/shm"
     assert container["securityContext"]["readOnlyRootFilesystem"] and spec["securityContext"]["runAsNonRoot"]

@@ -196,7 +196,7 @@ def test_without_the_variable_nothing_of_it_is_imported(launch: Launcher) -> Non
 
 @on_each_loop
 def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher, loop: str) -> None:
-    job = launch(WAITS_FOR_GO, "--nproc-per-node", "2", loop=loop, env=ANY_PORT)
+    job = launch(WAITS_FOR_GO, "--nproc-per-node", "2", "--hang-timeout", "600", loop=loop, env=ANY_PORT)
     url = url_in(job)
     assert ask(f"{url}/livez").text == "ok\n"
     wait_ready(url)
@@ -210,6 +210,12 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     assert (read["aelastic_ready"], read["aelastic_world_size"], read["aelastic_rounds_total"]) == (1, 2, 1)
     assert read['aelastic_phase_duration_seconds_count{phase="rendezvous"}'] == 1
     assert read['aelastic_worker_resident_memory_bytes{local_rank="1",role="default"}'] > 1 << 20
+    assert (read["aelastic_coordinates"], read["aelastic_worker_silence_max_seconds"]) == (1, 600)
+    assert 0 <= read['aelastic_worker_silence_seconds{local_rank="1"}'] < DEADLINE_S
+    assert abs(read["aelastic_phase_start_time_seconds"] - time.time()) < DEADLINE_S
+    is_open = ask(f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"})
+    assert is_open.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert is_open.text.endswith("# EOF\n")
     job.go()
     assert job.wait() == 0
     with pytest.raises(ConnectionRefusedError):
