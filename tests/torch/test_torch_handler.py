@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import textwrap
@@ -584,6 +585,36 @@ async def test_torchs_handler_gives_up_joining_when_this_node_leaves() -> None:
         await wait_for(lambda: agent.link._calls._handler._state_holder.state.participants)
         agent.link.tell(m.Left("us", "told to stop"))
     # It looks around every second, on a machine that has time for it; the join itself would go on for minutes.
+    await wait_for(lambda: not torch_threads())
+
+
+async def test_a_call_that_ends_as_it_is_given_up_ends_the_thread_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception must not come while the thread closes its handler, or after that."""
+    begun, may_end, closes, given_up, closed = (threading.Event() for _ in range(5))
+
+    def call() -> None:
+        begun.set()
+        may_end.wait(DEADLINE_S)
+
+    def close() -> None:
+        closes.set()
+        given_up.wait(DEADLINE_S)
+        closed.set()
+
+    def give_up(ident: Any, error: Any, really: Any = ctypes.pythonapi.PyThreadState_SetAsyncExc) -> None:
+        may_end.set()
+        closes.wait(0.2)  # time enough to come so far, if it can
+        really(ident, error)
+        given_up.set()
+
+    monkeypatch.setattr(ctypes.pythonapi, "PyThreadState_SetAsyncExc", give_up)
+    thread = handler_thread.CallThread(close)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(thread.call, call)
+        await wait_for(begun.is_set)
+        await thread.stop()
+        tasks.cancel_scope.cancel()
+    assert closed.is_set()
     await wait_for(lambda: not torch_threads())
 
 

@@ -236,6 +236,7 @@ class CallThread:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_busy = False
+        self._busy = threading.Lock()  # held to give up a job: it is under way, and does not end meanwhile
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Runs a function in the thread.  Cancelled, it goes on there; the next call waits for it."""
@@ -264,21 +265,25 @@ class CallThread:
         if self._thread is None or self._thread.ident is None:
             return
         self._jobs.put(None)
-        if self._is_busy:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_GiveUp))
+        with self._busy:
+            if self._is_busy:
+                ident = ctypes.c_ulong(self._thread.ident)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_GiveUp))
+                self._is_busy = False
         with anyio.move_on_after(END_TIMEOUT_S):
             await self._ended.wait()
 
     def _main(self, loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(_GiveUp):
-            try:
+        try:
+            with suppress(_GiveUp):
                 while (job := self._jobs.get()) is not None:
                     self._is_busy = True
                     job()
-                    self._is_busy = False
-            finally:
-                self._at_end()
-                _post(loop, self._ended.set)
+                    with self._busy:  # the exception comes here at the latest, and never while the thread ends
+                        self._is_busy = False
+        finally:
+            self._at_end()
+            _post(loop, self._ended.set)
 
 
 def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
