@@ -26,7 +26,7 @@ from kit.netns import Net, Node
 
 ETCD_NAME = "etcd.cluster"
 # `apart`: served by none of the agents.
-BOARDS = ("c10d", "etcd-v3", "etcd-v2", "three etcds", "static")
+BOARDS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "static")
 LEASE_S = 3.0
 TICK_S = 0.02
 STAR_PORT = 7000
@@ -383,7 +383,8 @@ def battlefield(
     with netns.opened() as net, ExitStack() as stack:
         nodes = [net.node(f"node{index}", files=files) for index in range(3)]
         board_node, etcds = nodes[0], list[EtcdServer]()
-        meeting = Meeting(board.split(maxsplit=1)[0], f"{nodes[0].v4()}:29400")
+        served = nodes if board == "c10d on three" else nodes[:1]
+        meeting = Meeting(board.split(maxsplit=1)[0], ",".join(f"{node.v4()}:29400" for node in served))
         if "etcd" in board:
             board_node = net.node("board")
             etcds = _etcds(board_node, folder, 3 if board == "three etcds" else 1)

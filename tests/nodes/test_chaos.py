@@ -18,13 +18,17 @@ from kit.effort import EFFORT
 from kit.launching import Launcher
 
 PAIRS = {"quick": 2, "all": 12, "soak": 40}[EFFORT]
+SINGLE_FAULTS = {"quick": 3, "all": 12, "soak": 200}[EFFORT]
 each_board = pytest.mark.parametrize(
     "board", [board if board == "c10d" else pytest.param(board, marks=pytest.mark.all) for board in BOARDS]
 )
 # Nodes 1 and 2 can go on without node 0, whichever of them coordinates.
 boards_of_their_own = pytest.mark.parametrize(
     "board",
-    ["etcd-v3", *(pytest.param(board, marks=pytest.mark.all) for board in ("c10d apart", "etcd-v2", "three etcds"))],
+    [
+        "c10d on three",
+        *(pytest.param(board, marks=pytest.mark.all) for board in ("etcd-v3", "c10d apart", "etcd-v2", "three etcds")),
+    ],
 )
 ALL = (0, 1, 2)
 
@@ -119,6 +123,25 @@ def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
     # The first of a pair comes in a round that is whole; it is heard of before the second, if that takes its time.
     least = 1 if pair[0].name.startswith("worker") and pauses[0] > 1 else 0
     assert least <= charged <= most, f"{what}: {charged} restarts were charged\n{there.team.story}"
+
+
+# A minority of the endpoints, again and again: each node serves one.
+
+MINORITY_FAULTS = (
+    ("agent_killed", 1.5, 0.0), ("agent_stopped", AFTER_A_LEASE_S, LONG_S), ("cut_off", AFTER_A_LEASE_S, LONG_S),
+)  # fmt: skip
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+def test_any_host_of_three_may_go_at_any_moment(launch: Launcher, tmp_path: Path) -> None:
+    luck = random.Random(13)
+    with battlefield(launch, "c10d on three", tmp_path) as there:
+        for _ in range(SINGLE_FAULTS):
+            name, within_s, hold_s = luck.choice(MINORITY_FAULTS)
+            time.sleep(luck.uniform(0, LEASE_S / 2))
+            recovery(there, name, luck.randrange(3), within_s, hold_s=hold_s)
+        finish(there)
 
 
 # What takes long.

@@ -36,7 +36,7 @@ class C10dBoard(KeyBoard):
             `read_timeout` (60 s: how long the store may be silent).
         run_id: the job's name.
         env: the environment of the child process.
-        is_one_of_many: serve at the endpoint's address only, since others may have the same port.
+        is_one_of_many: serve at a loopback address alone: another agent here may serve the same port of another.
         may_serve: whether this agent is to serve the store if it can, looked at each time.
 
     Raises:
@@ -138,7 +138,7 @@ class C10dBoard(KeyBoard):
         """The port, open; `None` if another process on this machine has it."""
         endpoint = self._store.endpoint
         address = loopback_address(endpoint.host) if self._is_on_loopback else ""
-        if self._is_one_of_many and self._local_address:
+        if self._is_one_of_many and self._local_address and is_loopback(self._local_address):
             address = self._local_address
         try:
             listener = listen(endpoint.port, address)

@@ -103,6 +103,8 @@ def state_of(text: bytes) -> KeyState:
     if not text:
         return KeyState(text)
     renewals, _, rest = text.partition(b"\n")
+    if renewals.startswith(b"quorum "):
+        raise ValueError("its agents have several endpoints: give all agents the same list")
     if not renewals.isdigit() or len(renewals) > _DIGITS_MAX:
         raise ValueError("no count of renewals")
     try:

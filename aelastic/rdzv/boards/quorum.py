@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -51,21 +52,22 @@ class QuorumBoard(KeyBoard):
     def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str]) -> None:
         endpoints = [Endpoint(*each) for each in settings.endpoints]
         self._endpoints = sorted(map(str, endpoints))
-        by_name = {str(each): each for each in endpoints}
-        ports = [each.port for each in endpoints]
         self._parts = [
             C10dBoard(
                 settings.replace(endpoint=name), run_id, env,
-                is_one_of_many=ports.count(by_name[name].port) > 1, may_serve=partial(self._is_free_for, store),
+                is_one_of_many=True, may_serve=partial(self._is_free_for, store),
             )
             for store, name in enumerate(self._endpoints)
         ]  # fmt: skip
         self._backend = settings.backend
         self._states = dict.fromkeys(self._endpoints, SILENT)  # what is known of each; "": it answers
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
+        self._has_worked = False  # once: since then an endpoint where something else answers is like one that is away
         limit_s = min(LIMIT_S, settings.lease_s / 2)
         self._register = Register(len(endpoints), os.urandom(8).hex(), limit_s)
         self._mailbox: Mailbox[ev.Event] = Mailbox()
+        self._lock = anyio.Lock()  # one operation at a time
+        self._is_one_back = anyio.Event()
         self._requests = [_Slot() for _ in endpoints]
         if len(endpoints) % 2 == 0:
             _log.warning(
@@ -77,6 +79,15 @@ class QuorumBoard(KeyBoard):
         async with anyio.create_task_group() as tasks:
             for store in range(len(self._parts)):
                 tasks.start_soon(self._attend, store, name=f"rendezvous endpoint {self._endpoints[store]}")
+            tasks.start_soon(self._take_in, name="rendezvous endpoints that come back")
+
+    async def _take_in(self) -> None:
+        """Reads when an endpoint has begun to answer: one that is empty is taken in at once, before another is lost."""
+        while True:
+            await self._is_one_back.wait()
+            self._is_one_back = anyio.Event()
+            with suppress(RendezvousError, InputError):
+                await self._ask(ev.Asked())
 
     # The key.
 
@@ -100,6 +111,10 @@ class QuorumBoard(KeyBoard):
         return f"the key of {self.name}"
 
     async def _ask(self, asked: ev.Asked) -> bytes:
+        async with self._lock:
+            return await self._operate(asked)
+
+    async def _operate(self, asked: ev.Asked) -> bytes:
         register = self._register
         actions = register.handle(asked, anyio.current_time())
         try:
@@ -107,7 +122,9 @@ class QuorumBoard(KeyBoard):
                 for action in actions:
                     match action:
                         case ev.Done(text):
-                            self._hopeless = None
+                            if self._hopeless is not None and not self._has_worked:
+                                raise self._hopeless
+                            self._has_worked = True
                             return text
                         case ev.NoMajority():
                             raise self._no_majority(action)
@@ -119,7 +136,7 @@ class QuorumBoard(KeyBoard):
             register.handle(ev.Dropped(), anyio.current_time())
 
     def _no_majority(self, answer: ev.NoMajority) -> RendezvousError | InputError:
-        if self._hopeless is not None:
+        if self._hopeless is not None and not self._has_worked:
             return self._hopeless
         for store in answer.missing:
             self._states[self._endpoints[store]] = self._states[self._endpoints[store]] or SILENT
@@ -149,6 +166,8 @@ class QuorumBoard(KeyBoard):
                     self._hopeless = self._hopeless or error
                     if self._states[name] != state:
                         _log.warning("%s", error)
+            if self._states[name] and not state:
+                self._is_one_back.set()
             self._states[name] = state
             self._mailbox.post(answer)
 

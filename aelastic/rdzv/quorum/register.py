@@ -251,7 +251,8 @@ class Register(Machine[ev.Event, ev.Action]):
         attempt = self._try
         self.phase, self.deadline = Phase.IDLE, None
         missing = {store: attempt.missing.get(store, "") for store in range(self.size) if store not in attempt.seen}
-        return [ev.NoMajority(missing, tuple(store for store, cell in attempt.seen.items() if cell is None))]
+        empty = tuple(store for store, cell in attempt.seen.items() if cell is None)
+        return [ev.NoMajority(missing, empty if self.is_known else ())]
 
     def _fail(self, now: float) -> list[ev.Action]:
         """Lets some time pass, another for each client, and tries again."""

@@ -1,0 +1,121 @@
+"""Jobs with several endpoints: any minority of their hosts may go, and what is wrong with a list is said in a line."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+
+import pytest
+from kit.agents import Agent, Meeting, team_of
+from kit.launching import Launcher
+from kit.ports import quiet_port
+
+from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
+CONF = {"lease": 2, "settle_time": 0.1, "last_call_timeout": 1}
+
+
+def endpoints(count: int = 3) -> list[str]:
+    port = quiet_port()
+    return [f"127.0.0.{number}:{port}" for number in range(1, count + 1)]
+
+
+def test_each_host_in_turn_dies_and_comes_back_empty(launch: Launcher) -> None:
+    """So that in the end no store is one of the first three: each was taken in from the others."""
+    with team_of(launch, Meeting("c10d", ",".join(endpoints())), "2:3", conf=CONF) as job:
+        round_ = job.wait_round(job.start_many(3))
+        for _ in range(3):
+            victim, *others = job.live
+            victim.crash()
+            round_ = job.wait_round(others, after=round_)
+            round_ = job.wait_round([*others, job.start()], after=round_)
+        assert round_.restart == 0
+        job.finish(round_)
+
+
+def test_a_job_begins_and_is_found_while_one_host_is_away(launch: Launcher) -> None:
+    with team_of(launch, Meeting("c10d", ",".join(endpoints())), "2:3", conf=CONF) as job:
+        one, two = job.start_many(2)
+        round_ = job.wait_round([one, two])
+        round_ = job.wait_round([one, two, job.start()], after=round_)
+        job.finish(round_)
+
+
+def test_without_a_majority_the_endpoints_that_are_missing_are_named(launch: Launcher) -> None:
+    names = endpoints()
+    with team_of(launch, Meeting("c10d", ",".join(names)), "3", conf=CONF | {"join_timeout": 4}) as job:
+        agent = job.start()
+        assert agent.wait() == EXIT_FAILURE
+        said = "2 of 3 rendezvous endpoints are missing, and 2 are needed: "
+        assert said + ", ".join(f"{name} (connection refused)" for name in names[1:]) in agent.stderr
+
+
+def test_static_ranks_stay_and_any_host_may_coordinate(launch: Launcher) -> None:
+    with team_of(launch, Meeting("static", ",".join(endpoints())), "3", conf=CONF) as job:
+        agents = [job.start("--node-rank", str(rank)) for rank in range(3)]
+        round_ = job.wait_round(agents)
+        assert [agent.starts[-1].group_rank for agent in agents] == [0, 1, 2]
+        agents[0].crash()
+        agents[0] = job.start("--node-rank", "0")
+        round_ = job.wait_round(agents, after=round_)
+        assert [agent.starts[-1].group_rank for agent in agents] == [0, 1, 2]
+        job.finish(round_)
+
+
+# Bad lists.
+
+
+def error_of(agent: Agent) -> str:
+    (line,) = [line for line in agent.stderr.splitlines() if line.startswith("aelastic: error: ")]
+    return line
+
+
+def test_an_agent_with_another_list_is_told_both(launch: Launcher) -> None:
+    names, other = endpoints(), f"127.0.0.9:{quiet_port()}"
+    with team_of(launch, Meeting("c10d", ",".join(names)), "2", conf=CONF) as job:
+        job.wait_round(job.start_many(2))
+        same = job.start("--rdzv-endpoint", ",".join(reversed(names)))
+        same.wait_said("this node is a spare")
+        for wrong in ([names[0], names[1], other], [names[0]]):
+            agent = job.start("--rdzv-endpoint", ",".join(wrong), "--rdzv-conf", "is_host=false")
+            assert agent.wait() in {EXIT_INPUT, EXIT_FAILURE}
+            assert re.search(r"give all of them the same list|several endpoints", error_of(agent))
+            assert not agent.starts
+
+
+def test_an_endpoint_that_is_another_program_is_named(launch: Launcher) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        names = [f"127.0.0.1:{server.server_port}", *endpoints(2)]
+        with team_of(launch, Meeting("c10d", ",".join(names)), "2", conf=CONF) as job:
+            agent = job.start()
+            assert agent.wait() == EXIT_FAILURE
+            assert f"what answers at {names[0]} is no TCPStore" in error_of(agent)
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        ("n0:1,n1:1,n0:1", "rendezvous endpoint n0:1 is in the list twice: give each host once"),
+        ("n0:1,,n1:1", "rendezvous endpoint '': use HOST:PORT"),
+        ("n0:1,n1:0", "port 0 picks a random port"),
+    ],
+)
+def test_a_list_that_cannot_be_is_refused_before_anything_is_started(launch: Launcher, names: str, said: str) -> None:
+    with team_of(launch, Meeting("c10d", names), "2") as job:
+        agent = job.start()
+        assert agent.wait() == EXIT_INPUT
+        assert said in error_of(agent)
+
+
+def test_an_even_number_works_and_is_said(launch: Launcher) -> None:
+    with team_of(launch, Meeting("c10d", ",".join(endpoints(2))), "2", conf=CONF) as job:
+        agents = job.start_many(2)
+        round_ = job.wait_round(agents)
+        said = "2 rendezvous endpoints survive the loss of 0, as 1 do: an odd number is better"
+        assert all(agent.stderr.count(said) == 1 for agent in agents)
+        job.finish(round_)
