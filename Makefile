@@ -16,7 +16,7 @@ QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 .DEFAULT_GOAL := help
 RELEASE_TOOLS := build/release/.installed
 
-.PHONY: help demo demo-elastic timeline-picture test-core test test-all soak coverage matrix lint types docs dist sbom bench bench-goodput clean
+.PHONY: help demo demo-elastic demo-any-host timeline-picture test-core test test-all soak coverage matrix lint types docs dist sbom bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -27,6 +27,9 @@ demo: $(INSTALLED)  ## train on two workers, kill one in the middle, see it fini
 
 demo-elastic: $(INSTALLED)  ## train on three nodes, kill one in the middle, let another join, see it finish
 	@$(BIN)/python examples/demo_elastic.py $(ARGS)
+
+demo-any-host: $(INSTALLED)  ## train on three nodes that each serve an endpoint; freeze the first one, then kill it
+	@$(BIN)/python examples/demo_elastic.py --any-host $(ARGS)
 
 timeline-picture: $(INSTALLED)  ## make docs/timeline.png anew, of a real run (needs chromium)
 	$(BIN)/python examples/timeline_picture.py $(ARGS)

@@ -3,10 +3,12 @@
     python examples/demo_elastic.py                          (or `make demo-elastic`)
     python examples/demo_elastic.py --backend etcd-v3        (starts an etcd of its own, if it finds the program)
     python examples/demo_elastic.py --backend etcd-v3 --endpoint host:2379
+    python examples/demo_elastic.py --any-host               (or `make demo-any-host`)
 
 All run on this machine.  `train_digits.py` learns on 6 workers, until one agent is killed with SIGKILL in the middle of
 an epoch, as if its machine had died.  The other two must notice by themselves and go on from the checkpoint with 4
-workers.  Then a new agent is started, and the job must take it in.  The exit code says whether all of that happened,
+workers.  Then a new agent is started, and the job must take it in.  With `--any-host` each of the three serves one of
+three endpoints, and the first agent is frozen with SIGSTOP before it is killed.  The exit code says whether all of that happened,
 and whether the accuracy is that of an undisturbed training.
 """
 
@@ -38,6 +40,7 @@ KILL_AFTER_EPOCH = 4
 JOIN_AFTER_EPOCHS = 2  # on the nodes that are left
 MAX_RESTARTS = 3  # a node's loss costs none, but a worker that misses it may fail before the agents know why
 MIN_ACCURACY = 0.95
+HOW = {signal.SIGKILL: "killing", signal.SIGSTOP: "freezing"}
 TIME_LIMIT_S = 240.0  # some 40 s are usual; 16 starts of a worker import torch, and share this machine's cores
 STOP_LIMIT_S = 10.0
 BEGAN_AT = time.monotonic()
@@ -109,8 +112,8 @@ class Nodes:
         assert agent.stdout is not None
         self._output.register(agent.stdout, selectors.EVENT_READ, data=(name, bytearray()))
 
-    def kill(self, name: str) -> None:
-        self._agents[name].kill()
+    def signal(self, name: str, signum: signal.Signals) -> None:
+        self._agents[name].send_signal(signum)
 
     def lines(self, deadline: float) -> Iterator[tuple[str, str]]:
         """Which node says what, until all of them, and all their workers, have ended.
@@ -177,7 +180,9 @@ def show(options: argparse.Namespace, folder: str) -> int:
         nodes = Nodes(rendezvous, script, folder)
         story = Story()
         try:
-            exit_codes = follow(nodes, story, f"node {options.victim}", time.monotonic() + TIME_LIMIT_S)
+            victim = f"node {1 if options.any_host else options.victim}"
+            how = signal.SIGSTOP if options.any_host else signal.SIGKILL
+            exit_codes = follow(nodes, story, victim, how, time.monotonic() + TIME_LIMIT_S)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C: this takes a moment only
             nodes.stop()
@@ -191,8 +196,8 @@ def show(options: argparse.Namespace, folder: str) -> int:
     return 1 if complaints else 0
 
 
-def follow(nodes: Nodes, story: Story, victim: str, deadline: float) -> dict[str, int]:
-    """Starts the nodes, shows what they say, kills one, lets one join; exit codes of those that were not killed."""
+def follow(nodes: Nodes, story: Story, victim: str, how: signal.Signals, deadline: float) -> dict[str, int]:
+    """Starts the nodes, shows what they say, loses one, lets one join; exit codes of the others."""
     tell(f"{NODES[1]} nodes with {WORKERS} workers each learn to read handwritten digits, {EPOCHS} epochs.")
     names = (f"node {number}" for number in itertools.count(1))
     for name in itertools.islice(names, NODES[1]):
@@ -206,12 +211,15 @@ def follow(nodes: Nodes, story: Story, victim: str, deadline: float) -> dict[str
         if len(story.world_sizes) > max(changes, 1):
             tell(f"The job runs on {story.world_sizes[-1]} workers now.")
         if not was_killed and story.epochs_done >= KILL_AFTER_EPOCH:
-            tell(f"Epoch {story.epochs_done + 1} has begun. Now killing the agent of {victim} with SIGKILL.")
-            nodes.kill(victim)
+            tell(f"Epoch {story.epochs_done + 1} has begun. Now {HOW[how]} the agent of {victim} with {how.name}.")
+            nodes.signal(victim, how)
             was_killed = True
         has_recovered = bool(story.resumed_after) and story.epochs_done >= story.resumed_after[0] + JOIN_AFTER_EPOCHS
         if was_killed and has_recovered and not newcomer:
             newcomer = next(names)
+            if how is not signal.SIGKILL:
+                tell(f"The others have gone on. Now killing the agent of {victim}, which is still frozen.")
+                nodes.signal(victim, signal.SIGKILL)
             tell(f"Epoch {story.epochs_done} is done, on the nodes that are left. Now starting {newcomer}.")
             nodes.start(newcomer)
     return {name: code for name, code in nodes.exit_codes().items() if name != victim}
@@ -229,6 +237,9 @@ def board(options: argparse.Namespace, folder: str) -> Iterator[str]:
     """An endpoint at which the nodes find each other."""
     if options.endpoint:
         yield options.endpoint
+    elif options.any_host:
+        port = free_port()
+        yield ",".join(f"127.0.0.{number}:{port}" for number in range(1, 4))  # each agent serves one of them
     elif options.backend == "c10d":
         yield f"127.0.0.1:{free_port()}"  # one of the agents serves the store there
     else:
@@ -296,6 +307,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A training that loses a node and gains another.")
     parser.add_argument("--backend", default="c10d", choices=["c10d", "etcd", "etcd-v2", "etcd-v3"])
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="of an etcd that runs (default: our own)")
+    parser.add_argument("--any-host", action="store_true", help="three endpoints, and the first node is frozen")
     parser.add_argument("--victim", type=int, default=2, choices=range(1, NODES[1] + 1), help="which node is killed")
     return parser.parse_args()
 

@@ -38,6 +38,14 @@ def test_a_training_loses_a_node_in_mid_epoch_and_gains_another_and_reaches_its_
 
 
 @pytest.mark.all
+def test_the_first_of_three_endpoints_may_freeze_and_die(launch: Launcher) -> None:
+    demo = run_demo(launch, "--any-host")
+    assert demo.wait(LIMIT_S) == 0, demo.story
+    assert "with SIGSTOP" in demo.stdout and "demo: It worked: epochs with 6, 4, 6 workers" in demo.stdout
+    demo.assert_nothing_left()
+
+
+@pytest.mark.all
 def test_ctrl_c_ends_all_nodes_of_the_demo_and_the_etcd_that_it_has_started(launch: Launcher) -> None:
     demo = run_demo(launch, "--backend", "etcd-v3")
     wait_for(f"workers\n{demo.story}", lambda: "worker rank=" in demo.stdout, LIMIT_S)
