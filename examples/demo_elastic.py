@@ -8,8 +8,8 @@
 All run on this machine.  `train_digits.py` learns on 6 workers, until one agent is killed with SIGKILL in the middle of
 an epoch, as if its machine had died.  The other two must notice by themselves and go on from the checkpoint with 4
 workers.  Then a new agent is started, and the job must take it in.  With `--any-host` each of the three serves one of
-three endpoints, and the first agent is frozen with SIGSTOP before it is killed.  The exit code says whether all of that happened,
-and whether the accuracy is that of an undisturbed training.
+three endpoints, and the first agent is frozen with SIGSTOP before it is killed.  The exit code says whether all of that
+happened, and whether the accuracy is that of an undisturbed training.
 """
 
 from __future__ import annotations
