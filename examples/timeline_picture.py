@@ -9,6 +9,7 @@ agent is killed with SIGKILL, later yet another joins.  The logs stay in FOLDER,
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -79,7 +80,7 @@ def follow(nodes: NamedNodes) -> None:
         story.read(line)
         since = story.epochs_done - (story.resumed_after or [story.epochs_done])[-1]
         if since >= EPOCHS_BETWEEN and len(story.resumed_after) == 1 and not is_killed:
-            nodes.kill("node-2")
+            nodes.signal("node-2", signal.SIGKILL)
             is_killed = True
         if since >= EPOCHS_BETWEEN and len(story.resumed_after) == 2 and not has_joined:
             nodes.start("node-4")
