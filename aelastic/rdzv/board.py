@@ -89,7 +89,7 @@ class Board(ABC):
 
         Returns:
             Our record as the board has it now; `None` if another agent leads.  On a board that certainly does not exist
-            any more (its port refuses) no agent can be elected, so we go on, and count this renewal ourselves.
+            any more (its process has ended) no agent can be elected, so we go on, and count this renewal ourselves.
         """
 
     @abstractmethod

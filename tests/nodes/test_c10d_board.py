@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from contextlib import AsyncExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -29,7 +31,7 @@ from kit.ports import quiet_port
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards import endpoints, tcp_store
+from aelastic.rdzv.boards import c10d, endpoints, tcp_store
 from aelastic.rdzv.boards.c10d import C10dBoard
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of
 from aelastic.rdzv.boards.static import StaticBoard
@@ -540,6 +542,47 @@ async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
     assert await coordinator.renew(record)
     seen = await again.read()
     assert seen is not None and seen.candidate == A
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_refusal_proves_that_another_machines_store_is_gone_only_after_an_orderly_close(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_reset: bool
+) -> None:
+    """What resets connections and refuses new ones may be a firewall: others still reach the store, and see who renews."""
+    port, ends = quiet_port(), list[asyncio.StreamWriter]()
+    server = world.c10d(f"localhost:{port}")
+    await server.open()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upward, far = await asyncio.open_connection("localhost", port)
+        ends.extend((writer, far))
+        await asyncio.gather(pump(reader, far), pump(upward, writer), return_exceptions=True)
+
+    async def pump(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            to.write(data)
+
+    between = await asyncio.start_server(forward, "localhost", 0)
+    coordinator = world.c10d(f"localhost:{between.sockets[0].getsockname()[1]}", is_host="false")
+    monkeypatch.setattr(c10d, "local_address_of", AsyncMock(return_value=None))
+    record = await coordinator.campaign(A, None, 0)
+    assert record is not None
+    record = await coordinator.renew(record)
+    assert record is not None
+
+    between.close()
+    for end in ends:
+        if is_reset:
+            end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.close()
+    await between.wait_closed()
+
+    for _ in range(2):
+        if is_reset:
+            with pytest.raises(RefusedError):
+                await coordinator.renew(record)
+        else:
+            assert await coordinator.renew(record)
 
 
 async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: World) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from aelastic.errors import InputError
 from aelastic.host.listeners import is_loopback, listen, loopback_address
-from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
+from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, local_address_of, useful_elsewhere
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.tcp_store import TcpStore, read_timeout_of, run_key
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
@@ -132,7 +132,14 @@ class C10dBoard(KeyBoard):
             raise InputError(
                 f"rendezvous endpoint {self._store.endpoint}: port 0 needs an endpoint host on this machine"
             )
-        await self._store.connect()
+        try:
+            await self._store.connect()
+        except RefusedError as error:
+            # Proof that the store is gone on this machine, or after the store hung up.  Else something in between may
+            # refuse in its name: others reach it, see our renewals stand still, and elect another leader.
+            if self._local_address is None and not self._store.has_hung_up:
+                raise
+            raise GoneError(*error.args) from None
 
     def _listen(self) -> socket.socket | None:
         """The port, open; `None` if another process on this machine has it."""

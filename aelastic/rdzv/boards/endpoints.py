@@ -38,6 +38,10 @@ class RefusedError(RendezvousConnectionError):
     """The port is closed: no process listens there."""
 
 
+class GoneError(RefusedError):
+    """The port is closed, and the process that had it has ended."""
+
+
 class Way(Record):
     """A way to an endpoint that has worked."""
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
-from aelastic.rdzv.boards.endpoints import RefusedError
+from aelastic.rdzv.boards.endpoints import GoneError
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ T = TypeVar("T")
 # Only a coordinator and candidates write, rarely.
 TRIES_MAX = 20
 # No agent of this job finds a board where one of these is raised.
-_NO_BOARD = (RefusedError, OtherJobError, NoStoreError)
+_NO_BOARD = (GoneError, OtherJobError, NoStoreError)
 
 
 class KeyBoard(Board):

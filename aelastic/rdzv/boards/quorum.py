@@ -21,7 +21,7 @@ import anyio.lowlevel
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.c10d import C10dBoard
-from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError
+from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import Cell, cell_from_bytes, cell_to_bytes
@@ -61,6 +61,7 @@ class QuorumBoard(KeyBoard):
         ]  # fmt: skip
         self._backend = settings.backend
         self._states = dict.fromkeys(self._endpoints, SILENT)  # what is known of each; "": it answers
+        self._gone: set[str] = set()  # those whose process has ended
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
         self._has_worked = False  # once: since then an endpoint where something else answers is like one that is away
         limit_s = min(LIMIT_S, settings.lease_s / 2)
@@ -147,8 +148,7 @@ class QuorumBoard(KeyBoard):
             f"{len(missing)} of {len(self._parts)} rendezvous endpoints are missing, and {self._register.majority} are "
             f"needed: {', '.join(missing)}"
         )
-        refused = sum(why == REFUSED for why in self._states.values())
-        return (RefusedError if refused >= self._register.majority else RendezvousConnectionError)(words)
+        return (GoneError if len(self._gone) >= self._register.majority else RendezvousConnectionError)(words)
 
     # One endpoint.
 
@@ -159,7 +159,9 @@ class QuorumBoard(KeyBoard):
             try:
                 answer = await self._carry_out(request)
                 state = ""
+                self._gone.discard(name)
             except (RendezvousError, InputError) as error:
+                self._gone = self._gone - {name} | ({name} if isinstance(error, GoneError) else set())
                 state = _words(error, name)
                 answer = ev.Unanswered(request.step, store, state)
                 if isinstance(error, InputError | RendezvousStateError):

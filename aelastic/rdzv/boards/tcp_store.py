@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 import anyio
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
+from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, first_words, probe
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.tcpstore.child import Death, Refusal, StoreProcess, Unanswered
 
@@ -43,6 +43,8 @@ ANSWER_TIMEOUT_S = 5.0
 SERVED_FOR = "aelastic/served_for"
 # What torch's client says when it got an answer that no store gives.
 _NOT_UNDERSTOOD = "Ping failed"
+# What it says when the other side has closed the connection in order, as the kernel of a process that ends does.
+_CLOSED = "got 0 bytes"
 
 
 class NoStoreError(RendezvousStateError):
@@ -98,6 +100,7 @@ class TcpStore:
         self.endpoint = endpoint
         self.is_connected = False
         self.is_serving = False
+        self.has_hung_up = False  # it closed the connection in order, and has only refused others since
         self.own_address = ""  # our end of the way to it, where it is another's
         self._run_id = run_id
         self._read_timeout_s = read_timeout_s
@@ -155,12 +158,16 @@ class TcpStore:
             InputError: the child cannot import torch.
         """
         self.is_connected = self.is_serving = False
-        way = await probe(self.endpoint)
+        try:
+            way = await probe(self.endpoint)
+        except RendezvousConnectionError as error:
+            self.has_hung_up &= isinstance(error, RefusedError)
+            raise
         self.own_address = "" if "%" in way.own_address else way.own_address  # a scope is known to this machine only
         if self._process.is_busy:  # with a request that may never end, for a caller that was cancelled
             await self._process.aclose()
         await self._handshake(way.address)
-        self.is_connected = self._was_reached = True
+        self.is_connected, self._was_reached, self.has_hung_up = True, True, False
         await self.check_run_id()
 
     async def _handshake(self, host: str) -> None:
@@ -275,7 +282,7 @@ class TcpStore:
             self.is_connected &= self.is_serving
             raise
         except Refusal as refusal:
-            self.is_connected = False
+            self.is_connected, self.has_hung_up = False, _CLOSED in str(refusal)
             raise LostError(f"the connection to the rendezvous endpoint {self.endpoint} is lost: {refusal}") from None
         except Death as death:
             self.is_connected = False
