@@ -193,7 +193,7 @@ class Supervisor:
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
             run = Run(self._settings, self._group, self._mailbox, self._observers)
-            run.open()
+            await run.open()
         except BaseException as error:
             if self._torch_events is not None:
                 await self._torch_events.fail(error)

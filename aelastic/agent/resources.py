@@ -152,13 +152,13 @@ class Resources:
             await self._fork_server.wait_decided()
         return self.starts(is_new=False)
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Makes the run's folders, and what watches need in them.
 
         Raises:
             InputError: they cannot be made.
         """
-        self.logs.open()
+        await self.logs.open()
         self.watches.open()
 
     def facts(self) -> AgentFacts:

@@ -59,13 +59,13 @@ class Run:
         self._error: BaseException | None = None  # that the run ends with
         self._result: RunResult | None = None  # or with this
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Makes the run's folders, and keeps an event log there if they stay.
 
         Raises:
             InputError: they cannot be made.
         """
-        self.resources.open()
+        await self.resources.open()
         if (folder := self.resources.logs.kept) is not None:
             from aelastic.observe.event_log import FILE_NAME, EventLog
 

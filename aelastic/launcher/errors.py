@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+import threading
 import weakref
 from contextlib import suppress
 from typing import Any
 
 from aelastic.errors import ChildFailedError, ErrorHandler
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+
+_log = logging.getLogger(__name__)
+
+# A file of some hundred bytes is written at once, or the disk hangs.
+KEEP_TIMEOUT_S = 1.0
 
 
 class SignalException(Exception):
@@ -58,7 +65,21 @@ def catchable_as_torchs(error: Exception) -> Exception:
 
 
 def _keep_cause(failed: ChildFailedError) -> None:
-    """Writes the cause to a file that lives as long as the error, where torch's `record` reads it."""
+    """Writes the cause to a file that lives as long as the error, where torch's `record` reads it.
+
+    A disk that does not answer is not waited for: the error itself matters more.
+    """
+    writing = threading.Thread(target=_write_cause, args=[failed], name="the cause", daemon=True)
+    try:
+        writing.start()
+    except RuntimeError:
+        return  # the host allows no more threads
+    writing.join(KEEP_TIMEOUT_S)
+    if writing.is_alive():
+        _log.warning("the cause is not written for torch's record: no answer from the disk of the temporary folder")
+
+
+def _write_cause(failed: ChildFailedError) -> None:
     rank, cause = failed.get_first_failure()
     if os.path.isfile(cause.error_file):
         return
@@ -67,7 +88,7 @@ def _keep_cause(failed: ChildFailedError) -> None:
     try:
         fd, path = tempfile.mkstemp(prefix="aelastic_", suffix=".json")
     except OSError:
-        return  # no room on the disk; the error itself matters more
+        return  # no room on the disk
     os.close(fd)
     weakref.finalize(failed, _remove, path)
     _Copy(path).write_failure(cause)

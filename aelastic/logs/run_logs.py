@@ -101,12 +101,21 @@ class RunLogs:
         """The folder of the run if it is kept; `None` if all is scratch, or where the user's `logs_specs` says."""
         return self.root if self._log_dir is not None or self._is_asked else None
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Makes the folder of the run.
 
         Raises:
             InputError: it cannot be written.
+            HostError: its disk does not answer.
         """
+        try:
+            await in_thread(self._make_folders, within_s=OPEN_TIMEOUT_S)
+        except TimeoutError:
+            raise _no_answer(f"{self.scratch.parent} or {self.root.parent}") from None
+        if self._is_asked and self._log_dir is None:
+            _log.warning("worker output is kept in %s; use --log-dir to choose another folder", self.root)
+
+    def _make_folders(self) -> None:
         with refusing(f"temporary folder {self.scratch.parent}", "set TMPDIR to another"):
             self.scratch.mkdir(mode=0o700, parents=True)
         with refusing(f"log folder {self.root.parent}", "choose another with --log-dir"):
@@ -115,8 +124,6 @@ class RunLogs:
             self.root.mkdir(parents=True)
         if self._log_dir is not None:
             link_latest(self.root)
-        elif self._is_asked:
-            _log.warning("worker output is kept in %s; use --log-dir to choose another folder", self.root)
 
     async def open_attempt(self, attempt: int, envs: dict[int, dict[str, str]]) -> dict[int, WorkerFiles]:
         """Makes the files of the next generation, by local rank, and follows those that are shown.
@@ -199,9 +206,7 @@ class RunLogs:
         where = error.filename or self.root
         if isinstance(error, TimeoutError) and error.errno is None:
             place = where if self._spec.logs_specs is None else "the files that logs_specs names"
-            return HostError(
-                f"no answer from the disk that holds {place} within {OPEN_TIMEOUT_S:g} s: look at its file server"
-            )
+            return _no_answer(place)
         if self._spec.logs_specs is not None and attempt == 0:
             return InputError(f"logs_specs: {where} cannot be written ({error.strerror}); choose another path")
         if isinstance(error, FileExistsError) and self._spec.logs_specs is None:
@@ -328,3 +333,7 @@ def _drops_all(spec: WorkerSpec) -> bool:
 def _asks_for_files(spec: WorkerSpec) -> bool:
     ranks = range(spec.local_world_size)
     return any(streams_of(streams, rank) for streams in (spec.redirects, spec.tee) for rank in ranks)
+
+
+def _no_answer(place: object) -> HostError:
+    return HostError(f"no answer from the disk that holds {place} within {OPEN_TIMEOUT_S:g} s: look at its file server")

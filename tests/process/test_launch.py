@@ -24,7 +24,9 @@ from kit.ports import quiet_port
 from kit.torch_versions import SINCE
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
+from aelastic.errors import ProcessFailure
 from aelastic.launch import _get_entrypoint_name
+from aelastic.launcher import errors
 from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.launch_config import worker_spec
 from aelastic.logs_specs import DefaultLogsSpecs
@@ -166,6 +168,18 @@ def test_torchs_record_passes_the_cause_on(tmp_path: Path) -> None:
     assert done.returncode == 1
     record = json.loads((tmp_path / "error.json").read_text())["message"]
     assert record["message"] == "LookupError: no batch left"
+
+
+def test_an_error_does_not_wait_for_a_disk_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(errors, "KEEP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(errors, "_write_cause", lambda _: answers.wait(LAUNCH_TIMEOUT_S))
+    failure = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 0)
+    errors._keep_cause(ChildFailedError("train", {0: failure}))
+    assert not answers.is_set() and "no answer from the disk of the temporary folder" in caplog.text
+    answers.set()
 
 
 def test_a_signal_exception_keeps_its_signal_when_pickled() -> None:

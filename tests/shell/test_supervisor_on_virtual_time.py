@@ -1004,6 +1004,17 @@ async def test_a_restart_whose_log_folder_cannot_be_made_for_a_minute_ends_the_a
 
 
 @on_virtual_time
+async def test_a_first_log_folder_that_cannot_be_made_for_a_minute_ends_the_agent_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = FakeBackend([FOREVER])
+    monkeypatch.setattr(RunLogs, "_make_folders", _hang)
+    with pytest.raises(HostError, match=r"no answer from the disk that holds \S+ or \S+ within 60 s"):
+        await supervise(backend).run()
+    assert (len(backend.starts), anyio.current_time()) == (0, 60)
+
+
+@on_virtual_time
 async def test_while_a_log_folder_is_not_made_the_agent_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend([FAILS, FOREVER])
     async with running(supervise(backend), until_s=9) as run:
