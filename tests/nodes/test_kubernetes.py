@@ -151,11 +151,14 @@ def test_a_lost_pod_comes_back_with_its_name_at_another_address(launch: Launcher
 
 
 @pytest.mark.all
-def test_the_pod_that_serves_the_endpoint_moves_to_another_address(launch: Launcher, net: Net) -> None:
-    cluster = Cluster(launch, net, "indexed-job")
+@pytest.mark.parametrize("name", ["indexed-job", "jobset"], ids=["one of three endpoints", "the only endpoint"])
+def test_a_pod_that_serves_an_endpoint_moves_to_another_address(launch: Launcher, net: Net, name: str) -> None:
+    cluster = Cluster(launch, net, name)
     pods = started(cluster)
     before = first_round(cluster, pods)
     cluster.lose(pods[0])
+    if name == "indexed-job":  # the others need not wait for it
+        before = cluster.wait_round(pods[1:], before)
     pods[0] = cluster.start_pod(0)
     round_ = cluster.wait_round(pods, before, limit_s=LAUNCH_TIMEOUT_S / 2)
     assert round_.restart == 0, cluster.story
