@@ -10,7 +10,6 @@ Writes `<date>-logs.json` (every single figure) and a readable `.md` of the same
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import select
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from arguments import Arguments
 from one_node import HERE, LIMIT_S, Figure, Launcher, Measure, MeasurementError, Run, describe_machine, take_in_turn
 
 WORKERS = 2
@@ -234,7 +234,9 @@ def as_markdown(date: str, repeats: int, machine: dict[str, str], rows: list[Row
 
 
 def main() -> int:
-    options = parse_arguments()
+    options = Arguments(
+        "Measure the way of the workers' output to the console.", repeat=5, keys=[each.key for each in MEASURES]
+    ).read()
     torchrun = Launcher("torchrun", (str(Path(sys.executable).with_name("torchrun")),))
     aelastic = Launcher("aelastic", (sys.executable, "-m", "aelastic"))
     machine = describe_machine()
@@ -260,20 +262,6 @@ def main() -> int:
     print("\n" + text)
     print(f"written to {options.out / f'{date}-logs'}.json and .md")
     return 0
-
-
-def parse_arguments() -> argparse.Namespace:
-    keys = [measure.key for measure in MEASURES]
-    parser = argparse.ArgumentParser(description="Measure the way of the workers' output to the console.")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=keys, help=f"some of {','.join(keys)}")
-    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
-    options = parser.parse_args()
-    if unknown := set(options.only) - set(keys):
-        parser.error(f"--only knows {', '.join(keys)}; not {', '.join(sorted(unknown))}")
-    if options.repeat < 1:
-        parser.error("--repeat needs at least 1")
-    return options
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Writes `<date>-many-nodes.json` (every single figure) and a readable `.md` of th
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from arguments import Arguments
 from jobs import HERE, Job, SkippedError, etcd, open_job, store
 from one_node import Figure, Launcher, Measure, MeasurementError, describe_machine, take_in_turn
 
@@ -261,7 +261,7 @@ def write_report(
 
 
 def main() -> int:
-    options = parse_arguments()
+    options = Arguments("Measure jobs of several nodes.", repeat=5, keys=[each.key for each in MEASURES]).read()
     torchrun = Launcher("torchrun", (str(Path(sys.executable).with_name("torchrun")),))
     aelastic = Launcher("aelastic", (sys.executable, "-m", "aelastic"))
     machine = describe_machine()
@@ -286,20 +286,6 @@ def main() -> int:
         rows += [judge(figure, taken[figure.key]) for figure in measure.figures]
     write_report(options.out, options.repeat, machine, samples, rows + judge_growth(samples))
     return 0 if is_complete else 1
-
-
-def parse_arguments() -> argparse.Namespace:
-    keys = [measure.key for measure in MEASURES]
-    parser = argparse.ArgumentParser(description="Measure jobs of several nodes.")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=keys, help=f"some of {','.join(keys)}")
-    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
-    options = parser.parse_args()
-    if unknown := set(options.only) - set(keys):
-        parser.error(f"--only knows {', '.join(keys)}; not {', '.join(sorted(unknown))}")
-    if options.repeat < 1:
-        parser.error("--repeat needs at least 1")
-    return options
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Writes `<date>-one-node.json` (every single figure) and a readable `.md` of the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -29,6 +28,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from arguments import Arguments
 
 HERE = Path(__file__).parent
 LIMIT_S = 60.0  # for anything a launcher should do; above it the run is called off
@@ -410,7 +411,9 @@ def write_report(
 
 
 def main() -> int:
-    options = parse_arguments()
+    arguments = Arguments("Measure aelastic against torchrun on one node.", repeat=7, keys=[m.key for m in MEASURES])
+    arguments.add_argument("--module", default="aelastic", help="stands for aelastic, to try out this harness")
+    options = arguments.read()
     torchrun = Launcher("torchrun", (str(Path(sys.executable).with_name("torchrun")),))
     aelastic = Launcher("aelastic", (sys.executable, "-m", options.module))
     machine = describe_machine()
@@ -451,21 +454,6 @@ def take_in_turn(measure: Measure, launchers: tuple[Launcher, ...], repeats: int
                 for key, value in figures.items():
                     taken[key][launcher.name].append(value)
     return taken
-
-
-def parse_arguments() -> argparse.Namespace:
-    keys = [measure.key for measure in MEASURES]
-    parser = argparse.ArgumentParser(description="Measure aelastic against torchrun on one node.")
-    parser.add_argument("--repeat", type=int, default=7, metavar="N", help="runs of each (default: %(default)s)")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=keys, help=f"some of {','.join(keys)}")
-    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
-    parser.add_argument("--module", default="aelastic", help="stands for aelastic, to try out this harness")
-    options = parser.parse_args()
-    if unknown := set(options.only) - set(keys):
-        parser.error(f"--only knows {', '.join(keys)}; not {', '.join(sorted(unknown))}")
-    if options.repeat < 1:
-        parser.error("--repeat needs at least 1")
-    return options
 
 
 if __name__ == "__main__":

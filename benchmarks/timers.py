@@ -10,7 +10,6 @@ Writes `<date>-timers.json` (every single figure) and a readable `.md` of the sa
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from arguments import Arguments
 from one_node import HERE, LIMIT_S, SETTLE_S, MeasurementError, describe_machine
 from watching import cpu_s
 
@@ -93,13 +93,7 @@ def as_markdown(date: str, repeats: int, machine: dict[str, str], costs: dict[st
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what timers of workers cost the agent.")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="each (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
-    options = parser.parse_args()
-    if options.repeat < 1 or options.seconds <= 0:
-        parser.error("--repeat needs at least 1, --seconds more than 0")
+    options = Arguments("Measure what timers of workers cost the agent.", repeat=3, seconds=10.0).read()
     commands = {
         "torchrun": (str(Path(sys.executable).with_name("torchrun")),),
         "aelastic": (sys.executable, "-m", "aelastic"),

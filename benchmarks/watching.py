@@ -12,7 +12,6 @@ Writes `<date>-watching.json` (every single figure) and a readable `.md` of the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pty
@@ -30,6 +29,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from arguments import Arguments
 from one_node import HERE, SETTLE_S, MeasurementError, Run, describe_machine, wakeups
 
 WORKERS = 8
@@ -188,7 +188,7 @@ def as_markdown(date: str, repeats: int, machine: dict[str, str], costs: dict[st
 
 
 def main() -> int:
-    options = parse_arguments()
+    options = Arguments("Measure what watching and telling cost an idle agent.", repeat=3, seconds=20.0).read()
     own = (sys.executable, "-m", "aelastic")
     contestants = (
         Contestant("torchrun", (str(Path(sys.executable).with_name("torchrun")),), is_watched=False),
@@ -221,19 +221,6 @@ def main() -> int:
     print("\n" + text)
     print(f"written to {options.out / f'{date}-watching'}.json and .md")
     return 0
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure what watching and telling cost an idle agent.")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each (default: %(default)s)")
-    parser.add_argument(
-        "--seconds", type=float, default=20.0, metavar="S", help="length of each (default: %(default)s)"
-    )
-    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
-    options = parser.parse_args()
-    if options.repeat < 1 or options.seconds <= 0:
-        parser.error("--repeat needs at least 1, --seconds more than 0")
-    return options
 
 
 if __name__ == "__main__":
