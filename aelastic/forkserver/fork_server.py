@@ -168,6 +168,7 @@ class ForkServer:
             case {"ready": _}:
                 self._tell(preload.Ready())
                 self._park(self._count)
+                self._has_forked.set()
                 if printed := self._read_printed():
                     self._warn(f"--preload: modules print while they are imported: {printed}")
 

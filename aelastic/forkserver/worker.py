@@ -215,6 +215,8 @@ def tell_imports(pipe: int) -> None:
                 os.write(pipe, f"{arguments[0]}\n".encode())
             torch = sys.modules.get("torch.distributed.distributed_c10d")
             if torch is not None and getattr(torch, "is_initialized", bool)():
+                for name in [*sys.modules]:  # those, too, that `importlib.import_module` has brought, without an event
+                    os.write(pipe, f"{name}\n".encode())
                 os.write(pipe, b".\n")
                 names.clear()
         except (OSError, AttributeError):  # the agent listens no more, or the module is half imported

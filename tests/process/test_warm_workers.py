@@ -356,6 +356,33 @@ def test_auto_preloads_what_the_first_workers_imported_but_not_the_users_own(lau
     job.assert_nothing_left()
 
 
+LAZY = f"""
+import importlib
+say("up", rank, restart, {MODULE!r} in sys.modules)
+importlib.import_module({MODULE!r})
+wait_for("learn")
+import torch.distributed.distributed_c10d, decimal
+wait_for(f"go{{restart}}")
+sys.exit(1 if restart == 0 else 0)
+"""
+
+
+def test_auto_preloads_what_a_library_has_imported_late(launch: Launcher) -> None:
+    for name in ("torch/__init__", "torch/distributed/__init__"):
+        launch.write(f"lib/{name}.py", "", preamble="")
+    launch.write("lib/torch/distributed/distributed_c10d.py", "def is_initialized(): return True", preamble="")
+    env = {"PYTHONPATH": str(launch.folder / "lib"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    job = launch(LAZY, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=QUICK, env=env)
+    job.wait_line("up", 2)
+    bare = job.child(SERVER)
+    (job.folder / "learn").touch()
+    wait_for("another fork server", lambda: parked_by(job, other_than=bare))
+    restart(job, 0)
+    restart(job, 1)
+    assert job.wait() == 0, job.story
+    assert sorted(job.lines) == ["up 0 0 False", "up 0 1 True", "up 1 0 False", "up 1 1 True"]
+
+
 def parked_by(job: Job, other_than: int) -> bool:
     """Whether two processes are parked that were not forked by that one."""
     sessions = [entry.session for pid in parked(job) if (entry := proc_table.process(pid))]
