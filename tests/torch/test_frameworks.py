@@ -8,6 +8,7 @@ run with are seen from there, so little is fetched.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -15,11 +16,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher
-from kit.torch_workers import ours
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.torch_workers import ours, start
 
 INSTALL_TIMEOUT_S = 600.0
-REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4", "torchx>=0.7")
+REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4", "torchx>=0.7", "transformers>=4.50")
 # What pip says, and goes on to say of each package, where no server answers.
 UNREACHABLE = ("Retrying (Retry(", "Temporary failure in name resolution", "Network is unreachable")
 
@@ -111,6 +112,68 @@ def test_accelerate_trains_saves_and_resumes_after_a_crash(launch: Launcher, pyt
     assert len([line for line in told if " step " in line]) == 2 * 2 * 2
     first, again = ({line.split()[-1] for line in told if line.startswith(f"{n} 0 step 0")} for n in (0, 1))
     assert float(again.pop()) < float(first.pop())
+
+
+def test_a_trainer_of_transformers_restarts_warm_with_what_the_first_workers_imported(
+    launch: Launcher, python: str
+) -> None:
+    job = start(
+        launch,
+        "aelastic",
+        """
+        say("had", restart, rank, "transformers.trainer" in sys.modules)
+        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+
+        class Tokens(torch.utils.data.Dataset):
+            def __len__(self):
+                return 16
+
+            def __getitem__(self, number):
+                tokens = (torch.arange(8) + number) % 32
+                return {"input_ids": tokens, "labels": tokens}
+
+
+        class Crash(TrainerCallback):
+            def on_step_end(self, arguments, state, control, **_):
+                say("step", restart, rank, state.global_step)
+                if restart < 2 and state.global_step == 2:
+                    wait_for(f"go{restart}")
+                    os._exit(3)
+
+
+        torch.manual_seed(1)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        arguments = TrainingArguments(
+            output_dir="out", max_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to=[], save_strategy="no"
+        )
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+        Trainer(model, arguments, train_dataset=Tokens(), callbacks=[Crash()]).train()
+        say("trained", rank)
+        """,
+        "--max-restarts=2",
+        "--preload=auto",
+        "--log-dir=logs",
+        python=python,
+    )
+    for restart in range(2):
+        wait_for("the second step is done", lambda at=f"step {restart} 0 2": at in job.lines, LAUNCH_TIMEOUT_S)
+        # What the first workers imported is there, and parked: that is more than an interpreter has.
+        wait_for("a warm generation is parked", lambda: is_parked(job), LAUNCH_TIMEOUT_S)
+        (job.folder / f"go{restart}").touch()
+    assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    had = sorted(line.removeprefix("had ") for line in job.lines if line.startswith("had "))
+    assert had == [f"{restart} {rank} {restart > 0}" for restart in range(3) for rank in range(2)]
+    assert sum(line.startswith("trained") for line in job.lines) == 2
+    assert " W --preload" not in job.stderr, job.stderr
+    assert not job.left(), job.left_described()  # torch leaves a folder
+
+
+def is_parked(job: Job) -> bool:
+    (path,) = job.folder.glob("logs/latest/events.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    measured = [record for record in records if record["event"] == "fork_server_measured"]
+    return bool(measured) and measured[-1]["parked"] == 2 and measured[-1]["pss_bytes"] > 50 << 20
 
 
 def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: Launcher, python: str) -> None:
