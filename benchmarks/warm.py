@@ -1,16 +1,17 @@
 """Measures from crash to training again: torchrun, aelastic, and aelastic with `--preload`.
 
-    python benchmarks/warm.py [--repeat 5] [--only restart2,memory] [--out FOLDER]
+    python benchmarks/warm.py [--repeat 5] [--only restart2,memory] [--before FOLDER] [--out FOLDER]
 
 Workers join a gloo group and pass a barrier, as a script does before its first step.  All launchers take turns in one
 run.  Where a launcher loses a restart (gloo finds an address of the generation before), it is given another turn.
+
+What a cold start costs is compared with an earlier aelastic, in the FOLDER of another checkout (`git worktree add`).
 
 Writes `<date>-warm.json` and a readable `.md` of the same name.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -19,13 +20,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
+from arguments import Arguments
 from one_node import HERE, Launcher, MeasurementError, descendants, describe_machine, proportional_mib
 
 PRELOAD = ("--preload", "torch,torch.distributed")
 MANY = 8
+LEARNING_S = 10  # from a start until the next crash: what the first workers imported is imported meanwhile
 TURNS_MAX = 4
 
 
@@ -50,6 +54,32 @@ def measure_start(launcher: Launcher) -> float:
         last = max(run.wait_stamp("joined", rank=rank).at for rank in range(MANY))
         run.wait_exit()
     return last - run.started_at
+
+
+def measure_cold_start(launcher: Launcher) -> float:
+    """Seconds from the command until two workers that import nothing have begun."""
+    with launcher.start("stamp.py", "exit", workers=2) as run:
+        last = max(run.wait_stamp("started", rank=rank).at for rank in range(2))
+        run.wait_exit()
+    return last - run.started_at
+
+
+def measure_cold_group(launcher: Launcher) -> float:
+    with launcher.start("barrier.py", "0", workers=2) as run:
+        last = max(run.wait_stamp("joined", rank=rank).at for rank in range(2))
+        run.wait_exit()
+    return last - run.started_at
+
+
+def measure_trainer(launcher: Launcher) -> float:
+    """Seconds from the second crash until both workers' Trainer has done a step again."""
+    with launcher.start("trainer.py", "2", f"{LEARNING_S}", workers=2, max_restarts=2) as run:
+        for restart in range(2):
+            run.wait_stamp("stepped", rank=1, restart=restart)
+            crash = run.wait_stamp("crashed", rank=1, restart=restart)
+        last = max(run.wait_stamp("stepped", rank=rank, restart=2).at for rank in range(2))
+        run.wait_exit()
+    return last - crash.at
 
 
 def measure_memory(launcher: Launcher) -> float:
@@ -78,13 +108,28 @@ class Case:
     take: Callable[[Launcher], float]
     target: float
     is_ratio: bool = True
-    launchers: tuple[str, ...] = ("torchrun", "aelastic", "warm")
+    launchers: tuple[str, ...] = ("torchrun", "aelastic", "warm")  # the first is the measure, the last is judged
+    preload: tuple[str, ...] = PRELOAD
 
+
+COLD = ("before", "aelastic")
 
 CASES = (
     Case("restart2", "crash → 2 gloo workers past a barrier again", "s", restart_of(2), 0.10),
     Case(f"restart{MANY}", f"crash → {MANY} gloo workers past a barrier again", "s", restart_of(MANY), 0.04),
     Case("start", f"command → {MANY} gloo workers past a barrier", "s", measure_start, 0.35),
+    Case(
+        "trainer",
+        "second crash → first step of a Hugging Face Trainer, `--preload auto`",
+        "s",
+        measure_trainer,
+        0.20,
+        preload=("--preload", "auto"),
+    ),
+    Case(
+        "cold", "cold: command → first line of 2 workers (left: before)", "s", measure_cold_start, 1.02, launchers=COLD
+    ),
+    Case("cold2", "cold: command → 2 gloo workers past a barrier", "s", measure_cold_group, 1.02, launchers=COLD),
     Case(
         "memory",
         f"fork server and {MANY} parked processes (PSS), in workers",
@@ -98,12 +143,14 @@ CASES = (
 
 
 def main() -> int:
-    options = parse_arguments()
-    command = (sys.executable, "-m", "aelastic")
+    arguments = Arguments("Measure warm starts against torchrun on one node.", repeat=5, keys=[c.key for c in CASES])
+    arguments.add_argument("--before", type=Path, metavar="FOLDER", help="the checkout of an earlier aelastic")
+    options = arguments.read()
+    command = (sys.executable, "-P", "-m", "aelastic")  # -P: not the one in the current folder
     launchers = {
-        "torchrun": Launcher("torchrun", (str(Path(sys.executable).with_name("torchrun")),)),
-        "aelastic": Launcher("aelastic", command),
-        "warm": Launcher("warm", (*command, *PRELOAD)),
+        "torchrun": Launcher("torchrun", (sys.executable, "-m", "torch.distributed.run")),
+        "aelastic": Launcher("aelastic", ("env", f"PYTHONPATH={HERE.parent}", *command)),
+        "before": Launcher("before", ("env", f"PYTHONPATH={options.before}", *command)),
     }
     machine = describe_machine()
     samples: Samples = {}
@@ -111,6 +158,11 @@ def main() -> int:
     for case in CASES:
         if case.key not in options.only:
             continue
+        if why := obstacle_of(case, options.before):
+            print(f"{case.key} is left out: {why}", flush=True)
+            continue
+        aelastic = launchers["aelastic"].command
+        launchers["warm"] = Launcher("warm", (*aelastic, *case.preload))
         taken = samples[case.key] = {name: [] for name in case.launchers}
         for turn in range(options.repeat):
             for name in case.launchers:
@@ -118,6 +170,15 @@ def main() -> int:
                 print(f"{case.key} {turn} {name}: {taken[name][-1]:.4g}", flush=True)
     write_report(options.out, options.repeat, machine, samples, lost)
     return 0
+
+
+def obstacle_of(case: Case, before: Path | None) -> str:
+    """Why this cannot be measured here, or ""."""
+    if "before" in case.launchers and before is None:
+        return "it needs an earlier aelastic (--before FOLDER)"
+    if case.take is measure_trainer and not all(map(find_spec, ("transformers", "accelerate"))):
+        return "transformers and accelerate are not installed"
+    return ""
 
 
 def take(case: Case, launcher: Launcher, lost: Counter[str]) -> float:
@@ -137,7 +198,7 @@ def write_report(folder: Path, repeats: int, machine: dict[str, str], samples: S
     lines = [
         f"# Warm starts, {date}",
         "",
-        f"Medians of {repeats} runs each, in turn; warm is `aelastic {' '.join(PRELOAD)}`. {facts}.",
+        f"Medians of {repeats} runs each, in turn; warm is `aelastic {' '.join(PRELOAD)}`, if not said. {facts}.",
         "",
         "| what | torchrun | aelastic | warm | warm / torchrun (never: / aelastic) | target | |",
         "|---|---|---|---|---|---|---|",
@@ -147,13 +208,13 @@ def write_report(folder: Path, repeats: int, machine: dict[str, str], samples: S
             continue
         medians = {name: statistics.median(values) for name, values in samples[case.key].items()}
         # Where torchrun never came back, the same without a fork server is the measure.
-        other = "torchrun" if math.isfinite(medians.get("torchrun", 0.0)) else "aelastic"
-        judged = medians["warm"] / medians[other] if case.is_ratio else medians["warm"]
+        other = case.launchers[0] if math.isfinite(medians[case.launchers[0]]) else "aelastic"
+        judged = medians[case.launchers[-1]] / (medians[other] if case.is_ratio else 1)
         cells = [
             (f"{medians[name]:.3g} {case.unit}".strip() if math.isfinite(medians[name]) else "never")
             if name in medians
             else ""
-            for name in ("torchrun", "aelastic", "warm")
+            for name in ("before" if "before" in medians else "torchrun", "aelastic", "warm")
         ]
         ratio = f"{judged:.3f}" if case.is_ratio else ""
         verdict = "ok" if judged <= case.target else "MISSED"
@@ -167,18 +228,6 @@ def write_report(folder: Path, repeats: int, machine: dict[str, str], samples: S
     (folder / f"{date}-warm.json").write_text(json.dumps(report, indent=2) + "\n")
     (folder / f"{date}-warm.md").write_text(text)
     print("\n" + text)
-
-
-def parse_arguments() -> argparse.Namespace:
-    keys = [case.key for case in CASES]
-    parser = argparse.ArgumentParser(description="Measure warm starts against torchrun on one node.")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=keys, help=f"some of {','.join(keys)}")
-    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="FOLDER")
-    options = parser.parse_args()
-    if unknown := set(options.only) - set(keys):
-        parser.error(f"--only knows {', '.join(keys)}; not {', '.join(sorted(unknown))}")
-    return options
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,8 +158,9 @@ def test_a_trainer_of_transformers_restarts_warm_with_what_the_first_workers_imp
         python=python,
     )
     for restart in range(2):
-        wait_for("the second step is done", lambda at=f"step {restart} 0 2": at in job.lines, LAUNCH_TIMEOUT_S)
         # What the first workers imported is there, and parked: that is more than an interpreter has.
+        steps = partial(had_step, job, f"step {restart} 0 2")
+        wait_for("the second step is done", steps, LAUNCH_TIMEOUT_S)
         wait_for("a warm generation is parked", lambda: is_parked(job), LAUNCH_TIMEOUT_S)
         (job.folder / f"go{restart}").touch()
     assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
@@ -167,6 +169,10 @@ def test_a_trainer_of_transformers_restarts_warm_with_what_the_first_workers_imp
     assert sum(line.startswith("trained") for line in job.lines) == 2
     assert " W --preload" not in job.stderr, job.stderr
     assert not job.left(), job.left_described()  # torch leaves a folder
+
+
+def had_step(job: Job, line: str) -> bool:
+    return line in job.lines
 
 
 def is_parked(job: Job) -> bool:
