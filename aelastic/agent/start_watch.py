@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -29,8 +30,11 @@ from aelastic.observe.run_events import (
     WorkersStarted,
 )
 
-INTERVAL_MIN_S = 0.01
-# Of the time that has passed: a look at eight workers takes half a millisecond, and they start for a second or more.
+if TYPE_CHECKING:
+    from aelastic.host.connections import Connections
+
+INTERVAL_MIN_S = 0.025
+# Of the time that has passed: a look at eight workers takes a millisecond, and they start for a second or more.
 INTERVAL_PART, IDLE_INTERVAL_PART = 0.1, 1.0
 LIMIT_S = 600.0
 
@@ -96,6 +100,10 @@ class StartWatch(Observer):
 
     async def _follow(self, started: WorkersStarted) -> None:
         """Returns when all have reached everything, or ended, or others start."""
+        from aelastic.host.connections import Connections
+
+        assert self._group.assigned is not None  # or there would be no workers
+        connections = Connections(self._group.assigned.master_port)
         interval_s, cpu_s = INTERVAL_MIN_S, dict[int, float]()
         while self._missing and anyio.current_time() - self._formed_at < LIMIT_S:
             with anyio.move_on_after(interval_s):
@@ -103,7 +111,7 @@ class StartWatch(Observer):
             if not self._missing or self._changed.is_set():
                 return
             places = {rank: started.ids[rank] for rank in self._missing}
-            look = await run_sync(self._look, places, abandon_on_cancel=True, limiter=self._limiter)
+            look = await run_sync(self._look, places, connections, abandon_on_cancel=True, limiter=self._limiter)
             if self._started is not started:
                 return
             for local_rank, reached in sorted(look.reached.items()):
@@ -113,14 +121,12 @@ class StartWatch(Observer):
             interval_s = max(INTERVAL_MIN_S, passed_s * (INTERVAL_PART if is_busy else IDLE_INTERVAL_PART))
             cpu_s.update(look.cpu_s)
 
-    def _look(self, ids: Mapping[int, object]) -> _Look:
+    def _look(self, ids: Mapping[int, object], connections: Connections) -> _Look:
         """Looks at workers, by what the back end calls them.  In a thread."""
-        from aelastic.host.connections import connected_to  # not before workers are started, which need the CPUs
-        from aelastic.host.session_activity import bytes_in
+        from aelastic.host.session_activity import bytes_in  # not before workers are started, which need the CPUs
 
         pids = {rank: pid for rank, pid in ids.items() if self._is_local and isinstance(pid, int)}
-        assigned = self._group.assigned
-        connected = connected_to(assigned.master_port, pids.values()) if assigned is not None else set()
+        connected = connections.of(pids.values())
         reached: dict[int, frozenset[StartPhase]] = {}
         for rank in ids:
             output: set[StartPhase] = {"output"} if bytes_in(self._files.get(rank, ())) else set()

@@ -6,29 +6,39 @@ import os
 from collections.abc import Collection
 from contextlib import suppress
 
-_ESTABLISHED = b"01"
+
+class Connections:
+    """Which processes have had a connection to a port, of whichever host.  Blocking.
+
+    The kernel's table takes milliseconds to read, however short it is: it is read for sockets that are new.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._known: set[bytes] = set()  # sockets of the processes
+        self._found: set[bytes] = set()  # those that are connected to the port
+
+    def of(self, pids: Collection[int]) -> set[int]:
+        """Those of the processes that have one."""
+        sockets = {pid: _sockets(pid) for pid in pids}
+        if new := set().union(*sockets.values()) - self._known:
+            self._known |= new
+            self._found |= {b"socket:[%s]" % inode for table in ("tcp", "tcp6") for inode in self._inodes(table)}
+        return {pid for pid, own in sockets.items() if not own.isdisjoint(self._found)}
+
+    def _inodes(self, table: str) -> set[bytes]:
+        with suppress(OSError), open(f"/proc/net/{table}", "rb") as file:
+            next(file)
+            rows = (row.split(None, 10) for row in file)
+            return {row[9] for row in rows if int(row[2].rpartition(b":")[2], 16) == self._port}
+        return set()
 
 
-def connected_to(port: int, pids: Collection[int]) -> set[int]:
-    """Those of the processes that have a connection to this port, of whichever host.  Blocking."""
-    sockets = {b"socket:[%s]" % inode for table in ("tcp", "tcp6") for inode in _inodes(f"/proc/net/{table}", port)}
-    return {pid for pid in pids if sockets and not sockets.isdisjoint(_open_files(pid))}
-
-
-def _inodes(table: str, port: int) -> set[bytes]:
-    """Of the sockets that are connected to the port."""
-    with suppress(OSError), open(table, "rb") as file:
-        next(file)
-        rows = (row.split(None, 10) for row in file)
-        return {row[9] for row in rows if row[3] == _ESTABLISHED and int(row[2].rpartition(b":")[2], 16) == port}
-    return set()
-
-
-def _open_files(pid: int) -> set[bytes]:
+def _sockets(pid: int) -> set[bytes]:
     found = set()
     with suppress(OSError):  # it is gone, or another user's
         folder = b"/proc/%d/fd/" % pid
         for fd in os.listdir(folder):
             with suppress(OSError):
                 found.add(os.readlink(folder + fd))
-    return found
+    return {link for link in found if link.startswith(b"socket:")}
