@@ -10,6 +10,7 @@ from typing import Any
 
 from aelastic.forkserver.command import PythonCommand, parse
 from aelastic.forkserver.fork_server import Launch
+from aelastic.forkserver.parked import taken_status
 from aelastic.group.backend import WorkerStart
 
 
@@ -29,11 +30,7 @@ class ForkedProgram:
             self.pid = launch(command, start.env, streams)
 
     def reap(self) -> int | None:
-        try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            return None  # another part of this process took its status
-        return os.waitstatus_to_exitcode(status) if pid else None
+        return taken_status(self.pid)
 
 
 def function_command() -> PythonCommand:

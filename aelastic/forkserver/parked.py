@@ -162,11 +162,16 @@ class ForkedHelper:
         proc_table.kill(self.pid)
 
     def poll(self) -> int | None:
-        try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            return None  # another part of this process took its status
-        return os.waitstatus_to_exitcode(status) if pid else None
+        return taken_status(self.pid)
+
+
+def taken_status(pid: int) -> int | None:
+    """The exit code of a child that has ended; `None` while it runs."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None  # another part of this process took its status
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _umask() -> int:

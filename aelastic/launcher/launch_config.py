@@ -42,7 +42,7 @@ _LOCAL_ENDPOINTS = {
 class LaunchConfig:
     """How to launch (torch: `torch.distributed.launcher.api.LaunchConfig`, with its fields, order and defaults).
 
-    The last three are ours, and as `WorkerSpec` has them.
+    The last ones are ours, and as `WorkerSpec` has them.
 
     Args:
         min_nodes: nodes that the job waits for.

@@ -83,7 +83,7 @@ def test_the_config_has_the_fields_and_defaults_of_torchs() -> None:
 
     known = {each.name for each in dataclasses.fields(torchs)}
     later = [each.name for each in dataclasses.fields(LaunchConfig) if each.name not in known]
-    assert set(later) - {*SINCE, "numa_options"} == {"cache_dir", "preload", "restart_grace"}
+    assert set(later) - {*SINCE, "numa_options"} == {"cache_dir", "preload", "progress", "restart_grace"}
     assert [each for each in described(LaunchConfig) if each[0] in known] == described(torchs)
     assert isinstance(one_node().logs_specs, DefaultLogsSpecs)
     assert type(one_node(torchs).logs_specs).__name__ == "DefaultLogsSpecs"
