@@ -21,7 +21,7 @@ import pytest
 
 from aelastic.host import proc_table
 from kit import netns
-from kit.launching import MARK, Job, wait_for
+from kit.launching import MARK, Job, cmdline, wait_for
 from kit.ports import quiet_port
 
 UNPACKED = Path(__file__).parents[2] / "build" / "slurm-debian" / "usr"
@@ -68,6 +68,7 @@ class Slurm:
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.folder = folder
         self.env = env
+        self.daemons: dict[str, Job] = {}
 
     def run(self, *command: str | Path) -> str:
         """What a command says, which has to succeed."""
@@ -120,9 +121,20 @@ class Slurm:
             entry.pid for entry in proc_table.processes() if all(proc_table.carries(entry.pid, mark) for mark in marks)
         ]
 
-    def kill_all(self) -> None:
+    def lose(self, node: str) -> None:
+        """Kills all at once that runs on a node, as if its machine had lost its power."""
+        jobs = self.processes(f"SLURMD_NODENAME={node}")
+        parents = {each.parent for each in map(proc_table.process, jobs) if each is not None}
+        steps = [pid for pid in parents if "slurmstepd" in " ".join(cmdline(pid))]
+        for pid in [*self.daemons[node].left(), *steps, *jobs]:
+            proc_table.kill(pid)
+
+    def end_jobs(self) -> None:
+        """Kills them, and waits until no `slurmstepd` has anything left to report to the daemons."""
+        self.run("scancel", "--me")
         for pid in self.processes():
             proc_table.kill(pid)
+        wait_for("an empty queue", lambda: not self.run("squeue", "--noheader"), LIMIT_S)
 
     @property
     def mark(self) -> str:
@@ -130,8 +142,12 @@ class Slurm:
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[Slurm]:
-    """A Slurm whose files and outputs of jobs are in a folder."""
+def slurm(folder: Path, *settings: str) -> Iterator[Slurm]:
+    """A Slurm whose files and outputs of jobs are in a folder.
+
+    Args:
+        settings: lines of its configuration, beside our own.
+    """
     why_not = _why_not()
     if why_not and os.environ.get("TEST_SLURM") == "required":
         pytest.fail(why_not)
@@ -142,7 +158,9 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     text = CONFIG.format(
         folder=folder, controller=ports[0], ports=ports[1:], nodes=NODES, first=random.randrange(1, 50_000)
     )
-    config.write_text(text + (f"PluginDir={LIBRARIES / 'slurm-wlm'}\n" if UNPACKED.exists() else ""))
+    config.write_text(
+        "\n".join([text, *settings, ""]) + (f"PluginDir={LIBRARIES / 'slurm-wlm'}\n" if UNPACKED.exists() else "")
+    )
     (folder / "munge.key").write_bytes(random.randbytes(128))
     (folder / "munge.key").chmod(0o600)
     (folder / "hosts").write_text(Path("/etc/hosts").read_text() + f"127.0.0.1 {' '.join(NODES)}\n")
@@ -152,10 +170,11 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     if UNPACKED.exists():
         own["LD_LIBRARY_PATH"] = f"{LIBRARIES / 'slurm-wlm'}:{LIBRARIES}"
     with ExitStack() as stack:
+        cluster = Slurm(folder, {**os.environ, **own, MARK: str(uuid.uuid4())})
 
         def start(name: str, *command: str) -> None:
-            daemon = Job(folder / name, command, own)
-            stack.callback(daemon.kill_all)
+            cluster.daemons[name] = Job(folder / name, command, own)
+            stack.callback(cluster.daemons[name].kill_all)
 
         files = {name: f"--{name}-file={folder / f'munge.{name}'}" for name in ("key", "pid", "log", "seed")}
         start("munged", "munged", "--foreground", "--force", f"--socket={folder / 'munge.sock'}", *files.values())
@@ -165,8 +184,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
             own_hosts = f"mount --bind '{folder / 'hosts'}' /etc/hosts && exec \"$@\""
             prefix = ("unshare", "--mount", "sh", "-c", own_hosts, "sh")
             start(node, *prefix, _program("slurmd"), "-D", "-N", node, "-d", _program("slurmstepd"))
-        cluster = Slurm(folder, {**os.environ, **own, MARK: str(uuid.uuid4())})
-        stack.callback(cluster.kill_all)
+        stack.callback(cluster.end_jobs)
         wait_for("two nodes of Slurm", cluster.is_ready, LIMIT_S)
         yield cluster
 
