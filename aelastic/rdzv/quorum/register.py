@@ -46,9 +46,9 @@ CAME_BETWEEN = "another agent wrote at the same time"
 
 class Phase(StrEnum):
     IDLE = auto()  # no operation
-    LOOKING = auto()
-    LOCKING = auto()
-    WRITING = auto()
+    LOOKING = auto()  # what do the cells say?
+    LOCKING = auto()  # those that were seen get our promise
+    WRITING = auto()  # those that are locked get our vote
     PAUSING = auto()  # a try has failed; the next is due soon
 
 
