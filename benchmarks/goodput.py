@@ -27,7 +27,7 @@ from pathlib import Path
 
 from jobs import free_port
 from one_node import HERE, MeasurementError, describe_machine
-from pods import FIRST_STEP_LIMIT_S, Pods, Training, agent_command, launchers
+from pods import FIRST_STEP_LIMIT_S, ON_ETCD, ON_THREE, Pods, Training, agent_command, launchers
 from training_time import KINDS, Pause, counted_each_second, pauses, progress, schedule, share
 
 THEIRS = "torchrun"
@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace, launcher: str, nodes: int, seed: int) -
 def measure_once(options: argparse.Namespace, launcher: str, nodes: int, seed: int) -> Run:
     with job_folder(options.keep, f"{launcher.replace(' ', '')}-{nodes}-{seed}") as folder:
         training = Training(
-            agent_command(launchers()[launcher], (options.min_nodes, nodes + 2), free_port(), folder.name),
+            agent_command(launcher, (options.min_nodes, nodes + 2), free_port(), folder.name),
             nodes,
             options.step_ms / 1000,
             options.checkpoint_every,
@@ -259,7 +259,8 @@ def parse_arguments() -> argparse.Namespace:
         help="of each run (default: %(default)g: two of each kind)",
     )
     add("--fault-every", type=float, default=12.0, metavar="S", help="0: no faults (default: %(default)g)")
-    add("--only", type=lambda text: text.split(","), default=known, help=f"some of: {','.join(known)}")
+    usual = [name for name in known if name not in {ON_THREE, ON_ETCD}]
+    add("--only", type=lambda text: text.split(","), default=usual, help=f"some of: {','.join(known)}")
     add("--step-ms", type=float, default=40.0, metavar="MS", help="length of a step (default: %(default)g)")
     add("--checkpoint-every", type=int, default=25, metavar="STEPS", help="(default: %(default)s)")
     add("--restart-delay", type=float, default=2.0, metavar="S", help="until a lost agent is replaced (%(default)g)")

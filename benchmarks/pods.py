@@ -272,14 +272,26 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def agent_command(launcher: tuple[str, ...], nodes: tuple[int, int], port: int, run_id: str) -> tuple[str, ...]:
+def agent_command(name: str, nodes: tuple[int, int], port: int, run_id: str) -> tuple[str, ...]:
     """Of an agent: the same for all launchers, and no setting but those of the job."""
     return (
-        *launcher,
+        *launchers()[name],
         *("--nnodes", f"{nodes[0]}:{nodes[1]}", "--nproc-per-node", "1", "--max-restarts", "1000"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run_id),
+        *("--rdzv-backend", "etcd-v3" if name == ON_ETCD else "c10d"),
+        *("--rdzv-endpoint", _endpoint(name, port), "--rdzv-id", run_id),
         *("--rdzv-conf", "last_call_timeout=1", "--local-addr", "127.0.0.1"),
     )
+
+
+def _endpoint(name: str, port: int) -> str:
+    """Where the agents meet: each pod may be a victim, with an endpoint that it serves."""
+    if name == ON_ETCD:
+        return ETCD
+    return ",".join(f"127.0.0.{host}:{port}" for host in range(1, 4 if name == ON_THREE else 2))
+
+
+# On request only: three endpoints, and an etcd that runs.
+ON_THREE, ON_ETCD, ETCD = "aelastic on three", "aelastic on etcd", "127.0.0.1:2379"
 
 
 def launchers() -> dict[str, tuple[str, ...]]:
@@ -288,4 +300,6 @@ def launchers() -> dict[str, tuple[str, ...]]:
         "torchrun": (str(Path(sys.executable).with_name("torchrun")),),
         "aelastic": aelastic,
         "aelastic --preload": (*aelastic, "--preload", "torch,torch.distributed"),
+        ON_THREE: aelastic,
+        ON_ETCD: aelastic,
     }
