@@ -6,7 +6,8 @@ launcher's preamble.
 
 The environment says more: `STAR` is the folder where rank 0 writes its port, `STAR_PORT` the port if it is to be a
 certain one.  With `STAR_TICK_S` the star steps, once each tick, all ranks or none; each worker then writes a line
-`time fence world step` into the file `progress` of its agent's folder.  With `STAR_SOLO` the ranks step alone.
+`time fence world step` into the file `progress` of its agent's folder.  With `STAR_SOLO` the ranks step alone; with
+`STAR_GLOO` a step is a barrier of torch's gloo, and a worker dies of what that raises.
 """
 
 STAR = """
@@ -25,15 +26,21 @@ def begin_talk():
 
 
 def talk(tick_s):
+    step_together = exchange
     try:
-        if not os.environ.get("STAR_SOLO"):
+        if os.environ.get("STAR_GLOO"):
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+            step_together = dist.barrier
+        elif not os.environ.get("STAR_SOLO"):
             peers.extend(hub() if rank == 0 else [spoke()])
         is_connected.set()
         step = 0
         while True:
             if tick_s:
                 step += 1
-                exchange()
+                step_together()
                 line = f"{time.monotonic():.3f} {os.environ['AELASTIC_ROUND']} {os.environ['WORLD_SIZE']} {step}\\n"
                 with open("progress", "a") as file:
                     file.write(line)

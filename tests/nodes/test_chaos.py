@@ -144,7 +144,37 @@ def test_any_host_of_three_may_go_at_any_moment(launch: Launcher, tmp_path: Path
         finish(there)
 
 
+@pytest.mark.all
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("board", ["c10d", "etcd-v3"])
+def test_workers_that_die_of_what_gloo_raises_cost_no_more(launch: Launcher, tmp_path: Path, board: str) -> None:
+    with battlefield(launch, board, tmp_path, STAR_GLOO="1", GLOO_SOCKET_IFNAME="net1") as there:
+        for number in range(PAIRS // 4):
+            run_pair(there, random.Random(f"gloo on {board} {number}"), number)
+
+
 # What takes long.
+
+
+@pytest.mark.all
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("board", ["c10d", "static"])
+def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_and_pays_nothing(
+    launch: Launcher, tmp_path: Path, board: str
+) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        while there.coordinator != 0:
+            there.agent_killed(there.coordinator)()
+            there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+        come_back = there.agent_killed(0)
+        for index in there.others(0):
+            there.agents[index].wait_said("looking for the coordinator", limit_s=LEASE_S + SLACK_S)
+        fence, began = there.fence, time.monotonic()
+        come_back()
+        took = there.wait_progress(ALL, began, above=fence, limit_s=LEASE_S + SLACK_S)
+        figure(f"{board}: coordinator and endpoint are back: to all at work", took)
+        assert there.restart == 0, there.team.story
+        finish(there)
 
 
 @pytest.mark.parametrize("board", ["c10d apart", pytest.param("etcd-v3", marks=pytest.mark.all)])
