@@ -270,7 +270,7 @@ class Battlefield:
     def etcd_restarted(self, _: int) -> Undo:
         server = self._leading_etcd
         server.kill()
-        return server.start
+        return server.restart  # which another fault may have started meanwhile
 
     def etcd_frozen(self, _: int) -> Undo:
         server = self._leading_etcd
