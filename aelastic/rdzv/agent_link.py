@@ -15,19 +15,25 @@ from anyio.abc import TaskGroup
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.host.listeners import LOOPBACKS, is_loopback, listen, loopback_address
+from aelastic.rdzv.ballots import Ballots
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.endpoints import RefusedError
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
+from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
-from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage, Terms
+from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMessage, Ready, Terms
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
+from aelastic.rdzv.survivors.election import Election, is_elected
+from aelastic.rdzv.survivors.election_events import BoardSaid, BoardSilent
+from aelastic.rdzv.term import begin_term
 
 _log = logging.getLogger(__name__)
 
@@ -71,24 +77,35 @@ class AgentLink:
         self._server: CoordinatorServer | None = None
         self._stream: Stream | None = None
         self._connecting = anyio.CancelScope()
+        self._election = Election(node_id, settings.lease_s)
+        self._ballots: Ballots | None = None  # where there are elections
+        self._questions: set[anyio.CancelScope] = set()  # to the board
 
     @property
     def coordinates(self) -> bool:
         return self._server is not None
 
     def tell(self, message: NodeMessage) -> None:
+        if isinstance(message, Ready) and self._settings.has_elections:
+            port = self._open_ballots().port
+            message = message.replace(node=message.node.replace(ballot_port=port))
         self._mailbox.post(ev.Submitted(message))
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._board.run, name="board")
+                if self._settings.has_elections:
+                    tasks.start_soon(self._open_ballots().run, name="ballots")
                 while True:
                     event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
                     for action in self._member.handle(event, anyio.current_time()):
                         self._carry_out(action, deliver, tasks)
                     if isinstance(event, ev.Received) and self._stream is not None:
                         self._stream.handled()
+                    if self._ballots is not None:
+                        for news in election_news(self._member, self._election, self._new_candidate):
+                            self._ballots.post(news)
         finally:
             if self._stream is not None:
                 self._stream.close()
@@ -106,10 +123,17 @@ class AgentLink:
         if self._server is not None:
             await self._server.finish()
 
-    def _carry_out(self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup) -> None:
+    def _carry_out(  # noqa: C901  one case for each action
+        self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup
+    ) -> None:
         match action:
+            case ev.ReadBoard() if self._election.chosen is not None:
+                self._mailbox.post(ev.BoardRead(self._election.chosen))
             case ev.ReadBoard():
                 tasks.start_soon(self._read_board, name="read the board")
+            case ev.Campaign(seen, above) if seen is not None and self._is_chosen(seen):
+                self._campaigned_at = anyio.current_time()
+                self._mailbox.post(ev.BoardRead(seen))
             case ev.Campaign(seen, above):
                 tasks.start_soon(self._campaign, seen, above, name="campaign")
             case ev.Lead(record, is_heir):
@@ -135,7 +159,10 @@ class AgentLink:
         await self._ask(self._read)
 
     async def _read(self) -> ev.Event:
-        return ev.BoardRead(await self._board.read())
+        record = await self._board.read()
+        if self._election.is_stale(record, anyio.current_time()):
+            return ev.BoardFailed(f"{self._board.name}: it knows of no election yet")
+        return ev.BoardRead(record)
 
     async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         async def campaign() -> ev.Event:
@@ -147,20 +174,58 @@ class AgentLink:
         await self._ask(campaign)
 
     async def _ask(self, question: Callable[[], Awaitable[ev.Event]]) -> None:
-        """Asks the board, reaching it first where that is needed; posts its answer."""
+        """Asks the board, reaching it first where that is needed; posts its answer, or who was elected meanwhile."""
+        with anyio.CancelScope() as scope:
+            self._questions.add(scope)
+            try:
+                self._tell_ballots(BoardSilent(anyio.current_time(), is_refused=False))
+                answer = await self._answer(question)
+            finally:
+                self._questions.discard(scope)
+        if scope.cancelled_caught:
+            chosen = self._election.chosen
+            answer = ev.BoardFailed("a coordinator was elected") if chosen is None else ev.BoardRead(chosen)
+        self._mailbox.post(answer)
+
+    async def _answer(self, question: Callable[[], Awaitable[ev.Event]]) -> ev.Event:
         try:
             await self._board.ensure_open()
             with anyio.fail_after(self._member.leader.lease_s):
                 answer = await question()
+            if not isinstance(answer, ev.BoardFailed):
+                self._tell_ballots(BoardSaid())
+            return answer
         except (RendezvousError, InputError, TimeoutError) as error:
+            if isinstance(error, RefusedError):
+                self._tell_ballots(BoardSilent(anyio.current_time(), is_refused=True))
             self._board.is_open = False
             is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch
             if is_hopeless:
                 raise
-            answer = ev.BoardFailed(
+            return ev.BoardFailed(
                 str(error) or f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
             )
-        self._mailbox.post(answer)
+
+    # Elections.
+
+    def _open_ballots(self) -> Ballots:
+        if self._ballots is None:
+            loopback = self._settings.local_addr or "" if self._settings.is_on_loopback else ""
+            listener = listen(0, loopback_address(loopback) if loopback else "")
+            self._ballots = Ballots(self._election, listener, self._settings.max_nodes, self._on_chosen)
+        return self._ballots
+
+    def _tell_ballots(self, event: BoardSaid | BoardSilent) -> None:
+        if self._ballots is not None:
+            self._ballots.post(event)
+
+    def _is_chosen(self, record: LeaderRecord) -> bool:
+        """Whether that is this agent, elected by the nodes of its round."""
+        return record == self._election.chosen and record.candidate.node_id == self._member.node_id
+
+    def _on_chosen(self) -> None:
+        for scope in self._questions:
+            scope.cancel()
 
     def _new_candidate(self) -> Candidate:
         loopback = loopback_address(self._settings.local_addr or "localhost") if self._settings.is_on_loopback else ""
@@ -178,17 +243,30 @@ class AgentLink:
     # The coordinator, here.
 
     def _lead(self, record: LeaderRecord, tasks: TaskGroup, *, is_heir: bool) -> None:
-        if self._listener is None or record.candidate != self._candidate:
+        if self._listener is None or record.candidate.port != self._listener.getsockname()[1]:
             # The record is of a term that this agent had once.
             self._mailbox.post(ev.LeadershipLost())
             return
         rules = RoundRules.of(self._settings)
         coordinator = Coordinator(rules, self._policy, own_node_id=self._member.node_id, is_heir=is_heir)
         is_fixed = self._settings.backend == "static"
-        leader = begin_term(coordinator, self._member.terms, record, self._campaigned_at, has_fixed_ranks=is_fixed)
+        leader = begin_term(
+            coordinator,
+            self._member.terms,
+            record,
+            self._campaigned_at,
+            has_fixed_ranks=is_fixed,
+            has_elections=self._settings.has_elections,
+        )
         listener, self._listener = self._listener, None
         self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down, self._files_max)
-        _log.info("this agent is coordinator now (%s, epoch %d)", self._board.name, record.epoch)
+        told = "this agent is coordinator now (%s, epoch %d)"
+        if is_elected(record):
+            told = (
+                "this agent is coordinator now, elected by most nodes of the round without %s, which does not answer: "
+                "new agents find it when the endpoint is served again (epoch %d)"
+            )
+        _log.info(told, self._board.name, record.epoch)
         tasks.start_soon(self._server.run, name="coordinator")
 
     def _on_stepped_down(self) -> None:
@@ -200,6 +278,8 @@ class AgentLink:
     def _disconnect(self) -> None:
         self._connecting.cancel()
         if self._stream is not None:
+            if self._member.phase is not Phase.OVER:
+                self._stream.send(encode(HungUp()))
             self._stream.close()
             self._stream = None
 

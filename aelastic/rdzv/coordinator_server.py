@@ -25,6 +25,7 @@ from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
 from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import Stream, is_other_protocol
+from aelastic.rdzv.survivors.election import is_elected
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class CoordinatorServer:
         self._numbers = itertools.count(1)
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a heartbeat goes to thousands
         self._changed = anyio.Event()
+        # An election's coordinator asks the board beside its renewals, which need no answer.
+        self._is_claiming = self._is_displaced = False
 
     async def run(self) -> None:
         """Coordinates until another agent leads, this one leaves, or it is cancelled."""
@@ -110,7 +113,7 @@ class CoordinatorServer:
             for stream in list(self._streams.values()):
                 await stream.closed.wait()
 
-    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:
+    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901  one case for each action
         match action:
             case ev.Say(conn, message):
                 if message is not self._encoded[0]:
@@ -121,7 +124,11 @@ class CoordinatorServer:
                 if conn in self._streams:
                     self._streams[conn].close()
             case ev.Renew():
-                tasks.start_soon(self._renew, name="renew")
+                if is_elected(self._record):  # it needs no answer
+                    self._mailbox.post(ev.Renewed(None if self._is_displaced else self._record, is_assumed=True))
+                if not self._is_claiming:
+                    self._is_claiming = is_elected(self._record)
+                    tasks.start_soon(self._renew, name="renew")
             case ev.Reclaim(above):
                 tasks.start_soon(self._reclaim, above, name="reclaim")
             case ev.Publish(verdict):
@@ -140,6 +147,9 @@ class CoordinatorServer:
     # The board.
 
     async def _renew(self) -> None:
+        if self._is_claiming:
+            await self._claim()
+            return
         try:
             with anyio.fail_after(self._leader.lease.lease_s):
                 renewed = await self._board.renew(self._record)
@@ -150,6 +160,19 @@ class CoordinatorServer:
             reason = str(error) or "no answer"
             _log.info("%s: lease could not be renewed (%s); retrying", self._board.name, reason)
             self._mailbox.post(ev.RenewFailed(str(error)))
+
+    async def _claim(self) -> None:
+        """Looks for the board that is to know of this coordinator, which was elected without it."""
+        try:
+            with anyio.fail_after(self._leader.lease.lease_s):
+                renewed = await self._board.renew(self._record)
+            self._is_displaced, self._record = renewed is None, renewed or self._record
+            if not is_elected(self._record):
+                _log.info("%s answers again, and knows this coordinator: new agents find it", self._board.name)
+        except (RendezvousError, InputError, TimeoutError):
+            pass  # it is asked again
+        finally:
+            self._is_claiming = False
 
     async def _reclaim(self, above: int) -> None:
         try:
@@ -217,4 +240,4 @@ class CoordinatorServer:
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
         del self._streams[stream.conn]
         self._strangers.forget(stream.conn)
-        self._mailbox.post(ev.Closed(stream.conn))
+        self._mailbox.post(ev.Closed(stream.conn, stream.is_reset))

@@ -152,6 +152,14 @@ class RendezvousSettings(Record):
         _, port = split_endpoint(self.endpoint or "localhost", C10D_PORT)
         if port == 0 and self.min_nodes > 1:
             self._refuse_free_port()
+        if (survivor := self.config.get("survivor", "majority")) not in {"majority", "endpoint"}:
+            raise InputError(f"rendezvous setting survivor={survivor}: use majority or endpoint")
+
+    @property
+    def has_elections(self) -> bool:
+        """Whether nodes of a round elect a coordinator where the endpoint is gone together with the last one."""
+        is_single = self.backend == "c10d" and self.max_nodes > 1 and not self.has_several_endpoints
+        return is_single and self.config.get("survivor", "majority") == "majority"
 
     def _check_etcd(self) -> None:
         if not self.endpoint:

@@ -19,6 +19,7 @@ from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import (
+    BALLOT,
     DOWNWARD,
     FRAME_MAX,
     PROTOCOL,
@@ -33,7 +34,7 @@ from aelastic.rdzv.protocol.codec import (
 )
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
-WORDS = UPWARD | DOWNWARD
+WORDS = UPWARD | DOWNWARD | BALLOT
 NODE = m.Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
 FAILURE = ProcessFailure.from_elsewhere("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
 PAST = m.Past(m.Standing.FAILED, 7, 2, 1, 4, 0, FAILURE)
@@ -47,7 +48,13 @@ RANKS = NodeRanks(
     role_world_size=8,
     local_world_size=4,
 )
+ELECTED = m.Elected(1000, "n1", ("10.0.0.1", "node1"), 4711, "t0k3n")
 MESSAGES: list[Any] = [
+    m.Seats(5_000_007, 7, "t0k3n", (m.Seat("n1", "host-1", "10.0.0.1", 4712),)),
+    m.HungUp(),
+    m.Vote(5_000_007, "t0k3n", ELECTED),
+    m.Voted(True, 1000),
+    m.Voted(False, 2000, "this node has a coordinator", ELECTED),
     HELLO,
     m.Hello(PROTOCOL, m.Terms("", 1, 1, 0), "", m.Node("n", "", "", 1, "", 0), m.Past(m.Standing.READY), 0),
     m.Alive(),

@@ -23,6 +23,7 @@ FLOORS = (
     ("spec",),
     ("logs_specs",),
     ("rdzv.protocol", "rdzv.board", "workers.numa"),
+    ("rdzv.survivors",),
     ("rdzv.coordinator", "rdzv.member", "rdzv.quorum"),
     ("group", "forkserver.command"),
     ("observe",),
@@ -43,7 +44,8 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
-    "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "group.events", "group.phases", "group.restart_grace", "group.worker_env",
+    "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.survivors",
+    "group.events", "group.phases", "group.restart_grace", "group.worker_env",
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason",
     "logs.lines", "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
     "observe.run_event_source",

@@ -10,10 +10,11 @@ from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import Leader, begin_term
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL
+from aelastic.rdzv.term import begin_term
 
 LEASE_S = 5.0
 TOKEN = "t0k3n"

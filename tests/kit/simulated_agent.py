@@ -19,15 +19,17 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import Leader, begin_term
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.member import member_events as m
+from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
     Failed,
+    HungUp,
     Left,
     Node,
     NodeMessage,
@@ -36,10 +38,14 @@ from aelastic.rdzv.protocol.messages import (
     Starts,
     Succeeded,
     Terms,
+    Vote,
     Waiting,
     Welcome,
 )
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.survivors import election_events as e
+from aelastic.rdzv.survivors.election import Election, is_elected
+from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
 from kit.simulated_board import Asking, Board
 from kit.simulated_process import Clock, CoreShell, SimulatedProcess
@@ -125,6 +131,11 @@ class Agent(SimulatedProcess):
         )
         self.group = WorkerGroup(spec)
         self.member = Member(self.node_id, terms, Search(settings.join_timeout_s))
+        self.election = Election(self.node_id, self.member.leader.lease_s)
+        self.ballot_port = number if settings.has_elections else 0
+        world.voters[number] = self
+        self._ballots = 0
+        self._askers: dict[int, tuple[Agent, int]] = {}  # connection to the agent at its other end, and its epoch
         self.is_finishing = False
         self.welcomed_at = 1e9
         self.is_leaving = False  # as it was asked to
@@ -143,6 +154,9 @@ class Agent(SimulatedProcess):
         self._tokens = 0
         self._group_shell = self.open_shell("group", self.group, self._carry_out_for_group, g.DeadlinePassed())
         self._member_shell = self.open_shell("member", self.member, self._carry_out_for_member, m.DeadlinePassed())
+        self._election_shell = self.open_shell(
+            "election", self.election, self._carry_out_for_election, e.DeadlinePassed()
+        )
         self.mail(self._group_shell, g.Start())
         self.drain()
         if prepares_s:
@@ -156,6 +170,11 @@ class Agent(SimulatedProcess):
             self.is_finishing = True
             self.world.after(0.0, lambda: self.post("finish", self._finish))
             self.close_shell(shell)
+        if shell is self._member_shell:
+            for news in election_news(self.member, self.election, self._new_candidate):
+                self.mail(self._election_shell, news)
+        if shell is self._election_shell and self.election.chosen is not None:
+            self.asking.fail("read", "campaign")
         for_server = getattr(shell.carry_out, "__self__", None)
         if isinstance(for_server, Server):
             for_server.changed()
@@ -192,7 +211,8 @@ class Agent(SimulatedProcess):
         match action:
             case g.Join():
                 assert not self.alive, "ready, and workers run"
-                node = Node(self.node_id, self.host, "", self.group.spec.local_world_size, "", 29500, self.preferred)
+                size, port = self.group.spec.local_world_size, self.ballot_port
+                node = Node(self.node_id, self.host, "", size, "", 29500, self.preferred, ballot_port=port)
                 is_late = self.starts is Starts.PREPARING and self.group.generation > 0
                 self._tell(Ready(node.replace(starts=Starts.COLD if is_late else self.starts)))
             case g.Spawn(generation, assigned):
@@ -311,12 +331,20 @@ class Agent(SimulatedProcess):
 
     # The link.
 
-    def _carry_out_for_member(self, action: m.Action) -> None:
+    def _carry_out_for_member(self, action: m.Action) -> None:  # noqa: C901, PLR0912  one case for each action
         match action:
             case m.ReadBoard():
-                self._ask_board("read", self.board.read)
+                if self.election.chosen is not None:
+                    self.mail(self._member_shell, m.BoardRead(self.election.chosen))
+                else:
+                    self._ask_board("read", self.board.read)
             case m.Campaign(seen, above):
-                self._campaign(seen, above)
+                chosen = self.election.chosen
+                if chosen is not None and chosen == seen and chosen.candidate.node_id == self.node_id:
+                    self.campaigned_at = self.now
+                    self.mail(self._member_shell, m.BoardRead(chosen))
+                else:
+                    self._campaign(seen, above)
             case m.Lead(record, is_heir):
                 self._lead(record, is_heir=is_heir)
             case m.Connect(conn, record):
@@ -334,8 +362,19 @@ class Agent(SimulatedProcess):
                 self._end("gave up", FIN)
 
     def _ask_board(self, name: str, do: Callable[[], LeaderRecord | None], *, is_campaign: bool = False) -> None:
+        tell = partial(self.mail, self._election_shell)
+        tell(e.BoardSilent(self.now, False))
+
         def done(is_known: bool, value: Any) -> None:
-            if not is_known:
+            if is_known and not is_campaign and self.election.is_stale(value, self.now):
+                is_known, value = False, "it knows of no election yet"
+            elif is_known:
+                tell(e.BoardSaid())
+            elif value == "it is down":
+                tell(e.BoardSilent(self.now, True))
+            if not is_known and self.election.chosen is not None:
+                self.mail(self._member_shell, m.BoardRead(self.election.chosen))
+            elif not is_known:
                 self.mail(self._member_shell, m.BoardFailed(value))
             elif is_campaign and value is None:
                 self.mail(self._member_shell, m.NotEligible())
@@ -346,12 +385,35 @@ class Agent(SimulatedProcess):
 
     def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         self.campaigned_at = self.now
+        candidate = self._new_candidate()
+        self._ask_board("campaign", lambda: self.board.campaign(candidate, seen, above), is_campaign=True)
+
+    def _new_candidate(self) -> Candidate:
         if self.listener is None:
             self._ports += 1
             self.listener = Listener(self.world, self, self._ports)
         self._tokens += 1
-        candidate = Candidate(self.node_id, (self.host,), self.listener.port, f"{self.node_id} {self._tokens}")
-        self._ask_board("campaign", lambda: self.board.campaign(candidate, seen, above), is_campaign=True)
+        return Candidate(self.node_id, (self.host,), self.listener.port, f"{self.node_id} {self._tokens}")
+
+    def _carry_out_for_election(self, action: e.Action) -> None:
+        match action:
+            case e.Ask(seat, vote):
+                voter = self.world.voters[seat.port]
+                self._say(voter, lambda: voter.asked_by(self, vote))
+            case e.Answer(conn, voted):
+                asker, epoch = self._askers.pop(conn)
+                answered = e.Answered(self.node_id, epoch, voted)
+                self._say(asker, lambda: asker.mail(asker._election_shell, answered))
+
+    def _say(self, to: Agent, call: Callable[[], None]) -> None:
+        arrive = partial(to.post, object(), call)
+        self.world.after(self.world.delay(), lambda: self.world.carry(self.host, to.host, arrive))
+
+    def asked_by(self, asker: Agent, vote: Vote) -> None:
+        if self.member.phase != "over":
+            self._ballots += 1
+            self._askers[self._ballots] = asker, vote.leader.epoch
+            self.mail(self._election_shell, e.Asked(self._ballots, vote))
 
     def _lead(self, record: LeaderRecord, *, is_heir: bool) -> None:
         if self.listener is None or record.candidate.port != self.listener.port:
@@ -359,7 +421,8 @@ class Agent(SimulatedProcess):
             return
         rules = RoundRules.of(self.settings)
         coordinator = Coordinator(rules, self.policy, own_node_id=self.node_id, is_heir=is_heir)
-        leader = begin_term(coordinator, self.member.terms, record, self.campaigned_at)
+        has_elections = self.settings.has_elections
+        leader = begin_term(coordinator, self.member.terms, record, self.campaigned_at, has_elections=has_elections)
         listener, self.listener = self.listener, None
         assert self.server is None, "two leaders"
         self.server = Server(self, leader, record, listener)
@@ -371,6 +434,7 @@ class Agent(SimulatedProcess):
     def _disconnect(self) -> None:
         self._connecting[0] = True
         if self.stream is not None:
+            self.stream.send(HungUp())
             self.stream.close()
             self.stream = None
 
@@ -407,6 +471,7 @@ class Server:
         self.agent, self.leader, self.record, self.listener = agent, leader, record, listener
         self.streams: dict[int, End] = {}
         self._count = 0
+        self._is_claiming = self._is_displaced = False
         self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
         self.shell = agent.open_shell("leader", leader, self.carry_out, c.DeadlinePassed())
         self._nodes: dict[int, str] = {}  # connection to the node at its other end
@@ -426,12 +491,12 @@ class Server:
 
         def closed() -> None:
             self.streams.pop(conn, None)
-            mail(self.shell, c.Closed(conn))
+            mail(self.shell, c.Closed(conn, end.is_reset))
 
         end.on_message, end.on_closed = message, closed
         mail(self.shell, c.Opened(conn, peer, way))
 
-    def carry_out(self, action: c.Action) -> None:
+    def carry_out(self, action: c.Action) -> None:  # noqa: C901  one case for each action
         agent = self.agent
         match action:
             case c.Say(conn, message):
@@ -443,9 +508,12 @@ class Server:
                 if conn in self.streams:
                     self.streams[conn].close()
             case c.Renew():
-                agent.asking.ask(
-                    "renew", lambda: agent.board.renew(self.record), self.leader.lease.lease_s, self._renewed
-                )
+                if is_elected(self.record):
+                    agent.mail(self.shell, c.Renewed(None if self._is_displaced else self.record, is_assumed=True))
+                if not self._is_claiming:
+                    self._is_claiming = is_elected(self.record)
+                    limit_s = self.leader.lease.lease_s
+                    agent.asking.ask("renew", lambda: agent.board.renew(self.record), limit_s, self._renewed)
             case c.Reclaim(above):
                 self._reclaim(above)
             case c.Publish(verdict):
@@ -466,7 +534,11 @@ class Server:
             stream.close()
 
     def _renewed(self, is_known: bool, value: Any) -> None:
-        self.agent.mail(self.shell, c.Renewed(value) if is_known else c.RenewFailed(value))
+        was_claiming, self._is_claiming = self._is_claiming, False
+        if is_known:
+            self._is_displaced, self.record = value is None, value or self.record
+        if not was_claiming:
+            self.agent.mail(self.shell, c.Renewed(value) if is_known else c.RenewFailed(value))
 
     def _published(self, is_known: bool, value: Any) -> None:
         self.agent.mail(self.shell, c.Published(value) if is_known else c.PublishFailed())

@@ -12,6 +12,7 @@ from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.survivors.election import is_elected
 from kit.simulated_world import Process, World
 
 BOARD = "board"  # its host
@@ -90,6 +91,9 @@ class Board:
                 return record.renewed()  # no agent can be elected on what does not exist
             raise
         now = self._mine(record)
+        if now is None and is_elected(record) and record.epoch > self._epoch:
+            self.elections.append((self._world.now, record))  # it was elected by the nodes of its round
+            now = record.replace(renewals=0)
         if now is not None:
             self._write(now.renewed())
         return None if now is None else self._record
@@ -113,7 +117,9 @@ class Board:
 
     def _mine(self, record: LeaderRecord) -> LeaderRecord | None:
         if self._is_new and self._ttl_s is None:
-            return record  # the store is a new one, so no agent was elected there: this leader goes on
+            return record.replace(
+                renewals=record.renewals or 0
+            )  # the store is a new one, so no agent was elected there: this leader goes on
         return self.record if record.is_same_term(self.record) else None
 
     def _reach(self) -> None:
@@ -142,6 +148,12 @@ class Asking:
         self._waiting.append(question)
         self._world.after(limit_s, lambda: self._answer(question, False, "no answer in time"))
         self._next()
+
+    def fail(self, *names: str) -> None:
+        """Questions that are asked are of no use any more."""
+        for question in [*([self._asked] if self._asked else []), *self._waiting]:
+            if question.name in names:
+                self._hear(question, False, "of no use any more")
 
     def _next(self) -> None:
         if self._asked is not None or not self._waiting:

@@ -88,7 +88,8 @@ class Checks:
                 self._check_leadership(agent, leader, message)
                 self._on_assigned(agent, leader, node_id, message)
             case m.Interrupted():
-                self._check_leadership(agent, leader, message)
+                if not leader.is_blocked:  # else it ends a round, and begins none
+                    self._check_leadership(agent, leader, message)
                 self._on_end(leader, message)
             case m.Ended():
                 if message.outcome is not m.Outcome.REPLACED:
@@ -98,7 +99,10 @@ class Checks:
         self._last_said[leader.sessions.token, node_id] = message
 
     def _check_leadership(self, agent: Agent, leader: Leader, message: Any) -> None:
-        made = next(at for at, record in self._board.elections if record.candidate.token == leader.sessions.token)
+        tokens = [record.candidate.token for _, record in self._board.elections]
+        if leader.sessions.token not in tokens:
+            return  # it was elected by the nodes of its round
+        made = self._board.elections[tokens.index(leader.sessions.token)][0]
         displaced_at, newest = self._board.elections[-1]
         if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
             return
@@ -332,20 +336,28 @@ class Checks:
         did not hear it.  A new leader gives it as long again.
         """
         running = [agent for agent in self.agents if agent.alive and agent.group.phase.value == "running"]
-        newest = max((round_.fence for agent in running if (round_ := self.round_of(agent))), default=0)
+        rounds = [round_ for agent in running if (round_ := self.round_of(agent))]
+        newest = max(rounds, key=_fence, default=None)
         board, now = self._board, self._world.now
         for agent in self.agents:
             round_ = self.round_of(agent)
             is_cut = {(agent.host, BOARD), (BOARD, agent.host)} & self._world.cut
-            could_not_know = agent.is_frozen or is_cut or not board.is_up or board.is_silent
-            is_beside = agent in running and round_ is not None and round_.fence < newest
-            if not is_beside or could_not_know or board.faults != BoardFaults():
+            is_deaf = is_cut or not board.is_up or board.is_silent or board.faults != BoardFaults()
+            could_not_know = agent.is_frozen or (is_deaf and not agent.settings.has_elections)
+            is_beside = agent in running and round_ is not None and self._is_beside(round_, newest)
+            if not is_beside or could_not_know:
                 self._beside_since.pop(agent.node_id, None)
                 continue
             elected_at = board.elections[-1][0]
             since = self._beside_since.setdefault(agent.node_id, now)
             if now - max(since, elected_at) > self.lease_s * 1.02 + 1.0 + slow_s:
                 self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
+
+    def _is_beside(self, round_: Round, newest: Round | None) -> bool:
+        """Whether a newer one runs; of two jobs, with a wiped board between, neither can know the other."""
+        assert newest is not None
+        first, last = sorted((round_.began_at, newest.began_at))
+        return round_.fence < newest.fence and not first <= self._board.wiped_at <= last
 
     # When it is calm.
 
@@ -380,6 +392,10 @@ class Checks:
     def fail(self, what: str) -> None:
         self._world.note("PROMISE", what)
         raise BrokenPromiseError(what)
+
+
+def _fence(round_: Round) -> int:
+    return round_.fence
 
 
 def _began(round_: Round) -> float:

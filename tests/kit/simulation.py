@@ -48,6 +48,8 @@ class Faults:
     board_downs: int = 0
     board_wipes: int = 0
     rejections: int = 0  # of connections between two hosts, by a middlebox
+    partitions: int = 0  # of the hosts in two; the board is on one side
+    host_freezes: int = 0  # of node0, and of the board if that is there
     board: BoardFaults = NO_BOARD_FAULTS
     slow: float = 0.0  # chance of a message
     slow_s: float = 1.0
@@ -61,6 +63,7 @@ class Faults:
     def is_orderly(self) -> bool:
         """Nothing is late, cut, frozen or away: what comes first is also heard first, to some milliseconds."""
         disorder = self.cuts + self.isolations + self.freezes + self.suspends + self.jumps + self.board_downs
+        disorder += self.partitions + self.host_freezes
         return not disorder and not self.slow and not self.board_wipes and self.board == NO_BOARD_FAULTS
 
     @property
@@ -70,7 +73,7 @@ class Faults:
         A message does not say how long it was on its way.  A node's word that it leaves may come after the failures of
         those that lost it, which are charged then.
         """
-        return not self.suspends and not (self.slow and self.slow_s > GRACE_S)
+        return not self.suspends and not self.host_freezes and not (self.slow and self.slow_s > GRACE_S)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Size:
     works_s: float | None = None  # after so long in one round workers succeed
     join_timeout_s: float = 120.0
     last_call_timeout_s: float = 2.0
+    survivor: str = "majority"  # as `--rdzv-conf` has it
 
 
 class Simulation:
@@ -135,6 +139,7 @@ class Simulation:
                 "join_timeout": str(size.join_timeout_s),
                 "last_call_timeout": str(size.last_call_timeout_s),
                 "lease": str(LEASE_S),
+                "survivor": "endpoint" if size.is_leased else size.survivor,
             },
         )
         self._number += 1
@@ -197,6 +202,8 @@ class Simulation:
             (self.faults.board_downs, self.take_board_down),
             (self.faults.board_wipes, self.wipe_board),
             (self.faults.rejections, self.reject),
+            (self.faults.partitions, self.part),
+            (self.faults.host_freezes, self.freeze_host),
         ]
         for count, do in kinds:
             for _ in range(count):
@@ -220,6 +227,28 @@ class Simulation:
         host = self.random.choice(self.hosts)
         others = [other for other in self.hosts if other != host] + ([BOARD] if self.random.random() < 0.5 else [])
         self._cut([way for other in others for way in ((host, other), (other, host))])
+
+    def part(self) -> None:
+        hosts = self.random.sample(self.hosts, len(self.hosts))
+        one = hosts[: self.random.randint(1, len(hosts) - 1)]
+        other = [host for host in hosts if host not in one]
+        near = "node0" if self.size.is_board_on_node0 else hosts[0]
+        (one if near in one else other).append(BOARD)
+        self._cut([way for a in one for b in other for way in ((a, b), (b, a))])
+
+    def freeze_host(self) -> None:
+        agent = self.on("node0")
+        if agent is None or agent.is_frozen:
+            return
+        agent.freeze()
+        self.board.is_silent |= self.size.is_board_on_node0
+
+        def thaw() -> None:
+            agent.thaw()
+            if self.size.is_board_on_node0:
+                self.take_board_up()
+
+        self.world.after(self.a_while(), thaw)
 
     def _cut(self, ways: list[tuple[str, str]]) -> None:
         self.world.note("NETWORK", f"cut: {', '.join(f'{a} -> {b}' for a, b in ways)}")
@@ -466,6 +495,8 @@ def simulation_of(seed: int) -> Simulation:
         worker_ignores_term=chance(0.3),
         leaves_something=chance(0.3),
         rejections=some(3),
+        partitions=some(3),
+        host_freezes=some(2),
     )
     return Simulation(seed, size, faults)
 

@@ -17,10 +17,10 @@ from aelastic.rdzv import coordinator_server as servers
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol.messages import Terms
+from aelastic.rdzv.term import begin_term
 
 LEASE_S = 0.3
 ENOUGH = 5

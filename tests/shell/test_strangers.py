@@ -17,13 +17,13 @@ from aelastic.host.listeners import listen
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
-from aelastic.rdzv.coordinator.leader import begin_term
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, UPWARD, encode
 from aelastic.rdzv.strangers import STRANGERS_MIN, TELL_INTERVAL_S, UNFINISHED_BYTES_MAX, Strangers
 from aelastic.rdzv.stream import UNHANDLED_MAX, Stream
+from aelastic.rdzv.term import begin_term
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
 HELLO = m.Hello(PROTOCOL, TERMS, "token", m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY), 0)

@@ -20,6 +20,7 @@ from kit.simulated_world import FIN
 from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
 
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.rdzv.survivors.election import EPOCHS_APART
 from aelastic.result import result_of
 
 SEEDS_IN_A_TEST = 20
@@ -309,6 +310,84 @@ def test_a_coordinator_that_is_not_sure_of_its_reign_waits_for_the_board() -> No
     story.until_run_by(rest, LEASE_S + SOON_S)
 
 
+# The only endpoint goes, and the coordinator with it.
+
+
+def with_endpoint(hosts: str = "012", **size: Any) -> Story:
+    """Node 0 serves the endpoint, and coordinates."""
+    story = Story(hosts, is_board_on_node0=True, **size)
+    story.checks.is_orderly = False
+    story.until_run_by(hosts)
+    story.pass_time(1)
+    assert story.coordinator is story.agent("0")
+    return story
+
+
+def take_away(story: Story, how: str) -> None:
+    """The host of the endpoint and the coordinator is gone."""
+    if how == "cut off":
+        story.cut_off("0", *(host.removeprefix("node") for host in story.hosts[1:]))
+        for host in story.hosts[1:]:
+            story.cut_off(host.removeprefix("node"), BOARD)
+        return
+    agent = story.agent("0")
+    if how == "frozen":
+        agent.freeze()
+    else:
+        agent.crash(FIN if how == "killed" else "dark")
+        story.gone("node0")
+    story.board.is_up, story.board.is_silent = how != "killed", how != "killed"
+
+
+def bring_back(story: Story, how: str) -> None:
+    story.board.is_silent = False
+    story.heal_all()
+    if how == "frozen":
+        story.agent("0").thaw()
+    elif how != "cut off":
+        story.begin("0")
+
+
+@pytest.mark.parametrize("how", ["killed", "dark", "frozen", "cut off"])
+def test_most_nodes_of_a_round_go_on_without_endpoint_and_coordinator_and_take_them_in_again(how: str) -> None:
+    story = with_endpoint()
+    take_away(story, how)
+    story.until(
+        lambda: {story.checks.round_of(story.agent(host)).number for host in "12"} == {2},  # type: ignore[union-attr]
+        SOON_S if how == "killed" else LEASE_S + 1,
+    )
+    story.pass_time(2 * LEASE_S)
+    assert how != "cut off" or not story.agent("0").alive, "less than half of the nodes stop"
+    bring_back(story, how)
+    assert restart_count(story.until_run_by("012", 2 * LEASE_S + 2)) == 0
+    assert story.board.record is not None and story.board.record.epoch >= EPOCHS_APART
+    assert story.coordinator is not story.agent("0")
+
+
+@pytest.mark.parametrize("hosts, gone", [("01", ""), ("012", "1"), ("0123", "1")])
+def test_without_a_majority_nodes_stop_their_workers_and_wait_for_the_endpoint(hosts: str, gone: str) -> None:
+    story = with_endpoint(hosts)
+    for host in gone:
+        story.agent(host).crash("dark")
+    take_away(story, "frozen")
+    rest = [story.agent(host) for host in hosts if host not in f"0{gone}"]
+    story.until(lambda: not any(agent.alive for agent in rest), LEASE_S + 1)
+    story.pass_time(4 * LEASE_S)
+    assert not any(agent.alive for agent in rest)
+    bring_back(story, "frozen")
+    story.until_run_by("".join(sorted({*hosts} - {*gone})), 3 * LEASE_S)
+
+
+@pytest.mark.parametrize("survivor", ["majority", "endpoint"])
+def test_the_endpoint_side_goes_on_alone_where_it_is_told_to(survivor: str) -> None:
+    story = Story(is_board_on_node0=True, survivor=survivor)
+    story.checks.is_orderly = False
+    story.until_run_by("012")
+    take_away(story, "cut off")
+    story.pass_time(2 * LEASE_S)
+    assert bool(story.agent("0").alive) == (survivor == "endpoint")
+
+
 # What costs a restart, among workers that die of each other.
 
 # A worker's end is seen, all are stopped, and started again.
@@ -545,7 +624,7 @@ def test_a_seed_tells_the_same_story_twice() -> None:
 
 def test_the_seeds_reach_what_they_are_for() -> None:
     """A simulation in which nothing happens would pass."""
-    worlds = [simulate(seed) for seed in range(60)]
+    worlds = [simulate(seed) for seed in range(120)]
     assert {verdict.outcome for world in worlds for verdict in world.checks.verdicts} >= {
         Outcome.SUCCEEDED,
         Outcome.FAILED,

@@ -5,4 +5,15 @@ has in common with `c10d` is `key_board`.  `etcd` chooses between `etcd_v3` and 
 `etcd_settings`, and `etcd_v3_calls` is etcd's v3 API.  `encoding` turns records into bytes.
 """
 
-__all__ = ["c10d", "etcd", "etcd_http", "etcd_settings", "etcd_v2", "etcd_v3", "etcd_v3_calls", "quorum", "static"]
+__all__ = [
+    "c10d",
+    "endpoints",
+    "etcd",
+    "etcd_http",
+    "etcd_settings",
+    "etcd_v2",
+    "etcd_v3",
+    "etcd_v3_calls",
+    "quorum",
+    "static",
+]

@@ -17,6 +17,7 @@ from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import GoneError
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError
+from aelastic.rdzv.survivors.election import is_elected
 
 _log = logging.getLogger(__name__)
 
@@ -118,13 +119,14 @@ class KeyBoard(Board):
         goes on.
         """
         for _ in range(TRIES_MAX):
-            if state.text and not record.is_same_term(state.record):
+            is_older = is_elected(record) and state.epoch < record.epoch  # what it knew before an election without it
+            if state.text and not record.is_same_term(state.record) and not is_older:
                 return False
             if not state.text:
                 _log.warning(
                     "the TCPStore of %s was restarted and is empty: registering the coordinator again", self.name
                 )
-            text = new_text(state.record or record)
+            text = new_text(record if is_older or state.record is None else state.record)
             state = self._state_of(await self._compare_set(state.text, text))
             if state.text == text:
                 self._last = state

@@ -12,4 +12,13 @@
 `session_events` and `coordinator_events` are what the two cores are told and ask for.
 """
 
-__all__ = ["coordinator", "coordinator_events", "forming", "leader", "restart_policy", "session_events"]
+__all__ = [
+    "coordinator",
+    "coordinator_events",
+    "forming",
+    "leader",
+    "leadership",
+    "restart_policy",
+    "session_events",
+    "sessions",
+]

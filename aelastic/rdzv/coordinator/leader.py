@@ -71,6 +71,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self.phase is Phase.STEPPED_DOWN
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether other nodes may have elected a coordinator: no round begins, and no verdict is said."""
+        return bool(self.sessions.missing)
+
+    @property
     def has_own_node(self) -> bool:
         """Whether the node of this very agent is connected."""
         return self.sessions.has_session(self.coordinator.own_node_id)
@@ -159,7 +164,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_closed(self, event: ev.Closed, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # its node has a grace to reconnect
-                return self.sessions.on_closed(event.conn, now) + self._reclaim_if_needed(now)
+                return self.sessions.on_closed(event.conn, now, is_reset=event.is_reset) + self._reclaim_if_needed(now)
             case Phase.STEPPED_DOWN:
                 return []  # it was dropped
             case _:
@@ -176,6 +181,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             case Phase.LEADING | Phase.DOUBTFUL:  # certain again, unless the answer took too long; a heartbeat for all
                 assert event.record is not None
                 losses = self.lease.on_renewed(event.record, now)
+                self.sessions.is_on_board = not event.is_assumed
                 self._lead(now)
                 return self._heartbeat() + self._confirm(losses, now)
             case Phase.RECLAIMING:
@@ -191,6 +197,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                 raise self._impossible(event)
             case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives: a heartbeat for all
                 self.lease.on_renew_failed()
+                self.sessions.is_on_board = False
                 if self.coordinator.forming.is_unconfirmed:
                     self.lease.renew_at = min(self.lease.renew_at, now + RETRY_S)
                 return self._heartbeat()
@@ -269,11 +276,12 @@ class Leader(Machine[ev.Event, ev.Action]):
             actions += self._renew(now) or self._heartbeat()
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
-            actions += self._deliver(waiting_texts(self.coordinator, now), now)
+            actions += self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
         if self.verdict.is_due(now):
             is_leader = self.lease.is_certain(now)
-            actions += self._let_out(self.verdict.on_deadline_passed(now, is_leader=is_leader), now)
-        return actions + self.verdict.publish_again(now)
+            held = self.verdict.on_deadline_passed(now, is_leader=is_leader, is_blocked=self.is_blocked)
+            actions += self._let_out(held, now)
+        return actions + self.verdict.publish_again(now, is_blocked=self.is_blocked)
 
     # Moves.
 
@@ -282,7 +290,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _confirm(self, losses: int, now: float) -> list[ev.Action]:
         """A round that has lost nodes may begin, if that was known when the board was asked."""
-        if not self.lease.is_certain(now):
+        if not self.lease.is_certain(now) or self.is_blocked:
             return []
         return self._deliver(self.coordinator.handle(Confirmed(losses), now), now)
 
@@ -319,13 +327,19 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.phase = Phase.STEPPED_DOWN
         return [*self.sessions.dismiss(m.Goodbye(reason, is_gone)), ev.StepDown(reason)]
 
+    @property
+    def _may_decide(self) -> bool:
+        """Certain to lead; or certain that others may, without this side: then its round is over."""
+        is_cut_off = (
+            self.phase is Phase.DOUBTFUL and self.coordinator.phase is CoordinatorPhase.RUNNING and self.is_blocked
+        )
+        return self.phase is Phase.LEADING or is_cut_off
+
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
-        if self.phase is not Phase.LEADING:
-            return []
         inbox, core = self.sessions.inbox, self.coordinator
         actions: list[ev.Action] = []
-        while True:
+        while self._may_decide:
             if (event := inbox.pop(now)) is not None:
                 actions += self._deliver(core.handle(event, now), now)
             elif core.is_due(now):
@@ -337,7 +351,11 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._has_spares = core.has_spares
             actions += self._heartbeat()  # the coordinator after this one is to know it, however soon that is
         losses = core.forming.losses
-        if losses > max(self.lease.asked_losses, core.forming.confirmed) and not self.lease.is_asked:
+        if (
+            self.phase is Phase.LEADING
+            and losses > max(self.lease.asked_losses, core.forming.confirmed)
+            and not self.lease.is_asked
+        ):
             actions += self._renew(now)
         return actions
 
@@ -346,13 +364,17 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
+        assigned: dict[str, m.Assigned] = {}
         for send in sends:
             match send.message:
+                case m.Assigned():
+                    actions += self.sessions.say(send.node_id, send.message)
+                    assigned[send.node_id] = send.message
                 case m.Ended(outcome) if outcome is not m.Outcome.REPLACED and not self.verdict.is_released:
-                    actions += self.verdict.hold(send, send.message, now)
+                    actions += self.verdict.hold(send, send.message, now, is_blocked=self.is_blocked)
                 case _:
                     actions += self.sessions.say(send.node_id, send.message)
-        return actions
+        return actions + self.sessions.seat(assigned, self.coordinator.roster)
 
     def _let_out(self, held: list[Send], now: float) -> list[ev.Action]:
         self.sessions.is_over = self.verdict.is_released
@@ -365,26 +387,3 @@ class Leader(Machine[ev.Event, ev.Action]):
         assert self.phase is not Phase.RECLAIMING or self.lease.is_asked, "the board is asked for the epoch"
         assert self.phase is Phase.STEPPED_DOWN or self.deadline is not None, "a leader renews its lease"
         assert not self.verdict.is_released or self.coordinator.is_closed, "the verdict is the coordinator's"
-
-
-def begin_term(
-    coordinator: Coordinator,
-    terms: m.Terms,
-    record: LeaderRecord,
-    campaigned_at: float,
-    *,
-    has_fixed_ranks: bool = False,
-) -> Leader:
-    """The term of an agent that has just been elected.
-
-    Args:
-        coordinator: decides.
-        terms: what each agent must have been told.
-        record: the election's, as the board has it.
-        campaigned_at: when the board was asked for it.
-        has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
-    """
-    coordinator.roster.epoch = record.epoch
-    sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
-    lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
-    return Leader(coordinator, sessions, lease)

@@ -43,12 +43,14 @@ class Closed(Record):
     """A connection broke, or was closed."""
 
     conn: int
+    is_reset: bool = False  # it broke; else the other end has closed it
 
 
 class Renewed(Record):
     """Answers `Renew`: our record as the board has it now; `None`: another agent leads."""
 
     record: LeaderRecord | None
+    is_assumed: bool = False  # it cannot be asked now, and this agent was elected by the nodes of the round
 
 
 class RenewFailed(Record):

@@ -23,9 +23,11 @@ from typing import assert_never
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Registered
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.inbox import Inbox
+from aelastic.rdzv.coordinator.roster import Roster
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.survivors.electorate import Electorate
 
 # An agent that lives answers within this, on a machine however busy.
 PROBE_TIMEOUT_S = 0.5
@@ -48,6 +50,7 @@ class Connection:
     stage: Stage = Stage.OPEN
     node_id: str = ""
     preferred_rank: int | None = None
+    has_hung_up: bool = False  # it said so: its agent lives
 
     @property
     def is_session(self) -> bool:
@@ -79,6 +82,8 @@ class Sessions:
     has_fixed_ranks: bool = False
     is_over: bool = False  # every node has heard the verdict: a connection that closes is no loss
     inbox: Inbox = field(default_factory=Inbox)
+    electorate: Electorate = field(default_factory=Electorate)
+    is_on_board: bool = True  # the board has answered the last renewal
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its session
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last session that had it
@@ -129,6 +134,9 @@ class Sessions:
         self._connections[conn] = connection  # the last of all
         connection.heard_at = connection.said_at = now
         match connection.stage:
+            case _ if isinstance(message, m.HungUp):
+                connection.has_hung_up = True
+                return []
             case Stage.OPEN if isinstance(message, m.Hello):
                 return self._on_hello(conn, connection, message, now)
             case Stage.OPEN:
@@ -146,8 +154,10 @@ class Sessions:
             return []  # dropped while this was on its way
         return self._refuse(conn, reason, now, is_final=is_other_protocol)
 
-    def on_closed(self, conn: int, now: float) -> list[Action]:
+    def on_closed(self, conn: int, now: float, *, is_reset: bool = False) -> list[Action]:
         connection = self._forget(conn)
+        if connection is not None and connection.is_session and not (is_reset or connection.has_hung_up):
+            self.electorate.on_dead(connection.node_id)
         if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
             self._graces[connection.node_id] = now + GRACE_S
             broken = Broken(connection.node_id, silent_s=now - connection.said_at)
@@ -182,8 +192,11 @@ class Sessions:
     def _on_said(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         node_id = connection.node_id
         match message:
-            case m.Alive():
+            case m.Alive(fence):
+                self.electorate.on_said(node_id, fence)
                 return []
+            case m.HungUp():
+                raise AssertionError("it is noted in any stage")
             case m.Hello():
                 return self._refuse(conn, "protocol error: second Hello", now)
             case m.Ready(node) if node.node_id == node_id:
@@ -192,6 +205,7 @@ class Sessions:
                 return []
             case m.Left() if message.node_id == node_id:
                 connection.stage = Stage.LEFT
+                self.electorate.on_dead(node_id)
                 self.inbox.add(node_id, message, now)
                 return []
             case m.Failed() | m.Succeeded() | m.Prepared() if message.node_id == node_id:
@@ -290,6 +304,7 @@ class Sessions:
             self._conn_of_rank[connection.preferred_rank] = conn
         knew_another = 0 < hello.seen_epoch < self.epoch
         node = _located(hello.node, connection)
+        self.electorate.on_welcome(node, hello.seats)
         self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s), now)
         actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
         if notice:
@@ -301,7 +316,7 @@ class Sessions:
 
     # What nodes hear.
 
-    def say(self, node_id: str, message: m.CoordinatorMessage | m.Departed) -> list[Action]:
+    def say(self, node_id: str, message: m.CoordinatorMessage | m.Departed | m.Seats) -> list[Action]:
         """Tells a node; one that is not connected says where it stands when it is, and then hears what it missed."""
         conn = self._conn_of.get(node_id)
         if conn is None or self.inbox.is_registering(node_id):
@@ -310,6 +325,19 @@ class Sessions:
             self._forget(conn)  # what it has yet to say must not harm the agent that has its place
             return [Say(conn, message), Drop(conn)]
         return [Say(conn, message)]
+
+    def seat(self, assigned: dict[str, m.Assigned], roster: Roster) -> list[Action]:
+        """Nodes that are assigned to a round hear which others are."""
+        if not assigned or not self.electorate.is_on:
+            return []
+        nodes = [roster.members[i].node for i in roster.participants if i in roster.members]
+        seats = self.electorate.begin(next(iter(assigned.values())), self.token, nodes)
+        return [] if seats is None else [each for i in assigned for each in self.say(i, seats)]
+
+    @property
+    def missing(self) -> list[m.Seat]:
+        """Nodes that could go on with another coordinator: no round begins while they could."""
+        return self.electorate.missing(self.has_session, is_on_board=self.is_on_board)
 
     def say_all(self, message: m.Downward) -> list[Action]:
         return [Say(conn, message) for conn in self._conn_of.values()]

@@ -61,7 +61,7 @@ class VerdictGate:
     def is_released(self) -> bool:
         return self.stage is Stage.RELEASED
 
-    def hold(self, send: Send, verdict: m.Ended, now: float) -> list[ev.Action]:
+    def hold(self, send: Send, verdict: m.Ended, now: float, *, is_blocked: bool) -> list[ev.Action]:
         """Keeps one node's copy of the verdict back."""
         self._held.append(send)
         if self.stage is Stage.PUBLISHING:
@@ -69,24 +69,28 @@ class VerdictGate:
         self.stage = Stage.PUBLISHING
         self._look_at, self._last = now + PUBLISH_TIMEOUT_S, now + max(PUBLISH_TIMEOUT_S, self.lease_s)
         self._text = to_text(_shortened(verdict))
-        return [ev.Publish(self._text)]
+        self._again_at = now
+        return self.publish_again(now, is_blocked=is_blocked)
 
     def on_failed(self, now: float) -> None:
         """The board cannot be asked now."""
         self._again_at = now + PUBLISH_AGAIN_S
 
-    def publish_again(self, now: float) -> list[ev.Action]:
-        """Asks the board again, if it is time."""
+    def publish_again(self, now: float, *, is_blocked: bool) -> list[ev.Action]:
+        """Asks the board again, if it is time, and no other coordinator may have been elected without the board."""
         if self._again_at is None or now < self._again_at:
+            return []
+        if is_blocked:
+            self.on_failed(now)
             return []
         self._again_at = None
         return [ev.Publish(self._text)]
 
-    def on_deadline_passed(self, now: float, *, is_leader: bool) -> list[Send]:
+    def on_deadline_passed(self, now: float, *, is_leader: bool, is_blocked: bool) -> list[Send]:
         """The board does not answer: waits on while another agent may lead, but not without end."""
-        if is_leader or now >= self._last:
+        if not is_blocked and (is_leader or now >= self._last):
             return self.release()
-        self._look_at = min(now + PUBLISH_TIMEOUT_S, self._last)
+        self._look_at = now + PUBLISH_TIMEOUT_S if is_blocked else min(now + PUBLISH_TIMEOUT_S, self._last)
         return []
 
     def release(self) -> list[Send]:

@@ -12,8 +12,14 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Standing
 
 
-def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
-    """What is waited for, for each node that waits."""
+def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat] = ()) -> list[Send]:
+    """What is waited for, for each node that waits.
+
+    Args:
+        coordinator: decides.
+        now: the time.
+        missing: nodes that could have elected another coordinator.
+    """
     roster, rules, takeover = coordinator.roster, coordinator.rules, coordinator.takeover
     match coordinator.phase:
         case Phase.FORMING | Phase.TAKING_OVER:
@@ -27,6 +33,8 @@ def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
                 is_first=coordinator.round == 0,
                 reconnected=None if takeover is None else (takeover.round, len(takeover.seats), takeover.size),
             )
+            if missing:
+                text = f"{text}; {missing_text(missing)}"
             return [Send(node_id, m.Waiting(text)) for node_id in nodes]
         case Phase.RUNNING:
             text = f"finished; waiting for the workers of {some_of(roster.hosts(Standing.BUSY))}"
@@ -71,6 +79,14 @@ def forming_text(
         missing = _names_of_missing(joined, lost, fewest) or [f"{max(lacking, 0) or most - len(joined)} more"]
         parts.append(f"waiting for {some_of(missing)}")
     return "; ".join(parts)
+
+
+def missing_text(missing: Sequence[m.Seat]) -> str:
+    """Why no round begins, though enough nodes are ready."""
+    return (
+        f"no contact with {some_of([seat.host for seat in missing])}, which may go on without this side: "
+        "waiting for one of them, or for an agent in its place (--rdzv-conf survivor=endpoint does not wait)"
+    )
 
 
 def _names_of_missing(joined: Sequence[m.Node], lost: Mapping[str, str], fewest: int) -> list[str]:

@@ -22,6 +22,8 @@ RENEWALS_OF_A_LIVING_LEADER = 2
 # Between two looks at the board, while its renewals do not say yet whether the leader lives.
 LOOK_AGAIN_S = 0.25
 
+CUT_OFF = "no contact with the coordinator and the endpoint: the other nodes of the round may go on without this one"
+
 
 @dataclass(slots=True)
 class Contact:
@@ -33,6 +35,7 @@ class Contact:
 
     lease_s: float
     since: float = 0.0  # the last message of the leader, or when the board first showed it
+    board_at: float = 0.0  # the board's last answer
     look_at: float = 0.0  # when the board is read next, to see whether the leader lives
     _term: tuple[int, str] = (0, "")  # epoch and token of the leader
     _renewals: int = 0  # of it, as the board counted them by then
@@ -64,6 +67,10 @@ class Contact:
         if record.renewals is not None and record.renewals < self._renewals + RENEWALS_OF_A_LIVING_LEADER:
             return ""
         return f"the coordinator, which lives, was silent for {now - self.since:.1f} s: it has given this node up"
+
+    def is_cut_off(self, now: float) -> bool:
+        """Neither the leader nor the board is heard: the others may have elected another leader."""
+        return now >= self.since + self.lease_s + MARGIN_S and now >= self.board_at + self.lease_s / 2
 
     def look_again(self, now: float) -> None:
         self.look_at = now + LOOK_AGAIN_S

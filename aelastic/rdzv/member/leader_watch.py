@@ -131,6 +131,11 @@ class LeaderWatch:
         """A port that refused is asked again."""
         self._refused_token = ""
 
+    @property
+    def is_dead(self) -> bool:
+        """The process of the leader that this node followed last has ended."""
+        return bool(self._token) and self._is_dead(self._token)
+
     def _is_dead(self, token: str) -> bool:
         return token == self._refused_token == self._closed_token
 

@@ -21,7 +21,7 @@ from typing import assert_never
 from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.contact import Contact
+from aelastic.rdzv.member.contact import CUT_OFF, Contact
 from aelastic.rdzv.member.leader_watch import LeaderWatch, WatchPhase
 from aelastic.rdzv.member.member_events import Action, Event, Phase
 from aelastic.rdzv.member.node_state import NodeState
@@ -193,6 +193,7 @@ class Member(Machine[Event, Action]):
 
     def _stop_if_given_up(self, record: LeaderRecord | None, now: float) -> list[Action]:
         """Ends the round here, as the coordinator would: the board shows that it lives, and cannot reach this node."""
+        self.contact.board_at = now
         if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
             return []
         stop = self.state.interrupt(self.contact.given_up(record, now))
@@ -275,9 +276,9 @@ class Member(Machine[Event, Action]):
                 self.contact.on_heartbeat(renewals, now)
                 return []
             case m.Probe():
-                return [ev.Send(m.Alive())]
-            case m.Departed():
-                self.state.on_departed(message)
+                return [ev.Send(m.Alive(self.state.votes_by))]
+            case m.Departed() | m.Seats():
+                self.state.on_news(message)
                 return []
             case m.Assigned() | m.Interrupted() | m.Ended() | m.Waiting():
                 return self._on_decision(message) if self.phase is Phase.MEMBER else []
@@ -345,7 +346,7 @@ class Member(Machine[Event, Action]):
             return [ev.Disconnect(), *self._read_board()]
         actions: list[Action] = []
         if self.phase is Phase.MEMBER and self.outbox.is_heartbeat_due(self.leader.lease_s, now):
-            actions.append(ev.Send(m.Alive()))
+            actions.append(ev.Send(m.Alive(self.state.votes_by)))
         if now >= min(self.leader.check_at, self.leader.late_at) and self.leader.begin_check(now):
             actions.append(ev.ReadBoard())
         return actions
@@ -358,6 +359,9 @@ class Member(Machine[Event, Action]):
             self.contact.look_again(now)
             was_checking, self.leader.is_checking = self.leader.is_checking, True
             actions += [] if was_checking else [ev.ReadBoard()]
+            is_cut_off = self.state.seats is not None and self.contact.is_cut_off(now)
+            if is_cut_off and (stop := self.state.interrupt(CUT_OFF)) is not None:
+                actions.append(ev.Deliver(stop))
         return actions
 
     # Moves.

@@ -24,6 +24,7 @@ class NodeState:
     alone_since: float | None = None  # without a coordinator
     departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
+    seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
 
     @property
     def round(self) -> int:
@@ -125,6 +126,18 @@ class NodeState:
         if self.alone_since is None:
             self.alone_since = since
 
-    def on_departed(self, departed: m.Departed) -> None:
-        if departed.round == self.round and self.assigned is not None:
-            self.departed |= {departed.group_rank}
+    @property
+    def votes_by(self) -> int:
+        return 0 if self.seats is None else self.seats.fence
+
+    def on_news(self, news: m.Departed | m.Seats) -> None:
+        """About the other nodes of the round."""
+        match news:
+            case m.Departed(round_, group_rank):
+                if round_ == self.round and self.assigned is not None:
+                    self.departed |= {group_rank}
+            case m.Seats(fence):
+                if fence > self.votes_by:
+                    self.seats = news
+            case _:
+                assert_never(news)

@@ -18,7 +18,7 @@ class Outbox:
         """All that is known of this node, and the newest epoch that it knows."""
         assert state.node is not None, "a node that connects is ready for a round, or has been"
         self.unsent = None
-        return m.Hello(PROTOCOL, terms, token, state.node, state.past_at(now), epoch)
+        return m.Hello(PROTOCOL, terms, token, state.node, state.past_at(now), epoch, state.seats)
 
     def keep(self, message: m.NodeMessage) -> None:
         """`Hello` is not answered yet, and has said what was before."""

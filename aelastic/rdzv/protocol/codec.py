@@ -28,6 +28,7 @@ _HEAD = 4
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Upward)}
 DOWNWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Downward)}
+BALLOT: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Ballot)}
 
 
 class WireError(Exception):
@@ -45,7 +46,7 @@ class OtherProtocolError(WireError):
         super().__init__(self.reason)
 
 
-def encode(message: m.Upward | m.Downward) -> bytes:
+def encode(message: m.Upward | m.Downward | m.Ballot) -> bytes:
     """One frame."""
     body = json.dumps([type(message).__name__, message], default=_fields_of, separators=(",", ":")).encode()
     if len(body) > FRAME_MAX:

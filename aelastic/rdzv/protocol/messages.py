@@ -46,6 +46,8 @@ class Node(Record):
     # The coordinator's own address, as this node reached it.
     way_address: str = ""
     starts: Starts = Starts.COLD
+    # Where the other nodes of its round ask its agent for its vote; 0: it has none.
+    ballot_port: int = 0
 
 
 # Node to coordinator.
@@ -129,6 +131,31 @@ class Past(Record):
     is_charged: bool = False  # it has heard that a failure has ended that round
 
 
+class Seat(Record):
+    """A node of a round, as the others reach its agent."""
+
+    node_id: str
+    host: str
+    address: str
+    port: int
+
+
+class Seats(Record):
+    """The nodes of a round by group rank: a majority of them can elect a coordinator where there is no endpoint.
+
+    A node's last `Seats` is what it votes by; `Alive` says which that is.
+    """
+
+    fence: int  # of the round
+    round: int
+    secret: str  # whoever asks for a vote knows it
+    seats: tuple[Seat, ...]
+
+    @property
+    def majority(self) -> int:
+        return len(self.seats) // 2 + 1
+
+
 class Hello(Record):
     """The first message on a connection.  Answered by `Welcome` or `Refused`."""
 
@@ -138,13 +165,20 @@ class Hello(Record):
     node: Node
     past: Past
     seen_epoch: int  # the newest that this node knows of
+    seats: Seats | None = None  # what it votes by
 
 
 class Alive(Record):
     """Heartbeat of a node.  Not answered."""
 
+    fence: int = 0  # of the seats that it votes by
 
-Upward: TypeAlias = Hello | Alive | NodeMessage
+
+class HungUp(Record):
+    """This node closes the connection, and lives: it may vote for another coordinator."""
+
+
+Upward: TypeAlias = Hello | Alive | HungUp | NodeMessage
 
 
 # Coordinator to node.
@@ -245,4 +279,37 @@ class Goodbye(Record):
     is_gone: bool  # its agent leaves; else another agent leads, and its node stays in its round
 
 
-Downward: TypeAlias = Welcome | Refused | Heartbeat | Probe | Goodbye | Departed | CoordinatorMessage
+Downward: TypeAlias = Welcome | Refused | Heartbeat | Probe | Goodbye | Departed | Seats | CoordinatorMessage
+
+
+# Between two nodes of a round.
+
+
+class Elected(Record):
+    """An agent that coordinates, or wants to, without an endpoint that could say so."""
+
+    epoch: int
+    node_id: str
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+
+
+class Vote(Record):
+    """Asks for a node's vote.  Answered by `Voted`."""
+
+    fence: int  # of the seats that the candidate counts
+    secret: str  # of these
+    leader: Elected
+
+
+class Voted(Record):
+    """Granted: this node votes for no other in that epoch, nor in an older one, and follows the candidate."""
+
+    is_granted: bool
+    epoch: int  # the newest that this node knows of
+    reason: str = ""  # why not
+    leader: Elected | None = None  # the coordinator that this node follows
+
+
+Ballot: TypeAlias = Vote | Voted

@@ -1,0 +1,37 @@
+"""The term of an agent that has just been elected, by the board or by the nodes of a round."""
+
+from __future__ import annotations
+
+from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leadership import LeaderLease
+from aelastic.rdzv.coordinator.sessions import Sessions
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.survivors.election import is_elected
+
+
+def begin_term(
+    coordinator: Coordinator,
+    terms: m.Terms,
+    record: LeaderRecord,
+    campaigned_at: float,
+    *,
+    has_fixed_ranks: bool = False,
+    has_elections: bool = False,
+) -> Leader:
+    """The term of an agent that has just been elected.
+
+    Args:
+        coordinator: decides.
+        terms: what each agent must have been told.
+        record: the election's, as the board has it.
+        campaigned_at: when the board was asked for it.
+        has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
+        has_elections: nodes of a round may elect a coordinator among themselves.
+    """
+    coordinator.roster.epoch = record.epoch
+    sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
+    sessions.electorate.is_on, sessions.is_on_board = has_elections, not is_elected(record)
+    lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
+    return Leader(coordinator, sessions, lease)

@@ -1,0 +1,239 @@
+"""Elections without an endpoint: events in, actions out; and whether a coordinator may begin a round."""
+
+from __future__ import annotations
+
+import pytest
+
+from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.rdzv.survivors import election_events as ev
+from aelastic.rdzv.survivors.election import CHOSEN_S, EPOCHS_APART, Election, is_elected
+from aelastic.rdzv.survivors.election_events import Phase
+from aelastic.rdzv.survivors.electorate import SEATS_MAX, Electorate
+
+LEASE_S = 5.0
+SECRET = "s3cret"
+SEATS = m.Seats(1_000_002, 2, SECRET, tuple(m.Seat(each, f"host-{each}", f"10.0.0.{each}", 7) for each in "012"))
+
+
+def candidate(node_id: str) -> Candidate:
+    return Candidate(node_id, (f"host-{node_id}",), 4711, f"token of {node_id}")
+
+
+LEADER = LeaderRecord(1, candidate("0"), 3)
+
+
+def vote(node_id: str, epoch: int = EPOCHS_APART, *, fence: int = SEATS.fence, secret: str = SECRET) -> m.Vote:
+    return m.Vote(fence, secret, m.Elected(epoch, node_id, (f"host-{node_id}",), 4711, f"token of {node_id}"))
+
+
+def following(node_id: str = "1") -> Election:
+    election = Election(node_id, LEASE_S)
+    election.handle(ev.Followed(LEADER, 1), 0.0)
+    election.handle(ev.Seated(SEATS), 0.0)
+    return election
+
+
+def alone(node_id: str = "1", *, is_dead: bool = True) -> Election:
+    """It has lost the coordinator and the endpoint, whose processes have ended."""
+    election = following(node_id)
+    election.handle(ev.Lost(10.0, is_dead, candidate(node_id)), 10.0)
+    election.handle(ev.BoardSilent(10.0, is_refused=is_dead), 10.0)
+    return election
+
+
+def asked(election: Election, vote: m.Vote, now: float = 10.0) -> m.Voted:
+    (answer,) = election.handle(ev.Asked(1, vote), now)
+    assert isinstance(answer, ev.Answer)
+    return answer.voted
+
+
+def asking(node_id: str = "1") -> Election:
+    election = alone(node_id)
+    assert election.deadline is not None
+    asks = election.handle(ev.DeadlinePassed(), election.deadline)
+    assert [ask.seat.node_id for ask in asks if isinstance(ask, ev.Ask)] == [each for each in "012" if each != node_id]
+    return election
+
+
+def test_most_votes_elect_a_node_which_nothing_but_the_round_knows() -> None:
+    election = asking()
+    election.handle(ev.Answered("2", EPOCHS_APART, m.Voted(True, EPOCHS_APART)), 10.2)
+    assert election.chosen == LeaderRecord(EPOCHS_APART, candidate("1"))
+    assert is_elected(election.chosen)
+
+
+def test_a_vote_is_an_answer_and_the_candidate_is_followed() -> None:
+    election = alone("2")
+    assert asked(election, vote("1")).is_granted
+    assert election.chosen == LeaderRecord(EPOCHS_APART, candidate("1"))
+
+
+def test_two_nodes_have_no_majority_without_each_other() -> None:
+    election = following()
+    election.handle(ev.Seated(m.Seats(SEATS.fence + 1, 3, SECRET, SEATS.seats[:2])), 0.0)
+    election.handle(ev.Lost(10.0, True, candidate("1")), 10.0)
+    election.handle(ev.BoardSilent(10.0, is_refused=True), 10.0)
+    for _ in range(20):
+        assert election.deadline is not None
+        election.handle(ev.DeadlinePassed(), election.deadline)
+        assert election.chosen is None
+
+
+def test_a_node_votes_for_one_candidate_in_an_epoch() -> None:
+    election = alone("2")
+    assert asked(election, vote("1")).is_granted
+    assert asked(election, vote("1")).is_granted, "the answer was lost, and it asks again"
+    assert not asked(election, vote("0")).is_granted
+    assert asked(election, vote("0", 2 * EPOCHS_APART)).is_granted
+
+
+@pytest.mark.parametrize(
+    "election, asks, reason",
+    [
+        (following("2"), vote("1"), "has a coordinator"),
+        (alone("2"), vote("1", secret="another"), "secret"),
+        (alone("2"), vote("1", fence=SEATS.fence - 1), "newer round"),
+        (alone("2", is_dead=False), vote("1"), "for long enough"),
+        (alone("2"), vote("1", 1), "knows of epoch 1"),
+        (Election("2", LEASE_S), vote("1"), "no part in a round"),
+    ],
+)
+def test_a_vote_that_is_not_given_has_a_reason(election: Election, asks: m.Vote, reason: str) -> None:
+    voted = asked(election, asks)
+    assert not voted.is_granted and reason in voted.reason
+
+
+def test_a_coordinator_and_an_endpoint_that_are_silent_are_lost_after_a_lease() -> None:
+    election = alone("1", is_dead=False)
+    assert election.deadline is not None and 10 + LEASE_S <= election.deadline <= 10 + LEASE_S + 0.2
+    assert asked(election, vote("2"), 10 + LEASE_S).is_granted
+
+
+def test_an_endpoint_that_answers_ends_an_election() -> None:
+    election = asking()
+    election.handle(ev.BoardSaid(), 10.2)
+    assert election.deadline is not None
+    assert election.handle(ev.DeadlinePassed(), election.deadline) == []
+    assert election.phase is Phase.ALONE
+
+
+def test_a_node_that_comes_late_hears_which_coordinator_was_elected() -> None:
+    election, elected = asking(), m.Elected(EPOCHS_APART, "2", ("host-2",), 4711, "token of 2")
+    election.handle(ev.Answered("2", EPOCHS_APART, m.Voted(False, EPOCHS_APART, "has a coordinator", elected)), 10.2)
+    assert election.chosen == LeaderRecord(EPOCHS_APART, candidate("2"))
+
+
+def test_two_that_ask_at_once_ask_in_a_newer_epoch_then() -> None:
+    one, other = asking("1"), asking("2")
+    for election, rival in ((one, "2"), (other, "1")):
+        election.handle(ev.Answered(rival, EPOCHS_APART, asked(election, vote(rival))), 10.2)
+    assert one.deadline is not None
+    (_, to_other) = one.handle(ev.DeadlinePassed(), one.deadline)
+    assert isinstance(to_other, ev.Ask) and to_other.vote.leader.epoch == 2 * EPOCHS_APART
+    assert asked(other, to_other.vote, one.deadline).is_granted
+
+
+def test_one_that_was_elected_and_does_not_come_is_replaced() -> None:
+    election = alone("2")
+    asked(election, vote("1"))
+    assert election.deadline is not None and election.deadline <= 10 + CHOSEN_S + 0.2
+    asks = election.handle(ev.DeadlinePassed(), election.deadline)
+    assert [ask.vote.leader.epoch for ask in asks if isinstance(ask, ev.Ask)] == [2 * EPOCHS_APART] * 2
+
+
+def test_what_the_endpoint_knew_before_the_election_is_not_believed_for_a_lease() -> None:
+    election, elected = following("2"), LeaderRecord(EPOCHS_APART, candidate("1"))
+    election.handle(ev.Followed(elected, EPOCHS_APART), 10.0)
+    assert not election.is_stale(LEADER, 11.0), "its coordinator is there to say so"
+    election.handle(ev.Lost(12.0, False, candidate("2")), 12.0)
+    assert election.is_stale(LEADER, 12.1) and election.is_stale(None, 12.1)
+    assert not election.is_stale(elected.replace(renewals=1), 12.1)
+    assert not election.is_stale(LEADER, 12.1 + LEASE_S)
+
+
+# Whether a coordinator may begin a round.
+
+RANKS = NodeRanks(0, 3, 0, 3, 0, 3, 1)
+
+
+def nodes(names: str) -> list[m.Node]:
+    return [m.Node(each, f"host-{each}", "", 1, f"10.0.0.{each}", 1, ballot_port=7) for each in names]
+
+
+def electorate(names: str = "012") -> tuple[Electorate, int]:
+    found = Electorate(is_on=True)
+    ranks = RANKS.replace(group_world_size=len(names))
+    seats = found.begin(m.Assigned(2, 0, ranks, "", 0, epoch=1), SECRET, nodes(names))
+    for node in nodes(names):
+        found.on_welcome(node, seats)
+    return found, 1_000_002
+
+
+def blocked(found: Electorate, connected: str, *, is_on_board: bool = True) -> str:
+    return "".join(seat.node_id for seat in found.missing(set(connected).__contains__, is_on_board=is_on_board))
+
+
+@pytest.mark.parametrize(
+    "names, connected, on_board, on_its_own",
+    [
+        ("012", "01", "", ""),
+        ("012", "0", "12", "12"),
+        ("0123", "01", "", "23"),
+        ("01", "0", "", "1"),
+        ("0", "", "0", "0"),
+    ],
+)
+def test_no_round_begins_while_a_majority_of_the_last_is_not_heard(
+    names: str, connected: str, on_board: str, on_its_own: str
+) -> None:
+    found, _ = electorate(names)
+    assert blocked(found, connected) == on_board
+    assert blocked(found, connected, is_on_board=False) == on_its_own
+
+
+def test_a_node_whose_process_ended_has_no_vote() -> None:
+    found, _ = electorate()
+    found.on_dead("1")
+    assert blocked(found, "0") == ""
+
+
+def test_an_agent_in_the_place_of_another_counts_for_it() -> None:
+    found, _ = electorate()
+    newcomer = nodes("1")[0].replace(node_id="new")
+    found.on_welcome(newcomer.replace(node_id="elsewhere", master_addr="10.0.0.9"), None)
+    assert blocked(found, "0") == blocked(found, ["0", "elsewhere"]) == "12"  # type: ignore[arg-type]
+    found.on_welcome(newcomer, None)
+    assert blocked(found, ["0", "new"]) == ""  # type: ignore[arg-type]
+
+
+def test_a_round_counts_until_most_of_its_nodes_know_a_newer_one() -> None:
+    """The next round begins with newcomers, and two nodes of the last never hear of it: these elect another."""
+    found, fence = electorate("012")
+    ranks = RANKS.replace(group_world_size=5)
+    found.begin(m.Assigned(3, 0, ranks, "", 0, epoch=1), SECRET, nodes("01234"))
+    for each in "034":
+        found.on_said(each, fence + 1)
+    assert blocked(found, "034") == "12"
+    found.on_said("1", fence + 1)
+    assert blocked(found, "034") == ""
+
+
+def test_a_round_that_another_coordinator_has_begun_counts_when_a_node_tells_of_it() -> None:
+    found, fence = electorate("012")
+    (back,) = nodes("2")
+    seats = m.Seats(EPOCHS_APART * 1_000_000 + 3, 3, "other", (*SEATS.seats[1:], m.Seat("3", "h", "a", 7)))
+    found.on_welcome(back, seats)
+    assert blocked(found, "02") == "13"
+    assert fence in found.rounds
+
+
+def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections() -> None:
+    found = Electorate(is_on=True)
+    many = [node.replace(node_id=str(i)) for i, node in enumerate(nodes("0") * (SEATS_MAX + 1))]
+    ranks = RANKS.replace(group_world_size=len(many))
+    assert found.begin(m.Assigned(2, 0, ranks, "", 0, epoch=1), SECRET, many) is None
+    portless = [node.replace(ballot_port=0) for node in nodes("012")]
+    assert found.begin(m.Assigned(2, 0, RANKS, "", 0, epoch=1), SECRET, portless) is None
+    assert blocked(found, "") == ""

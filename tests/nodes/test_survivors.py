@@ -1,0 +1,40 @@
+"""One endpoint, on the coordinator's host, and that is gone: what is left of the round goes on, or stops."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from kit.agents import figure
+from kit.chaos import LEASE_S, SLACK_S, Battlefield, battlefield
+from kit.launching import Launcher
+
+ALL, REST = (0, 1, 2), (1, 2)
+# What a machine may add on which others work, too.
+LOAD_S = 6.0
+
+
+def others_go_on(there: Battlefield, fault: str, within_s: float) -> None:
+    """Node 0 is gone for a while, with the endpoint; the others go on, and take it in again."""
+    while there.coordinator != 0:  # whichever asked the endpoint first
+        there.agent_killed(there.coordinator)()
+        there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+    fence, began = there.fence, time.monotonic()
+    undo = getattr(there, fault)(0)
+    took = there.wait_progress(REST, began, above=fence, limit_s=within_s + SLACK_S)
+    figure(f"endpoint's and coordinator's host, {fault}: to the others at work", took)
+    assert took < within_s + LOAD_S, there.team.story
+    time.sleep(max(began + 2 * LEASE_S - time.monotonic(), 0.0))
+    undo()
+    there.wait_progress(ALL, time.monotonic(), limit_s=2 * LEASE_S + SLACK_S)
+    assert there.side_by_side_s() < LEASE_S + 1
+
+
+@pytest.mark.parametrize("fault", ["agent_killed", "cut_off"])
+def test_two_of_three_nodes_go_on_without_the_host_of_endpoint_and_coordinator(
+    launch: Launcher, tmp_path: Path, fault: str
+) -> None:
+    with battlefield(launch, "c10d", tmp_path) as there:
+        others_go_on(there, fault, 1.0 if fault == "agent_killed" else LEASE_S + 1.0)
+        assert any(agent.has_said("elected by most nodes") for agent in there.agents[1:])
