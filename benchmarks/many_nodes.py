@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from arguments import Arguments
-from jobs import HERE, Job, SkippedError, etcd, open_job, store
+from jobs import HERE, Job, SkippedError, etcd, free_port, open_job, store
 from one_node import Figure, Launcher, Measure, MeasurementError, describe_machine, take_in_turn
 
 SETTLE_S = 2.0  # a launcher starts helpers in its first moments; what a running job does is measured after them
@@ -110,6 +110,20 @@ def measure_heir_etcd(launcher: Launcher) -> dict[str, float]:
         return {"heir_etcd_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
 
 
+def measure_form_on(hosts: int) -> Callable[[Launcher], dict[str, float]]:
+    def measure(launcher: Launcher) -> dict[str, float]:
+        with open_job(launcher, "3", endpoint=_endpoints(hosts)) as job:
+            started_at = job.start(3)
+            return {f"form_on_{hosts}_s": job.wait_running(3) - started_at}
+
+    return measure
+
+
+def _endpoints(hosts: int) -> str:
+    port = free_port()
+    return ",".join(f"127.0.0.{host}:{port}" for host in range(1, hosts + 1))
+
+
 def measure_stop_heir(launcher: Launcher) -> dict[str, float]:
     with store() as endpoint, open_job(launcher, "1:3", endpoint=endpoint, conf="is_host=false") as job:
         return {"stop_heir_s": lose_a_node(job, signal.SIGSTOP, coordinator=True)}
@@ -166,6 +180,8 @@ MEASURES = (
     single("heir-board", measure_heir_board, "the same, and the c10d store dies with it → others running", None),
     single("heir-etcd", measure_heir_etcd, "the same on etcd-v3 → others running", LEASE_S + 1, 3),
     single("stop-heir", measure_stop_heir, "the same on c10d, SIGSTOPped → others running", LEASE_S + 1, 3),
+    single("form-on-1", measure_form_on(1), "3 agents, one endpoint: start → first lines of all workers", None),
+    single("form-on-3", measure_form_on(3), "the same, three endpoints (at most 1.1 of that with one)", None),
     agents_measure(100, None, None),
     agents_measure(1000, 2.0, 1.0),
     agents_measure(4000, 8.0, 4.0),
