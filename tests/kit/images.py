@@ -28,6 +28,8 @@ ROOT_OF = """set -e
 mount --make-rprivate /
 mount -t overlay overlay -o "$2" "$1"
 mount -t proc proc "$1/proc"
+mount --bind "$1/proc/sys" "$1/proc/sys" # this machine's settings: a systemd would change them
+mount -o remount,bind,ro "$1/proc/sys"
 mount --rbind /sys "$1/sys"
 mount -t tmpfs tmpfs "$1/dev"
 for device in null zero full random urandom; do touch "$1/dev/$device"; mount --bind "/dev/$device" "$1/dev/$device"; done
