@@ -21,6 +21,11 @@ HEAD = """\
 words has both spellings (`--nproc-per-node`, `--nproc_per_node`), and every prefix that names one option only is taken
 for it. A variable sets the default; an empty one counts as unset.
 [From torchrun](../how-to/from-torchrun.md#flag-by-flag) compares flag by flag."""
+DOCTOR = """\
+`aelastic doctor [OPTIONS]` takes the same options, and starts no job: it checks this host and each rendezvous endpoint,
+and prints one line for each check: `ok`, `warning` or `error`, what was found, and what to do. It exits with 0, with 1
+if there is an error, and with 2 if the options are invalid.
+[Before the first job](rendezvous.md#before-the-first-job) shows one. A script of that name is `./doctor`."""
 LAUNCH = """\
 `python -m aelastic.launch` takes the same options, and stands for `torch.distributed.launch`: scripts get
 `--local-rank=N` as an argument, unless `--use-env` is given. `python -m aelastic.run` is `python -m aelastic`."""
@@ -30,7 +35,7 @@ def pages() -> dict[str, str]:
     """The page, by its path below the root of the repository."""
     parts = [part for title, options in GROUPS.items() for part in (f"## {_title(title)}", _table(options))]
     own = next(iter(LAUNCH_GROUPS.values()))
-    return {PAGE: lines(HEAD, *parts, "## As torch.distributed.launch", LAUNCH, _table(own))}
+    return {PAGE: lines(HEAD, *parts, "## Doctor", DOCTOR, "## As torch.distributed.launch", LAUNCH, _table(own))}
 
 
 def _title(title: str) -> str:

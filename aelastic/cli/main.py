@@ -136,6 +136,10 @@ def _run_command(
 ) -> Outcome:
     configure_logging(_stderr, environ.get("LOGLEVEL", ""))
     try:
+        if argv[:1] == ["doctor"]:  # a script of that name is ./doctor
+            from aelastic.cli.doctor import examine
+
+            return Outcome(examine(argv[1:], environ, groups))
         invocation = parse(argv, environ, groups)
     except InputError as error:
         return _refuse(error)

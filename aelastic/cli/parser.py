@@ -205,6 +205,7 @@ def help_text(groups: Groups = GROUPS) -> str:
 
 def _help_lines(groups: Groups) -> Iterator[str]:
     yield "usage: aelastic [options] script [arguments of the script]"
+    yield "       aelastic doctor [options]   checks this host and the endpoints, and starts nothing"
     yield ""
     yield from _wrap(PURPOSE)
     for title, options in groups.items():

@@ -35,6 +35,7 @@ FLOORS = (
     ("result",),
     ("agent",),
     ("supervisor", "event_log", "sd_notify"),
+    ("doctor",),
     ("cli", "timeline"),
     ("launcher",),
     ("launch", "run", "__main__", "elastic_agent"),

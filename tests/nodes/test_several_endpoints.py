@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
+import os
 import re
+import socket
 import threading
 
+import anyio
 import pytest
 from kit.agents import Agent, Meeting, team_of
 from kit.launching import Launcher
 from kit.ports import quiet_port
 
-from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
+from aelastic.rdzv.boards import c10d
+from aelastic.rdzv.boards.quorum import QuorumBoard
+from aelastic.rdzv.settings import RendezvousSettings
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -97,6 +104,25 @@ def test_an_endpoint_that_is_another_program_is_named(launch: Launcher) -> None:
         server.shutdown()
 
 
+async def test_a_host_that_cannot_bind_its_endpoint_ends_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(port: int, address: str = "") -> socket.socket:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), port, None, address)
+
+    monkeypatch.setattr(c10d, "listen", refuse)
+    names = ["127.0.0.1:80", "192.0.2.1:80", "192.0.2.2:80"]
+    board = QuorumBoard(RendezvousSettings("c10d", ",".join(names), 3, 3), "job", os.environ)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(board.run)
+        with pytest.raises(InputError) as caught, anyio.fail_after(20):
+            await board.read()
+        tasks.cancel_scope.cancel()
+    await board.aclose()
+    assert (
+        str(caught.value)
+        == f"the rendezvous endpoint {names[0]} cannot be served (Permission denied): choose another port"
+    )
+
+
 @pytest.mark.parametrize(
     "names, said",
     [
@@ -110,6 +136,13 @@ def test_a_list_that_cannot_be_is_refused_before_anything_is_started(launch: Lau
         agent = job.start()
         assert agent.wait() == EXIT_INPUT
         assert said in error_of(agent)
+
+
+def test_a_host_that_is_to_serve_all_endpoints_is_refused(launch: Launcher) -> None:
+    with team_of(launch, Meeting("c10d", ",".join(endpoints())), "2", conf={"is_host": "true"}) as job:
+        agent = job.start()
+        assert agent.wait() == EXIT_INPUT
+        assert "is_host=true is for one endpoint" in error_of(agent)
 
 
 def test_an_even_number_works_and_is_said(launch: Launcher) -> None:

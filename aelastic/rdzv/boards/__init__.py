@@ -16,4 +16,5 @@ __all__ = [
     "etcd_v3_calls",
     "quorum",
     "static",
+    "tcp_store",
 ]

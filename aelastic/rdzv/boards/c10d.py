@@ -55,6 +55,10 @@ class C10dBoard(KeyBoard):
         endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
         self._is_host = _switch(settings, "is_host")
         self._is_one_of_many, self._may_serve = is_one_of_many, may_serve
+        if is_one_of_many and self._is_host:  # or it would serve another host's endpoint, and be several of them
+            raise InputError(
+                "rendezvous setting is_host=true is for one endpoint: leave it out, each host knows its own"
+            )
         self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")

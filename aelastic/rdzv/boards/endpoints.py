@@ -62,7 +62,7 @@ async def local_address_of(endpoint: Endpoint) -> str | None:
         RendezvousConnectionError: the name is not known, at least not yet.
         InputError: invalid host name.
     """
-    found = [str(sockaddr[0]) for family, sockaddr in await _addresses(endpoint) if _can_be_bound(family, sockaddr)]
+    found = [str(sockaddr[0]) for family, sockaddr in await addresses_of(endpoint) if _can_be_bound(family, sockaddr)]
     return next((address for address in found if not is_loopback(address)), found[0] if found else None)
 
 
@@ -102,7 +102,7 @@ async def first_words(endpoint: Endpoint) -> str:
 async def _connect(endpoint: Endpoint) -> SocketStream:
     reasons: list[str] = []
     is_refused = True
-    for _, sockaddr in await _addresses(endpoint):
+    for _, sockaddr in await addresses_of(endpoint):
         try:
             with anyio.fail_after(PROBE_TIMEOUT_S):
                 stream = await anyio.connect_tcp(str(sockaddr[0]), endpoint.port)
@@ -134,7 +134,8 @@ def _ends(stream: SocketStream) -> tuple[Any, Any]:
         return None, None
 
 
-async def _addresses(endpoint: Endpoint) -> list[tuple[int, tuple[Any, ...]]]:
+async def addresses_of(endpoint: Endpoint) -> list[tuple[int, tuple[Any, ...]]]:
+    """What the endpoint's host resolves to: families and socket addresses; raises as `local_address_of` does."""
     infos: list[Any] = []
     reason = f"no answer within {RESOLVE_TIMEOUT_S:g} s"
     with anyio.move_on_after(RESOLVE_TIMEOUT_S):

@@ -1,0 +1,53 @@
+"""`aelastic doctor`: checks this host and the rendezvous endpoints, one line each, and starts no job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from aelastic.cli.parser import Groups, Settings, read_options
+from aelastic.cli.rendezvous_options import rendezvous_fields
+from aelastic.doctor.endpoint_checks import check_endpoints
+from aelastic.doctor.finding import Finding
+from aelastic.doctor.host_checks import check_host
+from aelastic.errors import EXIT_FAILURE
+from aelastic.rdzv.settings import RendezvousSettings
+
+
+def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> int:
+    """Prints the findings, and gives the exit code: 1 if there is an error among them.
+
+    Args:
+        argv: the options of a job, and its script or none.
+
+    Raises:
+        InputError: they cannot be read, or cannot work.
+        SystemExit: after `--help` and `--version`.
+    """
+    chosen = read_options([*argv, "--", "doctor"], environ, groups)
+    fields = rendezvous_fields(chosen, environ)
+    levels = {_say(finding) for finding in check_host(environ, _log_dir(chosen), chosen["nnodes"][1])}
+    settings: RendezvousSettings | None = fields.get("rdzv")
+    if settings is None:
+        levels |= {_say(Finding("ok", "rendezvous", "a single node needs none"))}
+    else:
+        import asyncio
+
+        levels |= asyncio.run(_examine_endpoints(settings, fields["run_id"], environ))
+    return EXIT_FAILURE if "error" in levels else 0
+
+
+async def _examine_endpoints(settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]) -> set[str]:
+    return {_say(finding) async for finding in check_endpoints(settings, run_id, environ)}
+
+
+def _log_dir(chosen: Settings) -> Path | None:
+    return Path(chosen["log_dir"]) if chosen["log_dir"] else None
+
+
+def _say(finding: Finding) -> str:
+    try:
+        print(finding, flush=True)  # noqa: T201
+    except OSError:
+        pass  # stdout is closed
+    return finding.level

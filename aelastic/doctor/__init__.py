@@ -1,0 +1,7 @@
+"""Checks of this host and of the rendezvous endpoints before a job is started: `aelastic doctor`.
+
+`finding` is what a check gives; `host_checks` looks at this host, `endpoint_checks` at the endpoints.  Nothing is left
+behind, and no job is started.
+"""
+
+__all__ = ["endpoint_checks", "finding", "host_checks"]

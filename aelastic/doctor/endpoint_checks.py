@@ -1,0 +1,145 @@
+"""Checks of the rendezvous endpoints: what their names resolve to, what answers there, whether this host can serve one.
+
+An endpoint of this host is bound for a moment, and let go.  Where something answers it is asked whether it is a
+TCPStore, by a child process that ends with the checks; etcd is asked for the run's key.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from aelastic.doctor.finding import Finding
+from aelastic.errors import AelasticError, RendezvousConnectionError
+from aelastic.host.listeners import is_loopback, listen
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, addresses_of, local_address_of, probe
+from aelastic.rdzv.boards.tcp_store import TcpStore
+from aelastic.rdzv.settings import RendezvousSettings
+
+# How long what accepts a connection may take to say that it is a TCPStore.
+ANSWER_TIMEOUT_S = 10.0
+
+
+def check_endpoints(settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]) -> AsyncIterator[Finding]:
+    """One finding for each endpoint, and one for all of them where there is something to say."""
+    if settings.backend in {"etcd", "etcd-v2", "etcd-v3"}:
+        return _check_etcd(settings, run_id)
+    if settings.backend.removeprefix("torch:") in {"c10d", "static"}:
+        return _check_stores(settings, run_id, environ)
+    return _check_nothing(settings.backend)
+
+
+async def _check_nothing(backend: str) -> AsyncIterator[Finding]:
+    yield Finding("warning", "rendezvous", f"{backend} is torch's or another package's handler: not checked")
+
+
+async def _check_stores(
+    settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]
+) -> AsyncIterator[Finding]:
+    endpoints = [Endpoint(*each) for each in settings.replace(endpoint=settings.endpoint or "localhost").endpoints]
+    store = TcpStore(endpoints[0], run_id, environ, ANSWER_TIMEOUT_S)
+    try:
+        for endpoint in endpoints:
+            store.endpoint = endpoint
+            yield await _check_store(store, settings)
+    finally:
+        await store.aclose()
+    if len(endpoints) > 1:
+        lost = (len(endpoints) - 1) // 2
+        is_odd = len(endpoints) % 2 == 1
+        yield Finding(
+            "ok" if is_odd else "warning",
+            "endpoints",
+            f"{len(endpoints)} of them: the job survives the loss of {lost}"
+            + ("" if is_odd else f", as with {len(endpoints) - 1}: give an odd number"),
+        )
+
+
+async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding:
+    endpoint = store.endpoint
+    subject = f"endpoint {endpoint}"
+    try:
+        found = dict.fromkeys((family, str(sockaddr[0])) for family, sockaddr in await addresses_of(endpoint))
+        own = await local_address_of(endpoint)
+    except AelasticError as error:
+        return Finding("error", subject, f"{error}: check the name (getent hosts {endpoint.host})")
+    where = f"{', '.join(address for _, address in found)}, {'another host' if own is None else 'this host'}"
+    finding = None if own is None else _check_own(endpoint, own, subject, where, settings)
+    finding = finding or await _ask_store(store, subject, where)
+    if finding.level == "error" or settings.has_several_endpoints or settings.max_nodes == 1:
+        return finding
+    if own is not None and is_loopback(own):
+        words = f"{finding.words}; no other host reaches it at {own}: use a name of the network"
+        return finding.replace(level="warning", words=words)
+    if len({family for family, _ in found}) < len(found):
+        words = f"{finding.words}; if the addresses are of several hosts, give an endpoint for each of them"
+        return finding.replace(level="warning", words=words)
+    return finding
+
+
+def _check_own(endpoint: Endpoint, own: str, subject: str, where: str, settings: RendezvousSettings) -> Finding | None:
+    """`None` if this host has nothing to say, as another process has the port."""
+    if settings.config.get("is_host") is not None:
+        return None
+    try:
+        listen(endpoint.port, own if is_loopback(own) else "").close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        why = os.strerror(error.errno or 0)
+        return Finding("error", subject, f"{where}; it cannot be served ({why}): choose another port")
+    return Finding("ok", subject, f"{where}; the port is free: the agent of this host will serve it")
+
+
+async def _ask_store(store: TcpStore, subject: str, where: str) -> Finding:
+    try:
+        await store.connect()
+    except RefusedError:
+        return Finding(
+            "warning", subject,
+            f"{where}; connection refused: no agent serves it yet, or a firewall refuses: start the agent of that host",
+        )  # fmt: skip
+    except RendezvousConnectionError as error:
+        way = f"nc -vz {store.endpoint.host} {store.endpoint.port}"
+        return Finding("error", subject, f"{where}; {error}: is the host up, and its firewall open ({way})?")
+    except AelasticError as error:
+        return Finding("error", subject, f"{where}; {error}")
+    return Finding("ok", subject, f"{where}; a TCPStore answers")
+
+
+async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterator[Finding]:
+    from aelastic.rdzv.boards.etcd_settings import etcd_settings
+
+    for each in etcd_settings(settings).endpoints:
+        endpoint = Endpoint(each.host, each.port)
+        try:
+            way = await probe(endpoint)
+        except AelasticError as error:
+            yield Finding(
+                "error",
+                f"endpoint {endpoint}",
+                f"{error}: is etcd running there, and does a firewall let the port through?",
+            )
+        else:
+            yield Finding("ok", f"endpoint {endpoint}", f"{way.address}; the port is open")
+    board = _etcd_board(settings, run_id)
+    try:
+        await board.open()
+    except AelasticError as error:
+        yield Finding("error", "etcd", str(error))
+    else:
+        yield Finding("ok", "etcd", f"{board.name} answers")
+    finally:
+        await board.aclose()
+
+
+def _etcd_board(settings: RendezvousSettings, run_id: str) -> Board:
+    from aelastic.rdzv.boards.etcd import EtcdBoard
+    from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
+    from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
+
+    boards: dict[str, Callable[[RendezvousSettings, str], Board]]
+    boards = {"etcd": EtcdBoard, "etcd-v2": EtcdV2Board, "etcd-v3": EtcdV3Board}
+    return boards[settings.backend](settings, run_id)

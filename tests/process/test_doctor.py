@@ -1,0 +1,82 @@
+"""`aelastic doctor`: one line for each check, an exit code, and nothing started."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from kit.ports import quiet_port
+
+from aelastic.doctor import host_checks
+from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+
+
+def doctor(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "AELASTIC_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "aelastic", "doctor", *argv],
+        cwd=folder, env={**clean, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def lines_of(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The level and the words of each line, by its subject."""
+    split = [line.split(None, 1) for line in run.stdout.splitlines()]
+    return {rest.partition(": ")[0]: f"{level} {rest.partition(': ')[2]}" for level, rest in split}
+
+
+def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> None:
+    port = quiet_port()
+    with http.server.ThreadingHTTPServer(("127.0.0.2", port), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # The first is free, the second another program; the name of the third is none (RFC 2606).
+        names = [f"127.0.0.1:{port}", f"127.0.0.2:{port}", "no-such-host.invalid:1"]
+        options = ["--nnodes", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", ",".join(names)]
+        run = doctor(tmp_path, *options, "--log-dir", "logs", "no-such-script.py")
+        server.shutdown()
+    said = lines_of(run)
+    assert run.returncode == EXIT_FAILURE, run.stderr
+    assert (
+        said[f"endpoint {names[0]}"]
+        == "ok 127.0.0.1, this host; the port is free: the agent of this host will serve it"
+    )
+    assert said[f"endpoint {names[1]}"].startswith("error 127.0.0.2, this host; what answers at")
+    assert said[f"endpoint {names[2]}"].startswith("error cannot resolve the host")
+    assert said["endpoints"] == "ok 3 of them: the job survives the loss of 1"
+    assert said["log folder"] == "ok logs can be written to"
+    assert said["torch"].startswith("ok ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_endpoint_that_other_hosts_cannot_reach_is_a_warning(tmp_path: Path) -> None:
+    name = f"127.0.0.1:{quiet_port()}"
+    run = doctor(tmp_path, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", name)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert lines_of(run)[f"endpoint {name}"].startswith("warning 127.0.0.1, this host; the port is free")
+
+
+@pytest.mark.parametrize(
+    "options", [["--nnodes", "3:2"], ["--nnodes", "2", "--rdzv-backend", "c10d"], ["--rdzv-endpoint"]]
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: list[str]) -> None:
+    run = doctor(tmp_path, *options)
+    assert (run.returncode, run.stdout) == (EXIT_INPUT, "")
+    assert run.stderr.startswith("aelastic: error: ") and run.stderr.count("\n") == 1
+
+
+def test_what_a_host_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    assert host_checks.check_log_folder(tmp_path / "a-file").level == "error"
+    assert host_checks.check_log_folder(tmp_path / "some" / "logs").level == "ok"
+    assert host_checks.check_shared_memory(str(tmp_path / "missing")).level == "warning"
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        assert "ulimit -n" in host_checks.check_open_files(max_nodes=soft).words
+    assert host_checks.check_torch({"PYTHONHOME": str(tmp_path)}).level == "error"
