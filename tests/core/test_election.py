@@ -199,6 +199,18 @@ def test_a_node_whose_process_ended_has_no_vote() -> None:
     assert blocked(found, "0") == ""
 
 
+@pytest.mark.parametrize("is_on_board, then", [(True, ""), (False, "12")])
+def test_that_an_earlier_coordinator_has_ended_is_taken_from_a_node_where_the_endpoint_answers(
+    is_on_board: bool, then: str
+) -> None:
+    """Three of four, and the fourth with the endpoint, could both go on, if none of them counted the one that ended."""
+    found, _ = electorate()
+    found.on_ended(["1"])
+    assert blocked(found, "0", is_on_board=is_on_board) == then
+    found.on_welcome(nodes("1")[0], None)
+    assert blocked(found, "0") == "12", "it was here after that"
+
+
 def test_an_agent_in_the_place_of_another_counts_for_it() -> None:
     found, _ = electorate()
     newcomer = nodes("1")[0].replace(node_id="new")

@@ -705,6 +705,27 @@ def test_a_port_that_refuses_after_a_reset_proves_nothing_unless_it_is_of_this_m
         assert story.tell(ev.ConnectFailed(story.core.conn, True, "refused")) == []
 
 
+@pytest.mark.parametrize("how", ["its process ended", "it left", "cut off", "deposed"])
+def test_the_next_coordinator_hears_that_the_agent_of_the_last_one_has_ended(how: str) -> None:
+    story = busy()
+    seats = tuple(m.Seat(each, f"host-{each}", "10.0.0.1", 7) for each in ("boss", "me", "other"))
+    story.hear(m.Seats(4_000_001, 1, "secret", seats))
+    if how in {"its process ended", "cut off"}:
+        refused(story, is_reset=how == "cut off")
+    else:
+        story.hear(m.Goodbye(how, how == "it left"))
+    has_ended = how in {"its process ended", "it left"}
+    if how == "cut off":
+        story.pass_deadline()  # the board is read again
+    for heir in ("heir", "second heir"):  # the first one goes before a round begins
+        next_ = record(story.core.leader.epoch + 1, node_id=heir)
+        story.tell(ev.BoardRead(next_))
+        assert story.hello.ended == (("boss",) if has_ended else ())
+        story.hear(m.Welcome(next_.epoch, LEASE_S), m.Goodbye("another leads", False))
+    story.tell(ev.BoardRead(record(9)))
+    assert story.hello.ended == (), "it lives: it listens"
+
+
 def test_a_refusal_long_after_the_connection_was_closed_proves_nothing() -> None:
     """A coordinator hangs up on a node that it does not hear; later something in between refuses in its name."""
     story = busy()

@@ -305,6 +305,7 @@ class Sessions:
         knew_another = 0 < hello.seen_epoch < self.epoch
         node = _located(hello.node, connection)
         self.electorate.on_welcome(node, hello.seats)
+        self.electorate.on_ended(each for each in hello.ended if not self.has_session(each))
         self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s), now)
         actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
         if notice:

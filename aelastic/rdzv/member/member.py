@@ -9,8 +9,8 @@ It stands between the supervisor and one connection to the coordinator.  `agent_
   leader that is certainly gone, and only then: `leader_watch.py` says when.
 - **Given up**: a leader that lives, but is silent, has given this node up: its workers are stopped (`contact.py`).
 
-No message is kept to be sent again: each `Hello` says where the node stands (`node_state.py`).  Epochs fence leaders: a
-coordinator is suspended, another is elected, the first wakes up and answers a node that still has its address.
+Each `Hello` says where the node stands (`node_state.py`), so no message is sent again.  Epochs fence leaders: one is
+suspended, another is elected, the first wakes up and answers a node that still has its address.
 """
 
 from __future__ import annotations
@@ -209,9 +209,10 @@ class Member(Machine[Event, Action]):
                 if isinstance(event, ev.Connected):
                     self.phase = Phase.GREETING
                     self.leader.on_connected(now)
-                    return [ev.Send(self.outbox.greet(self.terms, token, self.state, self.leader.epoch, now))]
+                    return [ev.Send(self.outbox.greet(self.terms, self.record, self.state, self.leader.epoch, now))]
                 self.search.trouble = event.reason
                 if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
+                    self.state.ended_nodes |= {self.record.candidate.node_id}
                     return self._read_board()
                 return self._pause(now)
             case (
@@ -269,6 +270,7 @@ class Member(Machine[Event, Action]):
                 assert self.record is not None
                 self._lose_leader(reason, now)
                 self.leader.on_goodbye(self.record.candidate.token, is_gone=is_gone)
+                self.state.ended_nodes |= {self.record.candidate.node_id} if is_gone else set()
                 return [ev.Disconnect(), *self._read_board()]
             case m.Heartbeat(renewals, has_spares):
                 self.state.has_spares = has_spares
@@ -395,5 +397,4 @@ class Member(Machine[Event, Action]):
         self.phase = Phase.OVER
         if (ended := verdict_from_text(verdict)) is not None:
             return [ev.Deliver(ended)]
-        reason = "the job has ended, but its result in the rendezvous store is unreadable"
-        return [ev.GiveUp(reason, is_refused=False)]
+        return [ev.GiveUp("the job has ended, but its result in the rendezvous store is unreadable", is_refused=False)]

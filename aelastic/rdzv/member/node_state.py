@@ -25,6 +25,7 @@ class NodeState:
     departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
+    ended_nodes: frozenset[str] = frozenset()  # coordinators whose process has ended since, or that have left the job
 
     @property
     def round(self) -> int:
@@ -139,5 +140,6 @@ class NodeState:
             case m.Seats(fence):
                 if fence > self.votes_by:
                     self.seats = news
+                    self.ended_nodes &= {seat.node_id for seat in news.seats}
             case _:
                 assert_never(news)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL
@@ -14,11 +15,13 @@ class Outbox:
     unsent: m.NodeMessage | None = None  # submitted since `Hello`: sent with the welcome
     heartbeat_at: float = 0.0
 
-    def greet(self, terms: m.Terms, token: str, state: NodeState, epoch: int, now: float) -> m.Hello:
+    def greet(self, terms: m.Terms, to: LeaderRecord, state: NodeState, epoch: int, now: float) -> m.Hello:
         """All that is known of this node, and the newest epoch that it knows."""
         assert state.node is not None, "a node that connects is ready for a round, or has been"
         self.unsent = None
-        return m.Hello(PROTOCOL, terms, token, state.node, state.past_at(now), epoch, state.seats)
+        state.ended_nodes -= {to.candidate.node_id}  # it listens
+        ended = tuple(sorted(state.ended_nodes))
+        return m.Hello(PROTOCOL, terms, to.candidate.token, state.node, state.past_at(now), epoch, state.seats, ended)
 
     def keep(self, message: m.NodeMessage) -> None:
         """`Hello` is not answered yet, and has said what was before."""

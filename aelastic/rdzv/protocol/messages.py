@@ -166,6 +166,7 @@ class Hello(Record):
     past: Past
     seen_epoch: int  # the newest that this node knows of
     seats: Seats | None = None  # what it votes by
+    ended: tuple[str, ...] = ()  # nodes of these that coordinated, and whose process has ended, or that left the job
 
 
 class Alive(Record):

@@ -9,13 +9,15 @@ no contact with are fewer than a majority of each round that a node may still vo
 No contact: a node that is silent, or whose connection broke.  A node whose process ended, which its kernel says by
 closing the connection, has no vote, and neither has one whose place another agent has taken, on the same host.
 
-The endpoint decides where both halves are of one size: whoever cannot ask it needs more than the other half.
+The endpoint decides where both halves are of one size: whoever cannot ask it needs more than the other half.  And only
+whoever can ask it takes a node's word (`Hello`) that the process of an earlier coordinator has ended: were it left out
+on both sides, each could have enough of the rest.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from aelastic.host.listeners import is_loopback
@@ -38,6 +40,7 @@ class Electorate:
     rounds: dict[int, m.Seats] = field(default_factory=dict[int, m.Seats])  # by fence
     _votes_by: dict[str, int] = field(default_factory=dict[str, int])  # node to fence, as it said last
     _dead: set[str] = field(default_factory=set[str])
+    _ended: set[str] = field(default_factory=set[str])  # coordinators before this one, as nodes have said
     _place_of: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])  # host and address
     _way: str = ""  # this host's address, as others have reached it
 
@@ -57,6 +60,7 @@ class Electorate:
 
     def on_welcome(self, node: m.Node, seats: m.Seats | None) -> None:
         self._dead.discard(node.node_id)
+        self._ended.discard(node.node_id)
         is_here = is_loopback(node.master_addr)
         self._place_of[node.node_id] = node.host, "" if is_here else node.master_addr
         self._way = self._way if is_here else node.way_address
@@ -68,6 +72,10 @@ class Electorate:
         """Its process has ended, or it has left the job."""
         self._dead.add(node_id)
 
+    def on_ended(self, node_ids: Iterable[str]) -> None:
+        """Coordinators before this one whose process has ended, as a node has seen."""
+        self._ended.update(node_ids)
+
     def missing(self, is_connected: Callable[[str], bool], *, is_on_board: bool) -> list[m.Seat]:
         """Nodes that could have elected another coordinator; none, if this one may begin a round."""
         for fence, round_ in sorted(self.rounds.items()):
@@ -76,6 +84,8 @@ class Electorate:
                 del self.rounds[fence]  # too few vote by it still
                 continue
             missing = self._missing(round_, voters, is_connected)
+            if is_on_board:
+                missing = [seat for seat in missing if seat.node_id not in self._ended]
             is_half = not is_on_board and 2 * len(missing) >= len(voters)
             if len(missing) >= round_.majority or is_half:
                 return missing
