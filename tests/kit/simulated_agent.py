@@ -83,6 +83,7 @@ class Watcher(Protocol):
     """Checks that look on, and object (`simulated_checks.py`)."""
 
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None: ...
+    def renewed(self, token: str, connected: set[str]) -> None: ...
     def spawns(self, agent: Agent, assigned: Assigned) -> None: ...
     def failed(self, agent: Agent, round_: int) -> None: ...
     def worker_failed(self, agent: Agent, rank: int) -> None: ...
@@ -513,7 +514,9 @@ class Server:
                 if not self._is_claiming:
                     self._is_claiming = is_elected(self.record)
                     limit_s = self.leader.lease.lease_s
-                    agent.asking.ask("renew", lambda: agent.board.renew(self.record), limit_s, self._renewed)
+                    here = {getattr(end.peer.process, "node_id", "") for end in self.streams.values() if end.is_open}
+                    done = partial(self._renewed, here)
+                    agent.asking.ask("renew", lambda: agent.board.renew(self.record), limit_s, done)
             case c.Reclaim(above):
                 self._reclaim(above)
             case c.Publish(verdict):
@@ -533,8 +536,10 @@ class Server:
         for stream in list(self.streams.values()):
             stream.close()
 
-    def _renewed(self, is_known: bool, value: Any) -> None:
+    def _renewed(self, connected: set[str], is_known: bool, value: Any) -> None:
         was_claiming, self._is_claiming = self._is_claiming, False
+        if is_known and value is not None:
+            self.agent.watcher.renewed(self.record.candidate.token, connected)
         if is_known:
             self._is_displaced, self.record = value is None, value or self.record
         if not was_claiming:

@@ -35,7 +35,8 @@ class ForgottenError(Exception):
     """The job has ended, and nothing that outlives its agents says so: what goes on is another job.
 
     It comes from a board that could not be told, that was wiped or died with its host, or that keeps what it is told
-    for a lease only while a node was away for longer.
+    for a lease only while a node was away for longer.  Or the job waits for ever: for nodes that could go on as a
+    majority, and died while it had no contact with them.
     """
 
 
@@ -78,6 +79,7 @@ class Checks:
         self._counts: dict[str, int] = {}
         self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
         self._ended: set[str] = set()
+        self._connected: dict[str, set[str]] = {}  # by token: nodes, when the board was asked whether that one leads
         self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
 
     # The coordinators.
@@ -124,10 +126,15 @@ class Checks:
                 f"{leader.sessions.token} decides ({message}), and the board says that {newest.candidate.token} leads"
             )
 
+    def renewed(self, token: str, connected: set[str]) -> None:
+        """The board has said that a coordinator leads, which had connections with these nodes when it asked."""
+        self._connected[token] = connected
+
     def _check_lost_none(self, leader: Leader, number: int) -> None:
         token = leader.sessions.token
         last = self.rounds.get((token, number - 1))
         missing = set(last.heard if last is not None else ()) - self.rounds[token, number].heard.keys()
+        missing &= self._connected.get(token, missing)  # else it was lost when the board said that this one leads
         lost = [each for each in self.agents if each.node_id in missing and not each.is_leaving]
         if lost:
             self.fail(f"{token} has lost {lost}, and begins round {number} before the board has said that it leads")
@@ -184,28 +191,42 @@ class Checks:
         return max((each for each in self.rounds.values() if each.number < number), key=_began, default=None)
 
     def _check_charge(self, round_: Round, restart_count: int) -> None:
-        """What was paid for is a worker's own failure, and the first cause: no loss came before it, or a moment after."""
-        last = self._last_before(round_.number)
-        if last is None:
-            return
+        """What was paid for is a worker's own failure, and the first cause: no loss came before it, or a moment after.
+
+        Of two sides the one that was cut off may have begun its last round later: then the other has the higher
+        fencing number.
+        """
+        earlier = [each for each in self.rounds.values() if each.number < round_.number]
+        if earlier:
+            lasts = max(earlier, key=_began), max(earlier, key=_fence)
+            objections = [self._objection(round_, restart_count, last) for last in lasts]
+            if all(objections):
+                self.fail(objections[0])
+
+    def _objection(self, round_: Round, restart_count: int, last: Round) -> str:
+        """What is wrong with a restart count, if that was the round before; empty if nothing is."""
+        knew_it = [agent for agent in self.agents if agent.node_id in last.heard]
+        if restart_count < last.common[0] and not any(agent.is_alive for agent in knew_it):
+            return ""  # a side that was cut off has died, with what it had paid
         # Were all that know it away, the count began anew; now one has brought it along.
         brought = max(self._counts.values(), default=0)
         charge = restart_count - (brought if last.common[0] < brought <= restart_count else last.common[0])
         if charge not in {0, 1} or (charge and not last.failures and self.is_timed):
-            self.fail(
+            return (
                 f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"
             )
         if not self.is_orderly or not last.failures:
-            return
+            return ""
         failed_at = last.failures[0][0]
         until_break_s = min((abs(failed_at - at) for at in last.breaks), default=math.inf)
         is_disturbed = any(at < failed_at + GRACE_S - SLACK_S for at in last.disturbances)
         if charge and (is_disturbed or until_break_s < GRACE_S - SLACK_S):
-            self.fail(f"{round_}: a restart was paid for, and {last} had been disturbed")
+            return f"{round_}: a restart was paid for, and {last} had been disturbed"
         is_excused = any(at < failed_at + GRACE_S + SLACK_S for at in last.disturbances)
         is_excused = is_excused or until_break_s < GRACE_S + SLACK_S
         if not charge and not is_excused and failed_at < last.ended_at:
-            self.fail(f"{round_}: nothing was paid for the failure that ended {last}")
+            return f"{round_}: nothing was paid for the failure that ended {last}"
+        return ""
 
     def _on_end(self, leader: Leader, message: m.Interrupted) -> None:
         """Named is a worker that failed by itself, and no victim."""
@@ -244,6 +265,10 @@ class Checks:
     def give_up_if_forgotten(self) -> None:
         if self.verdicts and self._is_forgotten:
             raise ForgottenError("a verdict is not on the board")
+        leaders = [agent.server.leader for agent in self.agents if agent.is_alive and agent.server is not None]
+        missing = {seat.node_id for leader in leaders for seat in leader.sessions.missing}
+        if missing and not any(agent.is_alive and agent.node_id in missing for agent in self.agents):
+            raise ForgottenError(f"{missing} have died, which may go on for all that is known: the rest waits")
 
     @property
     def _is_forgotten(self) -> bool:
@@ -385,7 +410,8 @@ class Checks:
         size = next(iter(round_.heard.values())).ranks.group_world_size
         if len(running) != size:
             return f"{len(running)} of {size} are in {round_}"
-        if waiting and size < self._max_nodes:
+        has_finished = any(agent.group.phase.value == "barrier" for agent in running)  # then newcomers are spares
+        if waiting and size < self._max_nodes and not has_finished:
             return f"there is room in {round_}, and {waiting} wait"
         return ""
 
