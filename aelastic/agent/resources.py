@@ -24,7 +24,7 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
-from aelastic.observe.run_events import RunEvent
+from aelastic.observe.run_events import EndpointChanged, RunEvent
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.protocol.messages import Starts
@@ -104,7 +104,8 @@ class Resources:
             self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.unhealthy.on_found)
             made.callback(self.watches.close)
             self.store = StoreHost(self.sockets.mark_env(env))
-            self.link: Link = open_link(spec, settings.node_id, AgentContext(settings.run_id, env, self.store))
+            around = AgentContext(settings.run_id, env, self.store, lambda *news: tell(EndpointChanged(*news)))
+            self.link: Link = open_link(spec, settings.node_id, around)
             # Last: these start processes.
             self._fork_server = None if settings.backend else self._open_fork_server(settings, tell)
             if self._fork_server is not None:

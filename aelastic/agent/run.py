@@ -26,7 +26,7 @@ from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_event_source import RunEventSource, introduction
-from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, Waited
+from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
 from aelastic.rdzv.protocol import messages as m
 from aelastic.result import RunResult, result_of
 
@@ -53,6 +53,9 @@ class Run:
         self._observers = observers
         self._event_source = RunEventSource(group)
         self.resources = Resources(settings, group, mailbox.post, self._tell)
+        self._endpoints: dict[
+            str, tuple[str, float]
+        ] = {}  # where there are several: why missing, or "", and since when
         self._generation: Generation | None = None
         self._has_begun = False
         self._given_up_for: AelasticError | None = None
@@ -203,7 +206,7 @@ class Run:
 
     def _deliver(self, message: m.CoordinatorMessage) -> None:
         if isinstance(message, m.Waiting):
-            self._tell(Waited(message.text))
+            self._tell(Waited(message.text + self._missing_endpoints(message.text)))
         else:
             self._mailbox.post(message)
 
@@ -238,7 +241,19 @@ class Run:
         return result_of(self._group, returned, held.stack_dumps.stacks_of_killed(), held.backend.describe)
 
     def _tell(self, run_event: RunEvent) -> None:
-        self._observers.tell(run_event, anyio.current_time())
+        now = anyio.current_time()
+        if isinstance(run_event, EndpointChanged):
+            self._endpoints[run_event.endpoint] = run_event.trouble, now
+        self._observers.tell(run_event, now)
+
+    def _missing_endpoints(self, text: str) -> str:
+        """What a line about waiting says of endpoints that are missing, and that it does not name yet."""
+        missing = [
+            f"{endpoint} ({trouble}, for {anyio.current_time() - since:.0f} s)"
+            for endpoint, (trouble, since) in sorted(self._endpoints.items())
+            if trouble and endpoint not in text
+        ]
+        return f"; rendezvous endpoints missing: {', '.join(missing)}" if missing else ""
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -3,8 +3,8 @@
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
 made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_event_source.py`
 makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
-`WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `RunEnded`.  The time of each is given beside it
-(`observer.py`).
+`EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `RunEnded`.  The time of each is
+given beside it (`observer.py`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,13 @@ class Waited(Record):
     """Nodes are still missing; repeated every 10 s."""
 
     text: str
+
+
+class EndpointChanged(Record):
+    """One of several rendezvous endpoints has begun to answer, or to be missing."""
+
+    endpoint: str
+    trouble: str  # why it is missing; "" if it answers
 
 
 class RoundFormed(Record):
@@ -218,6 +225,7 @@ RunEvent: TypeAlias = (
     | Changed
     | PhaseTook
     | Waited
+    | EndpointChanged
     | RoundFormed
     | WorkersStarted
     | WorkerReached

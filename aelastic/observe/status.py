@@ -79,6 +79,7 @@ class Status:
         self._now: ev.PhaseName | None = None  # what takes time now
         self._now_since = 0.0
         self._waited = ""
+        self._endpoints: dict[str, tuple[str, float]] = {}  # why each is missing, or "", and since when
         self._round: ev.RoundFormed | None = None
         self._round_at = 0.0
         self._ids: Mapping[int, Any] = {}
@@ -120,6 +121,8 @@ class Status:
                 self._fork_server = event
             case ev.Waited(text):
                 self._waited = text
+            case ev.EndpointChanged(endpoint, trouble):
+                self._endpoints[endpoint] = trouble, now
             case ev.RunEnded(state, reason):
                 self._phase, self._state, self._reason, self._now = Phase.DONE, state, reason, None
             case _:
@@ -179,6 +182,11 @@ class Status:
             "ready": is_ready,
             "readiness": why,
             "waiting": self._waited or None,
+            "endpoints": [
+                {"endpoint": endpoint, "answers": not trouble, "trouble": trouble or None, "since": at(since)}
+                for endpoint, (trouble, since) in sorted(self._endpoints.items())
+            ]
+            or None,
             "round": self._describe_round(at(self._round_at)),
             "progress": self._describe_progress(at),
             "restarts": dict(self._restarts),

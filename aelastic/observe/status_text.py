@@ -50,6 +50,7 @@ class Picture(Record):
     ranks: tuple[RankPicture, ...]
     failure: str
     took: str
+    endpoints: str = ""  # where there are several
 
 
 class StatusText:
@@ -68,6 +69,7 @@ class StatusText:
         self.failed_at = 0.0
         self.fork_server: ev.ForkServerMeasured | None = None
         self._waited = ""
+        self._endpoints: dict[str, tuple[str, float]] = {}  # why each is missing, or "", and since when
         self._progress: ev.Progressed | None = None  # of this generation
 
     # What happens.
@@ -80,6 +82,8 @@ class StatusText:
                 self._on_changed(phase)
             case ev.Waited(text):
                 self._waited = text
+            case ev.EndpointChanged(endpoint, trouble):
+                self._endpoints[endpoint] = trouble, now
             case ev.RoundFormed():
                 self._on_formed(event)
             case ev.WorkersStarted(_, ids):
@@ -237,7 +241,14 @@ class StatusText:
             ranks=tuple(self.ranks),
             failure=failed,
             took=f"phases took: {last}" if last else "",
+            endpoints=f"endpoints: {', '.join(self._endpoint_words(now))}" if self._endpoints else "",
         )
+
+    def _endpoint_words(self, now: float) -> list[str]:
+        return [
+            f"{endpoint} {f'missing ({trouble})' if trouble else 'answers'} for {duration(now - since)}"
+            for endpoint, (trouble, since) in sorted(self._endpoints.items())
+        ]
 
     def _node(self) -> str:
         began, formed = self.began, self.formed

@@ -26,6 +26,8 @@ class AgentContext(Record):
     run_id: str
     env: Mapping[str, str]
     store: Any  # `store.StoreHost`
+    # Takes what changes at one of several endpoints: its name, and why it is missing, or "" if it answers.
+    on_endpoint: Callable[[str, str], None] = lambda *_: None
 
 
 BoardFactory: TypeAlias = Callable[[RendezvousSettings, AgentContext], Board]
@@ -37,7 +39,7 @@ def _board(module: str, name: str) -> Callable[..., Any]:
 
 
 def _quorum(settings: RendezvousSettings, around: AgentContext) -> Board:
-    board: Board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env)
+    board: Board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env, around.on_endpoint)
     return board
 
 

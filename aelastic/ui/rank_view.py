@@ -36,7 +36,8 @@ class RankView:
         drawn = io.StringIO()
         console = Console(file=drawn, width=columns, force_terminal=True, highlight=False, markup=False, emoji=False)
         above = [(SEPARATOR.join(picture.title), "bold"), (picture.node, "")]
-        below = [(words, style) for words, style in ((picture.failure, "red"), (picture.took, "dim")) if words]
+        rest = (picture.endpoints, ""), (picture.failure, "red"), (picture.took, "dim")
+        below = [(words, style) for words, style in rest if words]
         room = max(0, most - ROWS_ABOVE - len(below))
         shown = picture.ranks if len(picture.ranks) <= room else _chosen(picture.ranks, room - 1)
         if shown != picture.ranks:

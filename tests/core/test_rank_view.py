@@ -96,6 +96,10 @@ def test_cpu_is_that_since_the_last_look_and_a_process_that_is_gone_has_none(mon
     assert rows(shown, view=view, now=104.0)[4].split() == ["1", "1", "42", "running"]
 
 
+def test_endpoints_have_a_row_below_the_ranks() -> None:
+    assert rows(picture(rank(0), endpoints="endpoints: n0:1 answers for 7 s"))[-1] == "endpoints: n0:1 answers for 7 s"
+
+
 def test_no_control_sequence_of_others_gets_through() -> None:
     shown = picture(rank(0, note="\x1b[2Jbad"), failure="\x1b]0;title\x07", node="[red]not markup[/red] :smile:")
     assert not [row for row in rows(shown) if "\x1b" in row or "\x07" in row]

@@ -70,6 +70,16 @@ def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
     assert said["run"]["run_id"] == "job-7" and said["run"]["began"] == "2026-11-21T11:59:00.000+00:00"
 
 
+def test_of_several_endpoints_it_says_which_answer_and_since_when() -> None:
+    assert described(told(BEGAN), 1.0)["endpoints"] is None
+    changes = [("n1:1", "connection refused"), ("n0:1", ""), ("n1:1", ""), ("n0:1", "came back empty")]
+    status = told(BEGAN, *(ev.EndpointChanged(*each) for each in changes))
+    assert described(status, 60.0)["endpoints"] == [
+        {"endpoint": "n0:1", "answers": False, "trouble": "came back empty", "since": "2026-11-21T11:59:04.000+00:00"},
+        {"endpoint": "n1:1", "answers": True, "trouble": None, "since": "2026-11-21T11:59:03.000+00:00"},
+    ]
+
+
 def test_workers_that_are_being_started_are_not_ready() -> None:
     status = told(BEGAN, JOINING, ev.Waited("…"), formed(), ev.PhaseTook("rendezvous", 2.0), SPAWNING)
     assert status.readiness == (False, "workers are being started")

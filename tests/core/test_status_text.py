@@ -175,3 +175,9 @@ def test_what_is_too_long_ends_in_dots() -> None:
     assert cut("abcdefgh", 8) == "abcdefgh"
     assert cut("abcdefghi", 8) == "abcde..."
     assert cut("größe\x1b[J\n", 80) == "gr??e?[J"
+
+
+def test_the_view_names_each_of_several_endpoints() -> None:
+    assert told().picture(107.0).endpoints == ""
+    text = told(ev.EndpointChanged("n1:1", "connection refused"), ev.EndpointChanged("n0:1", ""))
+    assert text.picture(107.0).endpoints == "endpoints: n0:1 answers for 7 s, n1:1 missing (connection refused) for 7 s"

@@ -61,6 +61,7 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.PhaseTook("detect", 0.001, 1),
     ev.Killed(3, (0,), "not ended after 30 s"),
     ev.Restarting("failure", "rank 5 failed", 3),
+    ev.EndpointChanged("node1:29400", "connection refused"),
     ev.StopAsked(15),
     ev.RendezvousLost("the store is gone"),
     ev.JobEnded(m.Outcome.FAILED, "rank 5 failed", FAILURE),

@@ -44,12 +44,19 @@ class QuorumBoard(KeyBoard):
         settings: `endpoint` is a list; the rest is as for `C10dBoard`.
         run_id: the job's name.
         env: the environment of the child processes.
+        on_endpoint: takes an endpoint whose state has changed, and why it is missing, or "" if it answers.
 
     Raises:
         InputError: a value that cannot work.
     """
 
-    def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        settings: RendezvousSettings,
+        run_id: str,
+        env: Mapping[str, str],
+        on_endpoint: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
         endpoints = [Endpoint(*each) for each in settings.endpoints]
         self._endpoints = sorted(map(str, endpoints))
         self._parts = [
@@ -61,6 +68,8 @@ class QuorumBoard(KeyBoard):
         ]  # fmt: skip
         self._backend = settings.backend
         self._states = dict.fromkeys(self._endpoints, SILENT)  # what is known of each; "": it answers
+        self._told: dict[str, str] = {}
+        self._on_endpoint = on_endpoint
         self._gone: set[str] = set()  # those whose process has ended
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
         self._has_worked = False  # once: since then an endpoint where something else answers is like one that is away
@@ -140,9 +149,9 @@ class QuorumBoard(KeyBoard):
         if self._hopeless is not None and not self._has_worked:
             return self._hopeless
         for store in answer.missing:
-            self._states[self._endpoints[store]] = self._states[self._endpoints[store]] or SILENT
+            self._note(self._endpoints[store], self._states[self._endpoints[store]] or SILENT)
         for store in answer.forgetful:
-            self._states[self._endpoints[store]] = EMPTY
+            self._note(self._endpoints[store], EMPTY)
         missing = [f"{name} ({why})" for name, why in self._states.items() if why]
         words = (
             f"{len(missing)} of {len(self._parts)} rendezvous endpoints are missing, and {self._register.majority} are "
@@ -170,8 +179,14 @@ class QuorumBoard(KeyBoard):
                         _log.warning("%s", error)
             if self._states[name] and not state:
                 self._is_one_back.set()
-            self._states[name] = state
+            self._note(name, state)
             self._mailbox.post(answer)
+
+    def _note(self, name: str, state: str) -> None:
+        self._states[name] = state
+        if self._told.get(name) != state:
+            self._told[name] = state
+            self._on_endpoint(name, state)
 
     async def _carry_out(self, request: ev.Look | ev.Write) -> ev.Event:
         part = self._parts[request.store]
@@ -210,11 +225,6 @@ class QuorumBoard(KeyBoard):
     @property
     def name(self) -> str:
         return f"{self._backend} at {','.join(self._endpoints)}"
-
-    @property
-    def endpoint_states(self) -> Mapping[str, str]:
-        """What is known of each endpoint: why it is missing, or "" if it answers."""
-        return self._states
 
     @property
     def own_address(self) -> str:
