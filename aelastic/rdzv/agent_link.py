@@ -30,6 +30,7 @@ from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMessage, Ready, Terms
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
 from aelastic.rdzv.survivors.election import Election, is_elected
 from aelastic.rdzv.survivors.election_events import BoardSaid, BoardSilent
@@ -51,7 +52,7 @@ class AgentLink:
         run_id: the job's name.
         node_id: this agent's.
         policy: of the coordinator, if this agent hosts it.
-        files_max: the descriptors that its connections may take then.
+        files_max: the descriptors that connections may take.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class AgentLink:
         self._board = _OneByOne(board)
         self._settings = settings
         self._policy = policy
-        self._files_max = files_max
+        self._strangers = Strangers(settings.max_nodes, files_max)
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
         trouble = f"no answer from {board.name} yet: the store is still starting, or another program listens there"
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble))
@@ -212,7 +213,7 @@ class AgentLink:
         if self._ballots is None:
             loopback = self._settings.local_addr or "" if self._settings.is_on_loopback else ""
             listener = listen(0, loopback_address(loopback) if loopback else "")
-            self._ballots = Ballots(self._election, listener, self._settings.max_nodes, self._on_chosen)
+            self._ballots = Ballots(self._election, listener, self._strangers, self._on_chosen)
         return self._ballots
 
     def _tell_ballots(self, event: BoardSaid | BoardSilent) -> None:
@@ -259,7 +260,7 @@ class AgentLink:
             has_elections=self._settings.has_elections,
         )
         listener, self._listener = self._listener, None
-        self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down, self._files_max)
+        self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down, self._strangers)
         told = "this agent is coordinator now (%s, epoch %d)"
         if is_elected(record):
             told = (

@@ -36,12 +36,12 @@ class Ballots:
     Args:
         election: decides.
         listener: where other agents ask.
-        max_nodes: of the job.
+        strangers: of this agent.
         on_chosen: called when a coordinator is elected, as far as this agent knows.
     """
 
     def __init__(
-        self, election: Election, listener: socket.socket, max_nodes: int, on_chosen: Callable[[], None]
+        self, election: Election, listener: socket.socket, strangers: Strangers, on_chosen: Callable[[], None]
     ) -> None:
         self.election = election
         self.port: int = listener.getsockname()[1]
@@ -49,7 +49,7 @@ class Ballots:
         self._on_chosen = on_chosen
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._streams: dict[int, Stream] = {}
-        self._strangers = Strangers(max_nodes)
+        self._strangers = strangers
         self._numbers = itertools.count(1)
 
     def post(self, event: ev.Event) -> None:
@@ -115,7 +115,7 @@ class Ballots:
 
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, Vote):
-            self._strangers.forget(stream.conn)
+            self._strangers.forget(stream)
             self.post(ev.Asked(stream.conn, message))
         else:
             stream.abort()
@@ -130,7 +130,7 @@ class Ballots:
 
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
         del self._streams[stream.conn]
-        self._strangers.forget(stream.conn)
+        self._strangers.forget(stream)
 
 
 class _Asking:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import socket
 from collections.abc import Callable
 from typing import Any, assert_never
@@ -44,7 +43,7 @@ class CoordinatorServer:
         board: where that is.
         listener: the socket that the record names.
         on_stepped_down: called once, when this agent leads no longer.
-        files_max: the descriptors that connections may take.
+        strangers: of this agent.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class CoordinatorServer:
         board: Board,
         listener: socket.socket,
         on_stepped_down: Callable[[], None],
-        files_max: float = math.inf,
+        strangers: Strangers,
     ) -> None:
         self._leader = leader
         self._record = record
@@ -63,8 +62,7 @@ class CoordinatorServer:
         self._on_stepped_down = on_stepped_down
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._streams: dict[int, Stream] = {}
-        self._files_max = files_max
-        self._strangers = Strangers(leader.sessions.terms.max_nodes, files_max)
+        self._strangers = strangers
         self._numbers = itertools.count(1)
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a heartbeat goes to thousands
         self._changed = anyio.Event()
@@ -141,7 +139,7 @@ class CoordinatorServer:
 
     def _on_handled(self, stream: Stream) -> None:
         if not stream.is_closing:  # else it was refused
-            self._strangers.forget(stream.conn)
+            self._strangers.forget(stream)
         stream.handled()
 
     # The board.
@@ -208,7 +206,7 @@ class CoordinatorServer:
             try:
                 while len(conns) < ACCEPTS_AT_ONCE and (conn := next_connection(self._listener)) is not None:
                     conns.append(conn)
-                    if conn.fileno() >= self._files_max:
+                    if conn.fileno() >= self._strangers.files_max:
                         break  # one for each that is dropped
             except OSError as error:
                 failure = error
@@ -239,5 +237,5 @@ class CoordinatorServer:
 
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
         del self._streams[stream.conn]
-        self._strangers.forget(stream.conn)
+        self._strangers.forget(stream)
         self._mailbox.post(ev.Closed(stream.conn, stream.is_reset))

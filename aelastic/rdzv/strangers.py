@@ -24,7 +24,7 @@ TELL_INTERVAL_S = 60.0
 
 
 class Strangers:
-    """The connections that have not identified themselves.
+    """The connections that have not identified themselves, of all ports of an agent: they share its descriptors.
 
     Args:
         max_nodes: of the job.
@@ -32,45 +32,44 @@ class Strangers:
     """
 
     def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
+        self.files_max = files_max
         self._count_max = max(STRANGERS_MIN, PER_NODE * max_nodes)
-        self._files_max = files_max
         self._room: float = math.inf  # for strangers, once the descriptors were used up
-        self._streams: dict[int, Stream] = {}  # by connection; the oldest first
-        self._unfinished: dict[int, int] = {}  # bytes, by connection
+        self._streams: dict[Stream, None] = {}  # the oldest first
+        self._unfinished: dict[Stream, int] = {}  # bytes
         self._unfinished_sum = 0
         self._told_at = -math.inf
         self._untold = 0
 
     def add(self, stream: Stream, now: float) -> None:
         """A connection came in; the oldest one is dropped for it where there are too many."""
-        self._streams[stream.conn] = stream
+        self._streams[stream] = None
         oldest = next(iter(self._streams))
         if len(self._streams) > self._count_max:
             self._drop(oldest, now, f"{len(self._streams)} connections have not identified themselves")
-        elif stream.fileno >= self._files_max or len(self._streams) > self._room:
+        elif stream.fileno >= self.files_max or len(self._streams) > self._room:
             self._room = max(len(self._streams) - 1, 1)  # the next one gets the number of the one that is dropped
             self._drop(oldest, now, "too few files may be opened for more (ulimit -n)")
 
     def note(self, stream: Stream, now: float) -> None:
         """It has sent a part of a message."""
-        if stream.conn not in self._streams:
+        if stream not in self._streams:
             return
-        self._unfinished_sum += stream.unfinished_bytes - self._unfinished.get(stream.conn, 0)
-        self._unfinished[stream.conn] = stream.unfinished_bytes
+        self._unfinished_sum += stream.unfinished_bytes - self._unfinished.get(stream, 0)
+        self._unfinished[stream] = stream.unfinished_bytes
         if self._unfinished_sum > UNFINISHED_BYTES_MAX:
             largest = max(self._unfinished, key=self._unfinished.__getitem__)
             self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
 
-    def forget(self, conn: int) -> None:
+    def forget(self, stream: Stream) -> None:
         """It has identified itself, or has gone."""
-        self._streams.pop(conn, None)
+        self._streams.pop(stream, None)
         if not self._streams:
             self._room = math.inf
-        self._unfinished_sum -= self._unfinished.pop(conn, 0)
+        self._unfinished_sum -= self._unfinished.pop(stream, 0)
 
-    def _drop(self, conn: int, now: float, why: str) -> None:
-        stream = self._streams[conn]
-        self.forget(conn)
+    def _drop(self, stream: Stream, now: float, why: str) -> None:
+        self.forget(stream)
         self.tell(now, "dropped a connection from %s: %s", plain_address(stream.peer), why)
         stream.abort()
 

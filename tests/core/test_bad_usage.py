@@ -64,7 +64,7 @@ OPTIONS = [
     ("--nnodes 2 --rdzv-backend c10d train.py", "c10d needs --rdzv-endpoint HOST:PORT: the same on every node"),
     (f"{C10D}:0 train.py", "port 0 picks a random port"),
     (f"{C10D}:70000 train.py", "the highest port is 65535"),
-    (f"{C10D}:1,b:2 train.py", "use HOST:PORT"),
+    (f"{C10D}:1,b:x train.py", "use HOST:PORT"),
     ("--nnodes 2 --rdzv-backend torch:c10d train.py", "torch:c10d needs --rdzv-endpoint"),
     ("--rdzv-backend etcd train.py", "etcd needs --rdzv-endpoint HOST:PORT"),
     ("--rdzv-backend etcd-v3 --rdzv-endpoint a:2379,b:c train.py", "etcd endpoint b:c: use host:port"),

@@ -40,7 +40,7 @@ def test_the_picture_and_the_trace_of_all_nodes_lie_in_the_folder(
     assert {"node-a", "node-b"} <= {
         event["args"].get("name") for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"
     }
-    assert picture.read_text().count("<svg") == 3
+    assert picture.read_text().count("<svg") == 4
     said = capsys.readouterr().out.splitlines()
     assert said == [
         f"picture  {picture}",

@@ -233,9 +233,10 @@ def test_idle_connections_to_the_coordinator_do_not_take_what_a_restart_needs(la
         prefix=["prlimit", "--nofile=128"],
     )
     (line,) = job.wait_line("run 0")
-    (port,) = listening_ports(job.pid) - {endpoint, int(line.split()[2])}
+    ports = listening_ports(job.pid) - {endpoint, int(line.split()[2])}
+    assert len(ports) == 2  # for the agents of the job, and for their votes
     with ExitStack() as connections:
-        for _ in range(140):
+        for port in [*ports] * 140:
             connections.enter_context(socket.create_connection(("localhost", port)))
         (job.folder / "go0").touch()
         job.wait_line("run 1")

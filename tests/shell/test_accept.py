@@ -20,6 +20,7 @@ from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol.messages import Terms
+from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.term import begin_term
 
 LEASE_S = 0.3
@@ -44,7 +45,7 @@ def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[Coordinato
     record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
     core, terms = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Terms("run", 1, 2, 0, lease_s)
     leader = begin_term(core, terms, record, anyio.current_time())
-    return CoordinatorServer(leader, record, OthersBoard(is_over), listener, lambda: None), port
+    return CoordinatorServer(leader, record, OthersBoard(is_over), listener, lambda: None, Strangers(2)), port
 
 
 class Crowd:

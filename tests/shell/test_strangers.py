@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
 import anyio
@@ -51,7 +50,7 @@ def test_of_too_many_connections_the_oldest_that_has_said_nothing_goes_first() -
     for stream in streams:
         strangers.add(stream, 0.0)  # type: ignore[arg-type]
         if stream.conn == 0:
-            strangers.forget(0)
+            strangers.forget(streams[0])  # type: ignore[arg-type]
     assert dropped(streams) == [1, 2]
 
 
@@ -153,7 +152,7 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
         record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
         leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
         server = CoordinatorServer(
-            leader, record, InProcessBoard("run", SharedWorld()), listener, lambda: None, math.inf
+            leader, record, InProcessBoard("run", SharedWorld()), listener, lambda: None, Strangers(TERMS.max_nodes)
         )
         ended = 0
 
