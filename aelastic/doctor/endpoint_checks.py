@@ -74,7 +74,7 @@ async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding
         words = f"{finding.words}; no other host reaches it at {own}: use a name of the network"
         return finding.replace(level="warning", words=words)
     if len({family for family, _ in found}) < len(found):
-        words = f"{finding.words}; if the addresses are of several hosts, give an endpoint for each of them"
+        words = f"{finding.words}; if the addresses are of several hosts, give an endpoint for each of these"
         return finding.replace(level="warning", words=words)
     return finding
 

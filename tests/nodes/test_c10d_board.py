@@ -301,6 +301,26 @@ async def test_an_agent_that_has_to_serve_and_cannot_says_so(world: World) -> No
             await board.open()
 
 
+@pytest.mark.parametrize(
+    "addresses, others",
+    [("127.0.0.1 192.0.2.1", "192.0.2.1"), ("127.0.0.1 127.0.0.2", ""), ("127.0.0.1 2001:db8::1", "")],
+)
+async def test_a_name_of_several_hosts_is_warned_of(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, addresses: str, others: str
+) -> None:
+    """Not so several addresses of one host, or its other family, which this host may not have."""
+    port = quiet_port()
+
+    async def resolve(_: Endpoint) -> list[tuple[int, tuple[str, int]]]:
+        each = addresses.split()
+        return [(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port)) for address in each]
+
+    monkeypatch.setattr(endpoints, "addresses_of", resolve)
+    await world.c10d(f"pods.example:{port}").open()
+    told = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+    assert bool(others) == bool(told) and all(f"is this host and others ({others})" in line for line in told)
+
+
 async def test_a_store_that_no_agent_serves_is_used_by_any_job(world: World) -> None:
     with external() as process:
         endpoint = f"localhost:{port_of(process)}"

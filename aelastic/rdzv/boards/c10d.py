@@ -17,7 +17,14 @@ from typing import TypeVar
 
 from aelastic.errors import InputError
 from aelastic.host.listeners import is_loopback, listen, loopback_address
-from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, local_address_of, useful_elsewhere
+from aelastic.rdzv.boards.endpoints import (
+    Endpoint,
+    GoneError,
+    RefusedError,
+    local_address_of,
+    other_hosts_of,
+    useful_elsewhere,
+)
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.tcp_store import TcpStore, read_timeout_of, run_key
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
@@ -64,6 +71,7 @@ class C10dBoard(KeyBoard):
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
         self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings))
         self._key = run_key(run_id, "leader")
+        self._has_looked_around = False
         self._local_address: str | None = None  # of the endpoint, if that is this machine
 
     async def get(self) -> bytes:
@@ -129,6 +137,8 @@ class C10dBoard(KeyBoard):
         if not self._is_host:
             self._local_address = await local_address_of(self._store.endpoint)
         may_serve &= self._is_host or (self._is_host is None and self._local_address is not None)
+        if may_serve and not self._is_host and not self._has_looked_around:
+            await self._look_around()
         if may_serve and self._may_serve() and (listener := self._listen()):
             await self._store.serve(listener)
             return
@@ -144,6 +154,17 @@ class C10dBoard(KeyBoard):
             if self._local_address is None and not self._store.has_hung_up:
                 raise
             raise GoneError(*error.args) from None
+
+    async def _look_around(self) -> None:
+        """Warns of a name that is that of several hosts: the agent of each would serve a store of its own."""
+        others = await other_hosts_of(self._store.endpoint)
+        self._has_looked_around = True
+        if others:
+            _log.warning(
+                "the rendezvous endpoint %s is this host and others (%s): agents there would form a job of their own; "
+                "give an endpoint for each host, separated by commas",
+                self._store.endpoint, ", ".join(others),
+            )  # fmt: skip
 
     def _listen(self) -> socket.socket | None:
         """The port, open; `None` if another process on this machine has it."""

@@ -66,6 +66,17 @@ async def local_address_of(endpoint: Endpoint) -> str | None:
     return next((address for address in found if not is_loopback(address)), found[0] if found else None)
 
 
+async def other_hosts_of(endpoint: Endpoint) -> list[str]:
+    """Addresses of other machines that the name of an endpoint here has, too, in a family in which it has one of ours.
+
+    Raises:
+        RendezvousConnectionError, InputError: as `local_address_of`.
+    """
+    found = [(family, address[0], _can_be_bound(family, address)) for family, address in await addresses_of(endpoint)]
+    ours = {family for family, _, is_ours in found if is_ours}
+    return [str(address) for family, address, is_ours in found if family in ours and not is_ours]
+
+
 def useful_elsewhere(address: str) -> str:
     """An address of this machine, if other nodes may reach it; else empty."""
     address = plain_address(address)
