@@ -55,6 +55,14 @@ class Story:
             self.cells[store] = action.cell
         return ev.Written(step, store, is_done)
 
+    def begin(self, expected: str, new: str) -> int:
+        """Looks at all cells for a write; gives the step in which they are locked."""
+        looks = self.core.handle(ev.Asked(expected.encode(), new.encode()), self.now)
+        answers = [answer for look in looks if (answer := self.answer(look))]
+        locks = [action for answer in answers for action in self.core.handle(answer, self.now)]
+        assert [type(lock) for lock in locks] == [ev.Write] * len(self.cells)
+        return locks[0].step  # type: ignore[union-attr]
+
     def forget(self, *stores: int) -> None:
         for store in stores:
             self.cells[store] = None
@@ -166,16 +174,57 @@ def test_a_vote_that_only_a_store_has_that_was_to_be_taken_in_does_not_speak_for
 def test_a_store_that_is_being_taken_in_does_not_count_for_the_vote_that_does_so() -> None:
     story = written()
     story.forget(0)
-    core = story.core
-    looks = core.handle(ev.Asked(b"one", b"two"), 0.0)
-    locks = [action for look in looks for action in core.handle(story.answer(look), 0.0)]  # type: ignore[arg-type]
-    assert [type(lock) for lock in locks] == [ev.Write] * 3
-    step = locks[0].step  # type: ignore[union-attr]
+    core, step = story.core, story.begin("one", "two")
     assert core.handle(ev.Written(step, 0, True), 0.0) == []
     assert core.handle(ev.Written(step, 1, True), 0.0) == []
-    assert core.handle(ev.Written(step, 2, False), 0.0) == [], "two of three are locked, and one of them has forgotten"
+    assert core.deadline == LIMIT_S, "two of three are locked, and one of them has forgotten: that is no majority"
+    assert core.handle(ev.Written(step, 2, False), 0.0) == []
     assert core.phase == "pausing"
     assert core._try.missing == {2: CAME_BETWEEN}
+
+
+def test_a_vote_that_a_member_and_a_store_have_that_is_being_taken_in_does_not_hold_yet() -> None:
+    story = written()
+    story.forget(0)
+    core, step = story.core, story.begin("one", "two")
+    writes = [action for store in range(3) for action in core.handle(ev.Written(step, store, True), 0.0)]
+    assert [type(write) for write in writes] == [ev.Write] * 3
+    assert core.handle(ev.Written(step + 1, 0, True), 0.0) == core.handle(ev.Written(step + 1, 1, True), 0.0) == []
+    assert core.handle(ev.Written(step + 1, 2, True), 0.0) == [ev.Done(b"two")]
+
+
+def test_when_a_majority_has_forgotten_no_store_is_left_out_of_the_beginning() -> None:
+    story = written()
+    story.forget(0, 1)
+    core, step = story.core, story.begin("one", "two")
+    for store, is_done in ((0, True), (1, True), (2, False)):
+        assert core.handle(ev.Written(step, store, is_done), 0.0) == []
+    assert core.phase == "pausing"
+
+
+@pytest.mark.parametrize("forgetful", [(0,), (0, 1), (0, 1, 2)])
+def test_a_store_that_is_taken_in_and_each_one_that_begins_again_has_a_new_life(forgetful: tuple[int, ...]) -> None:
+    """What an earlier try has yet to write must not be taken for a word of this life."""
+    story = written()
+    before = [cell.life for cell in story.cells if cell]
+    story.forget(*forgetful)
+    assert story.ask("one" if len(forgetful) < 3 else "", "two") == "two"
+    lives = [cell.life for cell in story.cells if cell]
+    kept = {1, 2} if forgetful == (0,) else set[int]()
+    assert {store for store in range(3) if lives[store] == before[store]} == kept
+
+
+def test_a_store_that_a_try_began_to_take_in_shows_that_there_is_a_job() -> None:
+    """The try got no further, and another store forgets: a client that knows nothing does not begin another job."""
+    story = written()
+    story.forget(0)
+    step = story.begin("one", "two")
+    story.cells[0] = story.core._try.lock_of(0)
+    story.core.handle(ev.Written(step, 0, True), 0.0)
+    story.forget(1)
+    story.silent = {2}
+    story.new_client("b")
+    assert story.ask("", "another job") == ev.NoMajority({2: ""}, (1,))
 
 
 def test_answers_of_an_earlier_step_and_second_ones_change_nothing() -> None:
