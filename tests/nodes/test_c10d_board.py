@@ -6,7 +6,6 @@ What every board promises is in `test_boards.py`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -333,10 +332,12 @@ async def test_a_store_that_no_agent_serves_is_used_by_any_job(world: World) -> 
         assert (first.epoch, second.epoch) == (1, 7)
 
 
-async def test_torch_itself_can_read_the_endpoint(world: World) -> None:
+async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) -> None:
+    """Agents of other versions, and people with torch's own tools, find a job by this key and this text."""
     endpoint = f"127.0.0.1:{quiet_port()}"
     board = world.c10d(endpoint, "a job/1")
-    await board.campaign(A, None, 0)
+    record = await board.campaign(A, None, 0)
+    assert record is not None and await board.renew(record)
     code = """if True:
         import sys
         from datetime import timedelta
@@ -344,15 +345,20 @@ async def test_torch_itself_can_read_the_endpoint(world: World) -> None:
         store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=30))
         print(store.get("aelastic/served_for").decode())
         print(store.get("aelastic/a%20job%2F1/leader").decode())
+        print(store.num_keys())
     """
     command = [sys.executable, "-c", code, *endpoint.split(":")]
     done = await anyio.to_thread.run_sync(
         lambda: subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     )
 
-    served_for, renewals, record = done.stdout.splitlines()
-    assert (served_for, renewals) == ("a%20job%2F1", "0")
-    assert json.loads(record)["candidate"]["node_id"] == "a"
+    text = (
+        '{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["10.0.0.1", "::1"], "port": 40000, '
+        '"token": "secret of a"}, "verdict": ""}'
+    )
+    served_for, *leader, keys = done.stdout.splitlines()
+    assert (served_for, leader) == ("a%20job%2F1", ["1", text])
+    assert keys == "2", "and nothing else"
 
 
 # What else may be there.
@@ -562,6 +568,30 @@ async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
     assert await coordinator.renew(record)
     seen = await again.read()
     assert seen is not None and seen.candidate == A
+
+
+async def test_a_renewal_whose_answer_was_lost_is_not_taken_for_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = world.c10d(f"localhost:{quiet_port()}")
+    record = await board.campaign(A, None, 0)
+    assert record is not None and record.renewals == 0
+    store = board._store
+
+    async def lose_the_answer(key: str, expected: bytes, text: bytes) -> bytes:
+        await tcp_store.TcpStore.compare_set(store, key, expected, text)
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "compare_set", lose_the_answer)
+        with pytest.raises(TimeoutError):
+            await board.renew(record)
+    assert (await board.get()).startswith(b"1\n"), "it has taken effect"
+
+    renewed = await board.renew(record)
+
+    assert renewed is not None and renewed.renewals == 2, "members see that the coordinator lives now, not then"
+    assert (await board.get()).startswith(b"2\n")
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
