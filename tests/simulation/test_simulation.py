@@ -388,6 +388,22 @@ def test_the_endpoint_side_goes_on_alone_where_it_is_told_to(survivor: str) -> N
     assert bool(story.agent("0").alive) == (survivor == "endpoint")
 
 
+@pytest.mark.parametrize("hosts", ["012", "01234"])
+@pytest.mark.parametrize("how", ["killed", "asked to leave"])
+def test_a_minority_goes_on_where_the_coordinator_and_others_end_at_once_and_the_endpoint_is_there(
+    hosts: str, how: str
+) -> None:
+    story = Story(hosts)
+    story.until_run_by(hosts)
+    story.pass_time(1)
+    coordinator = story.coordinator
+    rest = hosts.replace(coordinator.host[-1], "")
+    victims = [coordinator, *(story.agent(host) for host in rest[: len(hosts) // 2])]
+    for victim in victims:
+        victim.crash(FIN) if how == "killed" else victim.ask_to_leave()
+    story.until_run_by(rest[len(hosts) // 2 :], LEASE_S + SOON_S)
+
+
 # What costs a restart, among workers that die of each other.
 
 # A worker's end is seen, all are stopped, and started again.
