@@ -18,7 +18,8 @@ from kit.launching import DEADLINE_S, Launcher
 from kit.ports import quiet_port
 
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
-from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, Decoder
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, Decoder, encode
 from aelastic.rdzv.protocol.messages import Downward, Refused
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
@@ -182,22 +183,13 @@ def frame(word: str, fields: object) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-NODE = {
-    "node_id": "stranger", "host": "h", "role": "r", "local_world_size": 1, "master_addr": "", "master_port": 1,
-    "preferred_rank": None, "way_address": "",
-}  # fmt: skip
-PAST = {
-    "standing": "ready", "round": 0, "restart_count": 0, "group_rank": -1, "group_world_size": 0,
-    "coordinator_rank": -1, "failure": None, "departed": [], "has_spares": False,
-    "failure_age_s": 0.0, "alone_s": 0.0, "ended": "", "is_charged": False,
-}  # fmt: skip
+NODE = m.Node("stranger", "h", "r", 1, "", 1)
 OLD_HELLO = frame("Hello", {"protocol": 0, "whatever": ["it", "said", "then"]})
 
 
 def hello(team: Team) -> bytes:
-    terms = {"run_id": team.run_id, "min_nodes": 2, "max_nodes": 3, "max_restarts": 3, "lease_s": 5.0}
-    words = {"protocol": PROTOCOL, "terms": terms, "token": "guessed", "node": NODE, "past": PAST, "seen_epoch": 0}
-    return frame("Hello", words)
+    terms = m.Terms(team.run_id, 2, 3, 3, 5.0)
+    return encode(m.Hello(PROTOCOL, terms, "guessed", NODE, m.Past(m.Standing.READY), 0))
 
 
 def answer_to(port: int, data: bytes, limit_s: float = DEADLINE_S) -> list[Downward]:
@@ -242,7 +234,7 @@ def test_nonsense_on_the_stream_is_refused_and_its_connection_closed(running: tu
         bytes(10 << 20),
         (10 << 20).to_bytes(4, "big") + os.urandom(10 << 20),
         frame("Alive", {}),
-        frame("Ready", {"node": NODE}),
+        encode(m.Ready(NODE)),
         frame("Hello", {"protocol": PROTOCOL}),
         frame("Hello", None),
         frame("Left", {"node_id": "x", "reason": 1}),

@@ -158,7 +158,7 @@ def test_workers_that_die_of_what_gloo_raises_cost_no_more(launch: Launcher, tmp
 
 @pytest.mark.all
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("board", ["c10d", "static"])
+@pytest.mark.parametrize("board", ["static"])  # on c10d the others elect another one
 def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_and_pays_nothing(
     launch: Launcher, tmp_path: Path, board: str
 ) -> None:

@@ -392,13 +392,12 @@ def test_the_endpoint_s_own_node_is_cut_off_and_comes_back(v4: Net, launch: Laun
     agents.wait_round(jobs, after=[1, 0, 0])
     counts = agents.counts()
     v4.cut(nodes[0])
-    # It has the board, so it is the one that goes on.
-    agents.wait_round(jobs[:1], after=counts[:1])
-    assert agents.counts(jobs[1:]) == counts[1:]
+    # Most nodes of the round are on the other side: they elect a coordinator, which the board has once it answers again.
+    agents.wait_round(jobs[1:], after=counts[1:])
+    assert agents.counts(jobs[:1]) == counts[:1]
     counts = agents.counts()
     v4.heal()
     agents.wait_round(jobs, after=counts)
-    assert agents.coordinators() == [1, 0, 0]
     agents.finish()
 
 

@@ -136,7 +136,7 @@ def test_a_job_that_other_hosts_may_join_listens_for_them(launch: Launcher) -> N
                  "--rdzv-conf", "last_call_timeout=0.1")  # fmt: skip
     job.wait_line("at")
     found = listening(job.left())
-    assert len(found) == 3, "the rendezvous, the coordinator, the workers' store"
+    assert len(found) == 4, "the rendezvous, the coordinator, its votes, the workers' store"
     assert all(addresses & {"0.0.0.0", "::"} for addresses in found.values())
     job.go()
     assert job.wait() == 0, job.story

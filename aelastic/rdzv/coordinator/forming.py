@@ -38,7 +38,7 @@ SPARES_TIMEOUT_S = 1.0
 # A fork server that imports for longer is not waited for: the workers import on their own.
 PREPARE_MAX_S = 10.0
 # Workers of a round that is younger may still be starting.
-YOUNG_S = 30.0
+YOUNG_S = 10.0
 
 
 class RoundRules(Record):
