@@ -203,7 +203,7 @@ def test_a_node_whose_process_ended_has_no_vote() -> None:
 def test_that_an_earlier_coordinator_has_ended_is_taken_from_a_node_where_the_endpoint_answers(
     is_on_board: bool, then: str
 ) -> None:
-    """Three of four, and the fourth with the endpoint, could both go on, if none of them counted the one that ended."""
+    """Two of four, and a third with the endpoint, could both go on, if neither side counted the fourth, which ended."""
     found, _ = electorate()
     found.on_ended(["1"])
     assert blocked(found, "0", is_on_board=is_on_board) == then
