@@ -35,6 +35,11 @@ mount -t tmpfs tmpfs "$1/dev"
 for device in null zero full random urandom; do touch "$1/dev/$device"; mount --bind "/dev/$device" "$1/dev/$device"; done
 ln -s /proc/self/fd "$1/dev/fd"
 """
+# A /tmp in memory; the project, whose packages are used, may lie in this machine's.
+TMP = f"""mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
+project={shlex.quote(str(ROOT))}
+case "$project" in /tmp/*) mkdir -p "$1$project" && mount --bind "$project" "$1$project" ;; esac
+"""
 # The overlay's folders that `ROOT_OF` is given.
 PARTS = ("files", "work", "root")
 BUILD = ROOT_OF + 'chmod 755 "$1/root"; exec chroot "$1" sh -ec "$3"'
@@ -42,7 +47,9 @@ RUN = (
     ROOT_OF
     + """
 mount -o remount,ro "$1/dev"
-mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
+"""
+    + TMP
+    + """
 mkdir "$1/tmp/workspace" # what `-v` brings
 cp -r "$3/." "$1/tmp/workspace"
 mount --bind "$1/tmp/workspace" "$1$4"

@@ -19,6 +19,7 @@ import pytest
 from kit import netns
 from kit.images import PARTS, ROOT_OF, Container, overlay
 from kit.launching import wait_for
+from kit.recipes import ROOT
 
 COMMAND_LIMIT_S = 60.0
 SYSTEMD = "/usr/lib/systemd/systemd"
@@ -70,6 +71,8 @@ def why_not() -> str:
     missing = [path for path in (SYSTEMD, "/usr/bin/systemctl") if not os.path.exists(path)]
     if missing or not _cgroups():
         return f"there is no {' and no '.join(missing) or 'cgroup2'} here"
+    if ROOT.is_relative_to("/tmp"):
+        return "the project lies in /tmp, of which a unit has its own (PrivateTmp)"
     return netns.why_not()
 
 

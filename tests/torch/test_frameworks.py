@@ -7,6 +7,7 @@ run with are seen from there, so little is fetched.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -48,11 +49,14 @@ def python() -> str:
     folder = Path(__file__).parents[2] / "build" / name
     interpreter, stamp = folder / "bin" / "python", folder / "installed"
     requirements = "\n".join((*REQUIREMENTS, f"torch=={torch}"))
-    if not stamp.exists() or stamp.read_text() != requirements:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_TIMEOUT_S)
-        inherit_packages(interpreter)
-        install(interpreter, requirements.split("\n"))
-        stamp.write_text(requirements)
+    folder.parent.mkdir(exist_ok=True)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, each with a session of its own
+        if not stamp.exists() or stamp.read_text() != requirements:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_TIMEOUT_S)
+            inherit_packages(interpreter)
+            install(interpreter, requirements.split("\n"))
+            stamp.write_text(requirements)
     return str(interpreter)
 
 
