@@ -14,10 +14,12 @@ STAR = """
 import random, select, socket, threading, traceback
 
 is_connected = threading.Event()
+talks = []  # not empty: the talk has begun
 peers = []  # of rank 0: every other rank's connection; of another rank: the one to rank 0
 
 
 def begin_talk():
+    talks.append(True)
     tick_s = float(os.environ.get("STAR_TICK_S", "0"))
     if not tick_s and int(os.environ["WORLD_SIZE"]) == 1:
         is_connected.set()
@@ -101,6 +103,8 @@ def meeting_file():
 
 
 def say_farewell():
+    if not talks:
+        begin_talk()  # told to end before it came to that
     is_connected.wait(20.0)
     for peer in list(peers):
         try:

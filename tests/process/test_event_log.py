@@ -634,6 +634,10 @@ def test_two_nodes_tell_one_story(launch: Launcher) -> None:
     failed = [
         record for agent in told for record in told[agent] if record["event"] == "worker_ended" and record["failure"]
     ]
-    assert [(record["rank"], record["failure"]["message"]) for record in failed] == [(1, "exited with code 7")]
+    # The other may have fallen of the lost connection before it was stopped.
+    causes = [(record["rank"], record["failure"]["message"]) for record in failed]
+    assert [cause for cause in causes if cause != (0, "RuntimeError: rank 0: connection closed by peer")] == [
+        (1, "exited with code 7")
+    ]
     assert len({record["node"] for records in told.values() for record in records}) == 2
     assert [told[agent][-1]["state"] for agent in (first, second)] == ["SUCCEEDED", "STOPPED"]
