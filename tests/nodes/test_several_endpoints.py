@@ -119,7 +119,7 @@ async def test_a_host_that_cannot_bind_its_endpoint_ends_with_a_line(monkeypatch
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), port, None, address)
 
     monkeypatch.setattr(c10d, "listen", refuse)
-    names = ["127.0.0.1:80", "192.0.2.1:80", "192.0.2.2:80"]
+    names = ["127.0.0.1:80", "203.0.113.1:80", "203.0.113.2:80"]
     board = QuorumBoard(RendezvousSettings("c10d", ",".join(names), 3, 3), "job", os.environ)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(board.run)
