@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import PREAMBLE, wait_for
+from kit.launching import PREAMBLE, cmdline, wait_for
 from kit.slurm import LIMIT_S, NODES, Slurm, slurm
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
@@ -130,12 +130,17 @@ def test_the_others_go_on_without_a_lost_node(cluster: Slurm) -> None:
     assert "finished" in cluster.story(job)
 
 
+def watches(cluster: Slurm, node: str) -> bool:
+    return any("watch_first_node" in cmdline(pid) for pid in cluster.processes(f"SLURMD_NODENAME={node}"))
+
+
 def test_without_its_first_node_a_job_goes_back_into_the_queue(tmp_path: Path) -> None:
     """Its batch script and its endpoint are gone, and `--no-kill` would have it wait for its time limit."""
     (tmp_path / "train.py").write_text(PREAMBLE + TRAINING)
     with slurm(tmp_path, "SlurmdTimeout=5") as cluster:
         job = cluster.submit(f"{ONE_WORKER},MIN_NODES=1,WATCH_INTERVAL=1", SCRIPT, "train.py", "first", "never")
         cluster.wait_output(job, " of 2 begins at 0", 2)
+        wait_for("what watches the first node", lambda: watches(cluster, NODES[1]), LIMIT_S)
         cluster.lose(NODES[0])
         wait_for("the queue", lambda: cluster.fields(job)["JobState"] == "PENDING", LIMIT_S)
         assert cluster.fields(job)["Restarts"] == "1"
