@@ -46,10 +46,7 @@ class GraceWatch:
 
     def begin(self, starts: Sequence[WorkerStart]) -> None:
         """A new generation is about to start."""
-        self._files = {
-            start.local_rank: tuple({path for path in (start.stdout, start.stderr) if path is not None})
-            for start in starts
-        }
+        self._files = {start.local_rank: start.output_files for start in starts}
 
     def stopping(self, tasks: TaskGroup) -> None:
         """Workers were sent a signal that asks them to end."""

@@ -72,10 +72,7 @@ class StartWatch(Observer):
     def begin(self, starts: Sequence[WorkerStart]) -> None:
         """A new generation is about to start."""
         is_new = self._group.spec.logs_specs is None  # else the files may hold what earlier workers have written
-        self._files = {
-            start.local_rank: tuple({path for path in (start.stdout, start.stderr) if path is not None and is_new})
-            for start in starts
-        }
+        self._files = {start.local_rank: start.output_files if is_new else () for start in starts}
 
     def tell(self, event: RunEvent, now: float) -> None:
         match event:

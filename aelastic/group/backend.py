@@ -28,6 +28,11 @@ class WorkerStart:
     cpus: frozenset[int] | None = None  # the CPUs it may run on; None: as the agent
     return_file: Path | None = None  # where a function's return value is kept until the agent has read it
 
+    @property
+    def output_files(self) -> tuple[Path, ...]:
+        """The files that it writes its output to, each once."""
+        return tuple(dict.fromkeys(path for path in (self.stdout, self.stderr) if path is not None))
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:

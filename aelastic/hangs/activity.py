@@ -218,8 +218,7 @@ class Place:
 
 
 def _place_of(start: WorkerStart, worker_id: Any) -> Place:
-    files = tuple(dict.fromkeys(path for path in (start.stdout, start.stderr) if path is not None))
-    return Place(worker_id if isinstance(worker_id, int) else None, files)
+    return Place(worker_id if isinstance(worker_id, int) else None, start.output_files)
 
 
 Look: TypeAlias = Callable[[Mapping[int, Place], Rules], dict[int, Sample]]
