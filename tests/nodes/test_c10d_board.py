@@ -625,6 +625,8 @@ async def test_a_refusal_proves_that_another_machines_store_is_gone_only_after_a
         if is_reset:
             end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         end.close()
+    # A request that comes before the socket is really closed would be answered by a reset.
+    await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
     await between.wait_closed()
 
     for _ in range(2):
