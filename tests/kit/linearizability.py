@@ -35,14 +35,24 @@ def is_linearizable(history: list[Op], initial: bytes = b"") -> bool:
         done, text = stack.pop()
         if done & must == must:
             return True
-        first_answer = min((op.answered for index, op in enumerate(ops) if not done >> index & 1), default=math.inf)
-        for index, op in enumerate(ops):
-            if op.called > first_answer:
-                break
-            if done >> index & 1 or (after := op.apply(text)) is None:
-                continue
-            state = (done | 1 << index, after)
-            if state not in known:
+        for bit, op in _may_be_next(ops, done):
+            if (after := op.apply(text)) is not None and (state := (done | bit, after)) not in known:
                 known.add(state)
                 stack.append(state)
     return False
+
+
+def _may_be_next(ops: list[Op], done: int) -> list[tuple[int, Op]]:
+    """The operations that were called before any that is not done yet was answered."""
+    open_ops: list[tuple[int, Op]] = []
+    first_answer = math.inf
+    left = (1 << len(ops)) - 1 & ~done
+    while left:
+        bit = left & -left
+        op = ops[bit.bit_length() - 1]
+        if op.called > first_answer:
+            break
+        first_answer = min(first_answer, op.answered)
+        open_ops.append((bit, op))
+        left ^= bit
+    return [(bit, op) for bit, op in open_ops if op.called <= first_answer]

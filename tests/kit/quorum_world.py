@@ -219,6 +219,7 @@ class Client:
         self.world, self.index = world, index
         self.life = 0
         self.core = Register(world.size, f"c{index}.0")
+        self.rings_at: float | None = None
         self.certain_until = -1.0
         self.seen, self.seen_at = b"?", 0.0
         self.answered_at = 0.0
@@ -236,6 +237,7 @@ class Client:
         self.forget_op()
         self.life += 1
         self.core = Register(self.world.size, f"c{self.index}.{self.life}")
+        self.rings_at = None
         self.certain_until, self.seen = -1.0, b"?"
         self.start()
 
@@ -262,13 +264,15 @@ class Client:
                     self.end_op(text)
                 case ev.NoMajority():
                     self.end_op(None)
-        if self.core.deadline is not None:
-            deadline, life = self.core.deadline, self.life
-            self.world.at(deadline, lambda: self.ring(life, deadline))
+        if self.core.deadline not in (None, self.rings_at):
+            self.rings_at = self.core.deadline
+            self.world.at(self.rings_at, partial(self.ring, self.core, self.rings_at))
 
-    def ring(self, life: int, deadline: float) -> None:
-        if life == self.life and self.core.deadline == deadline:
-            self.feed(ev.DeadlinePassed())
+    def ring(self, core: Register, deadline: float) -> None:
+        if core is self.core and deadline == self.rings_at:
+            self.rings_at = None
+            if core.deadline == deadline:
+                self.feed(ev.DeadlinePassed())
 
     def forget_op(self) -> None:
         if self.op is not None:
