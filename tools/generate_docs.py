@@ -11,9 +11,15 @@ from collections.abc import Callable
 import api_pages
 import cli_page
 import core_pages
+import metrics_page
 from sources import ROOT
 
-MAKERS: tuple[Callable[[], dict[str, str]], ...] = (core_pages.pages, api_pages.pages, cli_page.pages)
+MAKERS: tuple[Callable[[], dict[str, str]], ...] = (
+    core_pages.pages,
+    api_pages.pages,
+    cli_page.pages,
+    metrics_page.pages,
+)
 
 
 def stale_pages(makers: tuple[Callable[[], dict[str, str]], ...] = MAKERS) -> dict[str, str]:

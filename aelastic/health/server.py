@@ -42,7 +42,7 @@ from aelastic.health_check_server import HealthCheckServerFactory
 from aelastic.host.usage import usage_of
 from aelastic.observe.exposition import AgentFacts, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.observe.prometheus import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS
+from aelastic.observe.prometheus import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS, Family, Registry
 from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, StopAsked
 
 if TYPE_CHECKING:
@@ -109,6 +109,13 @@ async def open_health(
     return HealthServer(address, listener, collect_stacks, is_local=is_local, linger_s=linger_s, look=look)
 
 
+def request_counters(registry: Registry) -> tuple[Family, Family]:
+    """What the server counts of itself: requests answered, connections dropped."""
+    answered = registry.counter("aelastic_http_requests_total", "Requests answered.", "path", "code")
+    text = "Connections closed for a limit."
+    return answered, registry.counter("aelastic_http_connections_dropped_total", text, "reason", start=DROPPED)
+
+
 class HealthServer(Observer):
     """HTTP server of one run.
 
@@ -141,9 +148,7 @@ class HealthServer(Observer):
         self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
         self._exposition = Exposition(is_local=is_local, look=look)
         self._status = self._exposition.status
-        counter, name = self._exposition.metrics.registry.counter, "aelastic_http_connections_dropped_total"
-        self._requests = counter("aelastic_http_requests_total", "Requests answered.", "path", "code")
-        self._dropped = counter(name, "Connections closed for a limit.", "reason", start=DROPPED)
+        self._requests, self._dropped = request_counters(self._exposition.metrics.registry)
         self._limits: ConnectionLimits | None = None
         self._server: Server | None = None
         self._routes: dict[str, tuple[str, Callable[[BaseRequest], Awaitable[Response]]]] = {

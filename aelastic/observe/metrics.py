@@ -1,7 +1,7 @@
 """Metrics of a run: run events in, Prometheus' text out.
 
 Every series is there from the beginning, with 0 where nothing has happened yet, so that a rate or an alert has
-something to begin with.  `docs/reference/http.md` has the table; a test compares.
+something to begin with.  `docs/reference/metrics.md` is made from what is declared here.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class _TimeMetrics:
 
     def __init__(self, registry: Registry) -> None:
         counter = registry.counter
-        self._training = counter("aelastic_training_seconds_total", "Time in which workers of a whole round ran.")
-        text = "Time in which they did not, by its cause."
+        self._training = counter("aelastic_training_seconds_total", "Time in which the workers of a whole round ran.")
+        text = "Time in which they did not; with the training seconds, the whole run. Counted once its cause is known."
         self._lost = counter("aelastic_lost_seconds_total", text, "cause", start=LOST_TO)
-        text = "When the phase began that the agent is in, in seconds since 1970."
+        text = "When the agent's phase began, since 1970."
         self._phase_start = registry.gauge("aelastic_phase_start_time_seconds", text)
         self._phase_since = 0.0
         self.spent = _Spent()
@@ -122,7 +122,7 @@ class _ProgressMetrics:
 
     def __init__(self, registry: Registry) -> None:
         gauge = registry.gauge
-        self._step = gauge("aelastic_progress_step", "The step that the workers have done, by --progress.")
+        self._step = gauge("aelastic_progress_step", "The step that the workers have done, with --progress.")
         self._steps = gauge("aelastic_progress_steps", "The last step; 0 where it is not known.")
         text = "Steps per second, in the last minute."
         self._steps_per_s = gauge("aelastic_progress_steps_per_second", text)
@@ -150,14 +150,15 @@ class RunMetrics:
         gauge("aelastic_build_info", "What is running, in the labels; always 1.", *build).set(1, *build.values())
         identity = "run_id", "host", "role", "rdzv_backend"
         self._run = gauge("aelastic_run_info", "Which run it is, in the labels; always 1.", *identity)
-        self._ended = gauge("aelastic_run_ended", "1 once the run is over: its end, in the labels.", "run_id", "state")
-        self._state = gauge("aelastic_state", "1 for the state the worker group is in, 0 for others.", "state")
-        self._phase = gauge("aelastic_phase", "1 for the phase the agent is in, 0 for others.", "phase")
+        text = "1 once the run is over; the state it ended in, UNKNOWN after an error of the rendezvous or the agent."
+        self._ended = gauge("aelastic_run_ended", text, "run_id", "state")
+        self._state = gauge("aelastic_state", "1 for the worker group's state, 0 for others.", "state")
+        self._phase = gauge("aelastic_phase", "1 for the agent's phase, 0 for others.", "phase")
         for state in WorkerState:
             self._state.set(state is WorkerState.INIT, state.value)
         for phase in Phase:
             self._phase.set(phase is Phase.INIT, phase.value)
-        self._ready = gauge("aelastic_ready", "Whether workers of a complete round run here, as /readyz has it.")
+        self._ready = gauge("aelastic_ready", "1 when /readyz is 200: workers of a complete round run here.")
         # Rounds.
         self._round = gauge("aelastic_round", "Number of the round that this node took part in last.")
         self._rounds = counter("aelastic_rounds_total", "Rounds that this node took part in.")
@@ -166,7 +167,7 @@ class RunMetrics:
         self._local_world_size = gauge("aelastic_local_world_size", "Workers of this node in that round.")
         self._restart_count = gauge("aelastic_restart_count", "Restarts of the job that failures have cost.")
         self._max_restarts = gauge("aelastic_max_restarts", "How many of these the job may have.")
-        text = "Nodes that the job could have and has not, as far as this node knows."
+        text = "Nodes that the job could have (--nnodes) and has not in this node's last round."
         self._missing = gauge("aelastic_nodes_missing", text)
         self._coordinates = gauge("aelastic_coordinates", "1 while this agent coordinates the job.")
         text, causes = "Restarts that this agent took part in.", get_args(ev.RestartCause)
@@ -184,18 +185,19 @@ class RunMetrics:
         # Workers and agent.
         text, outcomes = "Workers of this node that have ended.", ("succeeded", "failed", "stopped")
         self._exits = counter("aelastic_worker_exits_total", text, "outcome", start=outcomes)
-        text = "Workers of this node that have failed, by how."
+        text = "Workers of this node that have failed: not started, stopped by a watch, or how it died."
         self._failures = counter("aelastic_failures_total", text, "kind", start=FAILURE_KINDS)
         self._expiries = counter("aelastic_watchdog_expiries_total", "Timers that workers set and did not clear.")
-        text, watches = "How often a worker did not do what was expected of it.", get_args(WatchName)
+        text, watches = "How often a watch found a worker unhealthy.", get_args(WatchName)
         self._noticed = counter("aelastic_noticed_total", text, "by", start=watches)
         self._stacks = counter("aelastic_stacks_taken_total", "How often the workers' stacks were taken.")
-        text = "Since the last sign of life that --hang-timeout counts, or output that --expect-output expects."
+        text = "Since a sign of life that --hang-timeout counts, else since output that --expect-output expects."
         self._silence = gauge("aelastic_worker_silence_seconds", text, "local_rank")
         text = "How long that may be; 0 without hang detection."
         self._silence_max = gauge("aelastic_worker_silence_max_seconds", text)
         whose, name = ("local_rank", "role"), "aelastic_worker_resident_memory_bytes"
-        self._worker_cpu = counter("aelastic_worker_cpu_seconds_total", "CPU time of a worker's own process.", *whose)
+        text = "CPU time of a worker's own process; begins again with each generation."
+        self._worker_cpu = counter("aelastic_worker_cpu_seconds_total", text, *whose)
         self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")

@@ -34,6 +34,11 @@ class Family:
         self.kind, self.name, self.text, self.labels = kind, name, text, labels
         self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
 
+    @property
+    def series(self) -> tuple[tuple[str, ...], ...]:
+        """The labels' values of each series that is there."""
+        return tuple(self._values)
+
     def set(self, value: float, *labels: object) -> None:
         self._values[self._key(labels)] = value
 
@@ -75,7 +80,7 @@ class Histogram(Family):
 
     def __init__(self, name: str, text: str, *labels: str, buckets: Sequence[float]) -> None:
         super().__init__("histogram", name, text, *labels)
-        self._buckets = tuple(buckets)
+        self.buckets = tuple(buckets)
         self._counts: dict[tuple[str, ...], list[int]] = {}
         self._values.clear()  # here: the sums
         if not labels:
@@ -85,20 +90,20 @@ class Histogram(Family):
         """Begins a series with nothing in it: a rate needs a zero to begin with."""
         key = self._key(labels)
         self._values.setdefault(key, 0.0)
-        self._counts.setdefault(key, [0] * (len(self._buckets) + 1))
+        self._counts.setdefault(key, [0] * (len(self.buckets) + 1))
 
     def observe(self, value: float, *labels: object) -> None:
         self.declare(*labels)
         key = self._key(labels)
         self._values[key] += value
-        place = next((i for i, bound in enumerate(self._buckets) if value <= bound), len(self._buckets))
+        place = next((i for i, bound in enumerate(self.buckets) if value <= bound), len(self.buckets))
         self._counts[key][place] += 1
 
     def lines(self, common: Mapping[str, str]) -> Iterator[str]:
         names, values = self._others(common)
         for key, counts in self._counts.items():
             total = 0
-            for bound, count in zip((*self._buckets, math.inf), counts, strict=True):
+            for bound, count in zip((*self.buckets, math.inf), counts, strict=True):
                 total += count
                 yield _line(f"{self.name}_bucket", (*self.labels, *names, "le"), (*key, *values, _number(bound)), total)
             yield _line(f"{self.name}_sum", (*self.labels, *names), (*key, *values), self._values[key])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.metrics_text import DOCS, values
+from kit.metrics_text import values
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -352,13 +352,3 @@ def test_a_reader_of_openmetrics_gets_the_same_numbers() -> None:
 
     families = openmetrics.text_string_to_metric_families(is_open)  # type: ignore[no-untyped-call]
     assert read(families) == pytest.approx(read(text_string_to_metric_families(plain)), nan_ok=True)
-
-
-# Where it is written down: `test_health.py` compares what a server exposes, which has some more.
-
-
-def test_the_table_has_what_is_counted_here_with_its_type_and_labels() -> None:
-    rows = re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \| ([^|]*)\|", DOCS.read_text(), re.MULTILINE)
-    table = {name: (kind, tuple(re.findall(r"`(\w+)`", labels.partition(":")[0]))) for name, kind, labels in rows}
-    ours = {family.name: (family.kind, family.labels) for family in told().registry.families}
-    assert {name: table.get(name) for name in ours} == ours

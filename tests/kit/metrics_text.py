@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def values(text: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The rules and queries of `docs/reference/http.md`, asked of a real Prometheus that scrapes a real job of several agents."""
+"""The rules and queries of `docs/how-to/prometheus.md`, asked of a real Prometheus that scrapes a real job of several agents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from kit.agents import FAIL, FAIL_CODE, c10d, team_of
 from kit.launching import Launcher, wait_for
-from kit.metrics_text import DOCS
 from kit.ports import quiet_port
 from kit.prometheus import node_exporter, program, prometheus
 
@@ -19,21 +18,22 @@ from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.observe.metrics import RunMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "aelastic.json"
-RULES = DOCS.parents[1] / "prometheus-rules.yml"
+PAGE = Path(__file__).parents[2] / "docs/how-to/prometheus.md"
+RULES = PAGE.parents[1] / "prometheus-rules.yml"
 # Longer than the test waits.
 LINGER = "600"
 
 
 def documented() -> str:
     """The query that the page shows."""
-    (query,) = re.findall(r"```promql\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (query,) = re.findall(r"```promql\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return str(query)
 
 
 def test_the_page_names_each_rule() -> None:
     rules = re.findall(r"^ +- (?:record|alert): (\S+)$", RULES.read_text(), re.MULTILINE)
     assert rules
-    page = DOCS.read_text()
+    page = PAGE.read_text()
     assert [rule for rule in rules if f"`{rule}`" not in page] == []
 
 

@@ -344,12 +344,10 @@ async def test_verbose_pages_list_what_was_looked_at() -> None:
 
 
 async def test_every_metric_is_in_the_documents_and_no_other() -> None:
-    async with serving() as (server, url):
+    async with serving() as (_, url):
         text = (await ask_here(f"{url}/metrics")).text
-        exposed = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE")}
-        rows = re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
-        assert dict(rows) == exposed
-        assert len(rows) == len(server._exposition.metrics.registry.families)
+        exposed = [(line.split()[2], line.split()[3]) for line in text.splitlines() if line.startswith("# TYPE")]
+        assert re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE) == exposed
 
 
 @pytest.mark.parametrize(
