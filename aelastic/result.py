@@ -76,7 +76,7 @@ def result_of(
         InternalError: a bug of ours.
     """
     if group.state is WorkerState.UNKNOWN:
-        raise UnkillableWorkerError([describe(rank) for rank in group.unended] or [group.reason])
+        raise UnkillableWorkerError([describe(rank) for rank in group.exits.unended] or [group.reason])
     verdict = group.verdict
     if verdict is not None and verdict.outcome is Outcome.TIMED_OUT:
         raise RendezvousTimeoutError(verdict.reason)
@@ -84,16 +84,16 @@ def result_of(
         raise RendezvousError(verdict.reason)
     rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
     values = return_values if group.state is WorkerState.SUCCEEDED else {}
-    cause, failures = _failures(group, {rank_of[local]: failure for local, failure in group.failed.items()})
+    cause, failures = _failures(group, {rank_of[local]: failure for local, failure in group.exits.failed.items()})
     return RunResult(
         state=group.state,
         return_values={rank_of[local]: values[local] for local in sorted(values)},
         failures=failures,
-        victims=tuple(sorted(rank_of[local] for local, raised in group.stopped.items() if raised is None)),
+        victims=tuple(sorted(rank_of[local] for local, raised in group.exits.stopped.items() if raised is None)),
         reason=group.reason,
         stacks=stacks,
         cause=cause,
-        raised={rank_of[local]: raised for local, raised in sorted(group.stopped.items()) if raised is not None},
+        raised={rank_of[local]: raised for local, raised in sorted(group.exits.stopped.items()) if raised is not None},
     )
 
 

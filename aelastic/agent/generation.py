@@ -168,10 +168,10 @@ class Generation:
         held.watches.ended(self.number, local_rank)
         gone_at = anyio.current_time()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
-        if local_rank in self._group.failed:
+        if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
         elif local_rank in self._asked:
-            worker, known = self._group.workers[local_rank], [*self._group.failed.values()]
+            worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
             raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
             self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))
         else:

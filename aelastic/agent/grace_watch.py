@@ -57,7 +57,7 @@ class GraceWatch:
 
     def _is_restart(self, generation: int) -> bool:
         group = self._group
-        is_stop = group.phase is Phase.STOPPING and not group.is_leaving and not group.is_killing
+        is_stop = group.phase is Phase.STOPPING and not group.is_leaving and not group.exits.is_killing
         return is_stop and group.generation == generation
 
     async def _watch(self, generation: int, stopped_at: float) -> None:
@@ -65,7 +65,7 @@ class GraceWatch:
         from aelastic.group import restart_grace as rg
         from aelastic.host.session_activity import SessionActivity
 
-        workers = {rank: self._group.workers[rank] for rank in sorted(self._group.alive)}
+        workers = {rank: self._group.workers[rank] for rank in sorted(self._group.exits.alive)}
         grace = rg.RestartGrace({r: each.global_rank for r, each in workers.items()}, stopped_at, self._fixed_s)
         sessions = {rank: each.id for rank, each in workers.items() if isinstance(each.id, int)}
         activity = SessionActivity()

@@ -60,7 +60,7 @@ class UnhealthyWorkers:
     async def on_found(self, found: Found) -> None:
         """Has a worker stopped, which then has failed; or only reports it."""
         rank, group = found.local_rank, self._group
-        is_at_work = rank in group.alive and rank not in self._ended and rank not in self._found
+        is_at_work = rank in group.exits.alive and rank not in self._ended and rank not in self._found
         if found.generation != group.generation or group.phase is not Phase.RUNNING or not is_at_work:
             return
         worker = group.workers[rank]

@@ -25,7 +25,8 @@ from aelastic.core.machine import Machine, Story
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
-from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S, Await, End, Left, Phase, Rejoin, Wish
+from aelastic.group.exits import Exits
+from aelastic.group.phases import KILL_WAIT_S, Await, End, Phase, Rejoin, Wish
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.spec import WorkerSpec
 
@@ -42,13 +43,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     generation: int = 0
     assigned: Assigned | None = None  # of the current generation
     workers: tuple[ev.Worker, ...] = ()  # of the current generation
-    failed: dict[int, ProcessFailure] = field(default_factory=dict[int, ProcessFailure])  # local ranks, as they failed
-    # Local ranks that ended because we asked them to, with what they raised themselves, if they did.
-    stopped: dict[int, ProcessFailure | None] = field(default_factory=dict[int, ProcessFailure | None])
+    exits: Exits = field(default_factory=Exits)  # of the current generation
     verdict: Ended | None = None
-    _left: dict[int, Left] = field(default_factory=dict[int, Left])  # by local rank; not those that are gone
     _wish: Wish = field(default_factory=Rejoin)
-    _kill_count: int = 0  # how often what is left of this generation was sent SIGKILL
     _story: Story = field(default_factory=Story)
 
     @property
@@ -56,40 +53,24 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return self.phase is Phase.DONE
 
     @property
-    def is_killing(self) -> bool:
-        """Whether the workers were sent SIGKILL."""
-        return self._kill_count > 0
-
-    @property
     def is_leaving(self) -> bool:
         """Whether its workers start no more."""
         return isinstance(self._wish, End) or self.is_done
 
-    @property
-    def alive(self) -> frozenset[int]:
-        """Local ranks of workers whose own process has not ended."""
-        return frozenset(rank for rank, left in self._left.items() if left is Left.ALL)
-
-    @property
-    def unended(self) -> tuple[int, ...]:
-        """Local ranks of which something is still alive."""
-        return tuple(sorted(self._left))
-
     def validate(self) -> None:
         """Asserts the invariants of the core."""
-        phase, left, is_armed = self.phase, self._left, self.deadline is not None
+        phase, exits, is_armed = self.phase, self.exits, self.deadline is not None
+        exits.validate()
         is_clean = phase in {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING}
         assert (self.generation > 0) == (self.assigned is not None), "each generation belongs to a round"
         assert len(self.workers) == self.spec.local_world_size * bool(self.generation), "one worker per local rank"
-        assert phase is Phase.DONE or bool(left) == phase.has_workers, "workers exist from Spawned to Cleared"
-        assert self.failed.keys().isdisjoint(self.stopped), "a worker is a culprit or a victim"
-        ends = self.failed or self.stopped or self._kill_count
+        assert phase is Phase.DONE or bool(exits.left) == phase.has_workers, "workers exist from Spawned to Cleared"
+        ends = exits.failed or exits.stopped or exits.is_killing
         assert not (is_clean and ends), "the first worker to fail, or to be stopped, ends the others"
-        assert self._kill_count <= KILL_COUNT_MAX, "SIGKILL is tried a limited number of times"
         assert phase is not Phase.AWAITING or isinstance(self._wish, Await), "only a wish to wait leads to waiting"
-        assert self.failed or not isinstance(self._wish, Await), "the coordinator is asked after a failure only"
+        assert exits.failed or not isinstance(self._wish, Await), "the coordinator is asked after a failure only"
         assert self.verdict is None or self.is_leaving, "a verdict ends the run"
-        is_bounded = phase.is_bounded or (phase is Phase.RUNNING and Left.CHILDREN in left.values())
+        is_bounded = phase.is_bounded or (phase is Phase.RUNNING and exits.has_children)
         assert is_armed == is_bounded, "what may never come has a deadline, unless others limit it"
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  a case for each event
@@ -124,9 +105,15 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     # What the rendezvous says.
 
     def _on_start(self, event: ev.Start) -> list[ev.Action]:
-        if self.phase is not Phase.INIT:
-            raise self._impossible(event)
-        return self._join()
+        match self.phase:
+            case Phase.INIT:
+                return self._join()
+            case Phase.JOINING | Phase.SPAWNING | Phase.RUNNING | Phase.CANCELLING | Phase.STOPPING:
+                raise self._impossible(event)
+            case Phase.AWAITING | Phase.BARRIER | Phase.DONE:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
 
     def _on_assigned(self, event: Assigned) -> list[ev.Action]:
         if self.assigned is not None and event.round <= self.assigned.round:
@@ -216,22 +203,17 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:
-        if event.generation != self.generation or self._left.get(event.local_rank, Left.CHILDREN) is not Left.ALL:
+        if event.generation != self.generation or event.local_rank not in self.exits.alive:
             return []  # an earlier generation's, or told twice
-        self._left[event.local_rank] = Left.CHILDREN
+        self.exits.on_exited(event.local_rank)
         match self.phase:
             case Phase.RUNNING if event.failure is not None:  # told as failed, then the others are stopped
                 return self._fail(event.local_rank, event.failure, event.gone_at, now)
             case Phase.RUNNING:  # succeeded; what it left behind has a deadline
                 self.deadline = now + KILL_WAIT_S
                 return []
-            case Phase.STOPPING if event.local_rank in self.failed:
-                return []  # it was found unhealthy, and that has been told
-            case Phase.STOPPING if event.failure is not None:  # failed before it could be asked
-                self.failed[event.local_rank] = event.failure
-                return []
-            case Phase.STOPPING:  # a victim
-                self.stopped[event.local_rank] = event.raised
+            case Phase.STOPPING:  # a victim, unless it failed before it could be asked
+                self.exits.on_stopping(event.local_rank, event.failure, event.raised)
                 return []
             case Phase.DONE:
                 return []  # we gave up on it
@@ -241,15 +223,15 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_found_unhealthy(self, event: ev.FoundUnhealthy, now: float) -> list[ev.Action]:
-        if event.generation != self.generation or event.local_rank not in self.alive:
+        if event.generation != self.generation or event.local_rank not in self.exits.alive:
             return []  # an earlier generation's, or it ended by itself meanwhile
         stop = ev.Stop(self.generation, (event.local_rank,), event.signum)
         match self.phase:
             case Phase.RUNNING:  # told as failed, then stopped in its own way, the others as always
                 tell, *others = self._fail(event.local_rank, event.failure, None, now)
                 return [tell, stop, *others]
-            case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.failed:
-                self.failed[event.local_rank] = event.failure  # of several that hang, each: all were found running
+            case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.exits.failed:
+                self.exits.failed[event.local_rank] = event.failure  # all that hang were found while they ran
                 return [stop]
             case Phase.STOPPING | Phase.DONE:
                 return []  # it is being stopped already, or we gave up on it
@@ -259,12 +241,12 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_cleared(self, event: ev.Cleared, now: float) -> list[ev.Action]:
-        if event.generation != self.generation or event.local_rank not in self._left:
+        if event.generation != self.generation or event.local_rank not in self.exits.left:
             return []  # an earlier generation's, or told twice
-        del self._left[event.local_rank]
+        self.exits.on_cleared(event.local_rank)
         match self.phase:
-            case Phase.RUNNING | Phase.STOPPING if self._left:  # waits for the others
-                if self.phase is Phase.RUNNING and Left.CHILDREN not in self._left.values():
+            case Phase.RUNNING | Phase.STOPPING if self.exits.left:  # waits for the others
+                if self.phase is Phase.RUNNING and not self.exits.has_children:
                     self.deadline = None
                 return []
             case Phase.RUNNING:  # all have succeeded
@@ -284,11 +266,19 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     # What people and clocks ask.
 
     def _on_grace_over(self, event: ev.GraceOver, now: float) -> list[ev.Action]:
-        if event.generation != self.generation or self._kill_count:
+        if event.generation != self.generation or self.exits.is_killing:
             return []  # an earlier generation's, or they are being killed
-        if self.phase is not Phase.STOPPING or self.is_leaving:
-            return []  # over; or for good by now: workers keep the shutdown timeout
-        return self._kill(now)  # kills: to wait longer cannot help
+        match self.phase:
+            case Phase.STOPPING if self.is_leaving:
+                return []  # for good by now: workers keep the shutdown timeout
+            case Phase.STOPPING:  # kills: to wait longer cannot help
+                return self._kill(now)
+            case Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
+                return []  # the workers ended meanwhile
+            case Phase.INIT | Phase.SPAWNING | Phase.RUNNING | Phase.CANCELLING:
+                return []  # no worker is being stopped
+            case _:
+                assert_never(self.phase)
 
     def _on_stop_requested(self, event: ev.StopRequested, now: float) -> list[ev.Action]:
         end = End(WorkerState.STOPPED, reason := event.why, asked=True, signum=event.signum)
@@ -323,7 +313,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.CANCELLING:  # leaves: its next workers would meet those that may be started still
                 reason = f"a cancelled start of workers did not end within {self.spec.shutdown_timeout_s:g} s"
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.STOPPED, reason))]
-            case Phase.STOPPING if self._kill_count == KILL_COUNT_MAX:  # gives up on its workers
+            case Phase.STOPPING if not self.exits.may_kill:  # gives up on its workers
                 reason = "workers survived SIGKILL"
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.UNKNOWN, reason))]
             case Phase.STOPPING:  # kills
@@ -349,12 +339,12 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _spawn(self, assigned: Assigned) -> list[ev.Action]:
         self.generation, self.assigned = self.generation + 1, assigned
         self.phase, self.state, self.reason = Phase.SPAWNING, WorkerState.HEALTHY, ""
-        self._wish, self._kill_count, self.failed, self.stopped = Rejoin(), 0, {}, {}
+        self._wish, self.exits = Rejoin(), Exits()
         self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in range(self.spec.local_world_size))
         return [ev.Spawn(self.generation, assigned)]
 
     def _take_ids(self, event: ev.Spawned) -> None:
-        self._left = dict.fromkeys(range(self.spec.local_world_size), Left.ALL)
+        self.exits.begin(range(self.spec.local_world_size))
         self.workers = tuple(worker.replace(id=event.ids.get(worker.local_rank)) for worker in self.workers)
 
     def _cancel(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:
@@ -364,22 +354,23 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _fail(self, local_rank: int, failure: ProcessFailure, at: float | None, now: float) -> list[ev.Action]:
         assert self.assigned is not None
-        self.failed[local_rank] = failure
+        self.exits.failed[local_rank] = failure
         tell = ev.TellFailed(self.assigned.round, failure, now if at is None else at)
         return [tell, *self._stop(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
     def _stop(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish
         self.deadline = now + self.spec.shutdown_timeout_s
-        local_ranks = tuple(sorted(self.alive - self.failed.keys()))  # unhealthy ones are stopped in their own way
+        # Unhealthy ones are stopped in their own way.
+        local_ranks = tuple(sorted(self.exits.alive - self.exits.failed.keys()))
         return [ev.Stop(self.generation, local_ranks, wish.signum)] if local_ranks else []
 
     def _kill(self, now: float) -> list[ev.Action]:
-        if self._kill_count == KILL_COUNT_MAX:
+        if not self.exits.may_kill:
             return []  # asked again while the last wait is on
-        self._kill_count += 1
+        self.exits.kill_count += 1
         self.deadline = now + KILL_WAIT_S
-        return [ev.Stop(self.generation, self.unended, signal.SIGKILL)]
+        return [ev.Stop(self.generation, self.exits.unended, signal.SIGKILL)]
 
     def _stopped(self) -> list[ev.Action]:
         match self._wish:

@@ -111,7 +111,9 @@ class RunEventSource:
         match event:
             case Spawned(generation, ids, warm) if generation == group.generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids, warm)]
-            case FoundUnhealthy() if group.failed.get(event.local_rank) is event.failure:  # else the group knew better
+            case FoundUnhealthy() if (
+                group.exits.failed.get(event.local_rank) is event.failure
+            ):  # else the group knew better
                 return self._found_unhealthy(event)
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)
@@ -135,11 +137,11 @@ class RunEventSource:
 
     def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:
         group, local_rank = self._group, event.local_rank
-        failure = event.failure or group.failed.get(local_rank)
+        failure = event.failure or group.exits.failed.get(local_rank)
         outcome: Literal["succeeded", "failed", "stopped"] = "succeeded"
         if failure is not None:
             outcome = "failed"
-        elif local_rank in group.stopped:
+        elif local_rank in group.exits.stopped:
             outcome = "stopped"
         rank = group.workers[local_rank].global_rank
         told: list[ev.RunEvent] = [ev.WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
@@ -159,7 +161,7 @@ class RunEventSource:
         return [ev.Restarting("failure" if is_paid else "membership", event.reason, self._restart_count)]
 
     def _killed(self, event: Event) -> list[ev.RunEvent]:
-        was_killing, self._is_killing = self._is_killing, self._group.is_killing
+        was_killing, self._is_killing = self._is_killing, self._group.exits.is_killing
         if was_killing or not self._is_killing:
             return []
         reason = f"not ended after {self._group.spec.shutdown_timeout_s:g} s"
@@ -167,7 +169,7 @@ class RunEventSource:
             reason = "asked to stop again"
         elif isinstance(event, GraceOver):
             reason = event.reason
-        return [ev.Killed(self._group.generation, self._group.unended, reason, isinstance(event, GraceOver))]
+        return [ev.Killed(self._group.generation, self._group.exits.unended, reason, isinstance(event, GraceOver))]
 
     def _round_formed(self) -> ev.RoundFormed:
         assigned = self._group.assigned

@@ -102,7 +102,7 @@ class StackDumps:
 
     def claim_dump(self, local_ranks: Iterable[int]) -> bool:
         """True if a stack dump is due for one of these ranks before it is killed; the caller must then take it."""
-        due = self._group.alive.intersection(local_ranks) - self._dumped
+        due = self._group.exits.alive.intersection(local_ranks) - self._dumped
         self._dumped |= due
         for rank in due:
             self._seen.pop(rank, None)  # a stack from some time ago
@@ -116,7 +116,7 @@ class StackDumps:
         elif self._is_local and local_rank not in self._killed:
             if self._killed_at is None:
                 self._killed_at = now
-            is_unhealthy = local_rank in self._group.failed
+            is_unhealthy = local_rank in self._group.exits.failed
             if not is_unhealthy or local_rank in self._asked_at:  # else its failure says why it is killed
                 waited = self._waited(local_rank, self._killed_at)
                 self._killed[local_rank] = waited if is_unhealthy else f"{waited}; {self._where(local_rank)}"
@@ -143,7 +143,7 @@ class StackDumps:
 
         Why there is no stack is left to the report, where one follows.
         """
-        ranks = [rank for rank in local_ranks if rank in self._seen and rank in self._group.alive]
+        ranks = [rank for rank in local_ranks if rank in self._seen and rank in self._group.exits.alive]
         ranks = [rank for rank in ranks if self._seen[rank].has_stack or not self._group.is_leaving]
         for rank in ranks[:LINES_MAX]:
             _log.warning("rank %d %s", self._group.workers[rank].global_rank, self._seen[rank].brief())
@@ -197,7 +197,7 @@ class StackDumps:
         from aelastic.stacks.collect import Target, Tools, find_py_spy, take
 
         targets: dict[int, Target] = {}
-        for rank in sorted(self._group.alive):
+        for rank in sorted(self._group.exits.alive):
             pid = self._group.workers[rank].id
             if not self._is_local:
                 found[rank] = NOT_OURS

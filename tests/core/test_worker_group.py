@@ -178,7 +178,7 @@ def done() -> Story:
 
 def test_a_group_begins_in_init_with_nothing_armed() -> None:
     group = Story().group
-    assert (group.phase, group.state, group.deadline, group.unended) == (Phase.INIT, WorkerState.INIT, None, ())
+    assert (group.phase, group.state, group.deadline, group.exits.unended) == (Phase.INIT, WorkerState.INIT, None, ())
 
 
 def test_start_joins_the_rendezvous() -> None:
@@ -190,9 +190,17 @@ def test_start_joins_the_rendezvous() -> None:
 def test_an_assignment_spawns_the_first_generation() -> None:
     story = joining()
     assert story.tell(assigned(7)) == [ev.Spawn(1, assigned(7))]
-    assert (story.group.phase, story.group.state, story.group.unended) == (Phase.SPAWNING, WorkerState.HEALTHY, ())
+    assert (story.group.phase, story.group.state, story.group.exits.unended) == (
+        Phase.SPAWNING,
+        WorkerState.HEALTHY,
+        (),
+    )
     assert story.tell(ev.Spawned(1, {0: 700, 1: 701})) == []
-    assert (story.group.phase, story.group.state, story.group.unended) == (Phase.RUNNING, WorkerState.HEALTHY, (0, 1))
+    assert (story.group.phase, story.group.state, story.group.exits.unended) == (
+        Phase.RUNNING,
+        WorkerState.HEALTHY,
+        (0, 1),
+    )
 
 
 def test_workers_have_their_ranks_at_once_and_their_ids_once_they_are_spawned() -> None:
@@ -228,7 +236,11 @@ def test_the_verdict_while_joining_ends_the_run_with_it() -> None:
 def test_a_worker_that_succeeds_waits_for_the_others() -> None:
     story = running()
     assert story.end(0) == []
-    assert (story.group.phase, story.group.state, story.group.unended) == (Phase.RUNNING, WorkerState.HEALTHY, (1,))
+    assert (story.group.phase, story.group.state, story.group.exits.unended) == (
+        Phase.RUNNING,
+        WorkerState.HEALTHY,
+        (1,),
+    )
 
 
 def test_when_the_last_worker_succeeded_the_group_says_so_and_waits_for_other_nodes() -> None:
@@ -242,14 +254,14 @@ def test_nothing_is_said_before_what_the_workers_left_behind_is_gone() -> None:
     story = running()
     assert story.tell(ev.Exited(1, 0, None), ev.Exited(1, 1, None)) == []
     assert story.tell(ev.Cleared(1, 1)) == []
-    assert story.group.unended == (0,)
+    assert story.group.exits.unended == (0,)
     assert story.tell(ev.Cleared(1, 0)) == [ev.TellSucceeded(1)]
 
 
 def test_all_succeeded_ends_the_run() -> None:
     story = in_the_barrier()
     assert story.tell(SUCCEEDED) == [ev.Finish(SUCCEEDED.reason)]
-    assert (story.group.state, story.group.deadline, story.group.failed) == (WorkerState.SUCCEEDED, None, {})
+    assert (story.group.state, story.group.deadline, story.group.exits.failed) == (WorkerState.SUCCEEDED, None, {})
 
 
 def test_other_nodes_that_do_not_finish_are_not_waited_for_for_ever() -> None:
@@ -298,12 +310,12 @@ def test_a_leftover_that_stays_stops_the_others_and_ends_in_unknown() -> None:
     assert story.pass_deadline() == [ev.TellLeft(reason), ev.Stop(1, (1,), signal.SIGTERM)]
     assert story.left_s == SHUTDOWN_S
     assert story.end(1) == []
-    assert story.group.unended == (0,)
+    assert story.group.exits.unended == (0,)
     assert story.pass_deadline() == [ev.Stop(1, (0,), signal.SIGKILL)]
     assert story.pass_deadline() == [ev.Stop(1, (0,), signal.SIGKILL)]
     *_, finish = story.pass_deadline()
     assert isinstance(finish, ev.Finish)
-    assert (story.group.state, story.group.unended) == (WorkerState.UNKNOWN, (0,))
+    assert (story.group.state, story.group.exits.unended) == (WorkerState.UNKNOWN, (0,))
 
 
 # Failure.
@@ -339,7 +351,7 @@ def test_no_restart_left_ends_the_run_with_the_verdict() -> None:
     story = awaiting()
     assert story.tell(FAILED) == [ev.Finish(FAILED.reason)]
     assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
-    assert story.group.failed == {0: FAILURE}
+    assert story.group.exits.failed == {0: FAILURE}
 
 
 def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> None:
@@ -354,19 +366,19 @@ def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> N
 def test_a_worker_that_ends_because_we_asked_is_a_victim_not_a_culprit() -> None:
     story = stopping_for_a_failure()
     story.tell(ev.Exited(1, 1, None))
-    assert (story.group.failed, set(story.group.stopped)) == ({0: FAILURE}, {1})
+    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: FAILURE}, {1})
 
 
 def test_a_worker_that_failed_before_it_could_be_asked_is_a_culprit_too() -> None:
     story = stopping_for_a_failure()
     story.tell(ev.Exited(1, 1, OTHER_FAILURE))
-    assert (story.group.failed, set(story.group.stopped)) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
+    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
 
 
 def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
     story = awaiting()
     story.tell(interrupted(1), assigned(2))
-    assert (story.group.failed, set(story.group.stopped), story.group.unended) == ({}, set(), ())
+    assert (story.group.exits.failed, set(story.group.exits.stopped), story.group.exits.unended) == ({}, set(), ())
     assert (story.group.state, story.group.reason) == (WorkerState.HEALTHY, "")
 
 
@@ -389,14 +401,14 @@ def test_a_stop_while_workers_are_being_started_cancels_the_start_and_signals_no
     assert (left, cancel) == (ev.TellLeft("the agent was asked to stop (SIGINT)"), ev.CancelSpawn(1))
     assert (story.group.phase, story.group.state, story.left_s) == (Phase.CANCELLING, WorkerState.STOPPED, SHUTDOWN_S)
     assert story.tell(ev.SpawnCancelled(1)) == [ev.Finish(left.reason)]
-    assert (story.group.state, story.group.deadline, story.group.unended) == (WorkerState.STOPPED, None, ())
+    assert (story.group.state, story.group.deadline, story.group.exits.unended) == (WorkerState.STOPPED, None, ())
 
 
 def test_workers_that_are_started_in_spite_of_a_stop_get_its_signal_and_its_time() -> None:
     story = cancelling_for_good()
     story.now += SHUTDOWN_S - 1
     assert story.tell(ev.Spawned(1, {0: 100, 1: 101})) == [ev.Stop(1, (0, 1), signal.SIGINT)]
-    assert (story.group.phase, story.left_s, story.group.unended) == (Phase.STOPPING, SHUTDOWN_S, (0, 1))
+    assert (story.group.phase, story.left_s, story.group.exits.unended) == (Phase.STOPPING, SHUTDOWN_S, (0, 1))
     assert story.tell(ev.Spawned(1, {0: 100, 1: 101})) == []
     assert story.end(0, 1) == [ev.Finish("the agent was asked to stop (SIGINT)")]
 
@@ -422,7 +434,11 @@ def test_the_verdict_while_workers_are_being_started_cancels_the_start_and_ends_
 def test_a_start_that_can_not_be_cancelled_ends_as_stopped_since_no_worker_is_known_to_survive() -> None:
     story = cancelling_for_good()
     assert story.pass_deadline() == [ev.Finish("the agent was asked to stop (SIGINT)")]
-    assert (story.group.state, story.group.unended, story.group.is_killing) == (WorkerState.STOPPED, (), False)
+    assert (story.group.state, story.group.exits.unended, story.group.exits.is_killing) == (
+        WorkerState.STOPPED,
+        (),
+        False,
+    )
     assert story.tell(ev.Spawned(1, {0: 100, 1: 101})) == []
     assert story.tell(ev.SpawnCancelled(1)) == []
 
@@ -480,14 +496,14 @@ def test_an_unhealthy_worker_is_told_of_as_failed_then_stopped_in_its_own_way_an
         WorkerState.UNHEALTHY,
         HANGS.message,
     )
-    assert (story.group.failed, sorted(story.group.alive), story.left_s) == ({0: HANGS}, [0, 1], SHUTDOWN_S)
+    assert (story.group.exits.failed, sorted(story.group.exits.alive), story.left_s) == ({0: HANGS}, [0, 1], SHUTDOWN_S)
 
 
 def test_an_unhealthy_worker_that_then_ends_has_failed_whatever_it_says_and_the_others_are_victims() -> None:
     story = stopping_for_a_worker_that_hangs()
     assert story.end(0) == []
     assert story.end(1) == []
-    assert (story.group.failed, set(story.group.stopped)) == ({0: HANGS}, {1})
+    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: HANGS}, {1})
     assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
     assert story.tell(interrupted(1)) == [ev.Join()]
 
@@ -495,7 +511,7 @@ def test_an_unhealthy_worker_that_then_ends_has_failed_whatever_it_says_and_the_
 def test_what_an_unhealthy_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
     story = stopping_for_a_worker_that_hangs()
     story.end(0, failure=FAILURE)
-    assert story.group.failed == {0: HANGS}
+    assert story.group.exits.failed == {0: HANGS}
 
 
 def test_an_unhealthy_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
@@ -509,9 +525,9 @@ def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> No
     deadline = story.group.deadline
     story.now += 1
     assert story.tell(ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == [ev.Stop(1, (1,), signal.SIGKILL)]
-    assert (story.group.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
+    assert (story.group.exits.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
     story.end(0, 1)
-    assert (story.group.failed, set(story.group.stopped)) == ({0: HANGS, 1: OTHER_HANGS}, set())
+    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: HANGS, 1: OTHER_HANGS}, set())
 
 
 def test_a_worker_is_found_unhealthy_once() -> None:
@@ -561,7 +577,7 @@ def test_asked_to_stop_while_an_unhealthy_worker_ends_it_leaves_and_the_failure_
     assert story.tell(ev.StopRequested()) == [ev.TellLeft(reason)]
     story.end(0)
     assert story.end(1) == [ev.Finish(reason)]
-    assert (story.group.state, story.group.failed) == (WorkerState.STOPPED, {0: HANGS})
+    assert (story.group.state, story.group.exits.failed) == (WorkerState.STOPPED, {0: HANGS})
 
 
 # Interruptions and verdicts from elsewhere.
@@ -579,7 +595,7 @@ def test_only_those_that_still_run_are_stopped() -> None:
     story.end(0)
     assert story.tell(interrupted(1)) == [ev.Stop(1, (1,), signal.SIGTERM)]
     story.end(1)
-    assert set(story.group.stopped) == {1}
+    assert set(story.group.exits.stopped) == {1}
 
 
 def test_a_final_failure_elsewhere_stops_the_workers_and_ends_the_run() -> None:
@@ -587,7 +603,7 @@ def test_a_final_failure_elsewhere_stops_the_workers_and_ends_the_run() -> None:
     assert story.tell(FAILED) == [ev.Stop(1, (0, 1), signal.SIGTERM)]
     assert story.group.state is WorkerState.UNHEALTHY
     assert story.end(0, 1) == [ev.Finish(FAILED.reason)]
-    assert (story.group.state, story.group.failed) == (WorkerState.FAILED, {})
+    assert (story.group.state, story.group.exits.failed) == (WorkerState.FAILED, {})
 
 
 def test_a_second_verdict_changes_nothing() -> None:
@@ -606,7 +622,7 @@ def test_a_request_to_stop_is_told_and_passed_on_with_its_signal() -> None:
     assert stop == ev.Stop(1, (0, 1), signal.SIGINT)
     assert story.left_s == SHUTDOWN_S
     assert story.end(0, 1) == [ev.Finish(left.reason)]
-    assert (story.group.state, set(story.group.stopped)) == (WorkerState.STOPPED, {0, 1})
+    assert (story.group.state, set(story.group.exits.stopped)) == (WorkerState.STOPPED, {0, 1})
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
@@ -699,7 +715,7 @@ def test_in_a_restart_workers_are_killed_as_soon_as_waiting_cannot_help(story: A
     told.end(0)
     told.now += 2.0
     assert told.tell(ev.GraceOver(1, "rank 5 does nothing")) == [ev.Stop(1, (1,), signal.SIGKILL)]
-    assert (told.left_s, told.group.is_killing) == (KILL_WAIT_S, True)
+    assert (told.left_s, told.group.exits.is_killing) == (KILL_WAIT_S, True)
     assert told.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
     assert told.left_s == KILL_WAIT_S
 
@@ -732,7 +748,7 @@ def test_a_worker_that_survives_sigkill_cannot_hold_the_agent_for_ever(story: An
     assert told.pass_deadline() == [ev.TellLeft("workers survived SIGKILL"), ev.Finish("workers survived SIGKILL")]
     assert told.now - begin == SHUTDOWN_S + KILL_COUNT_MAX * KILL_WAIT_S
     assert told.group.state is WorkerState.UNKNOWN
-    assert 1 in told.group.unended
+    assert 1 in told.group.exits.unended
 
 
 def test_a_grandchild_that_outlives_its_worker_is_killed_too() -> None:
@@ -903,4 +919,4 @@ def test_the_story_is_bounded() -> None:
 def test_what_a_worker_raised_before_it_was_stopped_is_kept_and_it_has_not_failed() -> None:
     story = stopping_for_a_failure()
     story.tell(ev.Exited(1, 1, None, None, OTHER_FAILURE))
-    assert (story.group.failed, story.group.stopped) == ({0: FAILURE}, {1: OTHER_FAILURE})
+    assert (story.group.exits.failed, story.group.exits.stopped) == ({0: FAILURE}, {1: OTHER_FAILURE})

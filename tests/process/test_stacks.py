@@ -657,7 +657,7 @@ while not os.path.exists({str(go)!r}):
     async def slow_take(targets: dict[int, Target], tools: Tools, found: dict[int, Stack | str]) -> None:
         go.touch()
         await until(lambda: not proc_table.is_alive(targets[0].pid))
-        await until(lambda: not supervisor._group.alive)
+        await until(lambda: not supervisor._group.exits.alive)
         ended.append(True)
 
     monkeypatch.setattr(stacks, "take", slow_take)

@@ -245,7 +245,7 @@ class Simulation:
     def find_unhealthy(self, agent: Agent, generation: int, rank: int) -> None:
         failure = failure_of(agent, rank, HANGS)
         self.post(agent, g.FoundUnhealthy(generation, rank, failure, signal.SIGKILL))
-        self.unhealthy += agent.group.failed.get(rank) is failure
+        self.unhealthy += agent.group.exits.failed.get(rank) is failure
 
     def post_later(self, agent: Agent, most_s: float, event: g.Event) -> None:
         self.after(most_s, lambda: self.post(agent, event))

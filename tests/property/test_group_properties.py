@@ -217,7 +217,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.fail(rank)
         self.past.append(event)
         self.tell(event)
-        assert self.group.failed[rank] == HANGS
+        assert self.group.exits.failed[rank] == HANGS
 
     @precondition(lambda self: "left something behind" in self.alive.values())
     @rule(data=st.data())
@@ -252,11 +252,11 @@ class FakeWorld(RuleBasedStateMachine):
     @rule()
     def waiting_cannot_help(self) -> None:
         is_restart = self.group.phase is Phase.STOPPING and not self.stop_requests and not self.is_ended
-        killed = self.group.is_killing
+        killed = self.group.exits.is_killing
         event = ev.GraceOver(self.generation, "rank 0 does nothing")
         if is_restart and not killed and not self.group.is_leaving:
             self.tell(event)
-            assert self.group.is_killing
+            assert self.group.exits.is_killing
         else:
             self.changes_nothing(event)
 
@@ -315,12 +315,12 @@ class FakeWorld(RuleBasedStateMachine):
         assert len(self.finished) <= 1
         assert self.group.is_done == bool(self.finished)
         if not self.finished:
-            assert {rank for _, rank in self.alive} == set(self.group.unended)
+            assert {rank for _, rank in self.alive} == set(self.group.exits.unended)
         assert len(self.group.workers) == (WORKERS if self.generation else 0)
-        assert set(self.group.failed) <= self.failed
-        assert self.unhealthy <= set(self.group.failed), "a worker that hung, and was forgotten"
-        assert self.group.stopped.keys() <= self.signalled
-        assert set(self.group.failed).isdisjoint(self.group.stopped), "a culprit and a victim"
+        assert set(self.group.exits.failed) <= self.failed
+        assert self.unhealthy <= set(self.group.exits.failed), "a worker that hung, and was forgotten"
+        assert self.group.exits.stopped.keys() <= self.signalled
+        assert set(self.group.exits.failed).isdisjoint(self.group.exits.stopped), "a culprit and a victim"
 
     @invariant()
     def state_means_what_is_documented(self) -> None:
@@ -329,7 +329,7 @@ class FakeWorld(RuleBasedStateMachine):
             case WorkerState.INIT:
                 assert not self.spawns
             case WorkerState.HEALTHY:
-                assert self.spawns and not self.group.failed
+                assert self.spawns and not self.group.exits.failed
             case WorkerState.UNHEALTHY:
                 assert self.spawns
             case WorkerState.STOPPED:

@@ -1,0 +1,69 @@
+"""How the workers of one generation end: which have failed, which were stopped, and what is left of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.group.phases import KILL_COUNT_MAX, Left
+
+
+@dataclass(slots=True)
+class Exits:
+    """Of one generation, by local rank."""
+
+    failed: dict[int, ProcessFailure] = field(default_factory=dict[int, ProcessFailure])  # as they failed
+    # Those that ended because we asked them to, with what they raised themselves, if they did.
+    stopped: dict[int, ProcessFailure | None] = field(default_factory=dict[int, ProcessFailure | None])
+    left: dict[int, Left] = field(default_factory=dict[int, Left])  # not of those that are gone
+    kill_count: int = 0  # how often what is left was sent SIGKILL
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """Local ranks of workers whose own process has not ended."""
+        return frozenset(rank for rank, left in self.left.items() if left is Left.ALL)
+
+    @property
+    def unended(self) -> tuple[int, ...]:
+        """Local ranks of which something is still alive."""
+        return tuple(sorted(self.left))
+
+    @property
+    def has_children(self) -> bool:
+        """Whether a worker has ended whose children may be alive."""
+        return Left.CHILDREN in self.left.values()
+
+    @property
+    def is_killing(self) -> bool:
+        """Whether the workers were sent SIGKILL."""
+        return self.kill_count > 0
+
+    @property
+    def may_kill(self) -> bool:
+        """Whether SIGKILL is to be tried, or tried again."""
+        return self.kill_count < KILL_COUNT_MAX
+
+    def begin(self, local_ranks: Iterable[int]) -> None:
+        """The workers are started."""
+        self.left = dict.fromkeys(local_ranks, Left.ALL)
+
+    def on_exited(self, local_rank: int) -> None:
+        self.left[local_rank] = Left.CHILDREN
+
+    def on_stopping(self, local_rank: int, failure: ProcessFailure | None, raised: ProcessFailure | None) -> None:
+        """A worker has ended while all are stopped: it failed before it could be asked, or is a victim."""
+        if local_rank in self.failed:
+            return  # it was found unhealthy, and that has been told
+        if failure is not None:
+            self.failed[local_rank] = failure
+        else:
+            self.stopped[local_rank] = raised
+
+    def on_cleared(self, local_rank: int) -> None:
+        """Nothing of a worker is left."""
+        del self.left[local_rank]
+
+    def validate(self) -> None:
+        assert self.failed.keys().isdisjoint(self.stopped), "a worker is a culprit or a victim"
+        assert self.kill_count <= KILL_COUNT_MAX, "SIGKILL is tried a limited number of times"
