@@ -13,32 +13,27 @@ its children itself, at once; there the number is safe as long as a process live
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 
-from aelastic import working_folder
 from aelastic.aio.threads import run_sync
-from aelastic.errors import HostError, InputError
+from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.limits import shortage_of
 from aelastic.host.reaping import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
+from aelastic.workers.children import Child, Function, Program
 from aelastic.workers.guard import is_guard
 from aelastic.workers.guard_process import GuardProcess
 
 if TYPE_CHECKING:
     from aelastic.forkserver.fork_server import ForkServer, Launch
-
-_log = logging.getLogger(__name__)
 
 # What shells answer for a program that is not there, or cannot be executed (`sh(1)`).
 NOT_FOUND = 127
@@ -53,126 +48,10 @@ ORPHANS_TIMEOUT_S = 5.0
 START_PAUSES_S = (0.1, 0.3, 1.0, 3.0)
 
 
-class _Child(Protocol):
-    """What `subprocess.Popen` and `multiprocessing.Process` share, or nearly."""
-
-    pid: int
-
-    def reap(self) -> int | None: ...
-
-
-class _Program:
-    """A command, started as the leader of a new session."""
-
-    def __init__(self, start: WorkerStart) -> None:
-        assert isinstance(start.entrypoint, str)
-        with _opened(start.stdout) as stdout, _opened(start.stderr) as stderr, _running_on(start.cpus):
-            self._popen = subprocess.Popen(
-                [start.entrypoint, *start.args],
-                env=start.env,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        self.pid = self._popen.pid
-
-    def reap(self) -> int | None:
-        return self._popen.poll()
-
-
-class _Function:
-    """A function in a child of `multiprocessing`; `functions.run` makes it the leader of a new session."""
-
-    def __init__(self, start: WorkerStart, method: str, launch: Launch | None = None) -> None:
-        import multiprocessing
-        import pickle
-
-        from aelastic.workers import functions
-
-        context: Any
-        if launch is None:
-            context = multiprocessing.get_context(method)
-        else:
-            from aelastic.forkserver.children import forked_context
-
-            context = forked_context(launch, start.env)
-        if method == "forkserver":
-            _preload_fork_server(context)
-        name = f"worker {start.local_rank}"
-        try:
-            with _holding_signals_over_fork(method) as usual:
-                sent = start
-                if method != "fork":
-                    assert not isinstance(start.entrypoint, str)
-                    sent = replace(start, entrypoint=functions.Sent(start.entrypoint, start.args), args=())
-                args = (sent, usual, working_folder)
-                self._process = context.Process(target=functions.run, args=args, name=name)
-                self._process.start()
-        except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
-            what = getattr(start.entrypoint, "__qualname__", repr(start.entrypoint))
-            raise InputError(
-                f"{what} or its arguments cannot be sent to a worker ({error}): define it at the top of a module, "
-                f"and make queues, locks and events with multiprocessing.get_context({method!r})"
-            ) from None
-        self.pid = self._process.pid
-
-    def reap(self) -> int | None:
-        self._process.join(timeout=1.0)  # at once, but for a fork server, which passes the status on
-        exitcode: int | None = self._process.exitcode
-        return exitcode
-
-
-def _preload_fork_server(context: Any) -> None:
-    """Has the fork server, unless it runs already, ignore signals; what the program has it preload stays."""
-    from multiprocessing import forkserver
-
-    ours = "aelastic.workers.mp_fork_server"
-    # There is no public way to ask for it; the default is the documented one.
-    theirs = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])  # noqa: SLF001
-    if ours not in theirs:
-        context.set_forkserver_preload([*theirs, ours])
-
-
-@contextmanager
-def _holding_signals_over_fork(method: str) -> Iterator[Collection[int] | None]:
-    """Gives the signals that this thread holds off at other times, where a child is forked; else `None`.
-
-    Until `functions.run` has taken our handlers from the forked child, a signal would end in one of them, and be lost.
-    """
-    if method != "fork":  # a child that is not forked has no handlers, and would keep what is held off
-        yield None
-        return
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        yield usual
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-
-
-@contextmanager
-def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
-    """A file for a worker's stream, open for appending; or the agent's own stream, for `None`."""
-    if path is None:
-        yield None
-        return
-    # Appending: the worker's children share the file, and no write may land on another's.
-    with path.open("ab", buffering=0) as file:
-        yield file
-
-
-def _running_on(cpus: frozenset[int] | None) -> AbstractContextManager[None]:
-    """Where a child that is started meanwhile runs."""
-    if cpus is None:
-        return nullcontext()
-    from aelastic.workers.affinity import bound_to
-
-    return bound_to(cpus)
-
-
 class _Worker:
     """A started worker, until its session is empty and its status is taken."""
 
-    def __init__(self, child: _Child, monitor_interval: float) -> None:
+    def __init__(self, child: Child, monitor_interval: float) -> None:
         self._child = child
         self._monitor_interval = monitor_interval
         self.pid = child.pid
@@ -196,7 +75,7 @@ class _Worker:
         try:
             result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return None if proc_table.process(self.pid) or isinstance(self._child, _Function) else STATUS_LOST
+            return None if proc_table.process(self.pid) or isinstance(self._child, Function) else STATUS_LOST
         if result is None:
             return None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
@@ -204,7 +83,7 @@ class _Worker:
     async def clear(self) -> None:
         """Kills what is left of the session, waits until it is gone, then takes the status."""
         # The number is not given away while the leader is a zombie, or a process lives in the session.
-        is_zombie = not isinstance(self._child, _Function) and self._status() != STATUS_LOST
+        is_zombie = not isinstance(self._child, Function) and self._status() != STATUS_LOST
         if is_zombie or self.others():
             proc_table.kill_group(self.pid)
         while left := self.others():
@@ -330,9 +209,8 @@ class LocalWorkers(WorkerBackend):
 
     def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
         try:
-            child: _Child = (
-                _Program(start) if isinstance(start.entrypoint, str) else _Function(start, self._start_method)
-            )
+            is_program = isinstance(start.entrypoint, str)
+            child: Child = Program(start) if is_program else Function(start, self._start_method)
         except OSError as error:
             if shortage_of(error):
                 raise
@@ -340,14 +218,14 @@ class LocalWorkers(WorkerBackend):
             return WorkerExit(code, note=f"could not be started: {error}")
         return self._follow(child)
 
-    def _forked_child(self, start: WorkerStart, launch: Launch) -> _Child:
+    def _forked_child(self, start: WorkerStart, launch: Launch) -> Child:
+        from aelastic.forkserver.children import ForkedProgram, forked_context
+
         if isinstance(start.entrypoint, str):
-            from aelastic.forkserver.children import ForkedProgram
-
             return ForkedProgram(start, launch)
-        return _Function(start, self._start_method, launch)
+        return Function(start, self._start_method, forked_context(launch, start.env))
 
-    def _follow(self, child: _Child) -> _Worker:
+    def _follow(self, child: Child) -> _Worker:
         self._guard.tell("+", child.pid)
         return _Worker(child, self._monitor_interval)
 

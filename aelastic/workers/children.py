@@ -1,0 +1,133 @@
+"""Workers as children of this process: a command, or a function of `multiprocessing`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from aelastic import working_folder
+from aelastic.errors import InputError
+from aelastic.group.backend import WorkerStart
+
+
+class Child(Protocol):
+    """What `subprocess.Popen` and `multiprocessing.Process` share, or nearly."""
+
+    pid: int
+
+    def reap(self) -> int | None:
+        """The exit code if there is one; takes it from the kernel."""
+        ...
+
+
+class Program:
+    """A command, started as the leader of a new session."""
+
+    def __init__(self, start: WorkerStart) -> None:
+        assert isinstance(start.entrypoint, str)
+        with _opened(start.stdout) as stdout, _opened(start.stderr) as stderr, _running_on(start.cpus):
+            self._popen = subprocess.Popen(
+                [start.entrypoint, *start.args],
+                env=start.env,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+
+    def reap(self) -> int | None:
+        return self._popen.poll()
+
+
+class Function:
+    """A function in a child of `multiprocessing`; `functions.run` makes it the leader of a new session.
+
+    Args:
+        start: what to start.
+        method: as in `multiprocessing`.
+        context: of `multiprocessing`, if it is not the usual one of that method.
+    """
+
+    def __init__(self, start: WorkerStart, method: str, context: Any = None) -> None:
+        import multiprocessing
+        import pickle
+
+        from aelastic.workers import functions
+
+        context = context or multiprocessing.get_context(method)
+        if method == "forkserver":
+            _preload_fork_server(context)
+        name = f"worker {start.local_rank}"
+        try:
+            with _holding_signals_over_fork(method) as usual:
+                sent = start
+                if method != "fork":
+                    assert not isinstance(start.entrypoint, str)
+                    sent = replace(start, entrypoint=functions.Sent(start.entrypoint, start.args), args=())
+                args = (sent, usual, working_folder)
+                self._process = context.Process(target=functions.run, args=args, name=name)
+                self._process.start()
+        except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
+            what = getattr(start.entrypoint, "__qualname__", repr(start.entrypoint))
+            raise InputError(
+                f"{what} or its arguments cannot be sent to a worker ({error}): define it at the top of a module, "
+                f"and make queues, locks and events with multiprocessing.get_context({method!r})"
+            ) from None
+        self.pid = self._process.pid
+
+    def reap(self) -> int | None:
+        self._process.join(timeout=1.0)  # at once, but for a fork server, which passes the status on
+        exitcode: int | None = self._process.exitcode
+        return exitcode
+
+
+def _preload_fork_server(context: Any) -> None:
+    """Has the fork server, unless it runs already, ignore signals; what the program has it preload stays."""
+    from multiprocessing import forkserver
+
+    ours = "aelastic.workers.mp_fork_server"
+    # There is no public way to ask for it; the default is the documented one.
+    theirs = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])  # noqa: SLF001
+    if ours not in theirs:
+        context.set_forkserver_preload([*theirs, ours])
+
+
+@contextmanager
+def _holding_signals_over_fork(method: str) -> Iterator[Collection[int] | None]:
+    """Gives the signals that this thread holds off at other times, where a child is forked; else `None`.
+
+    Until `functions.run` has taken our handlers from the forked child, a signal would end in one of them, and be lost.
+    """
+    if method != "fork":  # a child that is not forked has no handlers, and would keep what is held off
+        yield None
+        return
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield usual
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
+    """A file for a worker's stream, open for appending; or the agent's own stream, for `None`."""
+    if path is None:
+        yield None
+        return
+    # Appending: the worker's children share the file, and no write may land on another's.
+    with path.open("ab", buffering=0) as file:
+        yield file
+
+
+def _running_on(cpus: frozenset[int] | None) -> AbstractContextManager[None]:
+    """Where a child that is started meanwhile runs."""
+    if cpus is None:
+        return nullcontext()
+    from aelastic.workers.affinity import bound_to
+
+    return bound_to(cpus)
