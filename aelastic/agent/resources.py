@@ -109,7 +109,7 @@ class Resources:
             # Last: these start processes.
             self._fork_server = None if settings.backend else self._open_fork_server(settings, tell)
             if self._fork_server is not None:
-                self.store.fork = self._fork_server.fork_helper
+                self.store.fork_from(self._fork_server.fork_helper)
             self.backend = settings.backend or LocalWorkers(
                 start_method=spec.start_method,
                 monitor_interval=spec.monitor_interval,

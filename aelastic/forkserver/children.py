@@ -10,8 +10,8 @@ from typing import Any
 
 from aelastic.forkserver.command import PythonCommand, parse
 from aelastic.forkserver.fork_server import Launch
-from aelastic.forkserver.parked import taken_status
 from aelastic.group.backend import WorkerStart
+from aelastic.host.reaping import taken_status
 
 
 class ForkedProgram:

@@ -26,10 +26,10 @@ from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.learning import Imports
-from aelastic.forkserver.parked import ForkedHelper, NoAnswerError, Parked, receive
+from aelastic.forkserver.parked import NoAnswerError, Parked, receive
 from aelastic.group.backend import WorkerStart
 from aelastic.host import proc_table
-from aelastic.host.helpers import start_helper
+from aelastic.host.helpers import ForkedHelper, start_helper
 from aelastic.host.reaping import wait_ended, waited_for
 from aelastic.host.usage import pss_bytes
 from aelastic.observe.run_events import ForkServerMeasured
@@ -54,8 +54,6 @@ ChildT = TypeVar("ChildT")
 Preloaded: TypeAlias = tuple[str, ...] | Literal["auto"]
 # Takes the place of an exec: a command, an environment, and descriptors by their numbers there; gives the pid.
 Launch: TypeAlias = Callable[[PythonCommand, Mapping[str, str], Mapping[int, int]], int]
-# The same for a program of our own: a script, its arguments, and descriptors.
-LaunchHelper: TypeAlias = Callable[[Sequence[str], Mapping[int, int]], ForkedHelper]
 
 
 class ForkServer:
@@ -286,26 +284,31 @@ class ForkServer:
         await anyio.sleep(PARK_DELAY_S)
         self._park(self._count)
 
-    async def fork_helper(self) -> LaunchHelper | None:
-        """Forks a process that is to be a helper of the agent; gives what starts its program, or `None` without one."""
+    async def fork_helper(self, words: Sequence[str], fds: Mapping[int, int]) -> ForkedHelper | None:
+        """Starts a program of ours in a forked process; `None` where no process can be forked.
+
+        Args:
+            words: a script, and its arguments.
+            fds: as `Parked.launch` takes them, without streams: it has none.
+        """
         parked = self._fork()
         if parked is None:
             return None
         try:
             await parked.announced()
+            self._launch_helper(parked, words, fds)
         except BaseException as error:
             self._bury(parked)
-            if isinstance(error, NoAnswerError):
+            if isinstance(error, NoAnswerError | OSError):
                 return None
             raise
-        return partial(self._start_helper, parked)
+        parked.let_go()
+        return ForkedHelper(parked.pid)
 
-    def _start_helper(self, parked: Parked, words: Sequence[str], fds: Mapping[int, int]) -> ForkedHelper:
-        try:
-            return ForkedHelper(parked, self._command.interpreter, self._env, words, fds)
-        except OSError:
-            self._bury(parked)
-            raise
+    def _launch_helper(self, parked: Parked, words: Sequence[str], fds: Mapping[int, int]) -> None:
+        command = PythonCommand(self._command.interpreter, ("-P",), "script", words[0], tuple(words))
+        with open(os.devnull, "r+b") as null:
+            parked.launch(command, self._env, {**dict.fromkeys(range(3), null.fileno()), **fds}, is_helper=True)
 
     async def _measure(self) -> None:
         """Tells how much memory the process and those that are parked have, where that has changed."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
 
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host import proc_table
-from aelastic.host.reaping import helpers, wait_ended, waited_for
+from aelastic.host.reaping import wait_ended, waited_for
 
 # It answers in a millisecond.  One that sleeps at so many looks in a row hangs; one that only waits for a CPU, or for
 # memory, is given more.
@@ -135,43 +135,6 @@ class Parked:
                 await wait_ended(self.pid)
             _reap(self.pid)
             waited_for.discard(self.pid)
-
-
-class ForkedHelper:
-    """A program of our own in a forked interpreter (`subprocess.Popen` where it starts cold).
-
-    Args:
-        parked: what becomes it.
-        interpreter: that it was forked from, and `env`: its environment.
-        words: a script, and its arguments.
-        fds: as `Parked.launch` takes them.
-
-    Raises:
-        OSError: it takes nothing.
-    """
-
-    def __init__(
-        self, parked: Parked, interpreter: str, env: Mapping[str, str], words: Sequence[str], fds: Mapping[int, int]
-    ) -> None:
-        command = PythonCommand(interpreter, ("-P",), "script", words[0], tuple(words))
-        self.pid = parked.launch(command, env, fds, is_helper=True)
-        parked.let_go()
-        helpers.add(self.pid)
-
-    def kill(self) -> None:
-        proc_table.kill(self.pid)
-
-    def poll(self) -> int | None:
-        return taken_status(self.pid)
-
-
-def taken_status(pid: int) -> int | None:
-    """The exit code of a child that has ended; `None` while it runs."""
-    try:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None  # another part of this process took its status
-    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _umask() -> int:

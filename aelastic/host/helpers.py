@@ -1,4 +1,4 @@
-"""Starts helper processes of the agent, in a way that no signal to the agent's group or process tree ends them."""
+"""Helper processes of the agent: no signal to the agent's group or process tree ends them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from aelastic.host.reaping import helpers, waited_for
+from aelastic.host import proc_table
+from aelastic.host.reaping import helpers, taken_status, waited_for
 
 
 def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -28,3 +29,18 @@ def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[byt
     waited_for.add(popen.pid)
     helpers.add(popen.pid)
     return popen
+
+
+class ForkedHelper:
+    """A helper that another process has forked as a child of this one (`subprocess.Popen` where it is exec'd)."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        waited_for.add(pid)
+        helpers.add(pid)
+
+    def kill(self) -> None:
+        proc_table.kill(self.pid)
+
+    def poll(self) -> int | None:
+        return taken_status(self.pid)

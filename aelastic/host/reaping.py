@@ -45,6 +45,15 @@ async def wait_ended(pid: int) -> None:
         await anyio.sleep(LOOK_AGAIN_S)
 
 
+def taken_status(pid: int) -> int | None:
+    """The exit code of a child that has ended; `None` while it runs."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None  # another part of this process took its status
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
 def adopt_orphans() -> None:
     """Makes this process the parent of every orphan among its descendants (`PR_SET_CHILD_SUBREAPER` in prctl(2)).
 

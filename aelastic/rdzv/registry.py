@@ -39,8 +39,9 @@ def _board(module: str, name: str) -> Callable[..., Any]:
 
 
 def _quorum(settings: RendezvousSettings, around: AgentContext) -> Board:
-    board: Board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env, around.on_endpoint)
-    return board
+    board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env, around.on_endpoint)
+    around.store.fork_from(board.fork)
+    return board  # type: ignore[no-any-return]
 
 
 _FACTORIES: dict[str, BoardFactory] = {

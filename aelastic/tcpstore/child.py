@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -35,7 +35,7 @@ END_TIMEOUT_S = 5.0
 # torch may come from a slow network disk, and that of many nodes at once.
 START_TIMEOUT_S = 300.0
 _SERVER = Path(__file__).with_name("server.py")
-_FORKED_CONTROL = 63  # the number of its socket in a forked child, where low ones are taken
+FORKED_CONTROL = 63  # the number of its socket in a forked child, where low ones are taken
 READY = 0  # the number of the first answer, which is to no command
 REPLACES = {"serve", "drop"}  # commands that make those before them void
 _ANSWER_BYTES_MAX = 192 * 1024
@@ -93,8 +93,9 @@ class Program(Protocol):
     def poll(self) -> int | None: ...
 
 
-# Starts a script with its arguments, and with descriptors by their numbers there, in an interpreter that has torch.
-Launch: TypeAlias = Callable[[Sequence[str], Mapping[int, int]], Program]
+# Starts a script with its arguments, and with descriptors by their numbers there, in an interpreter that has torch;
+# `None`: there is none.
+Fork: TypeAlias = Callable[[Sequence[str], Mapping[int, int]], Awaitable[Program | None]]
 
 
 class StoreProcess:
@@ -105,16 +106,18 @@ class StoreProcess:
     Args:
         env: the environment of the child.
         purpose: what it did, as a message says it: "served the workers' store".
+        mode: of the program; "careful" once "quick" has failed.
+        fork: how a child is started if that works; else by an exec.
     """
 
-    def __init__(self, env: Mapping[str, str], purpose: str) -> None:
+    def __init__(self, env: Mapping[str, str], purpose: str, *, mode: str = "quick", fork: Fork | None = None) -> None:
         self._env = env
         self._purpose = purpose
         self._popen: Program | None = None
-        self.may_fork = True  # until a forked child has failed
+        self.fork = fork  # until a forked child has failed
         self._is_forked = False
         self._control: socket.socket | None = None
-        self._mode = "quick"  # "careful" once the quick way to import torch has failed
+        self._mode = mode
         self._is_ready = self._has_worked = False  # of the child that runs now
         self._said = self._answered = READY  # the last numbers
         self._unsent: deque[tuple[bytes, list[int]]] = deque()  # the socket did not take them
@@ -133,11 +136,8 @@ class StoreProcess:
     def pid(self) -> int | None:
         return self._popen.pid if self._popen is not None else None
 
-    def start(self, launch: Launch | None = None) -> None:
-        """Starts a child; what is said to it meanwhile waits until it has torch.
-
-        Args:
-            launch: starts it in a process that was forked from one which has torch; `None`: by an exec.
+    async def start(self) -> None:
+        """Starts a child; what is said to it from then on waits until it has torch.
 
         Raises:
             OSError: the host refuses it.
@@ -147,12 +147,13 @@ class StoreProcess:
         ours.setblocking(False)
         try:
             with theirs:
-                self._popen = self._exec(theirs.fileno()) if launch is None else self._fork(launch, theirs.fileno())
+                forked = await self._forked(theirs.fileno())
+                self._popen = forked or self._exec(theirs.fileno())
         except BaseException:
             ours.close()
             raise
         self._control, self._answered = ours, self._said
-        self._is_ready, self._has_worked, self._is_forked = False, False, launch is not None
+        self._is_ready, self._has_worked, self._is_forked = False, False, forked is not None
 
     def _exec(self, control: int) -> Program:
         return start_helper(
@@ -165,10 +166,9 @@ class StoreProcess:
             pass_fds=(control,),
         )
 
-    def _fork(self, launch: Launch, control: int) -> Program:
-        with open(os.devnull, "r+b") as null:
-            streams = dict.fromkeys(range(3), null.fileno())
-            return launch([str(_SERVER), str(_FORKED_CONTROL), self._mode], {**streams, _FORKED_CONTROL: control})
+    async def _forked(self, control: int) -> Program | None:
+        words = [str(_SERVER), str(FORKED_CONTROL), self._mode]
+        return None if self.fork is None else await self.fork(words, {FORKED_CONTROL: control})
 
     def say(self, do: str, *descriptors: int, **arguments: Any) -> int:
         """Gives a command to the child, if there is one, and returns its number.  Does not wait."""
@@ -254,7 +254,7 @@ class StoreProcess:
         """
         while True:
             try:
-                await self._make_ready()
+                await self.make_ready()
                 return await self.answer_to(self.say(do, *descriptors, **arguments), timeout_s)
             except Death as death:
                 # Those that need no earlier command are tried again, by one that imports torch the careful way.
@@ -272,10 +272,11 @@ class StoreProcess:
                     return answer.value
         raise Unanswered(number)
 
-    async def _make_ready(self) -> None:
+    async def make_ready(self) -> None:
+        """Returns when a child has torch; raises `Death` and `Unanswered` as `ask` does."""
         if self._popen is None:
             try:
-                self.start()
+                await self.start()
             except OSError as error:
                 refused = shortage_of(error) or str(error)
                 raise Death(None, has_worked=False, is_hopeless=True, refused=refused) from None
@@ -291,7 +292,7 @@ class StoreProcess:
         is_hopeless = self._mode == "careful" and not self._has_worked and not self._is_forked
         death = Death(code, has_worked=self._has_worked, is_hopeless=is_hopeless)
         if not self._has_worked and self._is_forked:
-            self.may_fork = False
+            self.fork = None
         elif not self._has_worked:
             self._mode = "careful"
         return death

@@ -31,7 +31,7 @@ from aelastic.errors import HostError, InputError
 from aelastic.host.inotify import wait_opened
 from aelastic.host.limits import shortage_of
 from aelastic.host.listeners import listen, listen_on_loopback
-from aelastic.tcpstore.child import Death, Launch, StoreProcess
+from aelastic.tcpstore.child import Death, Fork, StoreProcess
 
 T = TypeVar("T")
 
@@ -56,7 +56,6 @@ class StoreHost:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._listeners: list[socket.socket] = []  # of one port; the child forwards from others to the first
-        self.fork: Callable[[], Awaitable[Launch | None]] | None = None  # a process that has torch, if there is one
         self._process = StoreProcess(env, "served the workers' store")
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
@@ -64,6 +63,10 @@ class StoreHost:
         self._presets: dict[str, str] = {}
         self._started_at = 0.0
         self._losses = 0  # of children in a row that ended soon, or could not be started
+
+    def fork_from(self, fork: Fork) -> None:
+        """Where the child is forked from a process that has torch, and starts at once."""
+        self._process.fork = fork
 
     def open(self, port: int, loopback: str = "") -> int:
         """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
@@ -127,12 +130,11 @@ class StoreHost:
                 await self._listen_to_child()
                 continue
             await self._called.wait()
-            fork = self.fork if self._process.may_fork else None
-            if fork is None or self._losses:
+            if self._process.fork is None or self._losses:
                 await anyio.sleep(min(HEAD_START_S * 2**self._losses, PAUSE_MAX_S))
             self._called = anyio.Event()
             if self._is_wanted and self._listeners:
-                self._start(None if fork is None else await fork())
+                await self._start()
 
     async def _wait_needed(self) -> None:
         """Returns when a store will be needed: the child takes far more memory than the agent, and many jobs need none.
@@ -158,9 +160,9 @@ class StoreHost:
         await self._process.aclose()
         self._close_port()
 
-    def _start(self, launch: Launch | None) -> None:
+    async def _start(self) -> None:
         try:
-            self._process.start(launch)
+            await self._process.start()
         except OSError as error:
             self._on_loss(f"the workers' store cannot be started ({shortage_of(error) or error})")
             return

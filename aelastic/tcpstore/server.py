@@ -13,19 +13,22 @@ extension module alone.  This leans on torch's inside: where it fails, by whatev
 starts the program again in careful mode, which imports torch as every program does.
 
 With `--preload` the fork server has torch: the program then runs in a process that was forked from that one, and is
-there at once.
+there at once.  Without, a program in the mode `template` forks others of its kind: `fork` brings the control socket of
+one, and is answered by its pid.
 """
 
 from __future__ import annotations
 
 import binascii
 import ctypes
+import gc
 import importlib
 import importlib.util
 import json
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 import threading
@@ -33,6 +36,7 @@ import time
 import types
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 # How long a store that is served waits for a key if its client does not say; torch's default.
@@ -45,8 +49,10 @@ LISTENERS_MAX = 2  # IPv4's loopback address and IPv6's
 FORWARD_BYTES = 64 * 1024
 FORWARD_STACK_BYTES = 128 * 1024  # two threads for each connection
 RETRY_INTERVAL_S = 0.1
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+@cache
 def import_store(mode: str) -> Any:
     """torch's `TCPStore` class."""
     if mode == "careful" or hasattr(sys.modules.get("torch.distributed"), "TCPStore"):  # this process has torch
@@ -95,6 +101,8 @@ def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], list[i
 
 def main(control: socket.socket, mode: str) -> None:
     ask_no_name_server()
+    if mode == "template":
+        control, mode = forked(control), "quick"
     threading.Thread(target=end_with, args=(control.fileno(),), daemon=True).start()
     store_class = import_store(mode)
     answer(control, 0)
@@ -114,6 +122,28 @@ def main(control: socket.socket, mode: str) -> None:
                 if do == "serve":
                     raise  # the agent tries the careful mode
                 answer(control, number, error=str(error).partition("\n")[0][:WORDS_MAX] or type(error).__name__)
+
+
+def forked(control: socket.socket) -> socket.socket:
+    """Imports the store and forks; returns in each process that was forked, with its control socket."""
+    if hasattr(libc := ctypes.CDLL(None), "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a thread that looks at the socket would be lost in a fork
+    import_store("quick")
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit("torch has started a thread")
+    sibling = runpy.run_path(beside("forkserver/clone.py"))["sibling"]
+    gc.collect()
+    gc.freeze()
+    answer(control, 0)
+    while commands := newest_commands(control):
+        for command, (theirs,) in commands:
+            pid = sibling()
+            if not pid:
+                control.close()
+                return socket.socket(fileno=theirs)
+            socket.close(theirs)
+            answer(control, command["number"], value=pid)
+    sys.exit()
 
 
 def ask_no_name_server() -> None:
@@ -243,8 +273,12 @@ def told(value: bytes) -> str:
 
 def ignore_signals() -> None:
     """As `host.signals` has it: workers need the store for what they save when all processes are asked to end."""
-    module = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "host", "signals.py")
-    runpy.run_path(module)["ignore_signals"]()
+    runpy.run_path(beside("host/signals.py"))["ignore_signals"]()
+
+
+def beside(path: str) -> str:
+    """A file of the package, which this program does not import."""
+    return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
 
 
 if __name__ == "__main__":

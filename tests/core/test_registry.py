@@ -14,6 +14,8 @@ from aelastic.rdzv.link import InProcessLink
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink
 from aelastic.spec import WorkerSpec
+from aelastic.tcpstore.host import StoreHost
+from aelastic.tcpstore.template import StoreTemplate
 
 AROUND = registry.AgentContext(run_id="job", env={}, store=None)
 OURS = ["c10d", "etcd", "etcd-v2", "etcd-v3", "static"]
@@ -37,6 +39,13 @@ def test_our_names_are_known() -> None:
 @pytest.mark.parametrize("name", ["c10d", "etcd", "etcd-v2", "etcd-v3"])
 async def test_each_of_our_names_opens_a_line_and_reaches_for_nothing_yet(name: str) -> None:
     assert isinstance(registry.open_link(spec(name), "n1", AROUND), AgentLink)
+
+
+async def test_with_several_endpoints_the_workers_store_is_forked_as_the_children_for_these_are() -> None:
+    around = AROUND.replace(store=StoreHost({}))
+    registry.open_link(spec("c10d", "n0:1,n1:1,n2:1"), "n1", around)
+    fork = around.store._process.fork
+    assert isinstance(fork.__self__, StoreTemplate)
 
 
 def test_one_node_without_a_rendezvous_needs_none() -> None:

@@ -6,8 +6,11 @@ import errno
 import http.server
 import os
 import re
+import signal
 import socket
 import threading
+from collections.abc import Collection
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -15,7 +18,8 @@ from kit.agents import Agent, Meeting, team_of
 from kit.launching import Launcher
 from kit.ports import quiet_port
 
-from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
+from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError, RendezvousConnectionError
+from aelastic.host import proc_table
 from aelastic.rdzv.boards import c10d
 from aelastic.rdzv.boards.quorum import QuorumBoard
 from aelastic.rdzv.settings import RendezvousSettings
@@ -131,6 +135,39 @@ async def test_a_host_that_cannot_bind_its_endpoint_ends_with_a_line(monkeypatch
         str(caught.value)
         == f"the rendezvous endpoint {names[0]} cannot be served (Permission denied): choose another port"
     )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+async def test_endpoints_have_children_that_are_forked_from_one_process_and_do_without_it(signum: int) -> None:
+    settings = RendezvousSettings("c10d", ",".join(endpoints()), 3, 3)
+    boards = [QuorumBoard(settings, "job", os.environ) for _ in range(3)]
+    async with anyio.create_task_group() as tasks:
+        for board in boards:
+            tasks.start_soon(board.run)
+        forked = await children_of(*boards)
+        (template,) = {os.getsid(pid) for pid in forked}
+        assert template not in forked
+        os.kill(template, signum)
+        for pid in forked:
+            os.kill(pid, signal.SIGKILL)
+        assert not {template, *forked} & {os.getsid(pid) for pid in await children_of(*boards, before=forked)}
+        tasks.cancel_scope.cancel()
+    for board in boards:
+        await board.aclose()
+    assert not [pid for pid in (template, *forked) if proc_table.is_alive(pid)]
+
+
+async def children_of(*boards: QuorumBoard, before: Collection[int] = ()) -> list[int]:
+    """The last board's children, one for each endpoint, none as before, once all boards can be read."""
+    with anyio.fail_after(30):
+        while True:
+            for board in boards:
+                with suppress(RendezvousConnectionError):
+                    await board.read()
+            pids = [part.pid for part in boards[-1]._parts if part.pid and part.pid not in before]
+            if len(pids) == len(boards[-1]._parts):
+                return pids
+            await anyio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

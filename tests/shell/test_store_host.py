@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from kit.virtual_clock import on_virtual_time
 
 from aelastic.host.reaping import waited_for
 from aelastic.tcpstore import child as children
-from aelastic.tcpstore.child import Death, Launch, StoreProcess
+from aelastic.tcpstore.child import Death, Fork, StoreProcess
 from aelastic.tcpstore.host import LONG_LIFE_S, PAUSE_MAX_S, STARTS_MAX, StoreHost
 
 
@@ -29,12 +28,11 @@ class Child:
         self.started_at: list[float] = []
         self.said: list[str] = []
         self.is_running = False
-        self.may_fork = True
-        self.launches: list[Launch | None] = []
+        self.fork: Fork | None = None
 
-    def start(self, launch: Launch | None) -> None:
+    async def start(self) -> None:
+        await anyio.lowlevel.checkpoint()
         self.started_at.append(anyio.current_time())
-        self.launches.append(launch)
         if isinstance(fate := self.fates[0], OSError):
             del self.fates[0]
             raise fate
@@ -55,11 +53,12 @@ class Child:
         self.is_running = False
 
 
-async def served(child: Child, seconds: float, fork: Callable[[], Awaitable[Launch | None]] | None = None) -> StoreHost:
+async def served(child: Child, seconds: float, fork: Fork | None = None) -> StoreHost:
     """A host that serves for so long."""
     host = StoreHost({})
-    host.fork = fork
     host._process = child  # type: ignore[assignment]
+    if fork is not None:
+        host.fork_from(fork)
     host._wait_needed = anyio.lowlevel.checkpoint  # type: ignore[method-assign]  # a worker needs it at once
     host.open(0)
     with anyio.move_on_after(seconds):
@@ -114,45 +113,50 @@ async def test_a_store_that_dies_after_a_long_life_is_replaced_at_once(caplog: p
     await host.aclose()
 
 
-def gone(*_: object) -> Any:
+def gone() -> Any:
     """A process that has ended: its end of the socket is closed."""
     return SimpleNamespace(pid=0, kill=lambda: None, poll=lambda: 1)
 
 
 @on_virtual_time
-async def test_a_forked_store_starts_at_once_and_without_a_process_to_fork_from_it_starts_cold() -> None:
-    launches = [gone, None]
-
-    async def fork() -> Launch | None:
-        return launches.pop(0)
+async def test_a_forked_store_starts_at_once() -> None:
+    async def fork(*_: object) -> Any:
+        raise NotImplementedError
 
     child = Child(LONG_LIFE_S, 1000.0)
     await (await served(child, 2 * LONG_LIFE_S, fork)).aclose()
     assert child.started_at == pytest.approx([0.0, LONG_LIFE_S + 0.2])
-    assert child.launches == [gone, None]
 
 
 @on_virtual_time
-async def test_after_a_forked_store_that_fails_none_is_forked_and_the_quick_way_is_taken(
+async def test_where_no_process_can_be_forked_or_one_fails_the_store_starts_the_quick_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def at_once(_: int) -> None:
         await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(children, "wait_ended", at_once)
-    process = StoreProcess({}, "served nothing")
-    process.start(gone)
-    with pytest.raises(Death) as death:
-        await process.hear()
-    assert not death.value.is_hopeless and not process.may_fork
     commands: list[list[str]] = []
+    forked = [None, gone()]
+
+    async def fork(*_: object) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return forked.pop(0)
 
     def start_helper(command: list[str], **_: Any) -> Any:
         commands.append(command)
         return gone()
 
+    monkeypatch.setattr(children, "wait_ended", at_once)
     monkeypatch.setattr(children, "start_helper", start_helper)
-    process.start()
+    process = StoreProcess({}, "served nothing", fork=fork)
+    await process.start()
+    assert commands.pop()[-1] == "quick"
+    await process.aclose()
+    await process.start()
+    with pytest.raises(Death) as death:
+        await process.hear()
+    assert not death.value.is_hopeless and not commands
+    await process.start()
     assert commands[0][-1] == "quick"
     await process.aclose()
 
@@ -169,7 +173,7 @@ async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_doe
 
     monkeypatch.setattr(children, "start_helper", start_helper)
     process = StoreProcess({}, "served nothing")
-    process.start()
+    await process.start()
     waited_for.discard(0)
     assert process._control is not None
     process._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

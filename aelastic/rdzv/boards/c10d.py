@@ -28,6 +28,7 @@ from aelastic.rdzv.boards.endpoints import (
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.tcp_store import TcpStore, read_timeout_of, run_key
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
+from aelastic.tcpstore.child import Fork
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class C10dBoard(KeyBoard):
         env: the environment of the child process.
         is_one_of_many: serve at a loopback address alone: another agent here may serve the same port of another.
         may_serve: whether this agent is to serve the store if it can, looked at each time.
+        fork: as `StoreProcess` takes it.
 
     Raises:
         InputError: a value that cannot work.
@@ -58,6 +60,7 @@ class C10dBoard(KeyBoard):
         *,
         is_one_of_many: bool = False,
         may_serve: Callable[[], bool] = lambda: True,
+        fork: Fork | None = None,
     ) -> None:
         endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
         self._is_host = _switch(settings, "is_host")
@@ -69,7 +72,7 @@ class C10dBoard(KeyBoard):
         self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
-        self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings))
+        self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings), fork)
         self._key = run_key(run_id, "leader")
         self._has_looked_around = False
         self._local_address: str | None = None  # of the endpoint, if that is this machine

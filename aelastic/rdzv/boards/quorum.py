@@ -27,6 +27,7 @@ from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import Cell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.tcpstore.template import StoreTemplate
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +60,12 @@ class QuorumBoard(KeyBoard):
     ) -> None:
         endpoints = [Endpoint(*each) for each in settings.endpoints]
         self._endpoints = sorted(map(str, endpoints))
+        self._template = StoreTemplate(env)
+        self.fork = self._template.fork  # of a process that has torch's store
         self._parts = [
             C10dBoard(
                 settings.replace(endpoint=name), run_id, env,
-                is_one_of_many=True, may_serve=partial(self._is_free_for, store),
+                is_one_of_many=True, may_serve=partial(self._is_free_for, store), fork=self.fork,
             )
             for store, name in enumerate(self._endpoints)
         ]  # fmt: skip
@@ -221,6 +224,7 @@ class QuorumBoard(KeyBoard):
         async with anyio.create_task_group() as tasks:
             for part in self._parts:
                 tasks.start_soon(part.aclose)
+        await self._template.aclose()
 
     @property
     def name(self) -> str:

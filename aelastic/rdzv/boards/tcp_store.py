@@ -23,7 +23,7 @@ import anyio
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, first_words, probe
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.tcpstore.child import Death, Refusal, StoreProcess, Unanswered
+from aelastic.tcpstore.child import Death, Fork, Refusal, StoreProcess, Unanswered
 
 _log = logging.getLogger(__name__)
 
@@ -94,9 +94,17 @@ class TcpStore:
         run_id: a store that an agent of another one serves is refused.
         env: the environment of the child process.
         read_timeout_s: how long a store may be silent.
+        fork: as `StoreProcess` takes it.
     """
 
-    def __init__(self, endpoint: Endpoint, run_id: str, env: Mapping[str, str], read_timeout_s: float) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        env: Mapping[str, str],
+        read_timeout_s: float,
+        fork: Fork | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.is_connected = False
         self.is_serving = False
@@ -104,7 +112,7 @@ class TcpStore:
         self.own_address = ""  # our end of the way to it, where it is another's
         self._run_id = run_id
         self._read_timeout_s = read_timeout_s
-        self._process = StoreProcess(env, "held the rendezvous store")
+        self._process = StoreProcess(env, "held the rendezvous store", fork=fork)
         self._listener: socket.socket | None = None  # until the child serves on it
         self._was_reached = False
         self._late = 0  # answers in a row that did not come in time
