@@ -21,7 +21,7 @@ HOST_CHARS_MAX = 255  # of a name in DNS (RFC 1035)
 # What other nodes get of a failure; the rest is of use on its own host only.
 SHARED_FIELDS = (
     "host", "rank", "local_rank", "pid", "exitcode", "message", "traceback", "timestamp", "is_final", "stack", "oom",
-    "note", "world_size",
+    "note", "world_size", "log_file",
 )  # fmt: skip
 _NO_DATA: Json = {"message": NO_MESSAGE}
 
@@ -46,7 +46,7 @@ class ProcessFailure(Record):
         stack: where it was then, in lines, and what says so; or why that is not known.
         is_final: no restart may follow; `why_final` says why.
         world_size: workers of the job, or 0 where that is not known.
-        log_file: the file that holds its stderr and outlives the run; "" where there is none.
+        log_file: the file on its host that holds its stderr and outlives the run; "" where there is none.
         error_file_data: what the error file holds, where that is known already; then the file is not looked for.
     """
 
@@ -63,11 +63,11 @@ class ProcessFailure(Record):
     oom: str
     note: str
     world_size: int
+    log_file: str
     # Of use on its own host only.
     error_file: str
     error_file_data: Json
     stderr_tail: str
-    log_file: str
 
     def __init__(
         self,
@@ -99,8 +99,7 @@ class ProcessFailure(Record):
             message, traceback = _explain(exitcode, stderr_tail, oom, note)
         message, traceback = printable(message), printable(traceback)
         known = (host, rank, local_rank, pid, exitcode, message, traceback, timestamp or int(time.time()), is_final)
-        own = (error_file, data or _NO_DATA, stderr_tail, log_file)
-        super().__init__(*known, stack, oom, note, world_size, *own)
+        super().__init__(*known, stack, oom, note, world_size, log_file, error_file, data or _NO_DATA, stderr_tail)
 
     @classmethod
     def from_elsewhere(
@@ -118,6 +117,7 @@ class ProcessFailure(Record):
         oom: str = "",
         note: str = "",
         world_size: int = 0,
+        log_file: str = "",
     ) -> ProcessFailure:
         """The failure of a worker of another host, as that host reports it: its error file is not here."""
         failure = cls.__new__(cls)
@@ -130,7 +130,8 @@ class ProcessFailure(Record):
         more = (printable(text)[:limit] for text, limit in (
             (stack, STACK_CHARS_MAX), (oom, SENTENCE_CHARS_MAX), (note, SENTENCE_CHARS_MAX)
         ))  # fmt: skip
-        Record.__init__(failure, *where, *what, *more, world_size, NOT_AVAILABLE, _NO_DATA, "", "")
+        log_file = printable(log_file)[:SENTENCE_CHARS_MAX]
+        Record.__init__(failure, *where, *what, *more, world_size, log_file, NOT_AVAILABLE, _NO_DATA, "")
         return failure
 
     def __hash__(self) -> int:

@@ -6,6 +6,7 @@ The layout is torch's (`ChildFailedError.format_msg`); the words are ours.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from aelastic.failures.error_file import log, printable
@@ -21,6 +22,8 @@ REPORT_SORTS_MAX = 16
 REPORT_WIDTH_MAX = 60
 # Workers that had to be killed are mostly in the same place, or wait in another for the one that is not.
 REPORT_STACKS_MAX = 4
+# The other end of a connection, as gloo and NCCL name it: `[10.0.0.7]:18573`, `node1<43210>`.
+_PEER = re.compile(r"\[?(?:\d+(?:\.\d+){3}|[\da-f]*:[\da-f:]+)\]?:\d+|<\d+>")
 # Stands before the file that holds more than what is quoted of a stack.
 ALL_THREADS = "\nall threads: "
 
@@ -88,14 +91,17 @@ def _split(
 
 
 def _sort_of(failure: ProcessFailure) -> tuple[str, str]:
-    """Failures of one sort are told together: they say the same, and hang at the same place if they do."""
-    return failure.message.strip().partition("\n")[0], failure.stack.partition(ALL_THREADS)[0]
+    """Failures of one sort are told together: their words, but for a peer's address, and their stacks are the same."""
+    return _PEER.sub("…", failure.message.strip().partition("\n")[0]), failure.stack.partition(ALL_THREADS)[0]
 
 
 def _also(same: Mapping[int, ProcessFailure]) -> str:
     first = next(iter(same.values()))
     what, rest = "raised" if first.traceback else "failed", " (the same stack)" if first.stack else ""
-    return f"Also {what}: {_named(same)}: {first.headline[:REPORT_PLACE_CHARS]}{rest}"
+    said = first.headline if len(first.headline) <= REPORT_PLACE_CHARS else f"{first.headline[:REPORT_PLACE_CHARS]}..."
+    line = f"Also {what}: {_named(same)}: {said}{rest}"
+    beside = " and beside it" if len(same) > 1 else ""
+    return f"{line}\n  log       : {first.log_file}{beside}" if first.log_file else line
 
 
 def _enriched(failure: ProcessFailure, enrich: Callable[[str, str], str]) -> ProcessFailure:

@@ -340,13 +340,21 @@ def test_a_field_too_few_or_too_many_is_refused_at_any_depth() -> None:
 
 def test_of_a_failure_some_fields_stay_on_its_host_and_can_not_come_from_another(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text('{"message": "no GPU", "timestamp": 77}')
-    failure = ProcessFailure(0, 77, 1, str(tmp_path / "e.json"), rank=4, host="host-1", is_final=True, oom="killed")
+    known: dict[str, Any] = {
+        "rank": 4,
+        "host": "host-1",
+        "is_final": True,
+        "oom": "killed",
+        "log_file": "/logs/0/stderr.log",
+    }
+    failure = ProcessFailure(0, 77, 1, str(tmp_path / "e.json"), **known)
     name, fields = as_json(m.Failed("n1", 7, failure))
     assert tuple(fields["failure"]) == SHARED_FIELDS and not {"error_file", "stderr_tail"} & {*SHARED_FIELDS}
     (heard,) = decode(encode(m.Failed("n1", 7, failure)))
     assert heard.failure == failure.for_others()
     assert failure.error_file_data["timestamp"] == 77 and heard.failure.error_file == "<N/A>"
     assert (heard.failure.message, heard.failure.is_final, heard.failure.oom) == ("no GPU", True, "killed")
+    assert heard.failure.log_file == "/logs/0/stderr.log"
     with pytest.raises(WireError, match=r"Failed\.failure .* should have the fields host, rank"):
         decode_json([name, {**fields, "failure": {**fields["failure"], "error_file": "/etc/passwd"}}])
     fields["failure"]["is_final"] = 1

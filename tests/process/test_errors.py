@@ -313,11 +313,17 @@ class TestReport:
     def test_ranks_that_raised_the_same_are_one_line_and_not_stopped_ones(self, tmp_path: Path) -> None:
         first, *failed = (failure_at(tmp_path / f"{n}.json", timestamp=100 + n, local_rank=n) for n in range(3))
         raised = {n: failure_at(tmp_path / f"{n}.json", local_rank=n, said=f"E: {n // 6}") for n in range(3, 8)}
+        lost, log = "closed by [10.0.0.7]:{}" + "." * 200, "/logs/10/stderr.log"
+        raised |= {
+            n: failure_at(tmp_path / f"{n}.json", local_rank=n, said=lost.format(n), log_file=log) for n in (10, 11)
+        }
         error = ChildFailedError("x", {0: first, 1: failed[0], 2: failed[1]}, [9], raised=raised)
-        assert str(error).split("\n")[-5:-1] == [
+        assert str(error).split("\n")[-7:-1] == [
             "Also raised: ranks 1, 2: ValueError: batch is empty at train.py:12",
             "Also raised: ranks 3-5: E: 0 at train.py:12",
             "Also raised: ranks 6, 7: E: 1 at train.py:12",
+            f"Also raised: ranks 10, 11: {lost.format(10)[:200]}...",
+            "  log       : /logs/10/stderr.log and beside it",
             "Stopped by the agent: rank 9",
         ]
         assert "Failures:" not in str(error)
