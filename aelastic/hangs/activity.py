@@ -28,7 +28,9 @@ from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.hang_rules import Began, Ended, HangRules, Looked, Rules, Sample
 from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.host import proc_table
+from aelastic.host.proc_table import Process
 from aelastic.host.session_activity import bytes_in
+from aelastic.host.usage import Growth
 from aelastic.spec import HangSignal, WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -172,32 +174,18 @@ def _completed(sample: Sample, **more: int | None) -> Sample:
 # Looking.
 
 
-class _Process:
-    """One line of the process table: `proc(5)`, `/proc/PID/stat`."""
-
-    __slots__ = ("began", "parent", "pid", "session", "state", "ticks")
-
-    def __init__(self, pid: int, fields: Sequence[bytes]) -> None:
-        self.pid = pid
-        self.state = fields[0].decode()
-        self.parent, self.session = int(fields[1]), int(fields[3])
-        # utime, stime, cutime, cstime: children that have ended and been waited for are part of it.
-        self.ticks = sum(map(int, fields[11:15]))
-        self.began = int(fields[19])
-
-
 class _Table:
     """The process table at one moment."""
 
-    def __init__(self, entries: Iterable[_Process]) -> None:
+    def __init__(self, entries: Iterable[Process]) -> None:
         self.by_pid = {entry.pid: entry for entry in entries}
-        self._children: dict[int, list[_Process]] = {}
-        self._session: dict[int, list[_Process]] = {}
+        self._children: dict[int, list[Process]] = {}
+        self._session: dict[int, list[Process]] = {}
         for entry in self.by_pid.values():
             self._children.setdefault(entry.parent, []).append(entry)
             self._session.setdefault(entry.session, []).append(entry)
 
-    def belongings(self, leader: int) -> list[_Process]:
+    def belongings(self, leader: int) -> list[Process]:
         """The processes in the session of a worker, and their descendants."""
         grown = [self.by_pid[leader], *self._session.get(leader, ())]
         ours = {entry.pid: entry for entry in grown}
@@ -227,8 +215,6 @@ Look: TypeAlias = Callable[[Mapping[int, Place], Rules], dict[int, Sample]]
 class ProcTable:
     """Looks at workers in `/proc`.  Used by one thread at a time.
 
-    Processes come and go: what is counted is by how much each has grown since the last look.
-
     Args:
         root: where `/proc` is.
     """
@@ -236,9 +222,7 @@ class ProcTable:
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        # (pid, when it began) to what it had used; of those that were there at the last look.
-        self._ticks: dict[tuple[int, int], int] = {}
-        self._io: dict[tuple[int, int], int] = {}
+        self._ticks, self._io = Growth(), Growth()
         self._sums: dict[int, list[int]] = {}  # ticks and IO of each worker, by its pid
 
     def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
@@ -246,8 +230,8 @@ class ProcTable:
         wants = set(rules.hang_signals) if rules.hang_timeout_s is not None else set()
         table = _Table(self._processes() if wants & {"cpu", "io"} else ())
         samples = {}
-        ticks: dict[tuple[int, int], int] = {}
-        io: dict[tuple[int, int], int] = {}
+        self._ticks.look()
+        self._io.look()
         for rank, place in places.items():
             own = None if place.pid is None else table.by_pid.get(place.pid) or self._process(place.pid)
             if place.pid is not None and (own is None or own.state in "ZX"):
@@ -257,45 +241,27 @@ class ProcTable:
             if own is not None and own.pid in table.by_pid:
                 sums = self._sums.setdefault(own.pid, [0, 0])
                 members = table.belongings(own.pid)
-                sums[0] += self._grown(members, lambda entry: entry.ticks, self._ticks, ticks)
+                sums[0] += sum(self._ticks.of(entry, entry.ticks)[0] for entry in members)
                 cpu_s = sums[0] * self._tick_s
                 if "io" in wants and self._io_of(f"{own.pid}/io") is not None:
-                    sums[1] += self._grown(members, lambda entry: self._io_of(f"{entry.pid}/io"), self._io, io)
+                    moves = ((entry, self._io_of(f"{entry.pid}/io")) for entry in members)
+                    sums[1] += sum(self._io.of(entry, count)[0] for entry, count in moves if count is not None)
                     moved = sums[1]
             sleep = self._sleep_of(own) if own is not None and rules.stuck_timeout_s is not None else None
             samples[rank] = Sample(cpu_s=cpu_s, io=moved, sleep=sleep)
-        self._ticks, self._io = ticks, io
         pids = {place.pid for place in places.values()}
         self._sums = {pid: sums for pid, sums in self._sums.items() if pid in pids}
         return samples
 
-    def _grown(
-        self,
-        members: Sequence[_Process],
-        count: Callable[[_Process], int | None],
-        before: Mapping[tuple[int, int], int],
-        now: dict[tuple[int, int], int],
-    ) -> int:
-        """By how much a count of all of them has grown; a new process began with 0."""
-        grown = 0
-        for entry in members:
-            key = entry.pid, entry.began
-            value = count(entry)
-            if value is not None:
-                now[key] = value
-                grown += max(0, value - before.get(key, 0))
-        return grown
-
-    def _processes(self) -> Iterator[_Process]:
+    def _processes(self) -> Iterator[Process]:
         with suppress(OSError):
             for name in os.listdir(self._root):
                 if name.isdigit() and (entry := self._process(int(name))) is not None:
                     yield entry
 
-    def _process(self, pid: int) -> _Process | None:
+    def _process(self, pid: int) -> Process | None:
         with suppress(IndexError, ValueError):
-            fields = proc_table.stat_fields(pid, self._root)
-            return None if fields is None else _Process(pid, fields)
+            return proc_table.process(pid, self._root)
         return None
 
     def _io_of(self, path: str) -> int | None:
@@ -304,7 +270,7 @@ class ProcTable:
             return sum(proc_table.io_counts(path, self._root).values())
         return None
 
-    def _sleep_of(self, own: _Process) -> int | None:
+    def _sleep_of(self, own: Process) -> int | None:
         """In uninterruptible sleep: what its thread has read and written, which does not change during that sleep."""
         return (self._io_of(f"{own.pid}/task/{own.pid}/io") or 0) if own.state == "D" else None
 

@@ -18,16 +18,27 @@ IO_BYTES = 512
 class Process:
     """One line of the process table: `proc(5)`, `/proc/PID/stat`."""
 
-    __slots__ = ("parent", "pid", "session", "state")
+    __slots__ = ("_times", "parent", "pid", "session", "state")
 
-    def __init__(self, pid: int, state: str, parent: int, session: int) -> None:
-        self.pid, self.state, self.parent, self.session = pid, state, parent, session
+    def __init__(self, pid: int, fields: list[bytes]) -> None:
+        self.pid, self.state, self.parent, self.session = pid, fields[0].decode(), int(fields[1]), int(fields[3])
+        self._times = fields[11:20]
+
+    @property
+    def ticks(self) -> int:
+        """CPU time, with that of children that have ended and been waited for."""
+        return sum(map(int, self._times[:4]))
+
+    @property
+    def began(self) -> int:
+        """When it began: another process may have its number later."""
+        return int(self._times[8])
 
 
-def process(pid: int | str) -> Process | None:
+def process(pid: int | str, root: str = "/proc") -> Process | None:
     """The process, or `None` when there is none (any more)."""
-    fields = stat_fields(pid)
-    return None if fields is None else Process(int(pid), fields[0].decode(), int(fields[1]), int(fields[3]))
+    fields = stat_fields(pid, root)
+    return None if fields is None else Process(int(pid), fields)
 
 
 def stat_fields(pid: int | str, root: str = "/proc") -> list[bytes] | None:

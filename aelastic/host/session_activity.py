@@ -14,6 +14,8 @@ from pathlib import Path
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
+from aelastic.host.proc_table import Process
+from aelastic.host.usage import Growth
 
 # System calls that wait for a file system, by their numbers.  Those of network file systems and FUSE, which may write a
 # whole checkpoint in `close(2)`, need not be in uninterruptible sleep meanwhile.
@@ -46,79 +48,57 @@ class Activity(Record):
     waits_for_cpu: bool  # a thread is ready to run; looked for in the same way
 
 
-class _Counts(Record):
-    """Of a process, or the sum of several."""
-
-    chars: int = 0  # given to write(2)
-    writes: int = 0  # calls of that
-    disk_bytes: int = 0
-    ticks: int = 0
-
-
 class SessionActivity:
-    """Looks at sessions again and again.  Processes come and go: their counts are added up as they grow."""
+    """Looks at sessions again and again, and adds up what their processes do."""
 
     def __init__(self) -> None:
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        self._counts: dict[tuple[int, int], _Counts] = {}  # by pid and when it began; of those at the last look
+        self._growth = Growth()
         self._sums: dict[int, tuple[int, int]] = {}  # bytes and ticks, by session
 
     def look(self, sessions: Collection[int]) -> dict[int, Activity]:
         """Activity of each session in which a process is alive."""
-        members: dict[int, list[int]] = {}
+        members: dict[int, list[Process]] = {}
         for entry in proc_table.session_members(set(sessions)):
-            members.setdefault(entry.session, []).append(entry.pid)
-        before, self._counts = self._counts, {}
-        return {session: self._activity(session, pids, before) for session, pids in sorted(members.items())}
+            members.setdefault(entry.session, []).append(entry)
+        self._growth.look()
+        return {session: self._activity(session, entries) for session, entries in sorted(members.items())}
 
-    def _activity(self, session: int, pids: list[int], before: dict[tuple[int, int], _Counts]) -> Activity:
-        written, ticks = self._sums.get(session, (0, 0))
-        is_seen, had = True, (written, ticks)
-        for pid in pids:
+    def _activity(self, session: int, members: list[Process]) -> Activity:
+        written, ticks = had = self._sums.get(session, (0, 0))
+        is_seen = True
+        for entry in members:
             try:
-                found = _read(pid)
+                counts = _io_of(entry.pid)
             except PermissionError:
                 is_seen = False
                 continue
-            if found is not None:
-                key, counts = found
-                self._counts[key] = counts
-                known = before.get(key, _Counts())
-                written += _bytes_between(known, counts)
-                ticks += max(0, counts.ticks - known.ticks)
+            if counts is not None:
+                chars, writes, disk_bytes, more_ticks = self._growth.of(entry, *counts, entry.ticks)
+                is_wake_up = chars <= WAKE_UP_BYTES * writes and chars < WAKE_UPS_BYTES_MAX
+                written += disk_bytes + (0 if is_wake_up else chars)
+                ticks += more_ticks
         self._sums[session] = written, ticks
-        states = _states(pids) if had == (written, ticks) else set()
+        states = _states([entry.pid for entry in members]) if had == (written, ticks) else set()
         return Activity(written if is_seen else None, ticks * self._tick_s, bool(states & {"D", FILE}), "R" in states)
 
 
-def _bytes_between(before: _Counts, after: _Counts) -> int:
-    chars, writes = max(0, after.chars - before.chars), max(0, after.writes - before.writes)
-    if chars <= WAKE_UP_BYTES * writes and chars < WAKE_UPS_BYTES_MAX:
-        chars = 0
-    return chars + max(0, after.disk_bytes - before.disk_bytes)
-
-
-def _read(pid: int) -> tuple[tuple[int, int], _Counts] | None:
-    """The process, by pid and when it began, and its counts; `None` if it is gone.
+def _io_of(pid: int) -> tuple[int, int, int] | None:
+    """Bytes given to write(2), calls of that, and bytes to disks; `None` if the process is gone.
 
     Raises:
-        PermissionError: it does not belong to us.
+        PermissionError: it does not belong to us, or the kernel does not count.
     """
     try:
         io = proc_table.io_counts(f"{pid}/io")
-        fields = proc_table.stat_fields(pid)
-        if fields is None:
-            return None
-        # utime, stime, cutime, cstime: children that have ended and been waited for are part of it.
-        ticks = sum(map(int, fields[11:15]))
-        return (pid, int(fields[19])), _Counts(io[b"wchar"], io[b"syscw"], io[b"write_bytes"], ticks)
+        return io[b"wchar"], io[b"syscw"], io[b"write_bytes"]
     except PermissionError:
         raise
     except FileNotFoundError:
-        if os.path.exists(f"/proc/{pid}"):  # a kernel that does not count
+        if os.path.exists(f"/proc/{pid}"):
             raise PermissionError from None
         return None
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, KeyError):
         return None
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import zip_longest
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
@@ -34,6 +35,25 @@ def usage_of(pid: int | str, session: int | None = None) -> Usage | None:
     if fields is None or fields[_STATE] in {b"Z", b"X"} or (session is not None and int(fields[_SESSION]) != session):
         return None
     return Usage((int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S, int(fields[_RSS]) * _PAGE_BYTES)
+
+
+class Growth:
+    """By how much counts of processes have grown between one look and the next, while processes come and go."""
+
+    def __init__(self) -> None:
+        # By pid and when it began; of those that were there at the last look.
+        self._before: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._now: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def look(self) -> None:
+        """The next look begins."""
+        self._before, self._now = self._now, {}
+
+    def of(self, process: proc_table.Process, *counts: int) -> list[int]:
+        """Of what a process has counted until now.  A new process began with 0."""
+        key = process.pid, process.began
+        self._now[key] = counts
+        return [max(0, now - before) for now, before in zip_longest(counts, self._before.get(key, ()), fillvalue=0)]
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
