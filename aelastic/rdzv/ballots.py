@@ -10,12 +10,12 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.aio.mailbox import Mailbox
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
@@ -59,7 +59,8 @@ class Ballots:
         """Runs until it is cancelled; then the port is closed."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._accept, name="accept ballots")
+                opened = partial(Stream, self, BALLOT, self._on_open)
+                tasks.start_soon(self._strangers.accept, self._listener, opened, name="accept ballots")
                 while True:
                     event = await self._mailbox.next(self.election.deadline) or ev.DeadlinePassed()
                     for action in self.election.handle(event, anyio.current_time()):
@@ -94,17 +95,6 @@ class Ballots:
                 await stream.closed.wait()
             finally:
                 stream.close()
-
-    async def _accept(self) -> None:
-        self._listener.setblocking(False)
-        while True:
-            await anyio.wait_readable(self._listener)
-            try:
-                conn = next_connection(self._listener)
-            except OSError:
-                await anyio.sleep(OUT_OF_FILES_PAUSE_S)
-                continue
-            await attach([] if conn is None else [conn], lambda: Stream(self, BALLOT, self._on_open))
 
     # Called by the loop.
 

@@ -10,12 +10,12 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.board import Board, LeaderRecord
@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
-# So many connections are taken before the messages of those that are open are read.
-ACCEPTS_AT_ONCE = 128
 
 
 class CoordinatorServer:
@@ -73,7 +71,8 @@ class CoordinatorServer:
         """Coordinates until another agent leads, this one leaves, or it is cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._accept, name="accept")
+                opened = partial(Stream, self, UPWARD, self._on_open)
+                tasks.start_soon(self._strangers.accept, self._listener, opened, name="accept")
                 while not self._leader.has_stepped_down:
                     event = await self._mailbox.next(self._leader.deadline) or ev.DeadlinePassed()
                     for action in self._leader.handle(event, anyio.current_time()):
@@ -194,27 +193,6 @@ class CoordinatorServer:
             reason = str(error) or "no answer"
             _log.info("%s: the verdict could not be written (%s); retrying", self._board.name, reason)
             self._mailbox.post(ev.PublishFailed())
-
-    # Connections.
-
-    async def _accept(self) -> None:
-        self._listener.setblocking(False)
-        while True:
-            await anyio.wait_readable(self._listener)
-            conns: list[socket.socket] = []
-            failure: OSError | None = None
-            try:
-                while len(conns) < ACCEPTS_AT_ONCE and (conn := next_connection(self._listener)) is not None:
-                    conns.append(conn)
-                    if conn.fileno() >= self._strangers.files_max:
-                        break  # one for each that is dropped
-            except OSError as error:
-                failure = error
-            await attach(conns, lambda: Stream(self, UPWARD, self._on_open))
-            if failure is None:
-                continue
-            self._strangers.tell(anyio.current_time(), "cannot accept connections: %s", failure.strerror)
-            await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     # Called by the loop.
 

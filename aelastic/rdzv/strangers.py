@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
+from collections.abc import Callable
 
+import anyio
+
+from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.stream import Stream
 
@@ -21,6 +26,8 @@ PER_NODE = 2
 UNFINISHED_BYTES_MAX = 4 << 20
 # Something that scans ports does so all the time.
 TELL_INTERVAL_S = 60.0
+# So many connections are taken before the messages of those that are open are read.
+ACCEPTS_AT_ONCE = 128
 
 
 class Strangers:
@@ -32,7 +39,7 @@ class Strangers:
     """
 
     def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
-        self.files_max = files_max
+        self._files_max = files_max
         self._count_max = max(STRANGERS_MIN, PER_NODE * max_nodes)
         self._room: float = math.inf  # for strangers, once the descriptors were used up
         self._streams: dict[Stream, None] = {}  # the oldest first
@@ -41,13 +48,32 @@ class Strangers:
         self._told_at = -math.inf
         self._untold = 0
 
+    async def accept(self, listener: socket.socket, make_stream: Callable[[], Stream]) -> None:
+        """Makes streams of the connections that come in at a port.  Runs until cancelled."""
+        listener.setblocking(False)
+        while True:
+            await anyio.wait_readable(listener)
+            conns: list[socket.socket] = []
+            failure: OSError | None = None
+            try:
+                while len(conns) < ACCEPTS_AT_ONCE and (conn := next_connection(listener)) is not None:
+                    conns.append(conn)
+                    if conn.fileno() >= self._files_max:
+                        break  # one for each that is dropped
+            except OSError as error:
+                failure = error
+            await attach(conns, make_stream)
+            if failure is not None:
+                self.tell(anyio.current_time(), "cannot accept connections: %s", failure.strerror)
+                await anyio.sleep(OUT_OF_FILES_PAUSE_S)
+
     def add(self, stream: Stream, now: float) -> None:
         """A connection came in; the oldest one is dropped for it where there are too many."""
         self._streams[stream] = None
         oldest = next(iter(self._streams))
         if len(self._streams) > self._count_max:
             self._drop(oldest, now, f"{len(self._streams)} connections have not identified themselves")
-        elif stream.fileno >= self.files_max or len(self._streams) > self._room:
+        elif stream.fileno >= self._files_max or len(self._streams) > self._room:
             self._room = max(len(self._streams) - 1, 1)  # the next one gets the number of the one that is dropped
             self._drop(oldest, now, "too few files may be opened for more (ulimit -n)")
 

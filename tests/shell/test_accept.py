@@ -13,7 +13,7 @@ from kit.shared_board import InProcessBoard, SharedWorld
 
 from aelastic.aio import accept as accepting
 from aelastic.host.listeners import listen
-from aelastic.rdzv import coordinator_server as servers
+from aelastic.rdzv import strangers
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
@@ -112,8 +112,8 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
             raise failures.pop()
         return take(listener)
 
-    monkeypatch.setattr(servers, "next_connection", next_connection)
-    monkeypatch.setattr(servers, "OUT_OF_FILES_PAUSE_S", 0.01)
+    monkeypatch.setattr(strangers, "next_connection", next_connection)
+    monkeypatch.setattr(strangers, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def main() -> None:
         server, port = coordinator_server(LEASE_S, anyio.Event())
