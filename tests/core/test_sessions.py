@@ -504,6 +504,20 @@ def test_decisions_wait_while_leadership_is_uncertain() -> None:
     assert [each.reason for each in of_kind(actions, m.Interrupted)] == [REASON] * 2
 
 
+def test_all_that_was_heard_while_leadership_was_uncertain_counts_before_a_failure_ends_the_job() -> None:
+    """The board is slow: a failure waits in the inbox, and behind it the loss of a node that it followed from."""
+    term = running("abc", nodes=(1, 3), max_restarts=0)
+    term.live_until(START + LEASE_S * TRUSTED_SHARE, is_board_up=False)
+    term.now += 0.01
+    assert term.say("b", failed("b")) == []
+    assert term.close("c") == []
+    term.live_until(term.now + 1, "c", is_board_up=False)
+    term.pass_time_until_renewal()
+    actions = term.tell(RENEWED)
+    assert of_kind(actions, ev.Publish) == []
+    assert {each.reason for each in of_kind(actions, m.Interrupted)} == {lost("c", "connection closed").reason}
+
+
 def test_leadership_is_certain_from_when_the_board_was_asked_not_from_when_it_answered() -> None:
     term = running()
     term.pass_time_until_renewal()

@@ -85,10 +85,12 @@ class Watcher(Protocol):
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None: ...
     def renewed(self, token: str, connected: set[str]) -> None: ...
     def spawns(self, agent: Agent, assigned: Assigned) -> None: ...
-    def failed(self, agent: Agent, round_: int) -> None: ...
     def worker_failed(self, agent: Agent, rank: int) -> None: ...
     def workers_gone(self, agent: Agent) -> None: ...
-    def disturbed(self, agent: Agent) -> None: ...
+    def ends(self, agent: Agent) -> None: ...
+    def falls_silent(self, agent: Agent) -> None: ...
+    def goes_on(self, agent: Agent) -> None: ...
+    def clock_differs(self, agent: Agent) -> None: ...
     def heard(self, agent: Agent, message: CoordinatorMessage) -> None: ...
 
 
@@ -183,10 +185,28 @@ class Agent(SimulatedProcess):
     def crash(self, how: str) -> None:
         """SIGKILL, after which the kernel tidies up; or, `dark`, the machine is off."""
         self.world.note(self.node_id, f"crashes ({how})")
-        self.watcher.disturbed(self)
+        self.watcher.ends(self)
         if how == "dark":
             self.world.dark.add(self.host)
         self._end("crashed", how)
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.watcher.falls_silent(self)
+
+    def suspend(self) -> None:
+        super().suspend()
+        self.watcher.falls_silent(self)
+
+    def thaw(self) -> None:
+        if self.suspended_at is not None:
+            self.watcher.clock_differs(self)
+        self.watcher.goes_on(self)
+        super().thaw()
+
+    def jump(self, ahead_s: float) -> None:
+        self.watcher.clock_differs(self)
+        super().jump(ahead_s)
 
     def _end(self, end: str, how: str) -> None:
         self.is_alive, self.end = False, end
@@ -203,7 +223,7 @@ class Agent(SimulatedProcess):
 
     def ask_to_leave(self) -> None:
         self.is_leaving = True
-        self.watcher.disturbed(self)
+        self.watcher.ends(self)
         self.post("signal", lambda: self.mail(self._group_shell, g.StopRequested()))
 
     # The supervisor.
@@ -219,7 +239,6 @@ class Agent(SimulatedProcess):
             case g.Spawn(generation, assigned):
                 self._spawn(generation, assigned)
             case g.TellFailed(round_, failure, at):
-                self.watcher.failed(self, round_)
                 self._tell(Failed(self.node_id, round_, failure, self.now - at))
             case g.TellSucceeded(round_):
                 self._tell(Succeeded(self.node_id, round_))

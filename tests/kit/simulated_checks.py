@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
@@ -20,11 +19,10 @@ from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from kit.simulated_agent import Agent
 from kit.simulated_board import BOARD, Board, BoardFaults
+from kit.simulated_charges import Charges
 from kit.simulated_world import World
 
 LEASE_S = 5.0
-# What messages and timers take, where none is late.
-SLACK_S = 0.05
 
 
 class BrokenPromiseError(AssertionError):
@@ -46,15 +44,15 @@ class Round:
 
     number: int
     token: str  # of the leader
+    leader_id: str  # its agent
     began_at: float
     common: tuple[Any, ...]  # what all are told alike; the restart count first
     fence: int
     heard: dict[str, m.Assigned] = field(default_factory=dict)
     # When a worker of it failed by itself, and which: host and rank; those that failed of it are not among them.
     failures: list[tuple[float, str, int]] = field(default_factory=list)
-    disturbances: list[float] = field(default_factory=list)  # when a node of it crashed, left, or was cut off
-    breaks: list[float] = field(default_factory=list)  # when a connection of it broke, which comes again at once
     ended_at: float = 1e9  # its nodes hear that it is over
+    named: tuple[str, int] | None = None  # and of whose failure: host and rank
 
     def __repr__(self) -> str:
         return f"round {self.number} of {self.token}"
@@ -70,8 +68,7 @@ class Checks:
         self.agents: list[Agent] = []
         self.rounds: dict[tuple[str, int], Round] = {}
         self.failed_in: set[Round] = set()  # rounds in which a worker failed by itself
-        self.is_timed = True  # how long ago things were can be told (`Faults.is_timed`)
-        self.is_orderly = True  # nothing is late, cut or frozen: the rule is exact to some milliseconds
+        self.charges = Charges(lease_s)
         self.verdicts: list[m.Ended] = []  # as agents have heard them
         self.verdict_at: float | None = None
         self._is_published = False  # the board knew it first
@@ -95,6 +92,7 @@ class Checks:
                 self._on_end(leader, message)
             case m.Ended():
                 if message.outcome is not m.Outcome.REPLACED:
+                    self._check_last_failure(agent, leader, message)
                     self._on_verdict(message)
             case _:
                 return
@@ -152,7 +150,7 @@ class Checks:
         )
         round_ = self.rounds.get((leader.sessions.token, message.round))
         if round_ is None:
-            round_ = Round(message.round, leader.sessions.token, self._world.now, common, message.fence)
+            round_ = Round(message.round, leader.sessions.token, agent.node_id, self._world.now, common, message.fence)
             self.rounds[leader.sessions.token, message.round] = round_
             self._on_begun(agent, leader, round_, message)
         if round_.common != common or round_.heard.setdefault(node_id, message) != message:
@@ -176,8 +174,8 @@ class Checks:
             self._on_begun_again(round_)
         if not self._min_nodes <= message.ranks.group_world_size <= self._max_nodes:
             self.fail(f"{round_} has {message.ranks.group_world_size} nodes")
-        if message.restart_count > min(self._max_restarts, len(self.failed_in)):
-            self.fail(f"{round_} has restart count {message.restart_count}, {len(self.failed_in)} rounds have failed")
+        if message.restart_count > self._max_restarts:
+            self.fail(f"{round_} has restart count {message.restart_count}")
         self._check_charge(round_, message.restart_count)
         # A board that was wiped counts from the beginning, where the agents that elect know nothing better.
         elected = {r.candidate.token for at, r in self._board.elections if at > self._board.wiped_at}
@@ -198,7 +196,7 @@ class Checks:
         """
         earlier = [each for each in self.rounds.values() if each.number < round_.number]
         if earlier:
-            lasts = max(earlier, key=_began), max(earlier, key=_fence)
+            lasts = {max(earlier, key=_began), max(earlier, key=_fence)}
             objections = [self._objection(round_, restart_count, last) for last in lasts]
             if all(objections):
                 self.fail(objections[0])
@@ -209,24 +207,15 @@ class Checks:
         if restart_count < last.common[0] and not any(agent.is_alive for agent in knew_it):
             return ""  # a side that was cut off has died, with what it had paid
         # Were all that know it away, the count began anew; now one has brought it along.
-        brought = max(self._counts.values(), default=0)
-        charge = restart_count - (brought if last.common[0] < brought <= restart_count else last.common[0])
-        if charge not in {0, 1} or (charge and not last.failures and self.is_timed):
-            return (
-                f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"
-            )
-        if not self.is_orderly or not last.failures:
+        alive = {agent.node_id for agent in self.agents if agent.is_alive}
+        brought = max((count for node_id, count in self._counts.items() if node_id in alive), default=0)
+        paid = {restart_count - last.common[0], restart_count - max(brought, last.common[0])}
+        legal = self.charges.legal(last, round_)
+        if last.failures:
+            self.charges.judged[legal] += 1
+        if paid & legal:
             return ""
-        failed_at = last.failures[0][0]
-        until_break_s = min((abs(failed_at - at) for at in last.breaks), default=math.inf)
-        is_disturbed = any(at < failed_at + GRACE_S - SLACK_S for at in last.disturbances)
-        if charge and (is_disturbed or until_break_s < GRACE_S - SLACK_S):
-            return f"{round_}: a restart was paid for, and {last} had been disturbed"
-        is_excused = any(at < failed_at + GRACE_S + SLACK_S for at in last.disturbances)
-        is_excused = is_excused or until_break_s < GRACE_S + SLACK_S
-        if not charge and not is_excused and failed_at < last.ended_at:
-            return f"{round_}: nothing was paid for the failure that ended {last}"
-        return ""
+        return f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"
 
     def _on_end(self, leader: Leader, message: m.Interrupted) -> None:
         """Named is a worker that failed by itself, and no victim."""
@@ -235,11 +224,25 @@ class Checks:
             return
         round_.ended_at = min(round_.ended_at, self._world.now)
         named = re.match(r"rank (\d+) failed on (\w+);", message.reason)
-        if named is None or not self.is_orderly:
+        round_.named = (named[2], int(named[1])) if named is not None else round_.named
+        if round_.named is not None:
+            self._check_name(round_, round_.named)
+
+    def _check_name(self, round_: Round, named: tuple[str, int]) -> None:
+        legal = self.charges.legal_names(round_, self._world.now)
+        if legal is not None and named not in legal:
+            self.fail(f"named is {named}, a victim; {round_.failures} had failed in {round_}")
+
+    def _check_last_failure(self, agent: Agent, leader: Leader, verdict: m.Ended) -> None:
+        """The job has failed: the restart that it could not pay would have been charged."""
+        if self.verdict_at is not None or verdict.outcome is not m.Outcome.FAILED:
             return
-        first = [(host, rank) for _, host, rank in round_.failures]
-        if (named[2], int(named[1])) not in first:
-            self.fail(f"{message.reason!r} names a victim; {first} had failed in {round_}")
+        last = max(self.rounds.values(), key=_fence)
+        token = leader.sessions.token
+        after = replace(last, number=last.number + 1, token=token, leader_id=agent.node_id, began_at=self._world.now)
+        self._check_charge(after, self._max_restarts + 1)
+        if verdict.cause is not None:
+            self._check_name(last, (verdict.cause.host, verdict.cause.rank))
 
     def _check_others(self, agent: Agent, leader: Leader, round_: Round) -> None:
         """An agent with a connection to the coordinator has no workers of another round, or was told to stop them."""
@@ -304,12 +307,6 @@ class Checks:
         self._counts[agent.node_id] = assigned.restart_count
         self._round_of[agent.node_id] = round_
 
-    def failed(self, agent: Agent, round_: int) -> None:
-        of = self._round_of[agent.node_id]
-        assert of.number == round_
-        if not self.is_timed:
-            self.failed_in.add(of)
-
     def worker_failed(self, agent: Agent, rank: int) -> None:
         """A worker fails by itself."""
         of = self._round_of[agent.node_id]
@@ -328,15 +325,23 @@ class Checks:
 
     def broke(self, agent: Agent) -> None:
         """A connection of its node broke."""
-        of = self._round_of.get(agent.node_id)
-        if of is not None:
-            of.breaks.append(self._world.now)
+        self.charges.add("break", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 
-    def disturbed(self, agent: Agent) -> None:
-        """A node crashes, leaves, or its connections break."""
-        of = self._round_of.get(agent.node_id)
-        if of is not None:
-            of.disturbances.append(self._world.now)
+    def ends(self, agent: Agent) -> None:
+        """A node crashes, or is asked to leave."""
+        now, is_certain = self._world.now, agent.group.phase.value != "barrier"
+        self.charges.add("end", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
+
+    def falls_silent(self, agent: Agent) -> None:
+        """It stands still for a while."""
+        self.charges.add("silence", self._world.now, agent.host, node_id=agent.node_id)
+
+    def goes_on(self, agent: Agent) -> None:
+        self.charges.is_over("silence", self._world.now, agent.host)
+
+    def clock_differs(self, agent: Agent) -> None:
+        """It was put ahead, or has stood still."""
+        self.charges.add("clock", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 
     def heard(self, agent: Agent, message: m.CoordinatorMessage) -> None:
         if isinstance(message, m.Ended):

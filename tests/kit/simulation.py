@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated_agent import Agent, Work
 from kit.simulated_board import BOARD, Board, BoardFaults
@@ -59,22 +58,6 @@ class Faults:
     leaves_something: float = 0.0
     prepares: float = 0.0  # chance of an agent: its fork server imports for a while
 
-    @property
-    def is_orderly(self) -> bool:
-        """Nothing is late, cut, frozen or away: what comes first is also heard first, to some milliseconds."""
-        disorder = self.cuts + self.isolations + self.freezes + self.suspends + self.jumps + self.board_downs
-        disorder += self.partitions + self.host_freezes
-        return not disorder and not self.slow and not self.board_wipes and self.board == NO_BOARD_FAULTS
-
-    @property
-    def is_timed(self) -> bool:
-        """How long ago things were can be told, but for less than the grace: no clock stands still, no word is late.
-
-        A message does not say how long it was on its way.  A node's word that it leaves may come after the failures of
-        those that lost it, which are charged then.
-        """
-        return not self.suspends and not self.host_freezes and not (self.slow and self.slow_s > GRACE_S)
-
 
 @dataclass(frozen=True)
 class Size:
@@ -101,7 +84,7 @@ class Simulation:
         self.board = Board(self.world, LEASE_S if size.is_leased else None)
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
-        self.checks.is_orderly, self.checks.is_timed = faults.is_orderly, faults.is_timed
+        self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
         self.is_calm, self.is_work_done = False, False
         self.is_forgotten = False  # the job ended, and what came after it was another
         self.agreed_after_s = 0.0
@@ -253,21 +236,29 @@ class Simulation:
     def _cut(self, ways: list[tuple[str, str]]) -> None:
         self.world.note("NETWORK", f"cut: {', '.join(f'{a} -> {b}' for a, b in ways)}")
         self.world.cut.update(ways)
+        for way in ways:
+            self.checks.charges.add("silence", self.world.now, *way)
 
         def heal() -> None:
             self.world.note("NETWORK", f"healed: {', '.join(f'{a} -> {b}' for a, b in ways)}")
             for way in ways:
-                self.world.heal(*way)
+                self.heal(*way)
 
         self.world.after(self.a_while(), heal)
+
+    def heal(self, source: str, target: str) -> None:
+        self.checks.charges.is_over("silence", self.world.now, source, target)
+        self.world.heal(source, target)
 
     def reject(self) -> None:
         one, other = self.random.sample(self.hosts, 2)
         ways = {(one, other), (other, one)}
         self.world.note("NETWORK", f"resets connections between {one} and {other}")
         self.world.rejecting |= ways
+        self.checks.charges.add("reset", self.world.now, one, other)
 
         def end() -> None:
+            self.checks.charges.is_over("reset", self.world.now, one, other)
             self.world.note("NETWORK", f"carries connections between {one} and {other}")
             self.world.rejecting -= ways
 
@@ -346,7 +337,7 @@ class Simulation:
         self.board.faults = NO_BOARD_FAULTS
         self.world.slow = 0.0
         for way in sorted(self.world.cut):
-            self.world.heal(*way)
+            self.heal(*way)
         for agent in self.living:
             agent.thaw()
         self.world.rejecting.clear()

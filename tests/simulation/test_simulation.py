@@ -316,7 +316,6 @@ def test_a_coordinator_that_is_not_sure_of_its_reign_waits_for_the_board() -> No
 def with_endpoint(hosts: str = "012", **size: Any) -> Story:
     """Node 0 serves the endpoint, and coordinates."""
     story = Story(hosts, is_board_on_node0=True, **size)
-    story.checks.is_orderly = False
     story.until_run_by(hosts)
     story.pass_time(1)
     assert story.coordinator is story.agent("0")
@@ -381,7 +380,6 @@ def test_without_a_majority_nodes_stop_their_workers_and_wait_for_the_endpoint(h
 @pytest.mark.parametrize("survivor", ["majority", "endpoint"])
 def test_the_endpoint_side_goes_on_alone_where_it_is_told_to(survivor: str) -> None:
     story = Story(is_board_on_node0=True, survivor=survivor)
-    story.checks.is_orderly = False
     story.until_run_by("012")
     take_away(story, "cut off")
     story.pass_time(2 * LEASE_S)

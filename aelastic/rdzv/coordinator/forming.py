@@ -189,12 +189,15 @@ class Forming:
     spares_until: float | None = None  # until then spares of a round that was taken over may reconnect
     losses: int = 0  # nodes that rounds have lost
     confirmed: int = 0  # of these, how many before the board was asked last
+    is_behind: bool = False  # nodes have said more than the coordinator has heard yet
 
     def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
         """What the round does now, with the nodes that there are.  O(1)."""
         rules, ready, stopping = self.rules, roster.counts[Standing.READY], roster.counts[Standing.STOPPING]
         if self.since is None:
             self.since = now
+        if self.is_behind:  # what is heard next may be the first cause
+            return self._wait(now)
         if self.end.untold:
             return self._explain(now)
         if stopping:  # their agents bound that, each as its user wants it

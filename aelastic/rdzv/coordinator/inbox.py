@@ -25,6 +25,10 @@ class Inbox:
     _registrations: dict[str, Registered] = field(default_factory=dict[str, Registered])
     _counts: Counter[str] = field(default_factory=Counter[str])  # of events in the queue, by node
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._queue
+
     def is_registering(self, node_id: str) -> bool:
         """Whether the coordinator has not heard of a node's present connection."""
         return node_id in self._registrations

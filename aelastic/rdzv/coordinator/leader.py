@@ -22,6 +22,7 @@ from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.coordinator_events import Confirmed, Send
+from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator.verdict import VerdictGate
@@ -292,7 +293,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         """A round that has lost nodes may begin, if that was known when the board was asked."""
         if not self.lease.is_certain(now) or self.is_blocked:
             return []
-        return self._deliver(self.coordinator.handle(Confirmed(losses), now), now)
+        return self._tell_coordinator(Confirmed(losses), now)
+
+    def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
+        self.coordinator.forming.is_behind = not self.sessions.inbox.is_empty
+        return self._deliver(self.coordinator.handle(event, now), now)
 
     def _reclaim_if_needed(self, now: float) -> list[ev.Action]:
         """Asks for a newer epoch if an agent that greets knows of one above ours."""
@@ -341,9 +346,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         actions: list[ev.Action] = []
         while self._may_decide:
             if (event := inbox.pop(now)) is not None:
-                actions += self._deliver(core.handle(event, now), now)
+                actions += self._tell_coordinator(event, now)
             elif core.is_due(now):
-                actions += self._deliver(core.handle(ev.DeadlinePassed(), now), now)
+                actions += self._tell_coordinator(ev.DeadlinePassed(), now)
                 assert not core.is_due(now), "what is due is done at once"
             else:
                 break

@@ -1,0 +1,151 @@
+"""What a simulated round's end may cost: the faults with their true times, as losses that the rule knows (`kit.charging`)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kit.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
+from kit.simulated_board import BOARD
+from kit.simulated_world import RESEND_MAX_S
+
+# What messages and timers take, where none is late.
+SLACK_S = 0.05
+# Clocks differ by a hundredth.
+DRIFT = 1.03
+
+
+@dataclass(eq=False)
+class Fault:
+    """Something that happened to a node, to its connections or to its clock.
+
+    Args:
+        kind: `end` of its agent, `break` of its connection, `silence` of a node or of a way through the network, `clock`
+            that was put ahead or stood still.
+        since: when it began; `until`: when it was over.
+        host: whose.
+        to: for a way, the other end.
+        node_id: the agent.
+        is_certain: a round that it has a part in has lost it.
+    """
+
+    kind: str
+    since: float
+    until: float = math.inf
+    host: str = ""
+    to: str = ""
+    node_id: str = ""
+    is_certain: bool = False
+
+    def was_at(self, time: float) -> bool:
+        return self.since <= time <= self.until
+
+
+@dataclass
+class Charges:
+    """The book of faults, and what it says of the end of a round.
+
+    Args:
+        lease_s: silence after which a node is lost.
+        late_s: how late messages are, at most.
+    """
+
+    lease_s: float
+    late_s: float = 0.0
+    faults: list[Fault] = field(default_factory=list[Fault])
+    judged: Counter[frozenset[int]] = field(
+        default_factory=Counter[frozenset[int]]
+    )  # ends with failures, by what was legal
+
+    @property
+    def slack_s(self) -> float:
+        return SLACK_S + self.late_s
+
+    @property
+    def _heartbeat_s(self) -> float:
+        return self.lease_s / 3 * DRIFT + self.slack_s
+
+    def add(self, kind: str, since: float, host: str, to: str = "", **more: Any) -> None:
+        self.faults.append(Fault(kind, since, host=host, to=to, **more))
+
+    def is_over(self, kind: str, now: float, host: str, to: str = "") -> None:
+        for fault in self.faults:
+            if (fault.kind, fault.host, fault.to) == (kind, host, to):
+                fault.until = min(fault.until, now)
+
+    def legal(self, last: Any, next_: Any) -> frozenset[int]:
+        """What the end of a round may cost, which another one follows."""
+        failures = [at for at, _, _ in last.failures if at < next_.began_at]
+        faults = [fault for fault in self.faults if self._concerns(fault, last, next_)]
+        if any(fault.kind == "clock" for fault in faults):
+            return EITHER
+        losses = [loss for fault in faults for loss in self._losses(fault, faults, last, next_)]
+        is_led_on = last.token == next_.token or any(
+            fault.kind == "end" and fault.node_id == last.leader_id for fault in faults
+        )
+        if not is_led_on:
+            losses.append(Loss())  # another agent coordinates, and those that do not find it in time are lost
+        ended_at = math.inf if last.named is not None else last.ended_at
+        return legal_charges(failures, losses, ended_at=ended_at, slack_s=self.slack_s)
+
+    def legal_names(self, last: Any, now: float) -> set[tuple[str, int]] | None:
+        """Which worker's failure is named if one has ended a round, as host and rank; `None`: that cannot be told."""
+        here = replace(last, began_at=now)
+        is_told = any(fault.kind not in {"end", "break"} and self._concerns(fault, last, here) for fault in self.faults)
+        if is_told or self.late_s:
+            return None
+        first = min((at for at, _, _ in last.failures), default=0.0)
+        return {(host, rank) for at, host, rank in last.failures if at <= first + KILLED_LEAD_S + self.slack_s}
+
+    def _concerns(self, fault: Fault, last: Any, next_: Any) -> bool:
+        """Whether a round's end may have to do with a fault."""
+        lingers_s = {"silence": RESEND_MAX_S, "clock": self.lease_s}.get(fault.kind, 0.0) + self.slack_s
+        if fault.since > next_.began_at or fault.until + lingers_s < last.began_at:
+            return False
+        leaders = {_host(last.leader_id), _host(next_.leader_id)}
+        nodes = {_host(node_id) for node_id in last.heard} | leaders
+        if fault.to:
+            ends = {fault.host, fault.to}
+            return bool(ends & leaders and ends <= nodes) or (BOARD in ends and last.token != next_.token)
+        return fault.node_id in last.heard or fault.node_id in {last.leader_id, next_.leader_id}
+
+    def _losses(self, fault: Fault, faults: list[Fault], last: Any, next_: Any) -> list[Loss]:
+        since, node_id = fault.since - self._heartbeat_s, fault.node_id
+        match fault.kind:
+            case "end":
+                silences = [each for each in faults if each.kind == "silence" and fault.host in {each.host, each.to}]
+                is_heard = not any(each.was_at(fault.since) for each in silences)
+                is_own = any(
+                    host == fault.host for _, host, _ in last.failures
+                )  # its failure may have been told before
+                is_first = all(fault.since < at for at, _, _ in last.failures)
+                # A coordinator that is lost takes along what only it has heard of, after it had told of the failure.
+                is_kept = last.token == next_.token or node_id == last.leader_id or is_first
+                is_certain = fault.is_certain and is_heard and is_kept and node_id in last.heard and not is_own
+                return [Loss(since, fault.since + self.late_s, is_certain)]
+            case "break":
+                near = Loss(fault.since, fault.since + self.late_s, node_id in last.heard, fault.since)
+                return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]
+            case "reset":
+                return [Loss(since, excuses_until=fault.until + self._heartbeat_s)]
+            case _ if self._is_short(fault):
+                return []
+            case _:
+                gone = last.heard.keys() - next_.heard.keys()
+                is_gone = node_id in gone or (fault.host, _host(last.leader_id)) in {
+                    (_host(each), fault.to) for each in gone
+                }
+                is_lost = is_gone and fault.until > next_.began_at and last.token == next_.token
+                until = fault.since + self.slack_s if is_lost else math.inf
+                return [Loss(since, until, is_lost, fault.until + RESEND_MAX_S + self.lease_s)]
+
+    def _is_short(self, fault: Fault) -> bool:
+        """No node is lost of it: it is heard in time again."""
+        resend_s = RESEND_MAX_S if fault.to else 0.0
+        return fault.until - fault.since + self._heartbeat_s + resend_s < self.lease_s
+
+
+def _host(node_id: str) -> str:
+    return node_id.partition("#")[0]
