@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from aelastic.core.machine import InvalidTransition
@@ -225,6 +227,55 @@ def test_a_store_that_a_try_began_to_take_in_shows_that_there_is_a_job() -> None
     story.silent = {2}
     story.new_client("b")
     assert story.ask("", "another job") == ev.NoMajority({2: ""}, (1,))
+
+
+def lock(story: Story, *stores: int) -> None:
+    """A first try of the client gets no further than to lock these stores."""
+    story.begin("", "one")
+    for store in stores:
+        story.cells[store] = story.core._try.lock_of(store)
+    story.core.handle(ev.Dropped(), story.now)
+
+
+def test_a_store_that_was_locked_for_the_first_vote_and_one_that_may_have_forgotten_it_begin_nothing() -> None:
+    story = written()
+    assert story.cells[0]
+    story.cells[0] = story.cells[0].replace(vote=None)  # it was never reached by the vote
+    story.forget(1)
+    story.silent = {2}
+    story.new_client("b")
+    assert story.ask() == ev.NoMajority({2: ""})
+    story.silent = set()
+    assert story.ask() == "one"
+
+
+@pytest.mark.parametrize("stores, name", [((0,), "a"), ((0, 1), "a"), ((0, 1), "b")])
+def test_a_first_try_that_got_no_further_than_its_locks_is_in_no_ones_way(stores: tuple[int, ...], name: str) -> None:
+    """A client knows that it has sent no vote; and where a majority has been locked none has forgotten one."""
+    story = Story()
+    lock(story, *stores)
+    story.down = {2}
+    if name != "a":
+        story.new_client(name)
+    assert story.ask("", "two") == "two"
+
+
+def test_while_a_first_try_is_locking_stores_another_client_looks_again() -> None:
+    story = Story()
+    lock(story, 0)
+    story.down, cells = {2}, list(story.cells)
+    story.new_client("b")
+    looked = list[float]()
+
+    def answer(action: ev.Action, answer: Callable[[ev.Action], ev.Event | None] = story.answer) -> ev.Event | None:
+        if isinstance(action, ev.Look) and action.store == 1:
+            looked.append(story.now)
+            story.cells[1] = cells[0] if len(looked) == 3 else None  # the other's lock comes at last
+        return answer(action)
+
+    story.answer = answer  # type: ignore[method-assign]
+    assert story.ask("", "two") == "two"
+    assert len(looked) == 3 and story.now < LIMIT_S
 
 
 def test_answers_of_an_earlier_step_and_second_ones_change_nothing() -> None:

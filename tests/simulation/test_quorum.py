@@ -33,16 +33,16 @@ def test_the_worlds_are_bad_enough() -> None:
 find_basis = Attempt.find_basis
 
 
-def _of_all_that_answer(attempt: Attempt, *, is_known: bool) -> Basis | None:
+def _of_all_that_answer(attempt: Attempt, name: str, *, is_known: bool) -> Basis | None:
     """A store that has forgotten counts like any other."""
     votes = [cell.vote for cell in attempt.seen.values() if cell and cell.vote]
     if not votes or len(attempt.seen) < attempt.majority:
-        return find_basis(attempt, is_known=is_known)
+        return find_basis(attempt, name, is_known=is_known)
     return Basis(max(votes, key=lambda vote: vote.ballot), frozenset(attempt.seen), attempt.majority)
 
 
-def _of_any_vote(attempt: Attempt, *, is_known: bool) -> Basis | None:
-    basis = find_basis(attempt, is_known=is_known)
+def _of_any_vote(attempt: Attempt, name: str, *, is_known: bool) -> Basis | None:
+    basis = find_basis(attempt, name, is_known=is_known)
     if basis is None or basis.vote is None or basis.is_first:
         return basis
     votes = [cell.vote for cell in attempt.seen.values() if cell and cell.vote]

@@ -91,11 +91,12 @@ class Attempt:
                 self.missing.setdefault(store, "")
         self.began, self.patient_until = now, None
 
-    def find_basis(self, *, is_known: bool) -> Basis | None:
+    def find_basis(self, name: str, *, is_known: bool) -> Basis | None:
         """What was seen as the basis of a write; `None`: it is not enough.
 
         Args:
-            is_known: a vote was seen, now or before.
+            name: of the client.
+            is_known: it has seen or sent a vote, now or before.
         """
         votes = {cell.vote.ballot: cell.vote for cell in self.seen.values() if cell and cell.vote}
         newest = [vote for _, vote in sorted(votes.items(), reverse=True)]
@@ -109,9 +110,17 @@ class Attempt:
                 return Basis(vote, voters, self.majority)
         if is_all:
             return Basis(newest[0] if newest else None, everyone, self.size, is_first=True)
-        if len(everyone) >= self.majority and not is_known:
+        if len(everyone) >= self.majority and not is_known and not self.may_have_begun(name):
             return Basis(None, everyone, self.majority, is_first=True)
         return None
+
+    def may_have_begun(self, name: str) -> bool:
+        """Whether a first vote may hold though none was seen: a store has its lock, and an empty one may have had it.
+
+        A client that has sent no vote knows that there is none of its own locks.
+        """
+        are_locked = [cell is not None for cell in self.seen.values() if cell is None or cell.life.name != name]
+        return len(self.seen) >= self.majority and any(are_locked) and not all(are_locked)
 
     def holds(self, basis: Basis) -> bool:
         """Whether a majority is seen to have the basis, and no store that answers is to be taken in."""

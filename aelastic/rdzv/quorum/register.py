@@ -17,8 +17,8 @@ in its vote, which needs a majority of the members before it.  So what is known 
 a majority that had not lost it.
 
 **The first vote** needs a majority that has none.  A store may have forgotten one: so a register that has known a vote
-never takes that for the beginning, and when a majority has forgotten, only all stores together can begin again, from
-the newest vote that any of them still has.
+never takes that for the beginning, nor does another where some stores are locked and some are empty.  When a majority
+has forgotten, only all stores together can begin again, from the newest vote that any of them still has.
 """
 
 from __future__ import annotations
@@ -187,10 +187,12 @@ class Register(Machine[ev.Event, ev.Action]):
         attempt = self._try
         match self.phase:
             case Phase.LOOKING:
-                basis = attempt.find_basis(is_known=self.is_known)
-                if basis is None:
-                    return self._give_up() if attempt.is_heard_of_all else self._wait(self._until)
-                return self._when_seen(basis, now) if self._is_patient(now, is_first=basis.is_first) else []
+                basis = attempt.find_basis(self.name, is_known=self.is_known)
+                if basis is not None:
+                    return self._when_seen(basis, now) if self._is_patient(now, is_first=basis.is_first) else []
+                if not self.is_known and attempt.may_have_begun(self.name):  # the first vote may be on its way
+                    return self._fail(now) if self._is_patient(now, is_first=True) else []
+                return self._give_up() if attempt.is_heard_of_all else self._wait(self._until)
             case Phase.LOCKING | Phase.WRITING if attempt.is_hopeless:
                 return self._fail(now)
             case Phase.LOCKING | Phase.WRITING if not attempt.has_majority:
