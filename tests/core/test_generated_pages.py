@@ -8,9 +8,11 @@ from pathlib import Path
 import core_pages
 import generate_docs
 import pytest
-from machines import Core, read_core
-from sources import ROOT, Source, parse
+from machines import Core, invariants_of, read_core
+from sources import ROOT, Source, fields_of, methods_of, own_method, parse
 from ways import UndecidedError
+
+FIELDS_MAX = 15  # of a core
 
 LAMP = '''
 """A lamp."""
@@ -114,6 +116,46 @@ def test_the_reader_imports_nothing_of_the_package() -> None:
         if path.name in {"cli_page.py", "metrics_page.py"}:  # tables of values, made without torch and without a loop
             continue
         assert "\nfrom aelastic" not in path.read_text() and "\nimport aelastic" not in path.read_text()
+
+
+def unproven(cls: ast.ClassDef) -> list[str]:
+    """Handlers that look at no phase, and matches on phase or event of which the type checker proves nothing."""
+    methods = methods_of(cls)
+    matches = {
+        name: [each for each in ast.walk(method) if isinstance(each, ast.Match)] for name, method in methods.items()
+    }
+
+    def looks_at_phase(name: str) -> bool:
+        called = {own_method(node) or "" for node in ast.walk(methods[name])} & methods.keys() - {name}
+        looks = any(ast.unparse(each.subject) == "self.phase" for each in matches[name])
+        return looks or any(looks_at_phase(each) for each in called)
+
+    handlers = {own_method(node) or "" for node in ast.walk(methods["_dispatch"])}
+    found = sorted(name for name in handlers if name.startswith("_on_") and not looks_at_phase(name))
+    for name, each in ((name, each) for name, some in matches.items() for each in some):
+        is_closed = ast.unparse(each.cases[-1].body[0]) == f"assert_never({ast.unparse(each.subject)})"
+        if ast.unparse(each.subject) in {"self.phase", "event"} and not is_closed:
+            found.append(f"{name}: match {ast.unparse(each.subject)}")
+    return found
+
+
+def test_a_handler_that_the_type_checker_cannot_prove_complete_is_found() -> None:
+    open_matches = LAMP.replace(
+        "            case _:\n                assert_never(", "            case _:\n                print("
+    )
+    lamp = parse("lamp", ROOT / "lamp.py", open_matches).definition("Lamp")
+    assert isinstance(lamp, ast.ClassDef)
+    assert unproven(lamp) == ["_on_break", "_dispatch: match event", "_on_press: match self.phase"]
+
+
+@pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))
+def test_a_core_is_small_and_proves_that_each_pair_of_phase_and_event_is_decided(
+    module: Source, cls: ast.ClassDef
+) -> None:
+    assert unproven(cls) == []
+    assert len(fields_of(module, cls)) <= FIELDS_MAX
+    invariants = invariants_of(cls)
+    assert invariants and all(sentence for _, sentence in invariants)
 
 
 @pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))

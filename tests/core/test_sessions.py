@@ -32,7 +32,7 @@ from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.coordinator import Phase
+from aelastic.rdzv.coordinator.coordinator_events import Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import RETRY_S, WAITING_TEXT_INTERVAL_S
 from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
@@ -231,7 +231,7 @@ def test_a_failure_waits_until_it_is_known_which_nodes_are_lost() -> None:
     assert term.say("b", failed("b")) == []
     heard = term.hears(term.pass_deadline())
     assert heard == {name: [lost("a", "connection closed")] for name in "bc"}
-    assert term.coordinator.restart_count == 0
+    assert term.coordinator.forming.restart_count == 0
 
 
 def test_a_failure_beside_a_connection_that_broke_is_the_networks_and_costs_nothing() -> None:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import (
     Broken,
     Confirmed,
     DeadlinePassed,
     Event,
     Lost,
+    Phase,
     Registered,
     Send,
 )
@@ -121,7 +122,7 @@ def told(story: Story) -> list[str]:
 
 def state_of(core: Coordinator, now: float) -> str:
     left = "" if core.deadline is None else f", due in {core.deadline - now:g} s"
-    return f"{core.phase}, round {core.round}, restarts {core.restart_count}{left}"
+    return f"{core.phase}, round {core.round}, restarts {core.forming.restart_count}{left}"
 
 
 def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901  a case for each verb

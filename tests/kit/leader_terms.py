@@ -7,7 +7,8 @@ from typing import Any
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator_events import Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.leader import Leader

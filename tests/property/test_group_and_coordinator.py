@@ -282,7 +282,7 @@ class Simulation:
                 ranks += [agent.group.workers[rank].global_rank for rank in agent.alive]
         assert len(rounds) <= 1, f"workers of two rounds are alive: {rounds}"
         assert len(set(ranks)) == len(ranks), "two workers with one rank"
-        assert self.core.restart_count <= min(self.restarts, len(self.failures_of))
+        assert self.core.forming.restart_count <= min(self.restarts, len(self.failures_of))
         assert len(self.verdicts) <= 1, "two verdicts"
 
     def check_rounds(self) -> None:
@@ -328,7 +328,7 @@ def test_without_faults_one_round_succeeds_everywhere(seed: int) -> None:
 def test_a_failure_restarts_all_nodes_at_the_price_of_one_until_the_budget_is_used_up(seed: int) -> None:
     faults = Faults(crashes=0, stops=0, worker_fails=1, worker_hangs=0, worker_ignores_term=0, until_s=10_000)
     world = simulate(seed, faults, restarts=2)
-    assert (len(world.rounds), world.core.restart_count) == (3, 2)
+    assert (len(world.rounds), world.core.forming.restart_count) == (3, 2)
     assert {verdict.outcome for verdict in world.verdicts} == {m.Outcome.FAILED}
     assert ends(world) == {WorkerState.FAILED}
 
@@ -337,7 +337,7 @@ def test_a_failure_restarts_all_nodes_at_the_price_of_one_until_the_budget_is_us
 def test_a_worker_that_hangs_costs_what_a_failure_does(seed: int) -> None:
     faults = Faults(crashes=0, stops=0, worker_fails=0, worker_hangs=1, worker_ignores_term=0, until_s=10_000)
     world = simulate(seed, faults, restarts=2)
-    assert (len(world.rounds), world.core.restart_count) == (3, 2)
+    assert (len(world.rounds), world.core.forming.restart_count) == (3, 2)
     assert world.unhealthy >= 3
     (verdict,) = world.verdicts
     assert verdict.outcome is m.Outcome.FAILED

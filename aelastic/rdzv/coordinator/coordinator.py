@@ -14,12 +14,11 @@ round 4 a restart.  A node that reconnects with a round that went on without it 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.coordinator import coordinator_events as ev
-from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.forming import Forming, Newcomers, RoundRules, Step
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster
@@ -29,13 +28,6 @@ from aelastic.rdzv.protocol.messages import Outcome, Standing
 
 RESTARTED = "the worker group of {} restarted on its own"
 TAKEN = "another node has the place of this one in round {}; rejoining"
-
-
-class Phase(StrEnum):
-    FORMING = auto()  # the last round is over, nodes gather for the next
-    RUNNING = auto()  # a round runs
-    TAKING_OVER = auto()  # nodes of a round that is older than this coordinator reconnect
-    CLOSED = auto()  # there is a verdict
 
 
 @dataclass(slots=True)
@@ -58,10 +50,6 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def __post_init__(self) -> None:
         self.forming, self.newcomers = Forming(self.rules, self.policy), Newcomers(self.rules, self.roster)
-
-    @property
-    def restart_count(self) -> int:
-        return self.forming.restart_count
 
     @property
     def is_closed(self) -> bool:
@@ -251,13 +239,23 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert_never(self.phase)
 
     def _on_broken(self, event: ev.Broken, now: float) -> list[Send]:
-        if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
-            self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
-        return []  # what has become of its node is heard soon
+        match self.phase:
+            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
+                if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
+                    self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
+                return []  # what has become of its node is heard soon
+            case _:
+                assert_never(self.phase)
 
     def _on_confirmed(self, event: ev.Confirmed, now: float) -> list[Send]:
         self.forming.confirmed = event.losses
-        return self._form(now) if self.phase is Phase.FORMING else []
+        match self.phase:
+            case Phase.FORMING:  # the round may begin
+                return self._form(now)
+            case Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
+                return []  # that is noted
+            case _:
+                assert_never(self.phase)
 
     def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[Send]:
         if not self.is_due(now):
@@ -334,7 +332,7 @@ class Coordinator(Machine[ev.Event, Send]):
         sends = [Send(i, m.Waiting(text)) for text in self.forming.correction(self.round) for i in self.roster.ready]
         self.round = self.newest_round = max(self.round, self.newest_round) + 1
         limits = self.rules.min_nodes, self.rules.max_nodes
-        assignments = self.roster.assign(self.round, self.restart_count, limits, self.own_node_id)
+        assignments = self.roster.assign(self.round, self.forming.restart_count, limits, self.own_node_id)
         self.forming.stop(len(assignments))
         self.deadline = self.newcomers.on_begun(now)
         told = self.newcomers.tell(self.roster.ready, self.deadline, now)
@@ -393,7 +391,7 @@ class Coordinator(Machine[ev.Event, Send]):
         assert (self.verdict is not None) == self.is_closed, "a verdict closes the job"
         assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER), "a takeover has its phase"
         assert self.newest_round >= self.round, "the next round is above each that any node has told of"
-        assert not is_running or len(self.roster.participants) <= self.rules.max_nodes
+        assert not is_running or len(self.roster.participants) <= self.rules.max_nodes, "a round has at most max nodes"
         is_waiting = self.roster.is_awaited or not self.round or self.forming.is_unconfirmed
         assert self.deadline is not None or is_waiting or not is_forming, "a round that forms waits for something"
         assert self.deadline is not None or self.takeover is None, "a takeover ends"

@@ -1,15 +1,23 @@
-"""Events and actions of the coordinator core: what nodes do, and what they hear.
+"""Phases, events and actions of the coordinator core: what nodes do, and what they hear.
 
 Beside what nodes say themselves (`messages.NodeMessage`).  Decisions are `messages.CoordinatorMessage`.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum, auto
 from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.rdzv.protocol import messages as m
+
+
+class Phase(StrEnum):
+    FORMING = auto()  # the last round is over, nodes gather for the next
+    RUNNING = auto()  # a round runs
+    TAKING_OVER = auto()  # nodes of a round that is older than this coordinator reconnect
+    CLOSED = auto()  # there is a verdict
 
 
 class Registered(Record):

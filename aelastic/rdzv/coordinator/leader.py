@@ -20,9 +20,9 @@ from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.coordinator_events import Confirmed, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
+from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator.verdict import VerdictGate

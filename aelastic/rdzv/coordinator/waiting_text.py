@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from aelastic.rdzv.coordinator.coordinator import Coordinator, Phase
-from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.roster import some_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Standing

@@ -69,15 +69,12 @@ class Election(Machine[Event, Action]):
         match event:
             case ev.Followed(leader, epoch):
                 return self._on_followed(leader.replace(epoch=epoch, verdict=""))
-            case ev.Seated(seats):
-                if self.seats is None or seats.fence > self.seats.fence:
-                    self.seats = seats
-                return []  # it votes by the newest that it has heard of
+            case ev.Seated():
+                return self._on_seated(event)
             case ev.Lost():
                 return self._on_lost(event, now)
             case ev.BoardSaid():
-                self.silent = None
-                return []
+                return self._on_board_said()
             case ev.BoardSilent():
                 return self._on_board_silent(event, now)
             case ev.Asked():
@@ -108,10 +105,23 @@ class Election(Machine[Event, Action]):
     # The coordinator.
 
     def _on_followed(self, record: LeaderRecord) -> list[Action]:
-        self.phase, self.record, self.lost, self.deadline = Phase.FOLLOWING, record, None, None
-        self.silent, self._asked_epoch = None, 0
-        self.newest = max(self.newest, record.epoch)
-        return []
+        match self.phase:
+            case Phase.FOLLOWING | Phase.ALONE | Phase.ASKING | Phase.CHOSEN:
+                self.phase, self.record, self.lost, self.deadline = Phase.FOLLOWING, record, None, None
+                self.silent, self._asked_epoch = None, 0
+                self.newest = max(self.newest, record.epoch)
+                return []
+            case _:
+                assert_never(self.phase)
+
+    def _on_seated(self, event: ev.Seated) -> list[Action]:
+        match self.phase:
+            case Phase.FOLLOWING | Phase.ALONE | Phase.ASKING | Phase.CHOSEN:
+                if self.seats is None or event.seats.fence > self.seats.fence:
+                    self.seats = event.seats
+                return []  # it votes by the newest that it has heard of
+            case _:
+                assert_never(self.phase)
 
     def _on_lost(self, event: ev.Lost, now: float) -> list[Action]:
         match self.phase:
@@ -130,6 +140,14 @@ class Election(Machine[Event, Action]):
                 return []
             case Phase.ASKING | Phase.CHOSEN:
                 return []  # it is known well enough
+            case _:
+                assert_never(self.phase)
+
+    def _on_board_said(self) -> list[Action]:
+        match self.phase:
+            case Phase.FOLLOWING | Phase.ALONE | Phase.ASKING | Phase.CHOSEN:  # a node that is due to ask waits longer
+                self.silent = None
+                return []
             case _:
                 assert_never(self.phase)
 
