@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 import core_pages
 import pytest
 from package_readme import for_index
-from sources import ROOT, find, is_module, source
+from sources import ROOT, source
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])
 GENERATED = ROOT / core_pages.FOLDER  # they name modules that are beside theirs
@@ -70,22 +70,6 @@ def test_every_name_that_a_page_gives_a_module_is_in_it(page: str, name: tuple[s
 def test_every_make_verb_that_a_page_names_is_there() -> None:
     verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert [(page, verb) for page, (verb,) in each(VERB) if verb not in verbs] == []
-
-
-def python_blocks() -> list[tuple[str, str]]:
-    found = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    by_hand = [page for page in PAGES if page.name != "api.md"]  # signatures are no programs
-    return [(page.relative_to(ROOT).as_posix(), code) for page in by_hand for code in found.findall(page.read_text())]
-
-
-@pytest.mark.parametrize("page, code", python_blocks())
-def test_what_a_page_shows_is_python_and_imports_what_is_there(page: str, code: str) -> None:
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aelastic"):
-            home = source(str(node.module))
-            names = [alias.name for alias in node.names if not is_module(f"{home.name}.{alias.name}")]
-            missing = [name for name in names if find(home, name) is None]
-            assert not missing, page
 
 
 def test_on_a_package_index_no_link_leads_nowhere_and_the_files_named_are_in_the_source_distribution() -> None:

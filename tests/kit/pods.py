@@ -8,6 +8,7 @@ Images, cgroups, volumes and security contexts are not emulated.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -25,6 +26,9 @@ from kit.netns import Net, Node
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
+jsonschema = pytest.importorskip("jsonschema")  # in the group dev
+
+SCHEMAS = json.loads(Path(__file__).with_name("kubernetes_schemas.json").read_text())
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes"
 PODS = 4
 UID = "7c1c3f0e-6d3b-4f6e-9a55-0d3f2e6a1b11"
@@ -35,6 +39,12 @@ ARGUMENTS = {"--nproc-per-node=auto": "--nproc-per-node=1"}
 def manifest(name: str) -> list[dict[str, Any]]:
     """The objects of one file."""
     return list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()))
+
+
+def problems(thing: dict[str, Any]) -> list[str]:
+    """What the API server would say against an object."""
+    schema = {**SCHEMAS["kinds"][thing["kind"]], "$defs": SCHEMAS["$defs"]}
+    return [f"{each.json_path}: {each.message}" for each in jsonschema.Draft202012Validator(schema).iter_errors(thing)]
 
 
 def pod_template(thing: Any) -> dict[str, Any] | None:

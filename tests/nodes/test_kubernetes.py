@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Iterator
@@ -14,22 +13,14 @@ from kit import netns
 from kit.agents import Agent, Round
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.netns import Net
-from kit.pods import MANIFESTS, PODS, TALKS, Cluster, manifest, pod_template
+from kit.pods import MANIFESTS, PODS, TALKS, Cluster, manifest, pod_template, problems
 
-jsonschema = pytest.importorskip("jsonschema")  # in the group dev
-
-SCHEMAS = json.loads((Path(__file__).parents[1] / "kit" / "kubernetes_schemas.json").read_text())
 NAMES = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"
 # A worker that saves when it is told to end.
 SAVES = TALKS.replace(
     "begin_talk()\nis", "signal.signal(signal.SIGTERM, lambda *_: (say('saved', rank), os._exit(0)))\nbegin_talk()\nis"
 )
-
-
-def problems(thing: dict[str, Any]) -> list[str]:
-    schema = {**SCHEMAS["kinds"][thing["kind"]], "$defs": SCHEMAS["$defs"]}
-    return [f"{each.json_path}: {each.message}" for each in jsonschema.Draft202012Validator(schema).iter_errors(thing)]
 
 
 # What stands in them.

@@ -1,0 +1,306 @@
+"""Every code block of every page is run; of those that cannot be run here, a reason is given, and something is checked.
+
+A page's blocks stand in `BLOCKS` in their order.  The tutorials' are run as a whole, in `test_pages.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kit.launching import PREAMBLE
+from kit.pages import PAGES, TUTORIALS, Block, blocks, read_launch, run_in_shell
+from kit.pods import manifest, pod_template, problems
+from kit.ports import quiet_port
+from kit.recipes import BIN, python_with
+from sources import ROOT, package
+
+yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
+
+LIMIT_S = 150.0
+GENERATED = {"docs/reference/api.md"}  # signatures
+# What stands for a reader's machines, devices and packages, and for what waits for somebody.
+HERE = {
+    r"(--nproc-per-node |local_world_size=)8": r"\g<1>1",
+    r"--nnodes 2:4": "--nnodes 2",
+    r"\bmax_nodes=4": "max_nodes=2",
+    r"\bnode0:29400": "127.0.0.1:{port}",
+    r"\b(localhost|0\.0\.0\.0):8080|(?<=CHECK_PORT=)8080": "127.0.0.1:{port}",
+    r"localhost:8000": "127.0.0.1:{port}",
+    r"(?<=uvicorn )": "--port {port} ",
+    r"--linger 60": "--linger 0.1",
+    r",transformers\b": ",json",
+    r"tail -f": "cat",
+    r"/var/tmp/": "tmp/",
+    r"\bpip install .*": "true",
+    r"collector:4318": "127.0.0.1:9",
+}
+SCRIPT = f'{PREAMBLE}\nfor step in range(3):\n    print(f"step {{step}}/2", flush=True)\n'
+
+
+@dataclass(frozen=True)
+class Run:
+    """A block that is run, as a script or as a program.
+
+    Args:
+        before: what a reader has already.
+        after: what is done then; it may check.
+        code: the last exit code.
+        agents: how many run it side by side.
+        script: more of `train.py`.
+        needs: programs or packages; without them it is skipped.
+        is_on_terminal: what it shows is drawn on a terminal, and not looked for.
+    """
+
+    before: str = ""
+    after: str = ""
+    code: int = 0
+    agents: int = 1
+    script: str = ""
+    needs: tuple[str, ...] = ()
+    is_on_terminal: bool = False
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A block that is not run: why, and what holds of it instead."""
+
+    reason: str
+    check: Callable[[Block], None]
+
+
+def options_exist(block: Block) -> None:
+    found = list(block.launches)
+    assert found
+    for module, rest in found:
+        read_launch(module, rest)
+
+
+def named(*texts: str, within: str = "") -> Callable[[Block], None]:
+    """Files that a block names are there; of a file, it has the options and words of the block."""
+
+    def check(block: Block) -> None:
+        for path in re.findall(r"\b(?:deploy|examples|docs)/[\w./@-]*\w", block.text):
+            assert (ROOT / path).exists(), path
+        if not within:
+            return
+        words = [word for text in texts for word in re.findall(text, block.text)]
+        assert words and [word for word in words if word not in (ROOT / within).read_text()] == []
+
+    return check
+
+
+def verbs(block: Block) -> None:
+    made = re.findall(r"^make ?([\w-]*)", "\n".join(block.commands), re.MULTILINE)
+    assert made and [verb for verb in made if f"\n{verb or 'help'}:" not in (ROOT / "Makefile").read_text()] == []
+
+
+def said(block: Block) -> None:
+    """Each line holds words of a text in the code; frames of a stack are the reader's."""
+    known = {text for each in package() for text in re.findall(r"\w[\w ,;:-]{10,}\w", each.path.read_text())}
+    lines = [line for line in block.text.splitlines() if not re.match(r'\s*(.*File "|…)', line)]
+    assert lines and [line for line in lines if not any(text in line for text in known)] == []
+
+
+def fits_a_container(block: Block) -> None:
+    (job,) = [each for each in manifest("indexed-job") if each["kind"] == "Job"]
+    container = pod_template(job)["spec"]["containers"][0]  # type: ignore[index]
+    container.update(yaml.safe_load(block.text))
+    assert problems(job) == []
+    container.update({"livenessProbes": {}})
+    assert problems(job)
+
+
+def is_a_scrape_config(block: Block) -> None:
+    config = yaml.safe_load(block.text)
+    assert all((ROOT / "docs" / file).exists() for file in config["rule_files"])
+    assert config["scrape_configs"][0]["job_name"] == "aelastic"
+
+
+def names_metrics(block: Block) -> None:
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    names = re.findall(r"\baelastic_\w+", block.text)
+    assert names and [name for name in names if f"`{re.sub('_sum$', '', name)}`" not in page] == []
+
+
+def runs_in_an_image(block: Block) -> None:
+    named()(block)
+    (words,) = re.findall(r"docker run.* training (.*)", block.text.replace("\\\n", " "))
+    read_launch("", words.rpartition(" ")[0])
+    assert (ROOT / "deploy/docker/Dockerfile").read_text().count("ENTRYPOINT") == 1
+
+
+NODES = Run(agents=2)
+CLUSTER = "needs a cluster; tests/nodes/test_kubernetes.py emulates the pods"
+SPEC = 'import asyncio, sys\nfrom aelastic import WorkerSpec\nspec = WorkerSpec(entrypoint=sys.executable, args=("train.py",))'
+FENCE = """import os
+from types import SimpleNamespace
+os.environ["AELASTIC_ROUND"] = "3"
+class Storage:
+    round = 0
+    def put_if(self, state, condition, round):
+        if is_met := condition(SimpleNamespace(round=self.round)):
+            self.round = round
+        return is_met
+"""
+OVERTAKEN = """
+storage = Storage()
+save(storage, "x")
+storage.round = 4
+try:
+    save(storage, "y")
+except SystemExit as error:
+    assert "a newer one" in str(error)
+else:
+    sys.exit("an old round has written")
+"""
+FLAG = (
+    "from aelastic.cli.converters import read_seconds\nfrom aelastic.cli.options import _own\noption = \\",
+    'assert option.variables == ("AELASTIC_EXIT_BARRIER_TIMEOUT",)',
+)
+EVENT = (
+    """from types import SimpleNamespace
+from aelastic.group.phases import Phase
+from aelastic.group.worker_group import WorkerGroup
+assert "assigned" in WorkerGroup.__match_args__ + tuple(WorkerGroup.__annotations__)
+group = SimpleNamespace(phase=Phase.BARRIER, assigned=SimpleNamespace(round=3))
+self, told, ev = SimpleNamespace(_phase=Phase.RUNNING), [], SimpleNamespace(NodeFinished=int)""",
+    "assert told == [3]",
+)
+BLOCKS: dict[str, list[Run | Checked]] = {
+    "README.md": [
+        Checked("tests/docs/test_examples.py and test_demo_elastic.py run the demos", verbs),
+        Run(),
+        NODES,
+        Run(),
+    ],
+    "CONTRIBUTING.md": [Checked("these are the tests", verbs), Run(*FLAG), Run(*EVENT)],
+    "docs/explanation/restarts.md": [Checked("lines of a log", said)],
+    "docs/how-to/caches.md": [Run()],
+    "docs/how-to/cloud.md": [Checked("costs money; tests/recipes/test_cloud_start.py runs the script", named(r"training-\w+", within="deploy/cloud/start.sh"))],
+    "docs/how-to/docker.md": [Checked("needs docker; tests/recipes/test_docker.py runs the build's steps", runs_in_an_image)],
+    "docs/how-to/fastapi.md": [Run("ln -s $ROOT/examples", "kill %1; wait %1; true", needs=("fastapi", "uvicorn", "curl"))],
+    "docs/how-to/hardening.md": [Checked("needs etcd with certificates; tests/nodes has one for each option", options_exist)],
+    "docs/how-to/jupyter.md": [
+        Checked("opens a browser; tests/recipes/test_programs.py runs the notebook", named()),
+        Run("import asyncio\nasync def cell():\n", "    print(result.state)\nasyncio.run(cell())"),
+    ],
+    "docs/how-to/kubernetes.md": [Checked(CLUSTER, named(r"train(?=-2)", within="deploy/kubernetes/indexed-job.yaml"))],
+    "docs/how-to/opentelemetry.md": [Run()],
+    "docs/how-to/preload.md": [Run()],
+    "docs/how-to/progress.md": [
+        Run(is_on_terminal=True),
+        Checked(CLUSTER, named(r'"(\w+[PR]\w+)":', within="aelastic/export/trainer.py")),
+    ],
+    "docs/how-to/prometheus.md": [
+        Run(),
+        Checked("tests/nodes/test_prometheus.py has a Prometheus scrape a job", is_a_scrape_config),
+        Checked("tests/nodes/test_prometheus.py asks a Prometheus", names_metrics),
+    ],
+    "docs/how-to/ray.md": [Checked("tests/recipes/test_programs.py runs it with a smaller script", named(r"(--[\w-]+) \d+ ", within="examples/ray_nodes.py"))],
+    "docs/how-to/slurm.md": [Checked("tests/recipes/test_slurm.py submits the script in a Slurm", named(r"train\.sbatch", within="deploy/slurm/train.sbatch"))],
+    "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],
+    "docs/how-to/timeline.md": [Run()],
+    "docs/how-to/torchx.md": [Checked("tests/recipes/test_torchx.py runs it with a shorter script", named(r"--(max_restarts|script)", within="aelastic/under/torchx.py"))],
+    "docs/reference/event-log.md": [
+        Run(needs=("jq",)),
+        Run("aelastic --log-dir logs train.py; cp logs/latest/events.jsonl .", needs=("jq",)),
+    ],
+    "docs/reference/http.md": [
+        Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",)),
+        Checked("a part of a manifest", fits_a_container),
+        Checked("a part of a manifest", fits_a_container),
+        Run(SPEC, "asyncio.run(supervisor.run())"),
+    ],
+    "docs/reference/rendezvous.md": [
+        NODES,
+        Checked("options for each of three hosts, which tests/nodes/test_any_host.py has", lambda block: read_launch("", block.text)),
+        Run(code=1),
+        Run(FENCE, "import sys\n" + OVERTAKEN),
+        NODES,
+    ],
+    "docs/reference/stacks.md": [Checked("lines of a report", said)],
+}  # fmt: skip
+
+
+def all_blocks() -> dict[str, list[Block]]:
+    found = {page.relative_to(ROOT).as_posix(): blocks(page) for page in PAGES if page not in TUTORIALS}
+    found = {page: [each for each in shown if each.language != "mermaid"] for page, shown in found.items()}
+    return {page: shown for page, shown in found.items() if shown and page not in GENERATED}
+
+
+def entries(kind: type[Run | Checked]) -> list[object]:
+    return [
+        pytest.param(block, entry, id=f"{page} {place + 1} {getattr(entry, 'reason', '')}")
+        for page, shown in all_blocks().items()
+        for place, (block, entry) in enumerate(zip(shown, BLOCKS.get(page, ()), strict=False))
+        if isinstance(entry, kind)
+    ]
+
+
+def test_each_block_is_run_or_has_a_reason() -> None:
+    there = {page: len(shown) for page, shown in all_blocks().items()}
+    assert there == {page: len(listed) for page, listed in BLOCKS.items()}
+
+
+@pytest.mark.parametrize("block, entry", entries(Checked))
+def test_a_block_that_is_not_run_names_what_there_is(block: Block, entry: Checked) -> None:
+    entry.check(block)
+
+
+@pytest.mark.parametrize("block, entry", entries(Checked))
+def test_a_block_that_names_what_is_not_there_is_found(block: Block, entry: Checked) -> None:
+    wrong = re.sub(r"(--|\b(?:deploy|examples)/|make |aelastic_|[a-z]{3,})(?=\w)", r"\g<1>qq", block.text)
+    with pytest.raises((AssertionError, ValueError, SystemExit, KeyError, StopIteration)):
+        entry.check(block._replace(text=wrong))
+
+
+@pytest.mark.all
+@pytest.mark.timeout(LIMIT_S + 30)
+@pytest.mark.parametrize("block, entry", entries(Run))
+def test_a_block_runs_and_shows_what_it_says(tmp_path: Path, block: Block, entry: Run) -> None:
+    if missing := [each for each in entry.needs if not shutil.which(each) and not (BIN / each).exists()]:
+        python_with(*missing)
+    (tmp_path / "train.py").write_text(SCRIPT + entry.script)
+    block = block._replace(text=with_what_is_here(block.text))
+    if block.language == "python":
+        text = re.sub("^", "    ", block.text, flags=re.MULTILINE) if "def cell" in entry.before else block.text
+        (tmp_path / "block.py").write_text(f"{entry.before}\n{text}\n{entry.after}\n")
+        lines = ["python block.py"]
+    elif block.language == "diff":
+        lines = [line[1:] for line in block.text.splitlines() if line.startswith("+")]
+    else:
+        lines = block.commands
+    script = "\n".join(lines)
+    if entry.agents > 1:
+        script = "\n".join([f"({script}) &"] * entry.agents + ["wait -n && wait -n"])
+    if block.language != "python":
+        script = f"{entry.before}\n{script}\n{entry.after}"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], str(BIN)])
+    env = {"PATH": path, "ROOT": str(ROOT), "USER": "reader"}
+    output = run_in_shell(tmp_path, f"{script.rstrip()}\ncode=$?; echo; echo exit code $code", env, LIMIT_S)
+    assert output.endswith(f"\nexit code {entry.code}\n"), output
+    for line in () if entry.is_on_terminal else block.shown:
+        assert is_seen(line, output), f"{line!r} is not in\n{output}"
+
+
+def with_what_is_here(text: str) -> str:
+    port = str(quiet_port())
+    for pattern, here in HERE.items():
+        text = re.sub(pattern, here.replace("{port}", port), text)
+    return text
+
+
+def is_seen(line: str, output: str) -> bool:
+    """The line, or what it is about; numbers and names of machines are the reader's."""
+    finding = re.match(r"(?:ok|warning|error) +([^:]+(?::\d+)?):", line)
+    if finding:
+        return bool(re.search(rf"^(ok|warning|error) +{re.escape(finding[1])}:", output, re.MULTILINE))
+    words = re.escape(re.sub(r"[\d.]+.*", "…", line)).split("…")[0]
+    return bool(re.search(f"^{words}", output, re.MULTILINE))
