@@ -76,6 +76,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     return (yield)
 
 
+@pytest.fixture(autouse=True)
+def _handlers_are_given_back() -> Iterator[None]:
+    """What is forked in later tests has this process's signal handlers: one that raises keeps a child from ending."""
+    before = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
+    yield
+    assert {signum: signal.getsignal(signum) for signum in before} == before
+
+
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
     """Interpreters that have imported torch."""

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,15 +217,21 @@ def test_what_cannot_be_started_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def torchs() -> Any:
+def torchs() -> Iterator[Any]:
+    """torch's classes.  Its agent leaves its signal handlers behind, which raise: what is forked later would have them."""
+    before = {
+        signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    }
     server = pytest.importorskip("torch.distributed.elastic.agent.server.api")
     local = pytest.importorskip("torch.distributed.elastic.agent.server.local_elastic_agent")
     multiprocessing = pytest.importorskip("torch.distributed.elastic.multiprocessing")
     names = ("start_processes", "PContext", "DefaultLogsSpecs", "Std")
-    return SimpleNamespace(
+    yield SimpleNamespace(
         **{name: getattr(multiprocessing, name) for name in names}, LocalElasticAgent=local.LocalElasticAgent,
         **{name: getattr(server, name) for name in ("WorkerSpec", "WorkerState", "WorkerGroup")},
     )  # fmt: skip
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.mark.all
