@@ -5,6 +5,7 @@ A ring is a folder.  `core`, `property`, `simulation` and `shell` start no proce
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,7 @@ from aelastic.tcpstore import child
 
 TESTS = Path(__file__).parent
 RINGS_WITHOUT_PROCESSES = {"core", "property", "simulation", "shell"}
+WAITS_LONG_S = 250.0
 
 # Started in the background, a shell has these ignored, and what is ignored is handed on to all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,6 +55,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def ring_of(path: Path) -> str:
     """The folder of a test."""
     return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+
+
+@pytest.hookimpl(trylast=True)  # some are left out before
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that wait for minutes, and compute little, come first in half of the processes, and others run beside them.
+
+    pytest-xdist gives each process an equal part of the list, in its order, and moves what is at the end of a part.
+    """
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    waiting = sorted((item for item in items if _waits_s(item) > WAITS_LONG_S), key=_waits_s, reverse=True)
+    others, half = [item for item in items if _waits_s(item) <= WAITS_LONG_S], max(count // 2, 1)
+    whole, items[:] = len(items), []
+    for number in range(count):
+        part = waiting[number::half] if number < half else []
+        share = max((whole - len(items)) // (count - number) - len(part), 0)
+        items += [*part, *others[:share]]
+        del others[:share]
+    items += others
+
+
+def _waits_s(item: pytest.Item) -> float:
+    """How long a test with nodes may take, if it says so."""
+    marker = item.get_closest_marker("timeout") if ring_of(item.path) == "nodes" else None
+    return marker.args[0] if marker is not None else 0.0
 
 
 @pytest.hookimpl(wrapper=True)

@@ -81,6 +81,13 @@ async def connect_late(self, conn, record):
 AgentLink._connect = connect_late
 """
 
+# Agents whose newcomers do not wait for long where nodes come and go all the time.
+HASTY = """
+from aelastic.rdzv.coordinator import forming
+
+forming.YOUNG_S = 1.0
+"""
+
 COORDINATES = r"this agent is coordinator now \("
 IS_SPARE = "this node is a spare"
 # What no agent says unless it has a bug, and what the end of a job must not be mistaken for.
@@ -220,6 +227,7 @@ class Team:
         run_id: a new one, if none is given.
         name: of the agents' folders; by default, the run id.
         env: of the agents, and so of the workers.
+        wrapper: Python code that runs in each agent before its command line does.
     """
 
     launcher: Launcher
@@ -232,6 +240,7 @@ class Team:
     run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
     name: str = ""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    wrapper: str = ""
     agents: list[Agent] = field(default_factory=list[Agent])
 
     def start(self, *options: str, nproc: int = 0, wrapper: str = "", prefix: Sequence[str] = ()) -> Agent:
@@ -240,13 +249,13 @@ class Team:
         Args:
             options: in addition to the team's, or instead of them, since the last counts.
             nproc: how many workers it starts; 0: as the team has it.
-            wrapper: Python code that runs in the agent before its command line does.
+            wrapper: as the team has it, or instead of that.
             prefix: a command that starts it.
         """
         name = f"{self.name or self.run_id}-{len(self.agents)}"
         script = self.launcher.write(f"{name}/worker.py", self.worker, preamble=PREAMBLE)
         conf = ",".join(f"{key}={value}" for key, value in self.conf.items())
-        program = self.launcher.agent_program(name, wrapper)
+        program = self.launcher.agent_program(name, wrapper or self.wrapper)
         command = [
             *prefix, sys.executable, *program,
             "--loop", LOOPS[len(self.agents) % 2],

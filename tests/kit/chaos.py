@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from kit import netns
-from kit.agents import FAIL, Agent, Meeting, Team, team_of
+from kit.agents import FAIL, HASTY, Agent, Meeting, Team, team_of
 from kit.etcd_servers import EtcdServer, distro_etcd
 from kit.launching import Launcher, alive, wait_for
 from kit.netns import Net, Node
@@ -339,7 +339,7 @@ class Fault:
         return self.needs in board and not (self.name == "etcd_emptied" and board == "three etcds")
 
 
-LONG_S = LEASE_S + 2.0
+LONG_S = LEASE_S + 1.0  # by then a node is missed
 FAULTS = [
     Fault("worker_killed", charges=True),
     Fault("worker_raises", charges=True),
@@ -409,6 +409,7 @@ def battlefield(
                 conf=conf,
                 options=("--max-restarts", str(max_restarts)),
                 env={"STAR_PORT": str(STAR_PORT), "STAR_TICK_S": str(TICK_S), **env},
+                wrapper=HASTY,
             )
         )
         there = Battlefield(board, net, nodes, board_node, team, etcds, hosts)

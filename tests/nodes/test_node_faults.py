@@ -19,6 +19,7 @@ from kit.agents import (
     COORDINATES,
     FAIL,
     FAIL_CODE,
+    HASTY,
     IS_SPARE,
     LATE,
     Agent,
@@ -130,7 +131,7 @@ def survivors_round(team: Team, victim: Agent, before: Round) -> Round:
 def test_any_node_may_go_and_come_back_again_and_again(
     launch: Launcher, meeting: Meeting, fault: Callable[[Team, Agent, Round], tuple[Round, Agent]]
 ) -> None:
-    with team_of(launch, meeting, "1:3", conf=QUICKER) as team:
+    with team_of(launch, meeting, "1:3", conf=QUICKER, wrapper=HASTY) as team:
         members = team.start_many(3)
         round_ = team.wait_round(members)
         for number in range(REPETITIONS if meeting.backend == "c10d" else 4):
