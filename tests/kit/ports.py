@@ -10,13 +10,21 @@ from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 
+# Of the processes that run tests side by side (pytest-xdist), each has ports of its own, and gives each away once.
+_PROCESSES_MAX = 16
+_OURS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _PROCESSES_MAX
+_given: set[int] = set()
+
 
 def quiet_port() -> int:
     """A free port that the kernel gives to nothing that does not ask for it (`ip(7)`, `ip_local_port_range`)."""
     while True:
-        port = SystemRandom().randrange(12_000, 32_000)
+        port = SystemRandom().randrange(12_000 + _OURS, 32_000, _PROCESSES_MAX)
+        if port in _given:
+            continue
         try:
             with socket.create_server(("", port)):
+                _given.add(port)
                 return port
         except OSError:
             pass  # taken

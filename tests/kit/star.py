@@ -11,7 +11,7 @@ certain one.  With `STAR_TICK_S` the star steps, once each tick, all ranks or no
 """
 
 STAR = """
-import random, select, socket, threading, traceback
+import errno, random, select, socket, threading, traceback
 
 is_connected = threading.Event()
 talks = []  # not empty: the talk has begun
@@ -19,12 +19,16 @@ peers = []  # of rank 0: every other rank's connection; of another rank: the one
 
 
 def begin_talk():
-    talks.append(True)
-    tick_s = float(os.environ.get("STAR_TICK_S", "0"))
-    if not tick_s and int(os.environ["WORLD_SIZE"]) == 1:
-        is_connected.set()
-    else:
-        threading.Thread(target=talk, args=[tick_s], daemon=True).start()
+    # Once, also if a signal's handler, which says farewell, runs in the middle of this.
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    if not talks:
+        talks.append(True)
+        tick_s = float(os.environ.get("STAR_TICK_S", "0"))
+        if not tick_s and int(os.environ["WORLD_SIZE"]) == 1:
+            is_connected.set()
+        else:
+            threading.Thread(target=talk, args=[tick_s], daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
 def talk(tick_s):
@@ -88,7 +92,13 @@ def hub():
 
 def spoke():
     wait_for(meeting_file())
-    return at_once(socket.create_connection((os.environ["MASTER_ADDR"], int(open(meeting_file()).read())), 20.0))
+    while True:
+        try:
+            return at_once(socket.create_connection((os.environ["MASTER_ADDR"], int(open(meeting_file()).read())), 20.0))
+        except OSError as error:
+            if error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+                raise
+        time.sleep(0.05)  # this node is cut off: a silent peer
 
 
 def at_once(peer):
@@ -103,8 +113,7 @@ def meeting_file():
 
 
 def say_farewell():
-    if not talks:
-        begin_talk()  # told to end before it came to that
+    begin_talk()  # told to end before it came to that
     is_connected.wait(20.0)
     for peer in list(peers):
         try:
