@@ -26,7 +26,7 @@ from kit.ports import quiet_port
 
 UNPACKED = Path(__file__).parents[2] / "build" / "slurm-debian" / "usr"
 LIBRARIES = UNPACKED / "lib" / "x86_64-linux-gnu"
-COMMAND_LIMIT_S = 30.0
+COMMAND_LIMIT_S = 60.0
 LIMIT_S = 100.0
 NODES = ("node0", "node1")
 

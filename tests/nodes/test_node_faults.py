@@ -74,7 +74,7 @@ def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(
         codes = [agent.wait() for agent in agents]
         figure("last worker crash to all agents gone", time.monotonic() - began)
         assert codes == [FAIL_CODE] * 3
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 2 + LOAD_S
         for agent in agents:
             assert re.search(r"Root Cause[^=]*\n *rank +: 1 ", agent.stderr), team.story
             assert len(agent.starts) == 4
@@ -238,7 +238,7 @@ def test_a_coordinator_that_wakes_up_changes_nothing_and_comes_back_as_a_newcome
         two = team.wait_round(others, after=three)
         figure("coordinator suspended: to survivors running", two.at - began)
         # By then its beat has been seen to stand still for a lease, and a moment is for a machine that is busy.
-        assert two.at - began < 2 * LEASE_S + 2
+        assert two.at - began < 2 * LEASE_S + LOAD_S
         members = [*others, team.start()]
         full = team.wait_round(members, after=two)
         sleeper.signal(signal.SIGCONT)

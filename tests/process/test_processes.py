@@ -16,8 +16,8 @@ from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, signal_n
 
 from aelastic.host import proc_table
 
-# How long anything of a SIGKILLed agent may live.
-AFTERLIFE_S = 2.0
+# How long anything of a SIGKILLed agent may live, where others work on the machine, too.
+AFTERLIFE_S = 2.0 + 3.0
 
 SLEEPS = """
 say("ready", os.getpid())

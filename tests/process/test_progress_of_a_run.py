@@ -17,9 +17,10 @@ PATTERN = r"step (\d+)/(\d+)"
 # Rank 0 says how far it is; the test says when it goes on.
 STEPS = """
 if rank == 0:
-    for step in (1, 2):
-        say("step", f"{step}/4")
-        time.sleep(1.5)
+    say("step", "1/4")
+    wait_for("posted")
+    time.sleep(1.5)
+    say("step", "2/4")
 wait_for("go")
 if rank == 0:
     say("step 4/4")
@@ -33,6 +34,8 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, loop: st
         env = {**server.env, HEALTH_PORT_VARIABLE: "0"}
         options = "--nproc-per-node", "2", "--progress", PATTERN, "--log-dir", str(tmp_path / "logs"), "--tee", "3"
         job = launch(STEPS, *options, loop=loop, env=env)
+        wait_for("a status", lambda: server.statuses or server.refused)
+        (job.folder / "posted").touch()
         wait_for("a status with a pace", lambda: len(server.statuses) > 1 or server.refused)
         (url,) = re.findall(r"health checks are answered at (http://\S+)", job.stderr)
         with urllib.request.urlopen(f"{url}/status", timeout=30) as answer:

@@ -55,7 +55,7 @@ class Service:
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"http://{self._at}{path}", data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -124,7 +124,7 @@ import json, nbformat
 from nbclient import NotebookClient
 
 notebook = nbformat.read({str(EXAMPLES / "notebook.ipynb")!r}, 4)
-NotebookClient(notebook, timeout=60).execute()
+NotebookClient(notebook, timeout=150).execute()
 print(json.dumps(["".join(each.get("text", "") for each in cell.get("outputs", ())) for cell in notebook.cells]))
 """
     command = [python_with("nbclient", "ipykernel"), "-c", program]
