@@ -259,6 +259,32 @@ def test_a_failure_of_a_node_whose_connection_broke_long_ago_counts() -> None:
     assert term.hears(term.say("b", failed("b")))["a"] == [m.Interrupted(1, REASON, 1)]
 
 
+@pytest.mark.parametrize("fails_after_s, breaks_after_s", [(2.0, 0.02), (0.1, 1.0)])
+def test_each_time_that_a_connection_breaks_counts(fails_after_s: float, breaks_after_s: float) -> None:
+    """The failure is beside the second time, or beside the first."""
+    term = running("abc", max_restarts=0)
+    term.join("a", past=busy(size=3))
+    term.live_until(term.now + fails_after_s)
+    said = term.say("b", failed("b"))
+    said += term.live_until(term.now + breaks_after_s)
+    said += term.join("a", past=busy(size=3))
+    assert of_kind(said + term.live_until(term.now + 1), ev.Publish) == []
+
+
+def test_a_node_that_was_lost_came_back_and_leaves_takes_nothing_back() -> None:
+    """That it was lost has ended the round, and its worker, which fails later, is a victim."""
+    term = running("abc", nodes=(2, 3), max_restarts=0)
+    term.close("c")
+    told = of_kind(term.live_until(term.now + 2 * GRACE_S, "c"), m.Interrupted)
+    assert {each.reason for each in told} == {lost("c", "connection closed").reason}
+    term.join("c", past=m.Past(m.Standing.FAILED, 1, 0, 2, 3, failure=FAILURE, failure_age_s=0.01))
+    term.say("c", ready("c"))
+    term.say("c", m.Left("c", "SIGTERM"))
+    term.say("a", ready("a"))
+    assert of_kind(term.say("b", ready("b")) + term.live_until(term.now + 1), m.Assigned)
+    assert term.coordinator.restart_count == 0
+
+
 def test_a_failure_is_heard_before_what_its_node_says_after_it() -> None:
     """Its agent is asked to stop 50 ms later: the failure ended the job, and that the node left costs nothing more."""
     term = running("abc", max_restarts=0)

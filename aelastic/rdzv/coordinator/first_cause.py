@@ -139,8 +139,7 @@ class RoundEnd:
 
     def on_broken(self, node_id: str, at: float, seen_at: float) -> None:
         """A node's connection broke; it may come back within the grace."""
-        known = self.losses.get(node_id)
-        if known is not None and known.ends_round:
+        if self._stays(self.losses.get(node_id)):
             return
         self.losses[node_id] = Loss(node_id, at, seen_at, "", ends_round=False)
         self.broken.add(node_id)
@@ -148,11 +147,11 @@ class RoundEnd:
     def on_back(self, node: m.Node, at: float, seen_at: float) -> None:
         """A node has connected again: if it was not given up, nothing was lost, but its connection broke."""
         known = self.losses.get(node.node_id)
-        if known is not None and node.node_id not in self.broken:
+        if known is not None and node.node_id in self.broken:
+            at, seen_at = known.at, known.seen_at
+        elif self._stays(known):
             return
         self.broken.discard(node.node_id)
-        if known is not None:
-            at, seen_at = known.at, known.seen_at
         reason = f"the connection of {node.host} broke"
         self.losses[node.node_id] = Loss(node.node_id, at, seen_at, reason, ends_round=False)
 
@@ -171,13 +170,17 @@ class RoundEnd:
     def on_gone(self, node: m.Node, event: m.Left | Lost, now: float, *, ends_round: bool) -> None:
         """A node of the round was lost, or has left; `ends_round`: its workers had not finished."""
         has_left, at = isinstance(event, m.Left), now - max(0.0, event.age_s)
-        known = self.losses.get(node.node_id)
-        if known is not None and (known.ends_round or node.node_id in self.broken):
-            at = known.at  # it came back, and goes once more
         reason = f"node {node.host} {'left' if has_left else 'was lost'}: {event.reason}"
+        known = self.losses.get(node.node_id)
+        if known is not None and (self._stays(known) or node.node_id in self.broken):
+            at, has_left = known.at, known.has_left  # it came back, and goes once more
         self.broken.discard(node.node_id)
         self.heard.add(node.node_id)
         self.losses[node.node_id] = Loss(node.node_id, at, now, reason, has_left, ends_round)
+
+    def _stays(self, known: Loss | None) -> bool:
+        """Whether a loss of a node counts, whatever becomes of that node after it."""
+        return known is not None and (known.ends_round or (self.first is not None and known.excuses(self.first)))
 
     def on_missing(self, reason: str, at: float) -> None:
         """A new coordinator does not hear of nodes of the round."""

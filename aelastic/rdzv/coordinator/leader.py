@@ -296,7 +296,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self._tell_coordinator(Confirmed(losses), now)
 
     def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
-        self.coordinator.forming.is_behind = not self.sessions.inbox.is_empty
+        self.coordinator.forming.is_behind = self.phase is Phase.LEADING and not self.sessions.inbox.is_empty
         return self._deliver(self.coordinator.handle(event, now), now)
 
     def _reclaim_if_needed(self, now: float) -> list[ev.Action]:
