@@ -87,6 +87,10 @@ class Battlefield:
     etcds: list[EtcdServer]
     hosts: Path
     agents: list[Agent] = field(default_factory=list[Agent])  # the last of each node
+    places: list[int] = field(default_factory=list[int])  # nodes of all agents that were started
+    failed: list[tuple[float, int]] = field(
+        default_factory=list[tuple[float, int]]
+    )  # when a worker was made to, and where
 
     @property
     def all_nodes(self) -> list[Node]:
@@ -94,6 +98,7 @@ class Battlefield:
 
     def start(self, index: int) -> Agent:
         options = ("--node-rank", str(index)) if self.board == "static" else ()
+        self.places.append(index)
         return self.team.start(*options, prefix=self.nodes[index].prefix)
 
     def others(self, index: int) -> list[int]:
@@ -178,15 +183,16 @@ class Battlefield:
     # Faults of a node.
 
     def worker_killed(self, index: int) -> Undo:
-        starts = self.agents[index].starts
-        if starts and alive(starts[-1].pid):
-            os.kill(starts[-1].pid, signal.SIGKILL)
-        return _nothing
+        return self._worker_fails(index, signal.SIGKILL)
 
     def worker_raises(self, index: int) -> Undo:
+        return self._worker_fails(index, FAIL)
+
+    def _worker_fails(self, index: int, signum: int) -> Undo:
         starts = self.agents[index].starts
         if starts and alive(starts[-1].pid):
-            os.kill(starts[-1].pid, FAIL)
+            self.failed.append((time.monotonic(), index))
+            os.kill(starts[-1].pid, signum)
         return _nothing
 
     def agent_killed(self, index: int) -> Undo:
@@ -322,13 +328,11 @@ class Fault:
     Args:
         name: of the method that does it.
         hold_s: for how long, at most, before it is undone.
-        charges: whether it costs a restart, if it is the first cause of a round's end.
         needs: only on these boards.
     """
 
     name: str
     hold_s: float = 0.0
-    charges: bool = False
     needs: str = ""
 
     def do(self, field_: Battlefield, index: int) -> Undo:
@@ -341,8 +345,8 @@ class Fault:
 
 LONG_S = LEASE_S + 1.0  # by then a node is missed
 FAULTS = [
-    Fault("worker_killed", charges=True),
-    Fault("worker_raises", charges=True),
+    Fault("worker_killed"),
+    Fault("worker_raises"),
     Fault("agent_killed", 1.0),
     Fault("agent_terminated", 1.0),
     Fault("agent_stopped", LONG_S),
@@ -353,7 +357,7 @@ FAULTS = [
     Fault("deaf", LONG_S),
     Fault("mute", LONG_S),
     Fault("agents_reset", 2.0),
-    Fault("all_reset", 1.0, charges=True),
+    Fault("all_reset", 1.0),
     Fault("leaky", 3.0),
     Fault("slow", 3.0),
     Fault("flapping"),
@@ -407,7 +411,7 @@ def battlefield(
                 meeting,
                 "3" if board == "static" else "2:3",
                 conf=conf,
-                options=("--max-restarts", str(max_restarts)),
+                options=("--max-restarts", str(max_restarts), "--log-dir", "logs"),
                 env={"STAR_PORT": str(STAR_PORT), "STAR_TICK_S": str(TICK_S), **env},
                 wrapper=HASTY,
             )

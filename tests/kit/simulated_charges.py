@@ -101,7 +101,9 @@ class Charges:
 
     def _concerns(self, fault: Fault, last: Any, next_: Any) -> bool:
         """Whether a round's end may have to do with a fault."""
-        lingers_s = {"silence": RESEND_MAX_S, "clock": self.lease_s, "end": 2 * self.lease_s}.get(fault.kind, 0.0) + self.slack_s
+        lingers_s = {"silence": RESEND_MAX_S, "clock": self.lease_s, "end": 2 * self.lease_s}.get(
+            fault.kind, 0.0
+        ) + self.slack_s
         if fault.since > next_.began_at or fault.until + lingers_s < last.began_at:
             return False
         leaders = {_host(last.leader_id), _host(next_.leader_id)}

@@ -176,14 +176,17 @@ class Checks:
             self.fail(f"{round_} has {message.ranks.group_world_size} nodes")
         if message.restart_count > self._max_restarts:
             self.fail(f"{round_} has restart count {message.restart_count}")
-        self._check_charge(round_, message.restart_count)
         # A board that was wiped counts from the beginning, where the agents that elect know nothing better.
         elected = {r.candidate.token for at, r in self._board.elections if at > self._board.wiped_at}
         rivals = [r for r in self.rounds.values() if r is not round_ and {r.token, round_.token} <= elected]
         if round_.fence in {each.fence for each in rivals}:
             self.fail(f"{round_} has a fencing number that another round has: {round_.fence}")
-        # What is said with it is said in the same breath.
-        self._world.after(0.0, lambda: self._check_others(agent, leader, round_))
+
+        def check() -> None:
+            self._check_charge(round_, message.restart_count)
+            self._check_others(agent, leader, round_)
+
+        self._world.after(0.0, check)  # what is said with it is said in the same breath
 
     def _last_before(self, number: int) -> Round | None:
         return max((each for each in self.rounds.values() if each.number < number), key=_began, default=None)
