@@ -282,7 +282,7 @@ def test_a_node_that_was_lost_came_back_and_leaves_takes_nothing_back() -> None:
     term.say("c", m.Left("c", "SIGTERM"))
     term.say("a", ready("a"))
     assert of_kind(term.say("b", ready("b")) + term.live_until(term.now + 1), m.Assigned)
-    assert term.coordinator.restart_count == 0
+    assert term.coordinator.forming.restart_count == 0
 
 
 def test_a_failure_is_heard_before_what_its_node_says_after_it() -> None:
