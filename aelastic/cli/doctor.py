@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +15,9 @@ from aelastic.doctor.finding import Finding
 from aelastic.doctor.host_checks import check_host
 from aelastic.errors import EXIT_FAILURE
 from aelastic.rdzv.settings import RendezvousSettings
+
+# What stands below the level is the rest of its finding.
+INDENT = " " * 9
 
 
 def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> int:
@@ -46,8 +52,12 @@ def _log_dir(chosen: Settings) -> Path | None:
 
 
 def _say(finding: Finding) -> str:
+    text = str(finding)
     try:
-        print(finding, flush=True)  # noqa: T201
+        if sys.stdout is not None and sys.stdout.isatty():  # elsewhere one line each, for programs
+            width = shutil.get_terminal_size().columns - 1
+            text = textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
+        print(text, flush=True)  # noqa: T201
     except OSError:
         pass  # stdout is closed
     return finding.level

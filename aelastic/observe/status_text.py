@@ -7,7 +7,7 @@ and ranks (`ui.rank_view`) shows a `Picture`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aelastic.core.record import Record
@@ -51,6 +51,7 @@ class Picture(Record):
     failure: str
     took: str
     endpoints: str = ""  # where there are several
+    spare: tuple[str, ...] = ()  # parts of the title that a narrow terminal may lack, the first of them first
 
 
 class StatusText:
@@ -138,7 +139,7 @@ class StatusText:
 
     def line(self, now: float, width: int) -> str:
         """One line of printable ASCII, cut off at the width."""
-        return cut(SEPARATOR.join(self.parts(now)), width)
+        return fitted(self.parts(now), self.spare, width)
 
     def changes_at(self, now: float) -> float:
         """When `line` changes if nothing happens."""
@@ -151,6 +152,11 @@ class StatusText:
         passed = "" if self.began is None else f" {duration(now - self.began_at)}"
         parts = (f"aelastic{passed}", *self.state, self.progress, self.round, self.size, self.restarts)
         return tuple(part for part in parts if part)
+
+    @property
+    def spare(self) -> tuple[str, ...]:
+        """The parts that say least."""
+        return self.round, self.size
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -237,6 +243,7 @@ class StatusText:
         last = ", ".join(f"{name} {took[name]:.1f} s" for name in _PHASES if name in took)
         return Picture(
             title=self.parts(now),
+            spare=self.spare,
             node=self._node(),
             ranks=tuple(self.ranks),
             failure=failed,
@@ -260,6 +267,14 @@ class StatusText:
         if server is not None:
             here += f" | fork server {server.pss_bytes >> 20} MiB, {server.parked} parked"
         return here
+
+
+def fitted(parts: Sequence[str], spare: Iterable[str], width: int) -> str:
+    """The parts in a row, without as many of the spare ones as it takes."""
+    for each in spare:
+        if len(SEPARATOR.join(parts)) > width:
+            parts = [part for part in parts if part != each]
+    return cut(SEPARATOR.join(parts), width)
 
 
 def cut(text: str, width: int) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aelastic.host.usage import usage_of
-from aelastic.observe.status_text import SEPARATOR, Picture, RankPicture, cut
+from aelastic.observe.status_text import Picture, RankPicture, cut, fitted
 
 # Rows above the ranks: the title, the node, a heading.
 ROWS_ABOVE = 3
@@ -35,7 +35,7 @@ class RankView:
         """At most so many rows, none wider than the columns."""
         drawn = io.StringIO()
         console = Console(file=drawn, width=columns, force_terminal=True, highlight=False, markup=False, emoji=False)
-        above = [(SEPARATOR.join(picture.title), "bold"), (picture.node, "")]
+        above = [(fitted(picture.title, picture.spare, columns), "bold"), (picture.node, "")]
         rest = (picture.endpoints, ""), (picture.failure, "red"), (picture.took, "dim")
         below = [(words, style) for words, style in rest if words]
         room = max(0, most - ROWS_ABOVE - len(below))

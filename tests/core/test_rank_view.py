@@ -26,8 +26,8 @@ def rank(number: int, **fields: Any) -> RankPicture:
     return RankPicture(**{"rank": number, "local_rank": number, "state": "running", **fields})
 
 
-def picture(*ranks: RankPicture, **fields: str) -> Picture:
-    texts = {"node": "run job on a | group rank 0 of 2", "failure": "", "took": "", **fields}
+def picture(*ranks: RankPicture, **fields: Any) -> Picture:
+    texts: dict[str, Any] = {"node": "run job on a | group rank 0 of 2", "failure": "", "took": "", **fields}
     return Picture(title=("aelastic 7 s", "running"), ranks=ranks, **texts)
 
 

@@ -171,6 +171,17 @@ def test_what_is_cut_is_ascii_on_one_row(text: str, width: int) -> None:
     assert len(shown) <= width and shown.isascii() and (shown.isprintable() or not shown)
 
 
+def test_a_narrow_line_lacks_the_round_and_then_the_size_before_it_is_cut() -> None:
+    text = told(*RUNNING)
+    whole = line(text)
+    lean = whole.replace(" | round 1", "")
+    leanest = lean.replace(" | 4 ranks on 2 nodes", "")
+    assert len(whole) > len(lean) > len(leanest)
+    for shown in (whole, lean, leanest):
+        assert text.line(107.0, len(shown)) == shown
+    assert text.line(107.0, len(lean) - 1) == leanest and text.line(107.0, len(leanest) - 1).endswith("...")
+
+
 def test_what_is_too_long_ends_in_dots() -> None:
     assert cut("abcdefgh", 8) == "abcdefgh"
     assert cut("abcdefghi", 8) == "abcde..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from kit.launching import wait_for
 from kit.ports import quiet_port
+from kit.screens import Screen
 
 from aelastic.doctor import host_checks
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
@@ -53,6 +56,21 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> Non
     assert said["log folder"] == "ok logs can be written to"
     assert said["torch"].startswith("ok ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_a_finding_is_wrapped_between_words_below_its_level(tmp_path: Path) -> None:
+    screen = Screen(columns=40)
+    options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "no-such-host.invalid:1"]
+    command = [sys.executable, "-m", "aelastic", "doctor", *options]
+    env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "PYTHONPATH"}}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    run = subprocess.run(command, cwd=tmp_path, env=env, stdout=screen.theirs, timeout=120, check=False)
+    assert run.returncode == EXIT_FAILURE
+    wait_for("the last line", lambda: any("getent hosts" in row for row in screen.rows))
+    seen = "\n".join(screen.rows)
+    assert re.search(
+        r"^error    endpoint\n {9}no-such-host\.invalid:1: cannot\n {9}resolve the host", seen, re.MULTILINE
+    ), seen
 
 
 def test_an_endpoint_that_other_hosts_cannot_reach_is_a_warning(tmp_path: Path) -> None:
