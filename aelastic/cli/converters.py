@@ -60,6 +60,8 @@ def read_preload(text: str) -> tuple[str, ...] | Literal["auto"]:
         return "auto" if text == "auto" else ()
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
+        if name in {"auto", "off"}:
+            raise ValueError(f"{name} stands alone: leave the modules out, or name modules only")
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(
                 f"{name!r} is not the name of a module: use names such as torch,torch.distributed; or auto, or off"

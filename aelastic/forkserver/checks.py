@@ -33,7 +33,7 @@ class State:
         self.children = _has_children()
         self.accelerator = _initialized_accelerator()
         self.handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-        self.cwd, self.umask = os.getcwd(), _umask()
+        self.cwd, self.umask = _cwd(), _umask()
 
     def reasons_against(self, before: "State") -> list[str]:
         """What an import has done since, one clause for each."""
@@ -100,6 +100,12 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _cwd() -> tuple[int, int]:
+    """Which folder it is; it may have been removed, and have no path."""
+    folder = os.stat(".")
+    return folder.st_dev, folder.st_ino
 
 
 def _umask() -> int:

@@ -23,7 +23,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic.aio.threads import run_sync
-from aelastic.forkserver import preload
+from aelastic.forkserver import preload, priority
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.learning import Imports
 from aelastic.forkserver.parked import NoAnswerError, Parked, receive
@@ -48,7 +48,6 @@ IDLE_TIMEOUT_S = 10.0
 # Its memory is measured once the next generation is parked, and now and then.
 MEASURE_DELAY_S = 3.0
 MEASURE_INTERVAL_S = 300.0
-
 
 ChildT = TypeVar("ChildT")
 Preloaded: TypeAlias = tuple[str, ...] | Literal["auto"]
@@ -109,6 +108,7 @@ class ForkServer:
             numbers = (theirs.fileno(), file.fileno())
             command = [self._command.interpreter, *self._command.options, str(_PROGRAM), *map(str, numbers)]
             os.ftruncate(self._printed, 0)
+            os.lseek(self._printed, 0, os.SEEK_SET)  # the next process shares it
             try:
                 self._popen = start_helper(
                     command,
@@ -161,14 +161,14 @@ class ForkServer:
                 self._tell(preload.Importing(module))
             case {"left_out": module, "why": why}:
                 self._tell(preload.LeftOut(module, why))
+            case {"printed": module}:
+                self._warn(f"--preload: {module} prints while it is imported: {self._read_printed()}")
             case {"refused": why}:
                 self._tell(preload.Refused(why))
             case {"ready": _}:
                 self._tell(preload.Ready())
                 self._park(self._count)
                 self._has_forked.set()
-                if printed := self._read_printed():
-                    self._warn(f"--preload: modules print while they are imported: {printed}")
 
     async def _end(self) -> None:
         """Takes the status of the process, whose end of the socket is closed."""
@@ -222,6 +222,13 @@ class ForkServer:
             self._told.add(text)
             _log.warning("%s", text)
 
+    def _warn_of_cold(self, why: str, ranks: list[int]) -> None:
+        """Says once why some workers start cold."""
+        if why not in self._told:
+            self._told.add(why)
+            some = f"worker {ranks[0]} starts" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))} start"
+            _log.warning("--preload: %s; %s cold", why, some)
+
     def _read_printed(self) -> str:
         """The last line of what modules have printed."""
         text = os.pread(self._printed, 65536, 0).decode(errors="replace").strip()
@@ -243,15 +250,20 @@ class ForkServer:
         self._park(len(starts))
         chosen, self._parked = self._parked[: len(starts)], self._parked[len(starts) :]
         begun: dict[int, ChildT] = {}
+        refused: dict[str, list[int]] = {}
         is_learning = self._core.is_learning
         try:
             async with anyio.create_task_group() as tasks:
                 for parked, start in zip(chosen, starts, strict=False):
-                    tasks.start_soon(self._make_worker, parked, start, begin, begun)
+                    tasks.start_soon(self._make_worker, parked, start, begin, begun, refused)
         except BaseException:
             for parked in chosen:
                 self._bury(parked)
             raise
+        for why, ranks in refused.items():
+            self._warn_of_cold(why, sorted(ranks))
+        if any(not parked.pid and parked.forked_by == self._popen.pid for parked in chosen):
+            self._popen.kill()  # it hangs, and would fork what is waited for no more; another one takes its place
         self.warm = frozenset() if is_learning else frozenset(begun)
         if self._tasks is not None:
             self._tasks.start_soon(self._park_later, name="park")
@@ -270,7 +282,7 @@ class ForkServer:
                 await self._decided.wait()
                 return
             with suppress(OSError):  # it has ended, and another one follows
-                os.sched_setscheduler(self._popen.pid, os.SCHED_OTHER, os.sched_param(0))
+                priority.restore(self._popen.pid, os.sched_getscheduler(0))
 
     async def _be_ready(self) -> None:
         """Waits for imports before the first workers; later ones cannot wait."""
@@ -349,6 +361,7 @@ class ForkServer:
         start: WorkerStart,
         begin: Callable[[WorkerStart, Launch], ChildT],
         begun: dict[int, ChildT],
+        refused: dict[str, list[int]],
     ) -> None:
         try:
             await parked.announced()
@@ -357,8 +370,8 @@ class ForkServer:
             )
             await parked.confirmed()
         except (NoAnswerError, OSError) as error:
-            why = error if isinstance(error, NoAnswerError) else f"takes no request ({error})"
-            self._warn(f"--preload: a forked process {why}; worker {start.local_rank} starts cold")
+            why = str(error) if isinstance(error, NoAnswerError) else f"a forked process takes no request ({error})"
+            refused.setdefault(why, []).append(start.local_rank)
             self._bury(parked)
         else:
             begun[start.local_rank] = child

@@ -23,7 +23,7 @@ LENGTH_MAX = 65536
 
 
 class NoAnswerError(Exception):
-    """The process does not become a worker; the text says why, after "a forked process"."""
+    """The process does not become a worker; the text says why."""
 
 
 class Parked:
@@ -36,7 +36,7 @@ class Parked:
 
     def __init__(self, gate: socket.socket, forked_by: int) -> None:
         self._gate = gate
-        self._forked_by = forked_by
+        self.forked_by = forked_by
         self.pid = 0  # until it has said it
 
     async def announced(self) -> None:
@@ -48,7 +48,7 @@ class Parked:
         if not self.pid:
             pid = (await self._answer()).get("parked", 0)
             if not pid:
-                raise NoAnswerError("was not forked: the fork server has ended, or may fork no more")
+                raise NoAnswerError("the fork server has ended, or may fork no more")
             self.pid = int(pid)
             waited_for.add(self.pid)
 
@@ -78,7 +78,7 @@ class Parked:
             "kind": command.kind,
             "target": command.target,
             "env": dict(env),
-            "cwd": os.getcwd(),
+            "cwd": _cwd(),
             "umask": _umask(),
             "fds": list(fds),
             "is_learning": learning is not None,
@@ -99,7 +99,7 @@ class Parked:
         """
         answer = await self._answer()
         if "running" not in answer:
-            raise NoAnswerError(f"cannot be used: {answer.get('refused', 'it has ended')}")
+            raise NoAnswerError(f"a forked process cannot be used: {answer.get('refused', 'it has ended')}")
         self._gate.close()  # its status is waited for by what follows it: the pid stays in `waited_for`
 
     def let_go(self) -> None:
@@ -113,12 +113,12 @@ class Parked:
             while sleeps < SLEEPS_MAX:
                 with anyio.move_on_after(LOOK_INTERVAL_S):
                     return await receive(self._gate) or {}
-                entry = proc_table.process(self.pid or self._forked_by)
+                entry = proc_table.process(self.pid or self.forked_by)
                 if entry is None or entry.state in "TtZX":
                     break
                 # Until its pid is known, what sleeps is only the fork server, which may be done.
                 sleeps = sleeps + 1 if self.pid and entry.state not in "RD" else 0
-        raise NoAnswerError("does not answer")
+        raise NoAnswerError(f"{'a forked process' if self.pid else 'the fork server'} does not answer")
 
     async def end(self) -> None:
         """Ends it, wherever it is; returns when its status is taken."""
@@ -135,6 +135,13 @@ class Parked:
                 await wait_ended(self.pid)
             _reap(self.pid)
             waited_for.discard(self.pid)
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""  # it was removed; what is parked is there, too
 
 
 def _umask() -> int:

@@ -3,8 +3,9 @@
 It is a program of its own, started with the interpreter, the options and the common environment of the workers, and run
 by path: `python OPTIONS program.py CONTROL SETTINGS`.  It has one thread, talks through one socket, and ends with it.
 
-    to the agent    {"importing": NAME}, {"imported": NAME, "seconds": S}, {"left_out": NAME, "why": TEXT},
-                    {"again": true} (it has tripped over modules, and is of no use), {"refused": TEXT}, {"ready": COUNT}
+    to the agent    {"importing": NAME}, {"imported": NAME, "seconds": S}, {"printed": NAME},
+                    {"left_out": NAME, "why": TEXT}, {"again": true} (it has tripped over modules, and is of no use),
+                    {"refused": TEXT}, {"ready": COUNT}
     to it           any message with one descriptor: a gate, at which another process is to wait (`worker`)
 """
 
@@ -27,9 +28,9 @@ _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
 sys.modules["_forkserver"] = _package
 
 if TYPE_CHECKING:
-    from aelastic.forkserver import checks, clone, worker
+    from aelastic.forkserver import checks, clone, priority, worker
 else:
-    from _forkserver import checks, clone, worker
+    from _forkserver import checks, clone, priority, worker
 
 ERROR_CHARS_MAX = 300
 # What a worker tried to import, and did without.
@@ -46,12 +47,14 @@ def main() -> None:
     sys.argv = [""]
     template = _template(settings)
     read = checks.watch_environ()
+    usual = os.sched_getscheduler(0)
+    if settings["is_learned"] and settings["modules"]:
+        priority.lower()
     if not _import_all(control, settings, read):
         _say(control, again=True)
         return
+    priority.restore(os.getpid(), usual)
     template.imported(read, dict(os.environ))
-    sys.stdout.flush()
-    sys.stderr.flush()
     gc.collect()
     gc.freeze()
     _say(control, ready=len(sys.modules))
@@ -71,10 +74,7 @@ def _template(settings: dict[str, Any]) -> worker.Template:
         if handlers[number] is not None:  # `faulthandler` has its own
             signal.signal(number, signal.SIG_IGN)  # it ends with the agent, not by a signal to the whole process tree
     signal.pthread_sigmask(signal.SIG_SETMASK, settings["mask"])
-    scheduling = os.sched_getscheduler(0)
-    if settings["is_learned"] and settings["modules"]:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    return worker.Template(handlers, scheduling, BASELINE, dict(os.environ))
+    return worker.Template(handlers, BASELINE, dict(os.environ))
 
 
 def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]) -> bool:
@@ -90,7 +90,10 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
             continue
         _say(control, importing=name)
         before, loaded, start = checks.State(), len(sys.modules), time.perf_counter()
+        printed = _printed_bytes()
         why = _import(name) or "; ".join(checks.State().reasons_against(before))
+        if _printed_bytes() > printed:
+            _say(control, printed=name)
         if not why and (own := sorted(read & differing)):
             why = f"reads {own[0]}, which differs from worker to worker"
         read -= differing
@@ -105,22 +108,43 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module belongs to Python or to an installed package, and is not the user's own."""
-    import sysconfig
+    """Whether a module belongs to Python or to an installed package, and is not the user's own.
 
+    Packages come before what is in them: to look for it would import a package that was left out.
+    """
+    if (package := name.rpartition(".")[0]) and package not in sys.modules:
+        return False
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, AttributeError, ValueError):
         return False
     if spec is None or spec.origin in {None, "built-in", "frozen"}:
         return spec is not None
-    paths = sysconfig.get_paths()
-    folders = [os.path.realpath(paths[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    # Of this environment, of the one below it, of the distribution, of the user.
+    packages = [folder for folder in sys.path if os.path.basename(folder) in {"site-packages", "dist-packages"}]
+    folders = [os.path.realpath(folder) for folder in (*_standard_library(), *packages)]
     return os.path.realpath(str(spec.origin)).startswith(tuple(folder + os.sep for folder in folders))
 
 
+def _standard_library() -> tuple[str, str]:
+    import sysconfig
+
+    return sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+
+
+def _printed_bytes() -> int:
+    """How much modules have printed; both streams are one file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.fstat(1).st_size
+
+
 def _import(name: str) -> str:
-    """Imports a module; gives what went wrong."""
+    """Imports a module; gives what went wrong, in one line."""
+    return " ".join(_failure_of_import(name).split())
+
+
+def _failure_of_import(name: str) -> str:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -130,7 +154,7 @@ def _import(name: str) -> str:
     except SystemExit as error:
         return f"calls sys.exit({error.code!r})"
     except BaseException as error:  # noqa: BLE001  a module may raise anything
-        return f"fails: {type(error).__name__}: {error}"
+        return f"fails: {type(error).__name__}" + (f": {error}" if str(error) else "")
     return ""
 
 

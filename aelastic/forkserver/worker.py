@@ -31,15 +31,12 @@ class Template:
 
     Args:
         handlers: of the signals, before the fork server ignored them.
-        scheduling: the policy it was started with.
         baseline: names of modules that any interpreter has loaded before it runs a program.
         env: the environment it was started with.
     """
 
-    def __init__(
-        self, handlers: Mapping[Any, Any], scheduling: int, baseline: frozenset[str], env: dict[str, str]
-    ) -> None:
-        self.handlers, self.scheduling, self.baseline, self._env = handlers, scheduling, baseline, env
+    def __init__(self, handlers: Mapping[Any, Any], baseline: frozenset[str], env: dict[str, str]) -> None:
+        self.handlers, self.baseline, self._env = handlers, baseline, env
         self._read: set[str] = set()
         self._changes: dict[str, str | None] = {}
 
@@ -110,10 +107,9 @@ def _read(fd: int) -> dict[str, Any]:
 
 def _become(request: dict[str, Any], fds: list[int], template: Template) -> None:
     os.setsid()
-    if os.sched_getscheduler(0) != template.scheduling:
-        os.sched_setscheduler(0, template.scheduling, os.sched_param(0))
     os.umask(request["umask"])
-    os.chdir(request["cwd"])
+    if request["cwd"]:
+        os.chdir(request["cwd"])
     _put_in_place(fds, request["fds"])
     env = template.env_of(request["env"])
     clone.rename(request["command"], request["env"])
@@ -151,8 +147,11 @@ def _set_up_interpreter(request: dict[str, Any], template: Template) -> None:
     sys.path_importer_cache.clear()
     if not sys.stdout.write_through:  # type: ignore[union-attr]
         sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    # Python's own generator does it by itself; those of torch's devices are seeded when they are first used.
     if numbers := sys.modules.get("numpy.random"):
-        numbers.seed()  # Python's own generator does it by itself, torch's has a constant seed
+        numbers.seed()
+    if numbers := getattr(sys.modules.get("torch"), "default_generator", None):
+        numbers.seed()
     if threads := sys.modules.get("threading"):
         threads.main_thread()._set_native_id()  # noqa: SLF001  which a fork changes, and Python leaves
     if processes := sys.modules.get("multiprocessing.process"):
@@ -163,7 +162,7 @@ def _first_on_path(request: dict[str, Any]) -> str:
     """What `python` puts at the head of `sys.path` (its documentation, "sys.path")."""
     kind, target = str(request["kind"]), str(request["target"])
     if kind == "script":
-        return target if _is_bundle(target) else os.path.dirname(os.path.realpath(target))
+        return os.path.abspath(target) if _is_bundle(target) else os.path.dirname(os.path.realpath(target))
     return os.getcwd() if kind == "module" else ""
 
 
@@ -177,20 +176,23 @@ def _is_bundle(path: str) -> bool:
 
 
 def _check_shadows(folder: str, baseline: frozenset[str]) -> None:
-    """A file of the user's that has the name of a preloaded module would have been imported instead.
+    """A module of the user's that has the name of a preloaded one would have been imported instead.
+
+    A folder without an `__init__.py`, such as one of data, would not.
 
     Raises:
         Refused: there is one.
     """
+    from importlib.machinery import PathFinder
+
     try:
-        names = os.listdir(folder or ".")
+        names = {name.partition(".")[0] for name in os.listdir(folder or ".")}
     except OSError:
         return
-    preloaded = {name for name in sys.modules if "." not in name} - baseline
-    for name in names:
-        stem, _, suffix = name.partition(".")
-        if stem in preloaded and (suffix.endswith(("py", "so", "pyc")) or os.path.isdir(os.path.join(folder, name))):
-            raise Refused(f"{os.path.join(folder, name)} goes before the module {stem}, which is preloaded")
+    for name in sorted(names & sys.modules.keys() - baseline):
+        found = PathFinder.find_spec(name, [folder])
+        if found is not None and found.origin is not None:
+            raise Refused(f"{found.origin} goes before the module {name}, which is preloaded")
 
 
 def _hook_stacks() -> None:
@@ -204,23 +206,29 @@ def _hook_stacks() -> None:
 
 
 def tell_imports(pipe: int) -> None:
-    """Writes the name of each module that is imported from now on, until the process group is initialized."""
-    ours, names = os.getpid(), {"": True}
+    """Writes the names of imported modules, packages before what is in them, until the process group is initialized.
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if not names or os.getpid() != ours:
+    They are written with the next `import`: that of `importlib.import_module` is no event.
+    """
+    ours, told = os.getpid(), 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:  # noqa: ARG001
+        nonlocal told
+        if told < 0 or os.getpid() != ours:
             return
         try:
-            if event == "import" and isinstance(arguments[0], str):
-                os.write(pipe, f"{arguments[0]}\n".encode())
             torch = sys.modules.get("torch.distributed.distributed_c10d")
-            if torch is not None and getattr(torch, "is_initialized", bool)():
-                for name in [*sys.modules]:  # those, too, that `importlib.import_module` has brought, without an event
+            is_over = torch is not None and getattr(torch, "is_initialized", bool)()
+            if event == "import" or is_over:
+                names = [*sys.modules]
+                for name in names[told:]:
                     os.write(pipe, f"{name}\n".encode())
+                told = len(names)
+            if is_over:
                 os.write(pipe, b".\n")
-                names.clear()
+                told = -1
         except (OSError, AttributeError):  # the agent listens no more, or the module is half imported
-            names.clear()
+            told = -1
 
     sys.addaudithook(hook)
 

@@ -326,7 +326,10 @@ say("second", store.check(["key"]))
 
 def test_with_torch_preloaded_the_store_is_forked_and_one_that_was_killed_is_replaced(launch: Launcher) -> None:
     env = in_the_server(launch, "os._exit(3)")  # no interpreter that is started for it serves a store
-    source = CLIENT + 'connect().set("key", "value")\nsay("got")\nwait_for(f"go{restart}")\nsys.exit(1 - restart)\n'
+    source = CLIENT + (
+        'connect().set("key", "value")\nimport torch\nsay("got", torch.initial_seed())\n'
+        'wait_for(f"go{restart}")\nsys.exit(1 - restart)\n'
+    )
     job = launch(source, "--preload", "torch", "--max-restarts", "1", env=env)
     job.wait_line("got")
     (first,) = servers(job)
@@ -337,6 +340,7 @@ def test_with_torch_preloaded_the_store_is_forked_and_one_that_was_killed_is_rep
     (job.folder / "go1").touch()
     assert job.wait() == 0, job.story
     assert "cannot be served" not in job.stderr, job.story
+    assert len({*job.lines}) == 2, "each worker has a seed of its own"
     job.assert_nothing_left()
 
 
