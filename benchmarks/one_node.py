@@ -34,7 +34,7 @@ from arguments import Arguments
 HERE = Path(__file__).parent
 LIMIT_S = 60.0  # for anything a launcher should do; above it the run is called off
 STOP_LIMIT_S = 40.0  # a launcher gives its workers 30 s to stop
-SETTLE_S = 3.0  # from both workers' first line until an agent is called idle: its helpers have started by then
+SETTLE_S = 6.0  # from both workers' first line until an agent is called idle: it has its helpers, and looks at no start
 IDLE_S = 10.0  # wake-ups are counted that long
 
 

@@ -2,8 +2,8 @@
 
 Seen are their first output, by the size of their files, and their first process group, by a connection to the workers'
 store.  A thread looks, at moments that lie the further apart the longer the start takes: what is told is late by a
-tenth, and of a worker that computes nothing meanwhile by half.  A start that takes `LIMIT_S` is not followed further,
-and then nothing is looked at until the next one.
+tenth, and of a worker that computes nothing meanwhile by half.  A start is followed for `LIMIT_S` at most, and not
+further once its workers have computed nothing for half of its time: then nothing is looked at until the next one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ INTERVAL_MIN_S = 0.025
 # Of the time that has passed: a look at eight workers takes a millisecond, and they start for a second or more.
 INTERVAL_PART, IDLE_INTERVAL_PART = 0.1, 1.0
 LIMIT_S = 600.0
+IDLE_S = 2.0  # at least: a disk that imports wait for holds them up for less, as a rule
 
 
 class _Look(Record):
@@ -101,7 +102,7 @@ class StartWatch(Observer):
 
         assert self._group.assigned is not None  # or there would be no workers
         connections = Connections(self._group.assigned.master_port)
-        interval_s, cpu_s = INTERVAL_MIN_S, dict[int, float]()
+        interval_s, busy_s, cpu_s = INTERVAL_MIN_S, 0.0, dict[int, float]()
         while self._missing and anyio.current_time() - self._formed_at < LIMIT_S:
             with anyio.move_on_after(interval_s):
                 await self._changed.wait()
@@ -115,7 +116,11 @@ class StartWatch(Observer):
                 self._on_reached(started, local_rank, reached)
             passed_s = anyio.current_time() - self._formed_at
             is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in look.cpu_s.items())
+            busy_s = passed_s if is_busy or not look.cpu_s else busy_s
+            if passed_s - busy_s >= max(IDLE_S, passed_s / 2):
+                return
             interval_s = max(INTERVAL_MIN_S, passed_s * (INTERVAL_PART if is_busy else IDLE_INTERVAL_PART))
+            interval_s = min(interval_s, LIMIT_S - passed_s)
             cpu_s.update(look.cpu_s)
 
     def _look(self, ids: Mapping[int, object], connections: Connections) -> _Look:

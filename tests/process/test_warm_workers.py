@@ -212,7 +212,10 @@ def wait_told(job: Job, kind: str, count: int) -> None:
 @pytest.mark.parametrize("kind", ["cold", "warm"])
 def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
     options = ["--preload", MODULE] if kind == "warm" else []
-    wrapper = "from aelastic.forkserver import fork_server\nfork_server.MEASURE_DELAY_S = 1.0\n"
+    wrapper = (
+        "from aelastic.agent import start_watch\nfrom aelastic.forkserver import fork_server\n"
+        "start_watch.IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = 1.0\n"
+    )
     job = launch(
         STARTS, "--nproc-per-node", "4", "--max-restarts", "1", "--log-dir", "logs", "--redirects", "3", *options,
         env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, wrapper=wrapper,

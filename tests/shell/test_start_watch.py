@@ -1,0 +1,48 @@
+"""How long workers that start are looked at: as long as something may come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from kit.virtual_clock import on_virtual_time
+
+from aelastic.agent import start_watch
+from aelastic.agent.start_watch import IDLE_S, LIMIT_S, StartWatch
+from aelastic.observe.run_events import WorkersStarted
+
+
+@pytest.mark.parametrize(
+    "is_seen, computes_until_s, first_s, last_s",
+    [
+        (True, 0.0, IDLE_S, 2 * IDLE_S),
+        (True, 30.0, 60.0, 75.0),
+        (True, LIMIT_S, LIMIT_S, LIMIT_S),
+        (False, 0.0, LIMIT_S, LIMIT_S),
+    ],
+)
+@on_virtual_time
+async def test_workers_that_compute_nothing_any_more_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch, is_seen: bool, computes_until_s: float, first_s: float, last_s: float
+) -> None:
+    looked_at: list[float] = []
+    began = anyio.current_time()
+
+    async def look(_: object, places: Mapping[int, object], *__: object, **___: object) -> Any:
+        await anyio.lowlevel.checkpoint()
+        looked_at.append(anyio.current_time() - began)
+        cpu_s = dict.fromkeys(places, min(looked_at[-1], computes_until_s)) if is_seen else {}
+        return SimpleNamespace(reached={}, cpu_s=cpu_s)
+
+    monkeypatch.setattr(start_watch, "run_sync", look)
+    group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1))
+    watch = StartWatch(group, lambda _: None, is_local=is_seen)
+    watch._formed_at = began
+    watch.tell(WorkersStarted(1, {0: 100, 1: 101}), began)
+    with anyio.move_on_after(2 * LIMIT_S):
+        await watch.run()
+    assert first_s <= looked_at[-1] <= last_s + 1e-6
