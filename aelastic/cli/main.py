@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -33,6 +34,8 @@ from aelastic.errors import (
     ChildFailedError,
     HostError,
     InputError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
     exit_code_of,
     get_error_handler,
 )
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
 _stderr = StderrWriter()
 _say = _stderr.put
 
+# How a message begins that names a variable and its value.
+_VARIABLE = re.compile(r"[A-Z][A-Z_]+=")
 # A helper of `multiprocessing` ends in milliseconds.
 HELPER_TIMEOUT_S = 2.0
 # Variables that ask for plain lines: CI, no-color.org, and Jupyter, whose output understands few control sequences;
@@ -363,6 +368,8 @@ def _explain(error: BaseException) -> Outcome:
             return _refuse(error)
         case ChildFailedError():
             return _report(error)
+        case RendezvousTimeoutError() | RendezvousConnectionError():
+            _say(f"aelastic: error: {error} (see docs/reference/troubleshooting.md)")
         case AelasticError():  # an `InternalError` brings its story
             _say(f"aelastic: error: {error}")
         case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):
@@ -386,5 +393,7 @@ def _has_error_file() -> bool:
 
 
 def _refuse(error: InputError) -> Outcome:
-    _say(f"aelastic: error: {' '.join(str(error).split())} (see python -m aelastic --help)")
+    text = " ".join(str(error).split())
+    more = "docs/reference/environment.md" if _VARIABLE.match(text) else "python -m aelastic --help"
+    _say(f"aelastic: error: {text}" + (f" (see {more})" if "see docs/" not in text else ""))
     return Outcome(EXIT_INPUT)

@@ -111,7 +111,10 @@ class TrainerStatus(Observer):
             await run_sync(send, abandon_on_cancel=True, limiter=self._limiter)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if self._interval_s == INTERVAL_S:  # the first failure since a success
-                _log.warning("progress cannot be posted to the Trainer (%s); the job goes on", error)
+                _log.warning(
+                    "progress cannot be posted to the Trainer (%s); the job goes on: check the "
+                    "KUBEFLOW_TRAINER_SERVER_ variables (docs/how-to/progress.md)", error,
+                )  # fmt: skip
             self._interval_s = min(2 * self._interval_s, INTERVAL_MAX_S)
             self._news.set()  # what was not taken is posted later
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -164,7 +165,9 @@ def assert_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable
         code = main(command.split())
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err
-        assert err.startswith("aelastic: error: ") and err.endswith(" (see python -m aelastic --help)\n")
+        assert err.startswith("aelastic: error: ") and re.search(
+            r"see (python -m aelastic --help\)|docs/\S+\.md\)?)\n$", err
+        )
         assert err.count("\n") == 1 and said in err
         assert set(folder.rglob("*")) == before
 

@@ -565,7 +565,7 @@ def test_a_variable_that_is_no_number_is_refused_before_anything_starts(launch: 
     job = launch("say('started')", env={STUCK_VARIABLE: "soon"})
     assert job.wait() == 2
     assert job.stderr == (
-        f"aelastic: error: {STUCK_VARIABLE}=soon: use seconds; 0 is off (see python -m aelastic --help)\n"
+        f"aelastic: error: {STUCK_VARIABLE}=soon: use seconds; 0 is off (see docs/reference/environment.md)\n"
     )
     assert not job.stdout
     job.assert_nothing_left()
