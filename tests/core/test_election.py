@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from aelastic.rdzv.board import Candidate, LeaderRecord
@@ -162,16 +164,23 @@ def nodes(names: str) -> list[m.Node]:
     return [m.Node(each, f"host-{each}", "", 1, f"10.0.0.{each}", 1, ballot_port=7) for each in names]
 
 
+def begin(found: Electorate, round_: int, names: str) -> m.Seats:
+    ranks = RANKS.replace(group_world_size=len(names))
+    assigned = m.Assigned(round_, 0, ranks, "", 0, epoch=1)
+    seats = found.begin(assigned, SECRET, nodes(names), set(names).__contains__)
+    assert seats is not None
+    return seats
+
+
 def electorate(names: str = "012") -> tuple[Electorate, int]:
     found = Electorate(is_on=True)
-    ranks = RANKS.replace(group_world_size=len(names))
-    seats = found.begin(m.Assigned(2, 0, ranks, "", 0, epoch=1), SECRET, nodes(names))
+    seats = begin(found, 2, names)
     for node in nodes(names):
         found.on_welcome(node, seats)
-    return found, 1_000_002
+    return found, seats.fence
 
 
-def blocked(found: Electorate, connected: str, *, is_on_board: bool = True) -> str:
+def blocked(found: Electorate, connected: Iterable[str], *, is_on_board: bool = True) -> str:
     return "".join(seat.node_id for seat in found.missing(set(connected).__contains__, is_on_board=is_on_board))
 
 
@@ -193,12 +202,6 @@ def test_no_round_begins_while_a_majority_of_the_last_is_not_heard(
     assert blocked(found, connected, is_on_board=False) == on_its_own
 
 
-def test_a_node_whose_process_ended_has_no_vote() -> None:
-    found, _ = electorate()
-    found.on_dead("1")
-    assert blocked(found, "0") == ""
-
-
 @pytest.mark.parametrize("is_on_board, then", [(True, ""), (False, "12")])
 def test_that_an_earlier_coordinator_has_ended_is_taken_from_a_node_where_the_endpoint_answers(
     is_on_board: bool, then: str
@@ -211,20 +214,46 @@ def test_that_an_earlier_coordinator_has_ended_is_taken_from_a_node_where_the_en
     assert blocked(found, "0") == "12", "it was here after that"
 
 
-def test_an_agent_in_the_place_of_another_counts_for_it() -> None:
+def test_agents_in_the_places_of_others_count_if_each_that_is_missing_has_one() -> None:
+    """The one before may have gone on with one that is missing still."""
     found, _ = electorate()
-    newcomer = nodes("1")[0].replace(node_id="new")
-    found.on_welcome(newcomer.replace(node_id="elsewhere", master_addr="10.0.0.9"), None)
-    assert blocked(found, "0") == blocked(found, ["0", "elsewhere"]) == "12"  # type: ignore[arg-type]
-    found.on_welcome(newcomer, None)
-    assert blocked(found, ["0", "new"]) == ""  # type: ignore[arg-type]
+    elsewhere = nodes("1")[0].replace(node_id="e", master_addr="10.0.0.9")
+    ones, twos = (node.replace(node_id=node.node_id + "'") for node in nodes("12"))
+    for newcomer in (elsewhere, ones, twos):
+        found.on_welcome(newcomer, None)
+    assert blocked(found, "0") == blocked(found, "0e") == "12"
+    assert blocked(found, ["0", "1'"]) == "2"
+    assert blocked(found, ["0", "1'", "2'"]) == ""
+
+
+@pytest.mark.parametrize("is_on_board, with_one", [(True, ""), (False, "02")])
+def test_a_node_that_ended_counts_as_one_in_contact(is_on_board: bool, with_one: str) -> None:
+    found, _ = electorate("0123")
+    found.on_dead("3")
+    assert blocked(found, "12", is_on_board=is_on_board) == ""
+    assert blocked(found, "1", is_on_board=is_on_board) == with_one
+
+
+def test_half_of_a_round_can_go_on_with_the_endpoint_until_more_than_half_know_a_newer_one() -> None:
+    found, fence = electorate("0123")
+    assert begin(found, 3, "01").needs_endpoint, "so these nodes elect none"
+    for each in "01":
+        found.on_said(each, fence + 1)
+    assert blocked(found, "01") == "" and blocked(found, "01", is_on_board=False) == "23"
+    found.on_said("2", fence + 1)
+    assert blocked(found, "01", is_on_board=False) == ""
+
+
+def test_nodes_of_a_round_that_needs_the_endpoint_elect_none() -> None:
+    election = alone()
+    election.seats = SEATS.replace(needs_endpoint=True)
+    assert not election.has_vote
 
 
 def test_a_round_counts_until_most_of_its_nodes_know_a_newer_one() -> None:
     """The next round begins with newcomers, and two nodes of the last never hear of it: these elect another."""
     found, fence = electorate("012")
-    ranks = RANKS.replace(group_world_size=5)
-    found.begin(m.Assigned(3, 0, ranks, "", 0, epoch=1), SECRET, nodes("01234"))
+    begin(found, 3, "01234")
     for each in "034":
         found.on_said(each, fence + 1)
     assert blocked(found, "034") == "12"
@@ -245,7 +274,7 @@ def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections()
     found = Electorate(is_on=True)
     many = [node.replace(node_id=str(i)) for i, node in enumerate(nodes("0") * (SEATS_MAX + 1))]
     ranks = RANKS.replace(group_world_size=len(many))
-    assert found.begin(m.Assigned(2, 0, ranks, "", 0, epoch=1), SECRET, many) is None
+    assert found.begin(m.Assigned(2, 0, ranks, "", 0, epoch=1), SECRET, many, bool) is None
     portless = [node.replace(ballot_port=0) for node in nodes("012")]
-    assert found.begin(m.Assigned(2, 0, RANKS, "", 0, epoch=1), SECRET, portless) is None
+    assert found.begin(m.Assigned(2, 0, RANKS, "", 0, epoch=1), SECRET, portless, bool) is None
     assert blocked(found, "") == ""

@@ -17,6 +17,7 @@ from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.survivors.election import EPOCHS_APART
 from kit.simulated_agent import Agent
 from kit.simulated_board import BOARD, Board, BoardFaults
 from kit.simulated_charges import Charges
@@ -48,6 +49,7 @@ class Round:
     began_at: float
     common: tuple[Any, ...]  # what all are told alike; the restart count first
     fence: int
+    before: int = 0  # fence of the last round that a node of it has taken part in
     heard: dict[str, m.Assigned] = field(default_factory=dict)
     # When a worker of it failed by itself, and which: host and rank; those that failed of it are not among them.
     failures: list[tuple[float, str, int]] = field(default_factory=list)
@@ -78,6 +80,9 @@ class Checks:
         self._ended: set[str] = set()
         self._connected: dict[str, set[str]] = {}  # by token: nodes, when the board was asked whether that one leads
         self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
+        self._forks: dict[
+            tuple[int, int], float | None
+        ] = {}  # fences of two that follow the same round; since when both run
 
     # The coordinators.
 
@@ -116,6 +121,9 @@ class Checks:
         doubted_at = self._world.refused_at.get((claimant.host, agent.host), -math.inf)
         doubted_s = leader.lease.lease_s * (TRUSTED_SHARE - DOUBTED_LEASES) * 1.05
         if displaced_at - doubted_at < LEASE_S and self._world.now - displaced_at <= doubted_s:
+            return
+        # The nodes of a round have elected another, which has just written itself over this one.
+        if newest.epoch >= EPOCHS_APART and self._world.now - displaced_at <= LEASE_S:
             return
         # An agent whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
         # board, each for those that are connected to it.
@@ -185,8 +193,41 @@ class Checks:
         def check() -> None:
             self._check_charge(round_, message.restart_count)
             self._check_others(agent, leader, round_)
+            self._note_fork(round_)
 
         self._world.after(0.0, check)  # what is said with it is said in the same breath
+
+    def _note_fork(self, round_: Round) -> None:
+        """Two coordinators have begun a round of other nodes after the same one."""
+        known = [self._round_of[node_id].fence for node_id in round_.heard if node_id in self._round_of]
+        round_.before = max(known, default=0)
+        for other in self.rounds.values():
+            is_fork = other.token != round_.token and other.before == round_.before
+            is_one_job = other.began_at > self._board.wiped_at  # else neither may know of the other
+            if is_fork and round_.before and is_one_job and not other.heard.keys() & round_.heard.keys():
+                self._forks[other.fence, round_.fence] = None
+
+    def look_at_forks(self, slow_s: float) -> None:
+        """Where nodes elect a coordinator, of two that follow the same round one side ends a lease and a second later.
+
+        A coordinator that loses the endpoint hears so a lease after it has asked, which it does three times a lease.
+        """
+        before = {each.fence: each.before for each in self.rounds.values()}
+        running = [agent for agent in self.agents if agent.alive and agent.settings.has_elections]
+        lines = dict[int, bool]()  # fence of a round to whether agents that run it, or one after it, are all frozen
+        for agent in running:
+            round_ = self.round_of(agent)
+            fence = 0 if round_ is None else round_.fence
+            while fence:
+                lines[fence] = lines.get(fence, True) and agent.is_frozen
+                fence = before.get(fence, 0)
+        for fork, since in self._forks.items():
+            if any(lines.get(fence, True) for fence in fork):
+                self._forks[fork] = None
+            elif since is None:
+                self._forks[fork] = self._world.now
+            elif self._world.now - since > self.lease_s * 1.36 + 1.0 + slow_s:
+                self.fail(f"rounds {fork} follow the same one, and have run side by side since {since:.1f}")
 
     def _last_before(self, number: int) -> Round | None:
         return max((each for each in self.rounds.values() if each.number < number), key=_began, default=None)
@@ -376,7 +417,9 @@ class Checks:
             round_ = self.round_of(agent)
             is_cut = {(agent.host, BOARD), (BOARD, agent.host)} & self._world.cut
             is_deaf = is_cut or not board.is_up or board.is_silent or board.faults != BoardFaults()
-            could_not_know = agent.is_frozen or (is_deaf and not agent.settings.has_elections)
+            # A new agent that has found nothing at the endpoint but an old coordinator knows no round.
+            knows_none = newest is not None and not newest.before
+            could_not_know = agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none))
             is_beside = agent in running and round_ is not None and self._is_beside(round_, newest)
             if not is_beside or could_not_know:
                 self._beside_since.pop(agent.node_id, None)

@@ -377,6 +377,64 @@ def test_without_a_majority_nodes_stop_their_workers_and_wait_for_the_endpoint(h
     story.until_run_by("".join(sorted({*hosts} - {*gone})), 3 * LEASE_S)
 
 
+def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> None:
+    """Its node went on with the others; the new agent knows nothing of that, and finds the side with the endpoint."""
+    story = with_endpoint("0123")
+    take_away(story, "cut off")
+    story.until(lambda: story.run_by("123"), LEASE_S + SOON_S)
+    story.pass_time(LEASE_S)
+    story.heal_all()
+    story.cut_off("0", "1", "2")
+    story.cut_off("3", "1", "2")
+    for host in "12":
+        story.cut_off(host, BOARD)
+    story.agent("3").crash(FIN)
+    story.begin("3")
+    story.until_run_by("12", LEASE_S + SOON_S)
+    story.assert_undisturbed("12", lambda: None)
+    story.heal_all()
+    story.until_run_by("0123", 3 * LEASE_S)
+
+
+@pytest.mark.parametrize("fourth", ["lives", "is replaced"])
+def test_of_two_halves_that_have_the_endpoint_in_turn_only_the_last_goes_on(fourth: str) -> None:
+    """The first begins a round while it has it; then the other half does, or one of it with a new agent."""
+    story = Story("0123")
+    story.until_run_by("0123")
+    story.pass_time(1)
+    assert story.coordinator.host in {"node0", "node1"}
+    for host in "23":
+        story.cut_off(host, "0", "1", BOARD)
+    if fourth == "is replaced":
+        story.world.cut -= {(a, b) for a, b in story.world.cut if "node3" in {a, b}}
+        story.agent("3").crash(FIN)
+    story.until(lambda: story.run_by("01"), LEASE_S + SOON_S)
+    story.world.cut.clear()
+    for host in "01":
+        story.cut_off(host, "2", "3", BOARD)
+    if fourth == "is replaced":
+        story.begin("3")
+    goes_on, waits = ("23", "01") if fourth == "lives" else ("01", "23")
+    story.until_run_by(goes_on, 3 * LEASE_S)
+    story.assert_undisturbed(goes_on, lambda: None)
+    assert not any(story.agent(host).alive for host in waits)
+    story.heal_all()
+    story.until_run_by("0123", 3 * LEASE_S)
+
+
+def test_newcomers_in_the_places_of_all_that_are_missing_take_part() -> None:
+    """Two of three machines are switched off and on again: none is left that could go on elsewhere."""
+    story = with_endpoint()
+    for host in "12":
+        story.agent(host).crash("dark")
+    story.pass_time(2 * LEASE_S)
+    story.begin("1")
+    story.pass_time(2 * LEASE_S)
+    assert not story.run_by("01"), "the last one may have gone on with the other"
+    story.begin("2")
+    story.until_run_by("012", LEASE_S)
+
+
 @pytest.mark.parametrize("survivor", ["majority", "endpoint"])
 def test_the_endpoint_side_goes_on_alone_where_it_is_told_to(survivor: str) -> None:
     story = Story(is_board_on_node0=True, survivor=survivor)

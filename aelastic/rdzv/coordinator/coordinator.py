@@ -6,9 +6,8 @@
 - **Taking over**: this coordinator is new, the round is older.  Nodes register with their past until each seat of that
   round is taken or given up (`takeover.py`).
 
-A node whose workers have succeeded is not done before all nodes have.  Messages about an earlier round change nothing:
-node A fails in round 3, round 3 is interrupted, A's second worker fails on the way down, and its report must not cost
-round 4 a restart.  A node that reconnects with a round that went on without it is a stray: no round waits for it.
+Messages about an earlier round change nothing: node A fails in round 3, its second worker fails on the way down, and
+that must not cost round 4 a restart.  A node that reconnects with a round that went on without it is a stray.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._on_prepared(event, now)
             case ev.Broken():
                 return self._on_broken(event, now)
-            case ev.Confirmed():
-                return self._on_confirmed(event, now)
+            case ev.Confirmed() | ev.CutOff():
+                return self._on_certain(event, now)
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
@@ -247,11 +246,15 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
-    def _on_confirmed(self, event: ev.Confirmed, now: float) -> list[Send]:
-        self.forming.confirmed = event.losses
+    def _on_certain(self, event: ev.Confirmed | ev.CutOff, now: float) -> list[Send]:
+        if isinstance(event, ev.Confirmed):
+            self.forming.confirmed = event.losses
         match self.phase:
             case Phase.FORMING:  # the round may begin
                 return self._form(now)
+            case Phase.RUNNING if isinstance(event, ev.CutOff):  # the next round waits for the board
+                self.forming.losses += 1
+                return self._end_round(now, ev.CUT_OFF)
             case Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
                 return []  # that is noted
             case _:
@@ -306,9 +309,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 self.deadline = self.forming.deadline
                 return []
             case Step.TELL:
-                nodes, reason = self.forming.take_untold(), self.forming.reason
-                stoppable = self.roster.stopping
-                told = [self._interrupted(node_id, self.round, reason) for node_id in nodes if node_id in stoppable]
+                nodes, reason, stoppable = self.forming.take_untold(), self.forming.reason, self.roster.stopping
+                told = [self._interrupted(i, self.round, reason) for i in nodes if i in stoppable]
                 return told + self._form(now)
             case Step.BEGIN:
                 return self._begin_round(now)

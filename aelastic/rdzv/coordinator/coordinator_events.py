@@ -52,7 +52,14 @@ class Confirmed(Record):
     losses: int
 
 
-Event: TypeAlias = Registered | m.NodeMessage | Broken | Lost | Confirmed | DeadlinePassed
+CUT_OFF = "no contact with the endpoint: the other nodes of a round may go on without these"
+
+
+class CutOff(Record):
+    """The board does not answer, and other nodes may go on without those that are connected."""
+
+
+Event: TypeAlias = Registered | m.NodeMessage | Broken | Lost | Confirmed | CutOff | DeadlinePassed
 
 
 class Send(Record):

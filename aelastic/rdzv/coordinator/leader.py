@@ -20,7 +20,7 @@ from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, Send
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, CutOff, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.leadership import LeaderLease
@@ -332,19 +332,14 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.phase = Phase.STEPPED_DOWN
         return [*self.sessions.dismiss(m.Goodbye(reason, is_gone)), ev.StepDown(reason)]
 
-    @property
-    def _may_decide(self) -> bool:
-        """Certain to lead; or certain that others may, without this side: then its round is over."""
-        is_cut_off = (
-            self.phase is Phase.DOUBTFUL and self.coordinator.phase is CoordinatorPhase.RUNNING and self.is_blocked
-        )
-        return self.phase is Phase.LEADING or is_cut_off
-
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
         inbox, core = self.sessions.inbox, self.coordinator
         actions: list[ev.Action] = []
-        while self._may_decide:
+        is_doubtful = self.phase is Phase.DOUBTFUL and core.phase is CoordinatorPhase.RUNNING
+        if is_doubtful and self.is_blocked:  # others may go on, without this side: its round is over
+            actions += self._tell_coordinator(CutOff(), now)
+        while self.phase is Phase.LEADING:
             if (event := inbox.pop(now)) is not None:
                 actions += self._tell_coordinator(event, now)
             elif core.is_due(now):

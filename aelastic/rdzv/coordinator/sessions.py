@@ -308,6 +308,8 @@ class Sessions:
         self.electorate.on_ended(each for each in hello.ended if not self.has_session(each))
         self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s), now)
         actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
+        if (seats := self.electorate.newer_than(hello.seats)) is not None:
+            actions.append(Say(conn, seats))
         if notice:
             actions.append(Say(conn, m.Waiting(notice)))
         if old is not None and old in self._probed:  # whether it lives: it can say so here only
@@ -328,12 +330,12 @@ class Sessions:
         return [Say(conn, message)]
 
     def seat(self, assigned: dict[str, m.Assigned], roster: Roster) -> list[Action]:
-        """Nodes that are assigned to a round hear which others are."""
+        """All nodes hear which are assigned to a round: a coordinator after this one is to know it."""
         if not assigned or not self.electorate.is_on:
             return []
         nodes = [roster.members[i].node for i in roster.participants if i in roster.members]
-        seats = self.electorate.begin(next(iter(assigned.values())), self.token, nodes)
-        return [] if seats is None else [each for i in assigned for each in self.say(i, seats)]
+        seats = self.electorate.begin(next(iter(assigned.values())), self.token, nodes, self.has_session)
+        return [] if seats is None else [each for i in self._conn_of for each in self.say(i, seats)]
 
     @property
     def missing(self) -> list[m.Seat]:

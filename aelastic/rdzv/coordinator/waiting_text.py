@@ -85,7 +85,7 @@ def missing_text(missing: Sequence[m.Seat]) -> str:
     """Why no round begins, though enough nodes are ready."""
     return (
         f"no contact with {some_of([seat.host for seat in missing])}, and no sign that the agents there have ended: "
-        "they may go on without this side; waiting for one of them: start an agent on that host, or all agents anew "
+        "they may go on without this side; waiting for them: start an agent on each of these hosts, or all agents anew "
         "with --rdzv-conf survivor=endpoint, which does not wait"
     )
 

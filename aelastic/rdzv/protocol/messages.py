@@ -150,6 +150,7 @@ class Seats(Record):
     round: int
     secret: str  # whoever asks for a vote knows it
     seats: tuple[Seat, ...]
+    needs_endpoint: bool = False  # the rest of an earlier round may go on with the endpoint: these elect none
 
     @property
     def majority(self) -> int:

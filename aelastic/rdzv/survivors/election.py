@@ -90,7 +90,8 @@ class Election(Machine[Event, Action]):
 
     @property
     def has_vote(self) -> bool:
-        return self.seats is not None and any(seat.node_id == self.node_id for seat in self.seats.seats)
+        seats = self.seats
+        return seats is not None and not seats.needs_endpoint and any(s.node_id == self.node_id for s in seats.seats)
 
     @property
     def chosen(self) -> LeaderRecord | None:

@@ -1,17 +1,20 @@
-"""Whether nodes that a coordinator has not heard of could have elected another one, and go on with it.
+"""Whether nodes that a coordinator has not heard of could go on without it, with another one.
 
-Nodes of a round elect by majority (`election.py`).  So a coordinator begins a round only while the nodes that it has
-no contact with are fewer than a majority of each round that a node may still vote by:
+Nodes of a round elect by majority (`election.py`).  So a coordinator begins a round only while it has contact with more
+than half of *all* nodes of each round that a node may still vote by; half is enough where the endpoint answers it:
 
-- the last round that it knows of, and each one before it of which too few nodes have said that they know a newer one;
+- the last round that it knows of, and each one before it of which half of the nodes or more may not know a newer one;
 - a node votes by what it said last (`Alive`, `Hello`): it may know of a round that this coordinator has not begun.
 
-No contact: a node that is silent, or whose connection broke.  A node whose process ended, which its kernel says by
-closing the connection, has no vote, and neither has one whose place another agent has taken, on the same host.
+So of two coordinators that begin a round after the same one, a node has been in contact with both, and it has told the
+second what it had heard from the first.  Nodes hear of each round, also of one without them, and bring that along.
 
-The endpoint decides where both halves are of one size: whoever cannot ask it needs more than the other half.  And only
-whoever can ask it takes a node's word (`Hello`) that the process of an earlier coordinator has ended: were it left out
-on both sides, each could have enough of the rest.
+No contact: a node that is silent, or whose connection broke.  A node whose process ended counts as one in contact: its
+kernel closes the connection in order, after its last word, and no other coordinator can have seen that.  All nodes of a
+round see the process of their coordinator end (`Hello`), so that counts on one side only: where the endpoint answers.
+
+A new agent in the place of a missing one, on its host, remembers nothing: the one before may have gone on elsewhere,
+and what it went on with may live.  So such agents count only if one is in the place of each node that is missing.
 """
 
 from __future__ import annotations
@@ -44,14 +47,19 @@ class Electorate:
     _place_of: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])  # host and address
     _way: str = ""  # this host's address, as others have reached it
 
-    def begin(self, assigned: m.Assigned, secret: str, nodes: list[m.Node]) -> m.Seats | None:
+    def begin(
+        self, assigned: m.Assigned, secret: str, nodes: list[m.Node], is_connected: Callable[[str], bool]
+    ) -> m.Seats | None:
         """A round has begun; gives what its nodes are to know; `None`: they have no vote."""
         if assigned.fence in self.rounds:
             return self.rounds[assigned.fence]  # a node has missed it
         is_all = len(nodes) == assigned.ranks.group_world_size <= SEATS_MAX
         if not is_all or not all(node.ballot_port for node in nodes):
             return None
-        seats = m.Seats(assigned.fence, assigned.round, secret, tuple(_seat(node, nodes) for node in nodes))
+        is_bound = any(round_.needs_endpoint for round_ in self.rounds.values() if round_.secret != secret)
+        is_bound = is_bound or bool(self.missing(is_connected, is_on_board=False))
+        places = tuple(_seat(node, nodes) for node in nodes)
+        seats = m.Seats(assigned.fence, assigned.round, secret, places, is_bound)
         self.rounds[assigned.fence] = seats
         return seats
 
@@ -68,6 +76,11 @@ class Electorate:
             self.rounds.setdefault(seats.fence, seats)
             self.on_said(node.node_id, seats.fence)
 
+    def newer_than(self, seats: m.Seats | None) -> m.Seats | None:
+        """The newest round, if a node that knows this one does not know it."""
+        newest = max(self.rounds, default=0)
+        return self.rounds[newest] if newest > (0 if seats is None else seats.fence) else None
+
     def on_dead(self, node_id: str) -> None:
         """Its process has ended, or it has left the job."""
         self._dead.add(node_id)
@@ -77,25 +90,21 @@ class Electorate:
         self._ended.update(node_ids)
 
     def missing(self, is_connected: Callable[[str], bool], *, is_on_board: bool) -> list[m.Seat]:
-        """Nodes that could have elected another coordinator; none, if this one may begin a round."""
+        """Nodes that could go on with another coordinator; none, if this one may begin a round."""
         for fence, round_ in sorted(self.rounds.items()):
+            size = len(round_.seats)
             voters = [seat for seat in round_.seats if self._may_vote(seat.node_id, fence)]
-            if len(voters) < round_.majority:
+            if 2 * len(voters) < size:
                 del self.rounds[fence]  # too few vote by it still
                 continue
-            missing = self._missing(round_, voters, is_connected)
-            if is_on_board:
-                missing = [seat for seat in missing if seat.node_id not in self._ended]
-            is_half = not is_on_board and 2 * len(missing) >= len(voters)
-            if len(missing) >= round_.majority or is_half:
-                return missing
+            gone = self._ended if is_on_board else ()
+            missing = [seat for seat in voters if seat.node_id not in gone and not is_connected(seat.node_id)]
+            if 2 * len(missing) >= size + is_on_board and (rest := self._unreplaced(round_, missing, is_connected)):
+                return rest
         return []
 
-    def _missing(self, round_: m.Seats, voters: list[m.Seat], is_connected: Callable[[str], bool]) -> list[m.Seat]:
-        """Nodes of a round that there is no contact with, nor an agent in the place of one."""
-        missing = [seat for seat in voters if not is_connected(seat.node_id)]
-        if not missing:
-            return []
+    def _unreplaced(self, round_: m.Seats, missing: list[m.Seat], is_connected: Callable[[str], bool]) -> list[m.Seat]:
+        """Those in whose place no other agent has come."""
         known = {seat.node_id for seat in round_.seats}
         places = {i: place for i, place in self._place_of.items() if i not in known and is_connected(i)}
         newcomers = Counter((host, address or self._way) for host, address in places.values())
