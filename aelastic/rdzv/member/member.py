@@ -215,15 +215,9 @@ class Member(Machine[Event, Action]):
                     self.state.ended_nodes |= {self.record.candidate.node_id}
                     return self._read_board()
                 return self._pause(now)
-            case (
-                Phase.IDLE
-                | Phase.READING
-                | Phase.CAMPAIGNING
-                | Phase.PAUSING
-                | Phase.GREETING
-                | Phase.MEMBER
-                | Phase.OVER
-            ):
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.GREETING | Phase.MEMBER:
+                raise self._impossible(event)
+            case Phase.IDLE | Phase.OVER:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
