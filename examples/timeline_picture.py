@@ -35,7 +35,7 @@ runpy.run_module("aelastic", run_name="__main__", alter_sys=True)
 
 
 class NamedNodes(Nodes):
-    """Agents whose hosts have names, and who keep event logs."""
+    """Agents whose hosts have names, and that keep event logs."""
 
     def __init__(self, folder: Path) -> None:
         script = [str(ROOT / "examples" / "train_digits.py"), "--checkpoint", str(folder / "digits.pt")]

@@ -1,6 +1,6 @@
 """Learns to read handwritten digits, on as many workers as it is given, and survives being stopped at any time.
 
-A usual data-parallel training script.  It knows nothing of who starts it:
+A usual data-parallel training script.  It knows nothing of what starts it:
 
     python -m aelastic --standalone --nproc-per-node 2 --max-restarts 3 examples/train_digits.py --checkpoint digits.pt
     torchrun           --standalone --nproc-per-node 2 --max-restarts 3 examples/train_digits.py --checkpoint digits.pt
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 GLOBAL_BATCH_SIZE = 64  # of all workers together, so that a step means the same with 1 worker or 8
-HELD_OUT = 360  # pictures nobody trains on
+HELD_OUT = 360  # pictures that no worker trains on
 SEED = 1797  # the number of pictures; any would do
 
 
@@ -70,7 +70,7 @@ def train(options: argparse.Namespace) -> float:
         if rank == 0:
             save_checkpoint(options.checkpoint, model, optimizer, epoch)
             say(f"epoch {epoch}/{options.epochs} loss={loss:.4f} world_size={world_size} restart={restart}")
-        dist.barrier()  # nobody is further than one epoch beyond what is on disk
+        dist.barrier()  # no worker is further than one epoch beyond what is on disk
 
     accuracy = evaluate(model, held_out)
     if rank == 0:

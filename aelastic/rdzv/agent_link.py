@@ -175,7 +175,7 @@ class AgentLink:
         await self._ask(campaign)
 
     async def _ask(self, question: Callable[[], Awaitable[ev.Event]]) -> None:
-        """Asks the board, reaching it first where that is needed; posts its answer, or who was elected meanwhile."""
+        """Asks the board, reaching it first where that is needed; posts its answer, or the agent elected meanwhile."""
         with anyio.CancelScope() as scope:
             self._questions.add(scope)
             try:

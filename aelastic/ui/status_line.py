@@ -1,7 +1,7 @@
 """The state of the run on the last rows of a terminal, below the output and what workers hold open there.
 
 An observer of the run.  It draws the state once a second at most, and ten times a second while workers draw progress
-bars; others who write draw the rows again by themselves.  `status_text.py` says what, `terminal.py` keeps lines apart.
+bars; others that write draw the rows again by themselves.  `status_text.py` says what, `terminal.py` keeps lines apart.
 It draws in the thread that writes the command line's stderr: a terminal that a user has stopped does not stop the
 agent.  For the time of a run it puts streams that take turns in the place of `sys.stdout` and `sys.stderr`.
 """

@@ -122,12 +122,12 @@ class EtcdV3Calls:
         if refusal.code != PERMISSION_DENIED and not refusal.is_about_token:
             return RendezvousStateError(f"{self.name} refuses: {refusal.message}")
         user = self.http.settings.user
-        who = (
+        remedy = (
             f"user {user} may not use what is below {self.http.settings.prefix}, or has another password"
             if user
             else "add the rendezvous setting user"
         )
-        return InputError(f"{self.name} refused the credentials ({refusal.message}): {who}")
+        return InputError(f"{self.name} refused the credentials ({refusal.message}): {remedy}")
 
 
 def _understand(answer: Answer) -> JsonObject:

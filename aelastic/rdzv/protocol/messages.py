@@ -148,7 +148,7 @@ class Seats(Record):
 
     fence: int  # of the round
     round: int
-    secret: str  # whoever asks for a vote knows it
+    secret: str  # known to each agent that may ask for a vote
     seats: tuple[Seat, ...]
     needs_endpoint: bool = False  # the rest of an earlier round may go on with the endpoint: these elect none
 

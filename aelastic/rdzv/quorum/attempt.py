@@ -100,8 +100,8 @@ class Attempt:
         """
         votes = {cell.vote.ballot: cell.vote for cell in self.seen.values() if cell and cell.vote}
         newest = [vote for _, vote in sorted(votes.items(), reverse=True)]
-        everyone = frozenset(self.seen)
-        is_all = len(everyone) == self.size
+        seen = frozenset(self.seen)
+        is_all = len(seen) == self.size
         # An older vote may never have held: then its own word for the lives of its members is worth nothing.  But of
         # two first votes the newer may be of stores that have forgotten it.
         for vote in newest if is_all else newest[:1]:
@@ -109,9 +109,9 @@ class Attempt:
             if len(voters) >= self.majority:
                 return Basis(vote, voters, self.majority)
         if is_all:
-            return Basis(newest[0] if newest else None, everyone, self.size, is_first=True)
-        if len(everyone) >= self.majority and not is_known and not self.may_have_begun(name):
-            return Basis(None, everyone, self.majority, is_first=True)
+            return Basis(newest[0] if newest else None, seen, self.size, is_first=True)
+        if len(seen) >= self.majority and not is_known and not self.may_have_begun(name):
+            return Basis(None, seen, self.majority, is_first=True)
         return None
 
     def may_have_begun(self, name: str) -> bool:

@@ -279,8 +279,8 @@ def is_elected(record: LeaderRecord) -> bool:
 
 
 def _told(record: LeaderRecord) -> m.Elected:
-    who = record.candidate
-    return m.Elected(record.epoch, who.node_id, who.addresses, who.port, who.token)
+    leader = record.candidate
+    return m.Elected(record.epoch, leader.node_id, leader.addresses, leader.port, leader.token)
 
 
 def _heard(leader: m.Elected) -> LeaderRecord:
