@@ -49,11 +49,6 @@ class ErrorCategory(Enum):
     AGENT = "agent failure"  # a platform error: the agent failed
     INFRA = "infra failure"  # neither the agent nor the workers: hosts and networks
 
-    @property
-    def is_user_error(self) -> bool:
-        """Whether the owner of the job can fix it, rather than the owner of the platform."""
-        return self in {ErrorCategory.INPUT, ErrorCategory.WORKER}
-
 
 class AelasticError(Exception):
     """Anything the agent raises on purpose; `category` and `exit_code` say whose fault it is."""

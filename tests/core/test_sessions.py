@@ -413,12 +413,18 @@ def test_a_renewal_that_was_asked_for_before_the_loss_begins_no_round() -> None:
     assert len(of_kind(term.tell(RENEWED), m.Assigned)) == 2
 
 
-def test_a_renewal_that_a_round_waits_for_is_asked_for_again_soon() -> None:
+def after_a_loss() -> Term:
+    """A round has lost a node; the others are ready for the next."""
     term = running("abc", nodes=(1, 3))
     term.close("a")
     term.pass_deadline()
     for name in "bc":
         term.say(name, ready(name))
+    return term
+
+
+def test_a_renewal_that_a_round_waits_for_is_asked_for_again_soon() -> None:
+    term = after_a_loss()
     asked_at = term.now
     term.tell(ev.RenewFailed("no answer"))
     term.pass_time_until_renewal()
@@ -427,11 +433,7 @@ def test_a_renewal_that_a_round_waits_for_is_asked_for_again_soon() -> None:
 
 
 def test_no_round_begins_if_another_agent_leads_since_the_loss() -> None:
-    term = running("abc", nodes=(1, 3))
-    term.close("a")
-    term.pass_deadline()
-    for name in "bc":
-        term.say(name, ready(name))
+    term = after_a_loss()
     actions = term.tell(ev.Renewed(None))
     assert of_kind(actions, m.Assigned) == [] and term.leader.has_stepped_down
 

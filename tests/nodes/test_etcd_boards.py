@@ -103,45 +103,29 @@ async def test_a_verdict_that_does_not_fit_is_refused(
 # --- epochs
 
 
-async def test_a_claim_that_was_slow_to_write_reigns_later_v3(
-    etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("board_type, method", [(EtcdV3Board, "_write"), (EtcdV2Board, "_put_record")])
+async def test_a_claim_that_was_slow_to_write_reigns_later(
+    etcds: EtcdServers,
+    run_id: str,
+    closing: Closing,
+    monkeypatch: pytest.MonkeyPatch,
+    board_type: type[EtcdV3Board | EtcdV2Board],
+    method: str,
 ) -> None:
     """a looks; b looks, reigns and resigns; then a writes."""
     endpoint = etcds.of("distro").endpoint
-    a, b = EtcdV3Board(settings_of(endpoint), run_id), EtcdV3Board(settings_of(endpoint), run_id)
+    a, b = board_type(settings_of(endpoint), run_id), board_type(settings_of(endpoint), run_id)
     closing(a), closing(b)
-    write = a._write
+    write = getattr(a, method)
     others: list[LeaderRecord] = []
 
-    async def write_later(*args: Any) -> int:
+    async def write_later(*args: Any) -> Any:
         if not others:
             others.append(await elected(b, B))
             await b.resign(others[0])
         return await write(*args)
 
-    monkeypatch.setattr(a, "_write", write_later)
-
-    record = await elected(a, A)
-    assert record.epoch > others[0].epoch
-    assert await b.read() == await a.read() == record
-
-
-async def test_a_claim_that_was_slow_to_write_reigns_later_v2(
-    etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint = etcds.of("distro").endpoint
-    a, b = EtcdV2Board(settings_of(endpoint), run_id), EtcdV2Board(settings_of(endpoint), run_id)
-    closing(a), closing(b)
-    put = a._put_record
-    others: list[LeaderRecord] = []
-
-    async def put_later(*args: Any) -> Any:
-        if not others:
-            others.append(await elected(b, B))
-            await b.resign(others[0])
-        return await put(*args)
-
-    monkeypatch.setattr(a, "_put_record", put_later)
+    monkeypatch.setattr(a, method, write_later)
 
     record = await elected(a, A)
     assert record.epoch > others[0].epoch

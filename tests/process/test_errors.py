@@ -98,7 +98,6 @@ class TestTree:
         self, error: AelasticError, category: ErrorCategory, exit_code: int
     ) -> None:
         assert (error.category, exit_code_of(error)) == (category, exit_code)
-        assert category.is_user_error == (category.value in {"input error", "worker failure"})
 
     def test_an_input_error_is_a_value_error(self) -> None:
         with pytest.raises(ValueError, match="at least one"):

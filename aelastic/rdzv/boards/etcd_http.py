@@ -20,6 +20,7 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
+from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
 from aelastic.rdzv.settings import RendezvousSettings
 
@@ -321,3 +322,24 @@ def _import_aiohttp() -> None:
 def _host(address: Any) -> str:
     """The host of a socket's address, without the zone of IPv6."""
     return str(address[0]).partition("%")[0] if isinstance(address, tuple) else ""
+
+
+class HttpBoard(Board):
+    """What the boards on both of etcd's interfaces share."""
+
+    _http: EtcdHttp
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    @property
+    def name(self) -> str:
+        return self._http.name
+
+    @property
+    def own_address(self) -> str:
+        return self._http.own_address
+
+    @property
+    def endpoint_host(self) -> str:
+        return self._http.endpoint_host

@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
-from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, EtcdHttp, NotUnderstood
+from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, EtcdHttp, HttpBoard, NotUnderstood
 from aelastic.rdzv.settings import RendezvousSettings
 
 # Documentation/v2/errorcode.md of etcd 3.4.
@@ -57,7 +57,7 @@ class _Node(Record):
         return f"prevIndex={self.modified}" if self.modified else "prevExist=false"
 
 
-class EtcdV2Board(Board):
+class EtcdV2Board(HttpBoard):
     """A run id on an etcd, as one agent uses it.
 
     Args:
@@ -132,21 +132,6 @@ class EtcdV2Board(Board):
                     return
         raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
 
-    async def aclose(self) -> None:
-        await self._http.aclose()
-
-    @property
-    def name(self) -> str:
-        return self._http.name
-
-    @property
-    def own_address(self) -> str:
-        return self._http.own_address
-
-    @property
-    def endpoint_host(self) -> str:
-        return self._http.endpoint_host
-
     async def _look(self) -> tuple[_Node, LeaderRecord | None]:
         node = await self._get(self._key)
         return node, self._record_of(node) if node.modified else None
@@ -211,12 +196,12 @@ class EtcdV2Board(Board):
             if method != "GET" and refusal.code in ANOTHER_WAS_FASTER:
                 return None
             if refusal.code == UNAUTHORIZED:
-                who = (
+                remedy = (
                     f"user {settings.user} may not use {key}, or has another password"
                     if settings.user
                     else "add the rendezvous setting user"
                 )
-                raise InputError(f"{self.name} refused the credentials: {who}") from None
+                raise InputError(f"{self.name} refused the credentials: {remedy}") from None
             raise RendezvousStateError(f"{self.name} refuses: {refusal.message}") from None
 
 

@@ -16,8 +16,9 @@ from base64 import b64decode, b64encode
 
 from aelastic.core.record import Record
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
+from aelastic.rdzv.boards.etcd_http import HttpBoard
 from aelastic.rdzv.boards.etcd_v3_calls import (
     FAILED_PRECONDITION,
     NOT_FOUND,
@@ -48,7 +49,7 @@ class _Floor(Record):
     modified: int
 
 
-class EtcdV3Board(Board):
+class EtcdV3Board(HttpBoard):
     """A run id on an etcd, as one agent uses it.
 
     Args:
@@ -109,21 +110,6 @@ class EtcdV3Board(Board):
             if record.is_same_term(now.record):
                 # The key goes with the lease; should it be another's by now, it is under another lease.
                 await self._etcd.call("lease/revoke", {"ID": str(now.lease)}, or_no=NOT_FOUND)
-
-    async def aclose(self) -> None:
-        await self._http.aclose()
-
-    @property
-    def name(self) -> str:
-        return self._http.name
-
-    @property
-    def own_address(self) -> str:
-        return self._http.own_address
-
-    @property
-    def endpoint_host(self) -> str:
-        return self._http.endpoint_host
 
     async def _look(self) -> _Seen:
         kv, revision = await self._get(self._key)
