@@ -44,12 +44,13 @@ class CacheFolder:
         folder = folder.absolute()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(folder)
+            folder = folder.resolve()  # a link on the way may be another user's, and lead elsewhere later
+            _check_parents(folder)
             self.folder = folder / key()
-            self.folder.mkdir(mode=0o700, exist_ok=True)
             self._folders = FOLDERS if has_byte_code() else {**FOLDERS, BYTE_CODE: "pycache"}
-            for name in self._folders.values():
-                (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+            for made in (folder, self.folder, *(self.folder / name for name in self._folders.values())):
+                made.mkdir(mode=0o700, exist_ok=True)
+                _check_owner(made)
             self._lock = os.open(self.folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InputError(
@@ -89,6 +90,16 @@ def caches_in(folder: Path, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
         yield {**env, **caches.env(env)}
     finally:
         caches.close()
+
+
+def _check_parents(folder: Path) -> None:
+    """In a folder that all can write, and that is not sticky as /tmp is, others could put theirs in its place."""
+    for parent in folder.parents:
+        if parent.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            raise InputError(
+                f"cache_dir {folder} lies in {parent}, where all users can rename it: a cache is code that your "
+                "workers run; name another folder"
+            )
 
 
 def _check_owner(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -43,6 +44,25 @@ def test_a_folder_that_others_can_write_is_refused(launch: Launcher, tmp_path: P
         in job.stderr
     )
     assert job.stdout == "" and not list(folder.iterdir())
+
+
+def test_a_folder_in_it_that_others_can_write_or_that_they_can_replace_is_refused(tmp_path: Path) -> None:
+    with caches.caches_in(tmp_path / "mine", {}) as env:
+        inner = Path(env["TRITON_CACHE_DIR"])
+    inner.chmod(0o777)
+    with pytest.raises(InputError, match=f"{re.escape(str(inner))} can be written by others"):
+        caches.CacheFolder(tmp_path / "mine")
+    inner.chmod(0o700)
+    tmp_path.chmod(0o777)
+    with pytest.raises(InputError, match=f"mine lies in {tmp_path}, where all users can rename it"):
+        caches.CacheFolder(tmp_path / "mine")
+
+
+def test_a_link_to_a_folder_is_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "folder").mkdir(mode=0o700)
+    with caches.caches_in(tmp_path / "link", {}) as env:
+        assert {*Path(env["TRITON_CACHE_DIR"]).parents} >= {tmp_path / "folder"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
