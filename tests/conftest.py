@@ -30,7 +30,6 @@ from aelastic.tcpstore import child
 
 TESTS = Path(__file__).parent
 RINGS_WITHOUT_PROCESSES = {"core", "property", "simulation", "shell"}
-WAITS_LONG_S = 250.0
 
 # Started in the background, a shell has these ignored, and what is ignored is handed on to all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,26 +58,20 @@ def ring_of(path: Path) -> str:
 
 @pytest.hookimpl(trylast=True)  # some are left out before
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait for minutes, and compute little, come first in half of the processes, and others run beside them.
+    """Long tests come first, in half of the processes, and others run beside them: none runs alone at the end.
 
     pytest-xdist gives each process an equal part of the list, in its order, and moves what is at the end of a part.
     """
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    waiting = sorted((item for item in items if _waits_s(item) > WAITS_LONG_S), key=_waits_s, reverse=True)
-    others, half = [item for item in items if _waits_s(item) <= WAITS_LONG_S], max(count // 2, 1)
+    half, is_long = max(count // 2, 1), {item: item.get_closest_marker("long") is not None for item in items}
+    long, others = ([item for item in items if is_long[item] is which] for which in (True, False))
     whole, items[:] = len(items), []
     for number in range(count):
-        part = waiting[number::half] if number < half else []
+        part = long[number::half] if number < half else []
         share = max((whole - len(items)) // (count - number) - len(part), 0)
         items += [*part, *others[:share]]
         del others[:share]
     items += others
-
-
-def _waits_s(item: pytest.Item) -> float:
-    """How long a test with nodes may take, if it says so."""
-    marker = item.get_closest_marker("timeout") if ring_of(item.path) == "nodes" else None
-    return marker.args[0] if marker is not None else 0.0
 
 
 @pytest.hookimpl(wrapper=True)

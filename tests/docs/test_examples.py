@@ -93,6 +93,7 @@ def test_the_demo_kills_a_worker_and_the_training_finishes() -> None:
     assert "with SIGKILL" in done.stdout and "demo: It worked" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.all
 def test_supervisors_run_side_by_side_in_a_program_and_one_is_cancelled() -> None:
     done = run_python(EXAMPLES / "embed.py")

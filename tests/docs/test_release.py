@@ -66,6 +66,7 @@ def test_the_packages_are_complete_and_their_metadata_is_valid(packages: tuple[P
     assert needed <= held and not {name for name in held if ".venv" in name or name.startswith("build/")}
 
 
+@pytest.mark.long
 @pytest.mark.all
 def test_the_wheel_installs_alone_and_runs_a_job(packages: tuple[Path, Path], tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)

@@ -22,7 +22,7 @@ from kit import netns
 from kit.launching import Job, wait_for
 from kit.recipes import ROOT
 
-STEP_LIMIT_S = 100.0
+STEP_LIMIT_S = 250.0
 # `$1`: a mount point; `$2`: options of the overlay.  The root's own folder may be closed to others, with Python in it.
 ROOT_OF = """set -e
 mount --make-rprivate /

@@ -19,6 +19,7 @@ from kit.chaos_charges import Done, check_charges
 from kit.effort import EFFORT
 from kit.launching import Launcher
 
+pytestmark = pytest.mark.long
 PAIRS = {"quick": 2, "all": 12, "soak": 40}[EFFORT]
 SINGLE_FAULTS = {"quick": 3, "all": 12, "soak": 200}[EFFORT]
 each_board = pytest.mark.parametrize(

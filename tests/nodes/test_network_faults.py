@@ -350,6 +350,7 @@ def test_agents_that_met_elsewhere_use_the_network_on_which_they_met(v4: Net, la
 # Cut off, and back.
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.all
 def test_nodes_are_cut_off_and_come_back_again_and_again(v4: Net, launch: Launcher) -> None:

@@ -124,6 +124,7 @@ def survivors_round(team: Team, victim: Agent, before: Round) -> Round:
     return team.wait_round(others, after=before)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "fault", [kill, pytest.param(terminate, marks=pytest.mark.all), pytest.param(suspend, marks=pytest.mark.all)]

@@ -234,6 +234,7 @@ def torchs() -> Iterator[Any]:
         signal.signal(signum, handler)
 
 
+@pytest.mark.long
 @pytest.mark.all
 def test_agents_of_both_give_the_same_for_a_handler_of_torchs(torchs: Any, tmp_path: Path) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry

@@ -54,6 +54,7 @@ def failure_of(entrypoint: Any, *args: Any, **fields: Any) -> ChildFailedError:
 # As torch.
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
 @pytest.mark.all
 def test_every_story_ends_as_it_does_with_torch(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def plan_of(seed: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600 if EFFORT == "soak" else 300)
 def test_a_checkpoint_that_is_being_written_is_never_cut(launch: Launcher) -> None:
     for first in range(0, CHECKPOINTS, AT_ONCE):

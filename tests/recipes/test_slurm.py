@@ -87,6 +87,7 @@ def test_scancel_lets_the_workers_save(cluster: Slurm) -> None:
     cluster.wait_output(job, "saved at 1", 2)
 
 
+@pytest.mark.long
 def test_near_its_time_limit_a_job_saves_and_goes_on_from_there_later(cluster: Slurm) -> None:
     options = ("--time=1", "--signal=B:USR1@50")
     job = cluster.submit(*options, ONE_WORKER, SCRIPT, "train.py", "limit", "never")
@@ -97,6 +98,7 @@ def test_near_its_time_limit_a_job_saves_and_goes_on_from_there_later(cluster: S
     assert cluster.story(job).count("begins at 1, restart 0, queue 1") == 2
 
 
+@pytest.mark.long
 def test_a_job_that_is_put_back_begins_again(cluster: Slurm) -> None:
     job = cluster.submit(ONE_WORKER, SCRIPT, "train.py", "requeued", "never")
     cluster.wait_output(job, "begins at 0", 2)
@@ -106,6 +108,7 @@ def test_a_job_that_is_put_back_begins_again(cluster: Slurm) -> None:
     assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
 
 
+@pytest.mark.long
 def test_elements_of_an_array_on_the_same_nodes_are_jobs_of_their_own(cluster: Slurm) -> None:
     """The last element has the array's number: what is done to it is not done to the others."""
     array = cluster.submit("--array=0-1", ONE_WORKER, SCRIPT, "train.py", "array", "never")
@@ -134,6 +137,7 @@ def watches(cluster: Slurm, node: str) -> bool:
     return any("watch_first_node" in cmdline(pid) for pid in cluster.processes(f"SLURMD_NODENAME={node}"))
 
 
+@pytest.mark.long
 def test_without_its_first_node_a_job_goes_back_into_the_queue(tmp_path: Path) -> None:
     """Its batch script and its endpoint are gone, and `--no-kill` would have it wait for its time limit."""
     (tmp_path / "train.py").write_text(PREAMBLE + TRAINING)

@@ -21,6 +21,7 @@ say("hits", found)
 """
 
 
+@pytest.mark.long
 @pytest.mark.all
 @pytest.mark.timeout(400)
 def test_a_second_job_finds_what_the_first_one_compiled_though_one_was_killed_meanwhile(launch: Launcher) -> None:

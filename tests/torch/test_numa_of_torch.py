@@ -111,6 +111,7 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(machines())
 def test_any_machine_at_all_is_to_us_what_it_is_to_torch(

@@ -342,6 +342,7 @@ def test_what_became_of_an_agent_whose_keys_are_gone_is_said(
 # --- the handler
 
 
+@pytest.mark.long
 @pytest.mark.all
 def test_a_run_id_is_closed_until_etcd_forgets_it_and_new_after_that(etcds: EtcdServers, run_id: str) -> None:
     server = etcds.of("distro")

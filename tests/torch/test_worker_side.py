@@ -408,6 +408,7 @@ def test_a_distributed_checkpoint_is_found_again_after_a_restart(launch: Launche
     ]
 
 
+@pytest.mark.long
 @pytest.mark.all
 def test_a_worker_spawns_processes_of_its_own(launch: Launcher) -> None:
     told = both(
