@@ -12,11 +12,13 @@ from aelastic.forkserver.preload import (
     Ended,
     Event,
     Importing,
+    Learned,
     LeftOut,
     Phase,
     Preload,
     Ready,
     Refused,
+    Replace,
     Start,
     Stop,
     Warn,
@@ -31,6 +33,20 @@ def test_without_trouble_it_is_ready_after_its_imports() -> None:
     core = Preload(("a", "b"))
     assert told(core, Importing("a"), Importing("b"), Ready()) == []
     assert core.phase is Phase.READY
+
+
+def test_what_the_first_workers_import_is_preloaded_by_a_process_of_its_own() -> None:
+    core = Preload((), is_learning=True)
+    assert told(core, Ready(), Learned(("a", "b"))) == [Replace(("a", "b"))]
+    assert told(core, Importing("a"), Importing("b"), Ready()) == []
+    assert (core.phase, core.is_learning) == (Phase.READY, False)
+
+
+def test_what_is_learned_too_late_starts_nothing() -> None:
+    core = Preload((), is_learning=True)
+    told(core, Refused("no rights"))
+    assert told(core, Learned(("a",))) == []
+    assert core.phase is Phase.OFF
 
 
 def test_a_module_that_is_left_out_is_told_once_and_not_imported_again() -> None:
