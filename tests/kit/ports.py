@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 
-# Of the processes that run tests side by side (pytest-xdist), each has ports of its own, and gives each away once.
+# Of the processes that run tests side by side (pytest-xdist), each has ports of its own, and gives none away again soon.
 _PROCESSES_MAX = 16
 _OURS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _PROCESSES_MAX
-_given: set[int] = set()
+_given: deque[int] = deque(maxlen=500)
 
 
 def quiet_port() -> int:
@@ -24,7 +25,7 @@ def quiet_port() -> int:
             continue
         try:
             with socket.create_server(("", port)):
-                _given.add(port)
+                _given.append(port)
                 return port
         except OSError:
             pass  # taken
