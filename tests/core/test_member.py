@@ -963,6 +963,18 @@ def test_a_node_leads_once_in_a_term() -> None:
     assert story.tell(ev.BoardRead(ours)) == [ev.Connect(2, ours)]
 
 
+def test_a_node_whose_coordinator_has_not_stepped_down_yet_does_not_campaign() -> None:
+    """Else it would be elected, and begin no term beside the old one: the others would wait for it for a lease."""
+    story = campaigning()
+    ours = record(1, node_id="me")
+    story.tell(ev.BoardRead(ours), ev.Connected(1), ev.Received(1, m.Welcome(1, LEASE_S)))
+    story.hear(m.Goodbye("another agent is coordinator now", False))
+    assert story.tell(ev.BoardRead(None)) == []
+    story.tell(ev.LeadershipLost())
+    assert ev.ReadBoard() in story.pass_deadline()
+    assert story.tell(ev.BoardRead(None)) == [ev.Campaign(None, 1)]
+
+
 def test_a_node_that_lost_the_leadership_leads_again_only_after_an_election() -> None:
     story = campaigning()
     ours = record(1, node_id="me")

@@ -64,8 +64,7 @@ class Member(Machine[Event, Action]):
         if self.phase is Phase.OVER:
             return None
         own = {Phase.PAUSING: self.search.read_at, Phase.MEMBER: self.outbox.heartbeat_at}.get(self.phase)
-        look = self.contact.look_at if self._may_be_given_up else None
-        times = self.search.deadline, self.leader.deadline, look, own
+        times = self.search.deadline, self.leader.deadline, own, self.contact.look_at if self._may_be_given_up else None
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -175,12 +174,12 @@ class Member(Machine[Event, Action]):
     def _on_record(self, record: LeaderRecord | None, now: float) -> list[Action]:
         was_campaigning, before, self.record = self.phase is Phase.CAMPAIGNING, self.record, record
         if record is None:
-            return self._campaign(None)
+            return self._campaign(None, now)
         if record.verdict and self.leader.epoch:
             return self._end(record.verdict)
         if record.candidate.node_id == self.node_id and not self.is_leader:
             if not was_campaigning:
-                return self._campaign(record)  # of an earlier term, or the answer to the campaign was lost
+                return self._campaign(record, now)  # of an earlier term, or the answer to the campaign was lost
             self.is_leader = True
             return [ev.Lead(record, self.leader.is_takeover), *self._connect(record)]
         if was_campaigning and record.is_same_term(before):
@@ -188,7 +187,7 @@ class Member(Machine[Event, Action]):
             return self._pause(now)
         if self.leader.is_gone(record, now):
             self.leader.on_disconnected(is_lost=True)
-            return self._campaign(record)
+            return self._campaign(record, now)
         return self._connect(record)
 
     def _stop_if_given_up(self, record: LeaderRecord | None, now: float) -> list[Action]:
@@ -205,12 +204,12 @@ class Member(Machine[Event, Action]):
         match self.phase:
             case Phase.CONNECTING:
                 assert self.record is not None
-                token = self.record.candidate.token
                 if isinstance(event, ev.Connected):
                     self.phase = Phase.GREETING
                     self.leader.on_connected(now)
                     return [ev.Send(self.outbox.greet(self.terms, self.record, self.state, self.leader.epoch, now))]
                 self.search.trouble = event.reason
+                token = self.record.candidate.token
                 if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
                     self.state.ended_nodes |= {self.record.candidate.node_id}
                     return self._read_board()
@@ -292,8 +291,7 @@ class Member(Machine[Event, Action]):
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
         self.outbox.heartbeat_at = now + welcome.lease_s / 3
-        unsent = self.outbox.take_unsent()
-        return [] if unsent is None else [ev.Send(unsent)]
+        return [] if (unsent := self.outbox.take_unsent()) is None else [ev.Send(unsent)]
 
     def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
         if isinstance(message, m.Ended):
@@ -373,7 +371,9 @@ class Member(Machine[Event, Action]):
         self.phase = Phase.READING
         return [ev.ReadBoard()]
 
-    def _campaign(self, seen: LeaderRecord | None) -> list[Action]:
+    def _campaign(self, seen: LeaderRecord | None, now: float) -> list[Action]:
+        if self.is_leader:  # a coordinator of an earlier term, which does not know yet that another one took its place
+            return self._pause(now)
         self.phase = Phase.CAMPAIGNING
         return [ev.Campaign(seen, self.leader.epoch)]
 
