@@ -87,6 +87,8 @@ class Charges:
         )
         if not is_led_on:
             losses.append(Loss())  # another agent coordinates, and those that do not find it in time are lost
+        if not failures and last.token != next_.token and last.named is not None:
+            return EITHER  # and what it had told, though it may have heard of a loss after that
         ended_at = math.inf if last.named is not None else last.ended_at
         return legal_charges(failures, losses, ended_at=ended_at, slack_s=self.slack_s)
 

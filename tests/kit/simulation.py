@@ -3,7 +3,8 @@
 
 `python tests/kit/simulation.py SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
 A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
-`until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within `AGREE_WITHIN_S`.
+`until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within the bound of what
+has happened shortly before (`simulated_bounds.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated_agent import Agent, Work
 from kit.simulated_board import BOARD, Board, BoardFaults
+from kit.simulated_bounds import bound_s
 from kit.simulated_checks import Checks, ForgottenError
 from kit.simulated_process import Clock
 from kit.simulated_words import in_words, without_repetition
 from kit.simulated_world import FIN, RST, World
 
 LEASE_S = 5.0
-# Lease, election, recovery (a lease), a worker that ignores SIGTERM, settling, and that once more for late nodes.
-AGREE_WITHIN_S = 40.0
+END_WITHIN_S = 120.0
 LINES = 200
 NO_BOARD_FAULTS = BoardFaults()
 
@@ -87,9 +88,10 @@ class Simulation:
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
         self.is_calm, self.is_work_done = False, False
         self.is_forgotten = False  # the job ended, and what came after it was another
-        self.agreed_after_s = 0.0
+        self.agree_within_s = self.agreed_after_s = 0.0
         self._number = 0
         self._clocks: dict[str, Clock] = {}
+        self._coming: set[str] = set()  # hosts that were lost, and come again
 
     # The job.
 
@@ -290,7 +292,18 @@ class Simulation:
             agent.crash(how)
             self.gone(agent.host)
             if self.random.random() < 0.7:
-                self.world.after(self.random.uniform(0.3, 12), lambda: self.restart(agent.host))
+                self.restart_after(self.random.uniform(0.3, 12), agent.host)
+
+    def restart_after(self, delay_s: float, host: str) -> None:
+        """Or when faults stop, if that is sooner."""
+        self._coming.add(host)
+
+        def restart() -> None:
+            if host in self._coming:
+                self._coming.remove(host)
+                self.restart(host)
+
+        self.world.after(delay_s, restart)
 
     def restart(self, host: str) -> None:
         if self.checks.verdict_at is None:
@@ -304,7 +317,7 @@ class Simulation:
             if self.random.random() < 0.3:
                 self.world.after(self.random.uniform(0, 2), agent.ask_to_leave)
             if self.random.random() < 0.7:
-                self.world.after(self.random.uniform(1, 15), lambda: self.restart(agent.host))
+                self.restart_after(self.random.uniform(1, 15), agent.host)
 
     def jump(self) -> None:
         agent = self.some()
@@ -314,6 +327,7 @@ class Simulation:
     def take_board_down(self) -> None:
         """An etcd refuses and keeps what it knew; a TCPStore that refuses is no more, so this one is silent."""
         self.world.note(BOARD, "is down")
+        self.checks.charges.add("board", self.world.now, BOARD)
         if self.size.is_leased:
             self.board.is_up = False
         else:
@@ -322,17 +336,32 @@ class Simulation:
 
     def take_board_up(self) -> None:
         self.world.note(BOARD, "is up again")
+        self.checks.charges.is_over("board", self.world.now, BOARD)
         self.board.is_silent = False
         if self.size.is_leased:
             self.board.is_up = True
 
     def wipe_board(self) -> None:
         self.world.note(BOARD, "is wiped")
+        self.checks.charges.add("board", self.world.now, BOARD, until=self.world.now)
         self.board.wipe()
+
+    @property
+    def bound_s(self) -> float:
+        faults = self.faults
+        return bound_s(
+            self.checks.charges.faults,
+            self.world.now,
+            LEASE_S,
+            is_slow=bool(faults.slow) or faults.board != NO_BOARD_FAULTS,
+            ignores_term=bool(faults.worker_ignores_term),
+            leaves_something=bool(faults.leaves_something),
+        )
 
     def calm_down(self) -> None:
         """All faults stop."""
         self.world.note("CALM", "all faults stop")
+        self.agree_within_s = self.bound_s
         self.is_calm = True
         self.board.faults = NO_BOARD_FAULTS
         self.world.slow = 0.0
@@ -342,6 +371,9 @@ class Simulation:
             agent.thaw()
         self.world.rejecting.clear()
         self.take_board_up()
+        for host in sorted(self._coming):
+            self.restart(host)
+        self._coming.clear()
         self.fill_up()
         self.world.dark.clear()
 
@@ -414,16 +446,16 @@ class Simulation:
 
     def agree(self) -> None:
         calm_at = self.world.now
-        if not self.world.run(lambda: not self.checks.disagreement(), calm_at + AGREE_WITHIN_S):
+        if not self.world.run(lambda: not self.checks.disagreement(), calm_at + self.agree_within_s):
             self.checks.give_up_if_forgotten()
-            self.checks.fail(f"after {AGREE_WITHIN_S:g} s without faults {self.checks.disagreement()}")
+            self.checks.fail(f"after {self.agree_within_s:g} s without faults {self.checks.disagreement()}")
         self.agreed_after_s = self.world.now - calm_at
 
     def finish(self) -> None:
         self.is_work_done = True
         for agent in self.living:
             agent.succeed_now()
-        if not self.world.run(lambda: not self.living, self.world.now + 3 * AGREE_WITHIN_S):
+        if not self.world.run(lambda: not self.living, self.world.now + END_WITHIN_S):
             self.checks.give_up_if_forgotten()
             self.checks.fail(f"{self.living} do not come to an end")
 

@@ -201,7 +201,7 @@ class LeaderWatch:
     def begin_check(self, now: float) -> bool:
         """It is time to check the board; false while an earlier check is unanswered."""
         if self.phase is WatchPhase.GREETING:
-            self._check_s *= 2  # thousands of nodes may do the same
+            self._check_s = min(2 * self._check_s, self.lease_s)  # thousands of nodes may do the same
         self.check_at, self._looked_at = now + self._check_s, now
         is_new, self.is_checking = not self.is_checking, True
         return is_new

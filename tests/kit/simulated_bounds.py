@@ -1,0 +1,58 @@
+"""How soon all nodes are in one round once faults stop, by what has happened shortly before: a bound for each cause.
+
+A job that has to come together again does so in steps, each with its own limit, and each is needed only after some
+causes: that a loss is noticed, that another coordinator is elected, that the round's nodes find it, that workers end.
+Several causes at once take the longest of each step, for the steps run beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kit.simulated_board import BOARD
+from kit.simulated_charges import Fault
+from kit.simulated_world import CONNECT_TIMEOUT_S, RESEND_MAX_S
+
+# Timers that are no leases, the last call of a first round, and messages.
+SOON_S = 3.5
+# A worker that ignores SIGTERM; one that leaves processes behind.
+KILLED_AFTER_S, CLEARED_AFTER_S = 8.0, 3.0
+# A board that forgets looks twice a second; spares find a new coordinator.
+FORGETS_S, SPARES_S = 0.5, 1.0
+# A node that comes back is a newcomer, and may have to leave a young round alone for so long (`docs/adr/0022`).
+NEWCOMER_S = 10.0
+# What is older has no consequences any more.
+LEASES_OF_CONSEQUENCES = 3
+
+
+def noticed_s(fault: Fault, lease_s: float) -> float:
+    """Until the others know of it."""
+    if fault.to and fault.kind == "silence":
+        return lease_s + RESEND_MAX_S
+    return CONNECT_TIMEOUT_S if fault.kind in {"break", "reset"} else lease_s
+
+
+def takes_coordinator(fault: Fault) -> bool:
+    """Whether it may end a coordinator's term."""
+    return fault.kind not in {"break", "reset"} or BOARD in {fault.host, fault.to}
+
+
+def bound_s(
+    faults: Iterable[Fault], now: float, lease_s: float, *, is_slow: bool, ignores_term: bool, leaves_something: bool
+) -> float:
+    """From when faults stop.
+
+    Args:
+        faults: of the whole run.
+        now: when they stop.
+        lease_s: of the job.
+        is_slow: words to the board or between agents were late or lost until now.
+        ignores_term: workers may.
+        leaves_something: workers may.
+    """
+    recent = [fault for fault in faults if fault.until > now - LEASES_OF_CONSEQUENCES * lease_s]
+    within_s = SOON_S + KILLED_AFTER_S * ignores_term + CLEARED_AFTER_S * leaves_something
+    within_s += max([noticed_s(fault, lease_s) + NEWCOMER_S for fault in recent] + [lease_s * is_slow])
+    if is_slow or any(map(takes_coordinator, recent)):
+        within_s += lease_s + FORGETS_S + lease_s + SPARES_S  # an election, and a takeover
+    return within_s
