@@ -34,6 +34,7 @@ class State:
         self.accelerator = _initialized_accelerator()
         self.handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self.cwd, self.umask = _cwd(), _umask()
+        self.streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
 
     def reasons_against(self, before: "State") -> list[str]:
         """What an import has done since, one clause for each."""
@@ -58,6 +59,7 @@ class State:
             found.append("changes the working directory")
         if self.umask != before.umask:
             found.append("changes the umask")
+        found += [f"replaces sys.{name}" for name, stream in self.streams.items() if stream is not before.streams[name]]
         return found
 
 
@@ -145,17 +147,17 @@ class WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001  it
             self._expected = self._expected[:-1]
         else:
             self._expected = ()
-            self.read.add(key)
+            self.read.add(os.fsdecode(key))  # `os.environb` has bytes
         value: str = super().__getitem__(key)
         return value
 
 
 def watch_environ() -> set[str]:
     """The names of variables that are read from now on."""
-    os.environ.__class__ = WatchedEnviron
+    os.environ.__class__ = os.environb.__class__ = WatchedEnviron
     return WatchedEnviron.read
 
 
 def unwatch_environ() -> None:
     """Makes `os.environ` what it was."""
-    os.environ.__class__ = os._Environ  # noqa: SLF001
+    os.environ.__class__ = os.environb.__class__ = os._Environ  # noqa: SLF001

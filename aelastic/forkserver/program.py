@@ -134,8 +134,9 @@ def _standard_library() -> tuple[str, str]:
 
 def _printed_bytes() -> int:
     """How much modules have printed; both streams are one file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.__stdout__, sys.__stderr__):  # a module may have replaced the usual ones
+        assert stream is not None
+        stream.flush()
     return os.fstat(1).st_size
 
 

@@ -266,6 +266,8 @@ BAD_MODULES = {
     "import os; os.umask(0)": "mod changes the umask",
     "import os; rank = os.environ['LOCAL_RANK']": "mod fails: KeyError: 'LOCAL_RANK'",
     "import os; rank = os.environ.get('LOCAL_RANK')": "mod reads LOCAL_RANK, which differs from worker to worker",
+    "import os; rank = os.environb.get(b'LOCAL_RANK')": "mod reads LOCAL_RANK, which differs from worker to worker",
+    "import io, sys; sys.stdout = io.StringIO()": "mod replaces sys.stdout",
     "import nosuch": "mod is not installed: No module named 'nosuch'",
     "import sys, types; t = types.ModuleType('torch'); t.cuda = types.SimpleNamespace(is_initialized=lambda: True); sys.modules['torch'] = t": (
         "mod initializes CUDA"
