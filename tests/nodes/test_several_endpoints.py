@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import http.server
 import os
-import re
 import signal
 import socket
 import threading
@@ -20,7 +19,9 @@ from kit.ports import quiet_port
 
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError, RendezvousConnectionError
 from aelastic.host import proc_table
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards import c10d
+from aelastic.rdzv.boards.encoding import text_of
 from aelastic.rdzv.boards.quorum import QuorumBoard
 from aelastic.rdzv.settings import RendezvousSettings
 
@@ -94,6 +95,20 @@ def error_of(agent: Agent) -> str:
     return line
 
 
+def told_both(own: list[str], others: list[str]) -> str:
+    told = f"this agent has the rendezvous endpoints {','.join(own)}, another one of this run {','.join(others)}: "
+    return told + "give all of them the same list"
+
+
+def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
+    names = endpoints()
+    board = QuorumBoard(RendezvousSettings("c10d", ",".join(names), 3, 3), "job", os.environ)
+    leader = LeaderRecord(1, Candidate("n0", ("n0",), 1, "token"), renewals=0)
+    with pytest.raises(InputError) as caught:
+        board._cell_of(text_of(leader), names[1])
+    assert str(caught.value) == told_both(names, [names[1]])
+
+
 def test_an_agent_with_another_list_is_told_both(launch: Launcher) -> None:
     names, other = endpoints(), f"127.0.0.9:{quiet_port()}"
     with team_of(launch, Meeting("c10d", ",".join(names)), "2", conf=CONF) as job:
@@ -102,8 +117,9 @@ def test_an_agent_with_another_list_is_told_both(launch: Launcher) -> None:
         same.wait_said("this node is a spare")
         for wrong in ([names[0], names[1], other], [names[0]]):
             agent = job.start("--rdzv-endpoint", ",".join(wrong), "--rdzv-conf", "is_host=false")
-            assert agent.wait() in {EXIT_INPUT, EXIT_FAILURE}
-            assert re.search(r"give all of them the same list|several endpoints", error_of(agent))
+            assert agent.wait() == EXIT_INPUT
+            assert told_both(sorted(wrong), names) in error_of(agent)
+            assert agent.stderr.count("the same list") == 1, "one line"
             assert not agent.starts
 
 

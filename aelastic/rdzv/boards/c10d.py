@@ -12,11 +12,12 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from aelastic.errors import InputError
 from aelastic.host.listeners import is_loopback, listen, loopback_address
+from aelastic.rdzv.boards.encoding import KeyState
 from aelastic.rdzv.boards.endpoints import (
     Endpoint,
     GoneError,
@@ -27,6 +28,7 @@ from aelastic.rdzv.boards.endpoints import (
 )
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.tcp_store import TcpStore, read_timeout_of, run_key
+from aelastic.rdzv.quorum.cells import cell_from_bytes
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.tcpstore.child import Fork
 
@@ -98,6 +100,13 @@ class C10dBoard(KeyBoard):
 
     async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
         return await self._store.insist(do)
+
+    def _state_of(self, text: bytes) -> KeyState:
+        try:
+            endpoints = cell_from_bytes(text)[1]
+        except ValueError:
+            return super()._state_of(text)
+        raise other_list([str(self._store.endpoint)], endpoints)
 
     @property
     def _where(self) -> str:
@@ -189,6 +198,14 @@ class C10dBoard(KeyBoard):
             # The user must give it to the other agents.
             _log.warning("the rendezvous endpoint is %s", self._store.endpoint)
         return listener
+
+
+def other_list(own: Sequence[str], others: Sequence[str]) -> InputError:
+    """Agents of one run do not have the same endpoints: each list alone would be a job."""
+    return InputError(
+        f"this agent has the rendezvous endpoints {','.join(own)}, another one of this run {','.join(others)}: "
+        "give all of them the same list"
+    )
 
 
 def _switch(settings: RendezvousSettings, name: str) -> bool | None:

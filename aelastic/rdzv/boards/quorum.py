@@ -20,11 +20,11 @@ import anyio.lowlevel
 
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.boards.c10d import C10dBoard
+from aelastic.rdzv.boards.c10d import C10dBoard, other_list
 from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.quorum import register_events as ev
-from aelastic.rdzv.quorum.cells import Cell, cell_from_bytes, cell_to_bytes
+from aelastic.rdzv.quorum.cells import MARK, Cell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.tcpstore.template import StoreTemplate
@@ -178,7 +178,7 @@ class QuorumBoard(KeyBoard):
                 answer = ev.Unanswered(request.step, store, state)
                 if isinstance(error, InputError | RendezvousStateError):
                     self._hopeless = self._hopeless or error
-                    if self._states[name] != state:
+                    if self._has_worked and self._states[name] != state:  # else this agent ends, and says so
                         _log.warning("%s", error)
             if self._states[name] and not state:
                 self._is_one_back.set()
@@ -194,7 +194,9 @@ class QuorumBoard(KeyBoard):
     async def _carry_out(self, request: ev.Look | ev.Write) -> ev.Event:
         part = self._parts[request.store]
         if isinstance(request, ev.Look):
-            return ev.Looked(request.step, request.store, self._cell_of(await part.get()))
+            return ev.Looked(
+                request.step, request.store, self._cell_of(await part.get(), self._endpoints[request.store])
+            )
         expected = cell_to_bytes(request.expected, self._endpoints) if request.expected else b""
         new = cell_to_bytes(request.cell, self._endpoints)
         return ev.Written(request.step, request.store, await part.compare_set(expected, new) == new)
@@ -203,9 +205,11 @@ class QuorumBoard(KeyBoard):
         """Whether this agent may serve an endpoint: with two they would go together."""
         return not any(part.is_serving for other, part in enumerate(self._parts) if other != store)
 
-    def _cell_of(self, data: bytes) -> Cell | None:
+    def _cell_of(self, data: bytes, endpoint: str) -> Cell | None:
         if not data:
             return None
+        if not data.startswith(MARK):  # what an agent writes that has this endpoint alone
+            raise other_list(self._endpoints, [endpoint])
         try:
             cell, endpoints = cell_from_bytes(data)
         except ValueError as error:
@@ -214,10 +218,7 @@ class QuorumBoard(KeyBoard):
                 "give all of them the same list"
             ) from None
         if endpoints != self._endpoints:
-            raise InputError(
-                f"this agent has the rendezvous endpoints {','.join(self._endpoints)}, another one of this run "
-                f"{','.join(endpoints)}: give all of them the same list"
-            )
+            raise other_list(self._endpoints, endpoints)
         return cell
 
     async def aclose(self) -> None:
