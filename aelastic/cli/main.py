@@ -146,16 +146,16 @@ def _run_command(
 
             return Outcome(examine(argv[1:], environ, groups))
         invocation = parse(argv, environ, groups)
-    except InputError as error:
-        return _refuse(error)
+        if owns_process:
+            from aelastic.host.reaping import adopt_orphans
+
+            adopt_orphans()
+    except (InputError, ModuleNotFoundError) as error:
+        return _explain(error)
     except SystemExit:  # `--help` and `--version` have said it
         return Outcome(0)
     except KeyboardInterrupt:
         return Outcome.of_signal(signal.SIGINT)
-    if owns_process:
-        from aelastic.host.reaping import adopt_orphans
-
-        adopt_orphans()
     outcome = _run_job(invocation)
     if invocation.exit_codes == "torchrun" and outcome.code not in {0, EXIT_INPUT}:
         return Outcome(EXIT_FAILURE)

@@ -143,11 +143,14 @@ def test_a_ctrl_c_during_the_imports_says_nothing(tmp_path: Path, moment: str, c
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
-def test_a_package_that_is_missing_is_named_with_what_to_install(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["ok.py", "doctor"])
+def test_a_package_that_is_missing_is_named_with_what_to_install(tmp_path: Path, command: str) -> None:
     package = "anyio"
-    code = f"import sys; sys.modules[{package!r}] = None; from aelastic.cli.main import main; sys.exit(main(['ok.py']))"
+    code = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_module('aelastic', run_name='__main__')"
     (tmp_path / "ok.py").touch()
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     words = f"aelastic: error: {package} is not installed for {sys.executable}: pip install {package} (see "
     assert (done.returncode, done.stderr.startswith(words), done.stderr.count("\n")) == (2, True, 1), done.stderr
 
