@@ -223,6 +223,8 @@ class WorkerSpec:
         if isinstance(self.entrypoint, str):
             strange = [arg for arg in self.args if not isinstance(arg, str | bytes | PathLike) or "\0" in str(arg)]
             _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
+        odd = [name for name, value in (self.env or {}).items() if not _are_texts([name, value])]
+        _check(not odd, f"env holds {odd[:1]}: the names and values of variables are strings")  # values may be secret
         _check(self.monitor_interval > 0, f"monitor_interval is {self.monitor_interval}: use seconds above 0")
         for name in ("shutdown_timeout_s", "exit_barrier_timeout_s", "linger_s"):
             value: float = getattr(self, name)
@@ -275,9 +277,12 @@ class WorkerSpec:
         is_choice = 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
         _check(is_choice, f"hang_signals is {signs!r}: use a tuple of one or more of {choices}")
         _check(action in HANG_ACTIONS, f"hang_action is {action!r}: use one of {', '.join(HANG_ACTIONS)}")
-        if (expected := self.expect_output) is None:
+        expected: Any = self.expect_output
+        if expected is None:
             return
-        _check(isinstance(expected, ExpectedOutput), f"expect_output is {expected!r}: use an ExpectedOutput")
+        is_one = isinstance(expected, ExpectedOutput) and _are_texts([expected.pattern]) and _is_real(expected.within_s)
+        is_whole = is_one and (expected.ranks is None or _are_ranks(expected.ranks))
+        _check(is_whole, f"expect_output is {expected!r}: use an ExpectedOutput of a str, seconds, and ranks or None")
         problem = pattern_problem(expected.pattern)
         _check(not problem, f"expect_output: {problem}")
         is_length = HANG_TIMEOUT_MIN_S <= expected.within_s < math.inf
@@ -326,16 +331,34 @@ def _is_real(value: Any) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, str | bytes)
 
 
+def _is_int(value: Any) -> bool:
+    return hasattr(value, "__index__")
+
+
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-_INT: _Fits = (lambda value: hasattr(value, "__index__")), "an int"
+def _are_texts(value: Any) -> bool:
+    return _is_sequence(value) and all(isinstance(each, str) for each in value)
+
+
+def _are_ranks(value: Any) -> bool:
+    return isinstance(value, Collection) and all(map(_is_int, value))
+
+
+def _are_streams(value: Any) -> bool:
+    by_rank = value if isinstance(value, Mapping) else {0: value}
+    return _are_ranks(by_rank) and all(_is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
+
+
+_INT: _Fits = _is_int, "an int"
 _REAL: _Fits = _is_real, "a number"
 _STR: _Fits = (lambda value: isinstance(value, str)), "a str"
 _PATH: _Fits = (lambda value: isinstance(value, str | PathLike)), "a Path"
-_STREAMS: _Fits = (lambda value: isinstance(value, int | Mapping)), "a Std, or a dict of them by local rank"
-_TEXTS: _Fits = _is_sequence, "a tuple or list of texts"
+_BOOL: _Fits = (lambda value: isinstance(value, bool)), "a bool"
+_STREAMS: _Fits = _are_streams, "a Std, or a dict of them by local rank"
+_TEXTS: _Fits = _are_texts, "a tuple or list of texts"
 _TYPES: Mapping[str, _Fits] = {
     "entrypoint": ((lambda value: isinstance(value, str) or callable(value)), "the name of a program, or a function"),
     "args": (_is_sequence, "a tuple or list of arguments"),
@@ -344,6 +367,9 @@ _TYPES: Mapping[str, _Fits] = {
     "max_restarts": _INT,
     "monitor_interval": _REAL,
     "rdzv": _optional(((lambda value: isinstance(value, RendezvousSettings)), "RendezvousSettings")),
+    "rdzv_handler": _optional(((lambda value: hasattr(value, "next_rendezvous")), "a torch RendezvousHandler")),
+    "numa_fall_back": _BOOL,
+    "virtual_local_rank": _BOOL,
     "master_addr": _optional(_STR),
     "master_port": _optional(_INT),
     "run_id": _optional(_STR),
@@ -353,7 +379,7 @@ _TYPES: Mapping[str, _Fits] = {
     "cache_dir": _optional(_PATH),
     "preload": ((lambda value: value == "auto" or _is_sequence(value)), 'a tuple of module names, or "auto"'),
     "log_line_prefix_template": _optional(_STR),
-    "local_ranks_filter": _optional(((lambda value: isinstance(value, Collection)), "a frozenset of local ranks")),
+    "local_ranks_filter": _optional((_are_ranks, "a frozenset of local ranks")),
     "duplicate_stdout_filters": _TEXTS,
     "duplicate_stderr_filters": _TEXTS,
     "event_log_handler": _STR,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,5 +89,6 @@ def test_an_unknown_name_is_refused_with_those_there_are(name: str) -> None:
 
 
 async def test_a_handler_that_is_given_is_taken_whatever_it_is() -> None:
-    link = registry.open_link(WorkerSpec(entrypoint="true", rdzv_handler=object()), "n1", AROUND)
+    handler = SimpleNamespace(next_rendezvous=None)
+    link = registry.open_link(WorkerSpec(entrypoint="true", rdzv_handler=handler), "n1", AROUND)
     assert isinstance(link, TorchHandlerLink)

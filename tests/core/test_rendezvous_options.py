@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kit.arguments import complaint, spec_of
@@ -275,12 +276,13 @@ def test_a_run_id_has_no_line_breaks(script: str, run_id: str) -> None:
 
 def test_a_spec_meets_in_one_way_and_names_the_job_of_several_nodes() -> None:
     settings = RendezvousSettings(backend="c10d", endpoint="node0", min_nodes=1, max_nodes=2)
+    handler = SimpleNamespace(next_rendezvous=None)
     with pytest.raises(InputError, match="rdzv and rdzv_handler are both given"):
-        WorkerSpec(entrypoint="true", rdzv=settings, rdzv_handler=object(), run_id="x")
+        WorkerSpec(entrypoint="true", rdzv=settings, rdzv_handler=handler, run_id="x")
     with pytest.raises(InputError, match="run_id is empty"):
         WorkerSpec(entrypoint="true", rdzv=settings)
     assert WorkerSpec(entrypoint="true", rdzv=settings, run_id="x").rdzv is settings
-    assert WorkerSpec(entrypoint="true", rdzv_handler=settings).rdzv_handler is settings
+    assert WorkerSpec(entrypoint="true", rdzv_handler=handler).rdzv_handler is handler
 
 
 def test_the_timeout_of_a_static_rendezvous_is_its_join_timeout(script: str) -> None:

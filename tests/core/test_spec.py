@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from aelastic.errors import InputError
+from aelastic.output_patterns import ExpectedOutput
 from aelastic.spec import _TYPES, Std, WorkerSpec
 from aelastic.workers.program import check_program, check_torch
 
 SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
+EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,16 @@ SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
         ("hang_signals", "cpu", "use a tuple of one or more of output, cpu, io"),
         ("log_dir", 3, "use a Path, or None"),
         ("env", ["A=1"], "use a dict of variables, or None"),
+        ("tee", 17, "use a Std, or a dict of them by local rank"),
+        ("redirects", {"a": 1}, "use a Std, or a dict of them by local rank"),
+        ("redirects", {0: "x"}, "use a Std, or a dict of them by local rank"),
+        ("local_ranks_filter", {"a"}, "use a frozenset of local ranks, or None"),
+        ("duplicate_stderr_filters", (1,), "use a tuple or list of texts"),
+        ("rdzv_handler", 5, "use a torch RendezvousHandler, or None"),
+        ("virtual_local_rank", "no", "use a bool"),
+        ("expect_output", EXPECTED(5, 2.0), "use an ExpectedOutput of a str"),
+        ("expect_output", EXPECTED("x", "2"), "use an ExpectedOutput of a str"),
+        ("expect_output", EXPECTED("x", 2.0, "a"), "use an ExpectedOutput of a str"),
     ],
 )
 def test_a_wrong_type_is_refused_with_the_name_of_the_field(name: str, value: object, remedy: str) -> None:
@@ -44,9 +56,15 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_field(name: str, value: ob
         SPEC(**{"entrypoint": "true", name: value})
 
 
+@pytest.mark.parametrize("env", [{"SECRET": 1}, {1: "SECRET"}])
+def test_a_variable_that_is_no_string_is_named_without_its_value(env: dict[object, object]) -> None:
+    with pytest.raises(InputError, match=r"env holds .*: the names and values of variables are strings") as refused:
+        SPEC(entrypoint="true", env=env)
+    assert repr(next(iter(env))) in str(refused.value) and repr(next(iter(env.values()))) not in str(refused.value)
+
+
 def test_each_field_has_a_type_that_is_checked_or_checks_of_its_own() -> None:
-    own = {"rdzv_handler", "logs_specs", "numa_binding", "numa_fall_back", "virtual_local_rank", "start_method"}
-    own |= {"hang_action", "expect_output", "restart_grace"}
+    own = {"logs_specs", "numa_binding", "start_method", "hang_action", "expect_output", "restart_grace"}
     assert {field.name for field in fields(WorkerSpec)} - own == set(_TYPES)
 
 
