@@ -61,7 +61,6 @@ HELPER_TIMEOUT_S = 2.0
 # with the values that count as unset.
 _UNSET = {"CI": {"", "0", "false"}, "NO_COLOR": {""}, "JPY_PARENT_PID": {""}}
 
-
 # Container objects made, and not yet freed, before the collector looks.
 COLLECT_AFTER = (100_000, 20, 100)
 
@@ -174,11 +173,13 @@ def collect_rarely() -> None:
 
 
 def _run_job(invocation: Invocation) -> Outcome:
-    with _status_line(
-        invocation
-    ) as live:  # also for the last words: they begin a new line below what workers left open
+    from aelastic.group.open_files import check_open_files
+
+    # Also for the last words: they begin a new line below what workers left open.
+    with _status_line(invocation) as live:
         job = _Job(invocation, live)
         try:
+            check_open_files(invocation.spec)  # here, too: without descriptors there is no event loop to be refused in
             result = _run_on_loop(job.run(), invocation.loop)
         except BaseException as error:  # noqa: BLE001  the last line of the CLI: any error gets a report and an exit code
             return _explain(error)
