@@ -19,6 +19,7 @@ import anyio
 from aelastic.agent.resources import AgentSettings
 from aelastic.agent.run import Run, first_of
 from aelastic.aio.mailbox import Mailbox
+from aelastic.aio.threads import keep_one
 from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend
 from aelastic.group.events import Event, StopRequested, Worker, WorkerState
@@ -147,6 +148,7 @@ class Supervisor:
             if self._settings.has_agent_store:
                 check_torch()
         try:
+            await keep_one()  # before a worker, which may start threads up to the limit
             with self._open_caches():
                 await self._open_torch_events()
                 self._run = await self._open()

@@ -19,7 +19,6 @@ from aelastic.agent.generation import Generation
 from aelastic.agent.node_offer import node_offer
 from aelastic.agent.resources import AgentSettings, Resources
 from aelastic.aio.mailbox import Mailbox
-from aelastic.aio.threads import keep_one
 from aelastic.errors import AelasticError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
@@ -122,7 +121,6 @@ class Run:
 
     async def _run_group(self, tasks: TaskGroup) -> None:
         self.resources.stack_dumps.open(tasks)
-        await keep_one()  # before a worker, which may start threads up to the limit
         self._mailbox.post(ev.Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or ev.DeadlinePassed()

@@ -48,8 +48,15 @@ async def run_sync(
 
 
 async def keep_one() -> None:
-    """Starts a thread that stays until the loop ends: of those that are idle, the last one used is kept."""
-    await run_sync(int)
+    """Starts a thread that stays until the loop ends: of those that are idle, the last one used is kept.
+
+    Raises:
+        RuntimeError: the host has refused it for a second (`aelastic.host.limits.shortage_of` tells).
+    """
+    with anyio.move_on_after(TELL_AFTER_S):
+        await run_sync(int)
+        return
+    await anyio.to_thread.run_sync(int)
 
 
 async def in_thread(function: Callable[[], T], *, within_s: float, limiter: anyio.CapacityLimiter | None = None) -> T:

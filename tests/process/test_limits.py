@@ -78,6 +78,15 @@ def test_a_job_that_fails_of_its_workers_threads_has_its_report(launch: Launcher
     job.assert_nothing_left()
 
 
+def test_a_host_that_lets_an_agent_start_no_thread_is_said_to_be_short_of_them(launch: Launcher) -> None:
+    job = launch("say('started')", wrapper=NO_THREADS.replace('os.path.exists("full")', "True"))
+    assert job.wait() == 1, job.story
+    shortage = "no more threads can be started on this host: raise the limit (ulimit -u, pids.max)"
+    assert job.stderr == f"aelastic: error: the agent cannot go on: {shortage}\n", job.story
+    assert not job.lines
+    job.assert_nothing_left()
+
+
 @pytest.fixture
 def few_pids() -> Iterator[Callable[[int], list[str]]]:
     """Gives a command that runs a program in a cgroup with so many processes and threads at most."""
