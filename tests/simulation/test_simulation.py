@@ -310,6 +310,35 @@ def test_a_coordinator_that_is_not_sure_of_its_reign_waits_for_the_board() -> No
     story.until_run_by(rest, LEASE_S + SOON_S)
 
 
+def silent_for_a_while(story: Story) -> None:
+    """As a board is of several endpoints of which most are missing."""
+    story.board.is_silent = True
+    story.pass_time(4 * LEASE_S)
+    story.board.is_silent = False
+
+
+@both_boards
+def test_workers_go_on_while_the_board_is_silent_and_are_not_started_again_after_that(is_leased: bool) -> None:
+    story = Story(is_leased=is_leased)
+    story.assert_undisturbed("012", lambda: silent_for_a_while(story))
+
+
+def test_a_job_begins_and_ends_once_when_the_board_answers_again() -> None:
+    story = Story("", nodes=3, max_nodes=3, min_nodes=3, max_restarts=0)
+    story.board.is_silent = True
+    for host in "012":
+        story.begin(host)
+    silent_for_a_while(story)
+    story.until_run_by("012", 2 * LEASE_S)
+    story.board.is_silent = True
+    story.pass_time(LEASE_S)
+    story.agent("1").fail_now()
+    silent_for_a_while(story)
+    story.until(lambda: not story.living, 2 * LEASE_S)
+    assert [verdict.outcome for verdict in story.checks.verdicts] == [Outcome.FAILED]
+    assert len(story.checks.rounds) == 1
+
+
 # The only endpoint goes, and the coordinator with it.
 
 
