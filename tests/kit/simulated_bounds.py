@@ -2,7 +2,8 @@
 
 A job that has to come together again does so in steps, each with its own limit, and each is needed only after some
 causes: that a loss is noticed, that another coordinator is elected, that the round's nodes find it, that workers end.
-Several causes at once take the longest of each step, for the steps run beside each other.
+Several causes at once take the longest of each step, for their steps run beside each other; and newcomers wait while
+others elect.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def bound_s(
     """
     recent = [fault for fault in faults if fault.until > now - LEASES_OF_CONSEQUENCES * lease_s]
     within_s = SOON_S + KILLED_AFTER_S * ignores_term + CLEARED_AFTER_S * leaves_something
-    within_s += max([noticed_s(fault, lease_s) + NEWCOMER_S for fault in recent] + [lease_s * is_slow])
+    within_s += max([noticed_s(fault, lease_s) for fault in recent] + [lease_s * is_slow])
+    beside = [NEWCOMER_S if recent else 0.0]
     if is_slow or any(map(takes_coordinator, recent)):
-        within_s += lease_s + FORGETS_S + lease_s + SPARES_S  # an election, and a takeover
-    return within_s
+        beside.append(lease_s + FORGETS_S + lease_s + SPARES_S)  # an election, and a takeover
+    return within_s + max(beside)
