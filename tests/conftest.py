@@ -97,7 +97,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _handlers_are_given_back() -> Iterator[None]:
-    """What is forked in later tests has this process's signal handlers: one that raises keeps a child from ending."""
+    """What is forked in later tests has this process's signal handlers.
+
+    Where SIGTERM has one in Python, a child that is about to wait in C (for a semaphore, say) only notes the signal.
+    """
     before = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
     yield
     assert {signum: signal.getsignal(signum) for signum in before} == before
