@@ -38,3 +38,11 @@ def test_two_of_three_nodes_go_on_without_the_host_of_endpoint_and_coordinator(
     with battlefield(launch, "c10d", tmp_path) as there:
         others_go_on(there, fault, 1.0 if fault == "agent_killed" else LEASE_S + 1.0)
         assert any(agent.has_said("elected by most nodes") for agent in there.agents[1:])
+
+
+@pytest.mark.all
+def test_workers_on_gloo_go_on_without_the_coordinators_host_which_serves_one_of_three_endpoints(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    with battlefield(launch, "c10d on three", tmp_path, STAR_GLOO="1", GLOO_SOCKET_IFNAME="net1") as there:
+        others_go_on(there, "agent_killed", 10.0)  # they import torch
