@@ -278,10 +278,15 @@ class Checks:
             self.fail(f"named is {named}, a victim; {round_.failures} had failed in {round_}")
 
     def _check_last_failure(self, agent: Agent, leader: Leader, verdict: m.Ended) -> None:
-        """The job has failed: the restart that it could not pay would have been charged."""
+        """The job has failed: the restart that it could not pay would have been charged.
+
+        It is for good, a grace after the failure: where words are late, a loss may be heard of after that.
+        """
         if self.verdict_at is not None or verdict.outcome is not m.Outcome.FAILED:
             return
         last = max(self.rounds.values(), key=_fence)
+        if self.charges.legal_names(last, self._world.now) is None:
+            return
         token = leader.sessions.token
         after = replace(last, number=last.number + 1, token=token, leader_id=agent.node_id, began_at=self._world.now)
         self._check_charge(after, self._max_restarts + 1)
