@@ -185,7 +185,7 @@ def _cell(sentences: list[tuple[str, str]]) -> str:
 
 
 def _invariants(core: Core) -> list[str]:
-    invariants = invariants_of(core.cls)
+    invariants = invariants_of(core.module, core.cls)
     listed = "\n".join(f"- {sentence + ': ' if sentence else ''}`{condition}`" for condition, sentence in invariants)
     what = "True after each event. The tests check them (`validate`); a job does not pay for it."
     return ["## Invariants", what, listed] if invariants else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field, replace
 
-from sources import Source, find, members_of_union, own_method
+from sources import Source, fields_of, find, members_of_union, methods_of, own_method
 from ways import UndecidedError, Walker, Way
 
 
@@ -59,15 +59,20 @@ def read_core(module: Source, class_name: str) -> Core:
     return core
 
 
-def invariants_of(cls: ast.ClassDef) -> list[tuple[str, str]]:
-    """What `validate` asserts: the condition, and its sentence."""
-    methods = {stmt.name: stmt for stmt in cls.body if isinstance(stmt, ast.FunctionDef)}
+def invariants_of(module: Source, cls: ast.ClassDef, of: str = "self") -> list[tuple[str, str]]:
+    """What `validate` asserts, of the core and of its parts: the condition, and its sentence."""
+    methods = methods_of(cls)
+    parts = {f"self.{each.name}.validate": each for each in fields_of(module, cls)}
     found = list[tuple[str, str]]()
 
     def read(name: str) -> None:
         for node in ast.walk(methods[name]):
             if isinstance(node, ast.Assert):
-                found.append((ast.unparse(node.test), _text_of(node.msg)))
+                found.append((ast.unparse(node.test).replace("self.", f"{of}."), _text_of(node.msg)))
+            elif isinstance(node, ast.Call) and (part := parts.get(ast.unparse(node.func))):
+                home = find(module, part.type.partition(" |")[0])
+                assert home is not None and isinstance(home[1], ast.ClassDef)
+                found.extend(invariants_of(home[0], home[1], f"{of}.{part.name}"))
             elif (called := own_method(node)) in methods and called != name:
                 read(str(called))
 

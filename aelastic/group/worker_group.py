@@ -60,7 +60,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def validate(self) -> None:
         """Asserts the invariants of the core."""
         phase, exits, is_armed = self.phase, self.exits, self.deadline is not None
-        exits.validate()
+        self.exits.validate()
         is_clean = phase in {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING}
         assert (self.generation > 0) == (self.assigned is not None), "each generation belongs to a round"
         assert len(self.workers) == self.spec.local_world_size * bool(self.generation), "one worker per local rank"

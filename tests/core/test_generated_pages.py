@@ -154,7 +154,7 @@ def test_a_core_is_small_and_proves_that_each_pair_of_phase_and_event_is_decided
 ) -> None:
     assert unproven(cls) == []
     assert len(fields_of(module, cls)) <= FIELDS_MAX
-    invariants = invariants_of(cls)
+    invariants = invariants_of(module, cls)
     assert invariants and all(sentence for _, sentence in invariants)
 
 

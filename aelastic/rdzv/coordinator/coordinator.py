@@ -21,12 +21,11 @@ from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.forming import Forming, Newcomers, RoundRules, Step
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster
-from aelastic.rdzv.coordinator.takeover import Return, Takeover, credible, has_seat, how_it_returns
+from aelastic.rdzv.coordinator.takeover import TAKEN, Return, Takeover, credible, has_seat, how_it_returns
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Outcome, Standing
 
 RESTARTED = "the worker group of {} restarted on its own"
-TAKEN = "another node has the place of this one in round {}; rejoining"
 
 
 @dataclass(slots=True)
@@ -295,11 +294,9 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _end_round(self, now: float, reason: str = "") -> list[Send]:
         """Ends the round, for a reason that costs nothing, or for what is known about its end."""
-        if reason:
-            self.forming.end.on_free(reason, now)
         self.newcomers.on_ended(now, by_newcomers=False)
         self.phase = Phase.FORMING
-        self.forming.restart(self.roster.stop_participants(), now)
+        self.forming.restart(self.roster.stop_participants(), reason, now)
         return self._form(now)
 
     def _form(self, now: float) -> list[Send]:
@@ -390,11 +387,14 @@ class Coordinator(Machine[ev.Event, Send]):
     def validate(self) -> None:
         is_forming, is_running = self.phase is Phase.FORMING, self.phase is Phase.RUNNING
         self.roster.validate(is_forming=is_forming, is_running=is_running)
+        self.forming.validate()
+        if self.takeover is not None:
+            self.takeover.validate()
+            assert self.deadline is not None, "a takeover ends"
         assert (self.verdict is not None) == self.is_closed, "a verdict closes the job"
         assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER), "a takeover has its phase"
         assert self.newest_round >= self.round, "the next round is above each that any node has told of"
         assert not is_running or len(self.roster.participants) <= self.rules.max_nodes, "a round has at most max nodes"
         is_waiting = self.roster.is_awaited or not self.round or self.forming.is_unconfirmed
         assert self.deadline is not None or is_waiting or not is_forming, "a round that forms waits for something"
-        assert self.deadline is not None or self.takeover is None, "a takeover ends"
         assert self.deadline is None or not self.is_closed, "nothing is due after the verdict"

@@ -225,7 +225,7 @@ class RoundEnd:
         return first.at + _NAMING_S[first.weight]
 
     def validate(self) -> None:
-        assert self.broken <= self.losses.keys()
+        assert self.broken <= self.losses.keys(), "a broken connection is a loss until its node is back"
         assert self.told is None or not self.untold, "all nodes hear the same, at once"
 
 

@@ -280,8 +280,10 @@ class Forming:
         self.deadline = deadline
         return Step.WAIT
 
-    def restart(self, untold: list[str], now: float) -> None:
-        """A round is over: the next one forms from now on, and these nodes are to hear so."""
+    def restart(self, untold: list[str], reason: str, now: float) -> None:
+        """A round is over, for a reason that costs nothing or for what is known: these nodes are to hear so."""
+        if reason:
+            self.end.on_free(reason, now)
         self.since, self.end.untold = now, untold
 
     def on_count(self, restart_count: int, *, is_paid: bool) -> None:
@@ -324,3 +326,6 @@ class Forming:
 
     def waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since
+
+    def validate(self) -> None:
+        self.end.validate()

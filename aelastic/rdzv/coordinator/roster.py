@@ -219,7 +219,7 @@ class Roster:
         )
         assert self.broken <= self.members.keys(), "a node that is gone does not come back"
         for node_id, member in self.members.items():
-            assert member.node.node_id == node_id
+            assert member.node.node_id == node_id, "a node is found by its id"
             if member.is_stray:
                 assert member.standing is Standing.STOPPING, "a stray stops its workers"
             elif member.standing is not Standing.READY:

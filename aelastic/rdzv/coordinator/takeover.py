@@ -16,6 +16,9 @@ from enum import StrEnum, auto
 from aelastic.rdzv.coordinator.roster import Roster
 from aelastic.rdzv.protocol.messages import Past, Standing
 
+# What a node reads whose seat was taken.
+TAKEN = "another node has the place of this one in round {}; rejoining"
+
 
 class Return(StrEnum):
     WAITS = auto()  # it has no workers, and wants the next round

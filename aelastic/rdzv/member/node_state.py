@@ -59,7 +59,8 @@ class NodeState:
     def validate(self) -> None:
         has_failed = self.standing is m.Standing.FAILED
         assert not has_failed or self.failure is not None, "a node that stands failed knows why"
-        assert self.failure is None or self.standing not in {m.Standing.BUSY, m.Standing.FINISHED}
+        is_well = self.standing in {m.Standing.BUSY, m.Standing.FINISHED}
+        assert self.failure is None or not is_well, "workers that run, or have finished, have not failed"
         is_new = self.assigned is None
         assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
         assert not is_new or not self.departed, "nodes depart from a round"
