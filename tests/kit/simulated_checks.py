@@ -280,12 +280,14 @@ class Checks:
     def _check_last_failure(self, agent: Agent, leader: Leader, verdict: m.Ended) -> None:
         """The job has failed: the restart that it could not pay would have been charged.
 
-        It is for good, a grace after the failure: where words are late, a loss may be heard of after that.
+        It is for good, a grace after the failure: where words are late, or a machine was switched off without one, a loss
+        may be heard of after that.
         """
         if self.verdict_at is not None or verdict.outcome is not m.Outcome.FAILED:
             return
         last = max(self.rounds.values(), key=_fence)
-        if self.charges.legal_names(last, self._world.now) is None:
+        are_dark = {node_id.partition("#")[0] for node_id in last.heard} & self._world.dark
+        if are_dark or self.charges.legal_names(last, self._world.now) is None:
             return
         token = leader.sessions.token
         after = replace(last, number=last.number + 1, token=token, leader_id=agent.node_id, began_at=self._world.now)
