@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.coordinator_stories import Story, failure, node, stories, told
 from kit.effort import examples
+from kit.stories.coordinator import Story, failure, node, stories, told
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Lost, Registered

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.etcd_boards import board_of, each_board, settings_of
-from kit.etcd_values import GARBAGE, GOOD
+from kit.servers.etcd_boards import board_of, each_board, settings_of
+from kit.servers.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import InputError
 from aelastic.rdzv.board import Candidate, LeaderRecord

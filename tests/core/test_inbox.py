@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.coordinator_stories import node
+from kit.stories.coordinator import node
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Event, Registered
 from aelastic.rdzv.coordinator.inbox import Inbox

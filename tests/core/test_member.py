@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from kit.member_stories import (
+from kit.stories.member import (
     FAILURE,
     JOIN_S,
     LEASE_S,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.machines import Machine, machine, our_cpus
+from kit.workers.machines import Machine, machine, our_cpus
 
 from aelastic import InputError
 from aelastic.workers import topology

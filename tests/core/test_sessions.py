@@ -6,7 +6,7 @@ import copy
 from typing import Any, get_args
 
 import pytest
-from kit.leader_terms import (
+from kit.stories.leader_terms import (
     CANDIDATE,
     FAILURE,
     LEASE_S,

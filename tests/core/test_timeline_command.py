@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from kit.event_logs import NodeLog, a_crash, a_start
+from kit.stories.event_logs import NodeLog, a_crash, a_start
 
 from aelastic.timeline.command import main
 

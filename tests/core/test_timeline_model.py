@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from kit.event_logs import NodeLog, a_crash, a_node_lost, a_start
-from kit.timelines import changed, logs_of, story_of
+from kit.stories.event_logs import NodeLog, a_crash, a_node_lost, a_start
+from kit.stories.timelines import changed, logs_of, story_of
 
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase

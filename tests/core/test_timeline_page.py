@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kit.event_logs import NodeLog, a_crash, a_node_lost, a_start
-from kit.timelines import HOSTILE, Elements, changed, logs_of, many_restarts, story_of
+from kit.stories.event_logs import NodeLog, a_crash, a_node_lost, a_start
+from kit.stories.timelines import HOSTILE, Elements, changed, logs_of, many_restarts, story_of
 
 from aelastic.observe.run_events import Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.timeline.html import CARDS_MAX, page, summary

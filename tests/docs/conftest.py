@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit.browser import need_browser
+from kit.servers.browser import need_browser
 
 
 @pytest.fixture

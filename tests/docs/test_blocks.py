@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 from kit.launching import PREAMBLE
 from kit.pages import PAGES, TUTORIALS, Block, blocks, read_launch, run_in_shell
-from kit.pods import manifest, pod_template, problems
 from kit.ports import quiet_port
-from kit.recipes import BIN, python_with
+from kit.servers.pods import manifest, pod_template, problems
+from kit.servers.recipes import BIN, python_with
 from sources import ROOT, package
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
 LIMIT_S = 150.0
 GENERATED = {"docs/reference/api.md"}  # signatures
-# What stands for a reader's machines, devices and packages, and for what waits for somebody.
+# What stands for a reader's machines, devices and packages, and for what waits for an answer.
 HERE = {
     r"(--nproc-per-node |local_world_size=)8": r"\g<1>1",
     r"--nnodes 2:4": "--nnodes 2",

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.etcd_servers import EtcdServers
 from kit.launching import Job, Launcher, wait_for
+from kit.servers.etcd_servers import EtcdServers
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_elastic.py"
 LIMIT_S = 270.0  # above the demo's own, so that one that hangs says where

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from kit.warm import Warm
+from kit.warm.interpreters import Warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAIN_DIGITS = EXAMPLES / "train_digits.py"

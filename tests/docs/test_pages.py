@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kit.pages import PAGES, TUTORIALS, blocks, read_launch, run_in_shell
 from kit.ports import quiet_port
-from kit.warm import Warm
+from kit.warm.interpreters import Warm
 from sources import ROOT
 
 LIMIT_S = 240.0

@@ -7,8 +7,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from kit.browser import dom_of
 from kit.launching import Job, Launcher, wait_for
+from kit.servers.browser import dom_of
 
 from aelastic.health.page import PAGE, POLICY
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.browser import dom_of
-from kit.event_logs import NodeLog, a_crash, a_node_lost
-from kit.timelines import HOSTILE, Elements, many_restarts, story_of
+from kit.servers.browser import dom_of
+from kit.stories.event_logs import NodeLog, a_crash, a_node_lost
+from kit.stories.timelines import HOSTILE, Elements, many_restarts, story_of
 
 from aelastic.timeline.html import page
 

@@ -2,7 +2,7 @@
 
 Workers do as they are told by signals, so that nothing here waits for durations: SIGUSR1 makes one fail, with an
 exception and an exit code of its own, SIGUSR2 makes it succeed.  Until then it talks to the others of its round, and
-fails when one of them ends (`kit.star`).
+fails when one of them ends (`kit.faults.star`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 
 from aelastic.host.reaping import waited_for
+from kit.faults.star import STAR
 from kit.launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
 from kit.ports import listening, quiet_port
-from kit.star import STAR
 
 FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
 FAIL_CODE = 7

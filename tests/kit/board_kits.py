@@ -21,8 +21,8 @@ from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
 from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
 from aelastic.rdzv.settings import RendezvousSettings
-from kit.etcd_servers import EtcdServers
 from kit.ports import quiet_port
+from kit.servers.etcd_servers import EtcdServers
 from kit.shared_board import InProcessBoard, SharedWorld
 
 # A board of an agent of a run id.

@@ -11,7 +11,7 @@ _OF = {"quick": 0, "all": 1, "soak": 2}[EFFORT]
 REPETITIONS = (6, 20, 20)[_OF]
 SIMULATION_SEEDS = (100, 500, 5000)[_OF]
 QUORUM_SEEDS = (100, 1000, 100_000)[_OF]
-# Nothing is warm in a soak: each interpreter is started, as a user's is (`kit.warm`).
+# Nothing is warm in a soak: each interpreter is started, as a user's is (`kit.warm.interpreters`).
 IS_COLD = EFFORT == "soak"
 
 

@@ -24,7 +24,7 @@ import pytest
 import uvloop
 
 from aelastic.host import proc_table
-from kit.warm import Warm
+from kit.warm.interpreters import Warm
 
 T = TypeVar("T")
 
@@ -254,7 +254,7 @@ class Launcher:
     """Makes jobs in a test's folder, and ends them with the test.
 
     Args:
-        warm: what starts interpreters that have torch (`kit.warm`).
+        warm: what starts interpreters that have torch (`kit.warm.interpreters`).
     """
 
     def __init__(self, folder: Path, warm: Warm) -> None:

@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from kit.agents import FAIL, Agent, Meeting, Round, Team, c10d, external_store, team_of
-from kit.etcd_servers import EtcdServers
 from kit.launching import DEADLINE_S, Launcher
 from kit.ports import quiet_port
+from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 from aelastic.rdzv.protocol import messages as m

@@ -10,7 +10,7 @@ from typing import TypeVar
 import anyio
 import pytest
 from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
-from kit.etcd_servers import EtcdServers
+from kit.servers.etcd_servers import EtcdServers
 from kit.shared_board import InProcessBoard, SharedWorld
 
 from aelastic.errors import RendezvousConnectionError

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from kit.agents import FINISH, figure
-from kit.chaos import BOARDS, FAULTS, LEASE_S, LONG_S, SLACK_S, Battlefield, Fault, Undo, battlefield
-from kit.chaos_charges import Done, check_charges
 from kit.effort import EFFORT
+from kit.faults.chaos import BOARDS, FAULTS, LEASE_S, LONG_S, SLACK_S, Battlefield, Fault, Undo, battlefield
+from kit.faults.chaos_charges import Done, check_charges
 from kit.launching import Launcher
 
 pytestmark = pytest.mark.long

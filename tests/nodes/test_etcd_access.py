@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from kit.etcd_boards import BOARDS, A, Closing, board_of, each_board, elected, settings_of
-from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
+from kit.servers.etcd_boards import BOARDS, A, Closing, board_of, each_board, elected, settings_of
+from kit.servers.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.rdzv.boards.etcd_settings import etcd_settings

@@ -17,15 +17,15 @@ from typing import Any
 import anyio
 import pytest
 import uvloop
-from kit.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected, settings_of
-from kit.etcd_servers import (
+from kit.ports import quiet_port
+from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected, settings_of
+from kit.servers.etcd_servers import (
     EtcdServer,
     EtcdServers,
     distro_etcd,
     etcd,
 )
-from kit.etcd_values import GARBAGE, GOOD
-from kit.ports import quiet_port
+from kit.servers.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import (
     AelasticError,

@@ -1,4 +1,4 @@
-"""The manifests in `deploy/kubernetes`: what the API server would take, and what their pods do, emulated (`kit.pods`)."""
+"""The manifests in `deploy/kubernetes`: what the API server would take, and what their pods do, emulated (`kit.servers.pods`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import netns
 from kit.agents import Agent, Round
+from kit.faults import netns
+from kit.faults.netns import Net
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
-from kit.netns import Net
-from kit.pods import MANIFESTS, PODS, TALKS, Cluster, manifest, pod_template, problems
+from kit.servers.pods import MANIFESTS, PODS, TALKS, Cluster, manifest, pod_template, problems
 
 NAMES = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"

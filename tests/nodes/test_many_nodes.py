@@ -10,8 +10,8 @@ import time
 import pytest
 from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, LATE, Agent, Meeting, c10d, figure, listening_ports, team_of
 from kit.effort import REPETITIONS
-from kit.etcd_servers import EtcdServers
 from kit.launching import Launcher
+from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.errors import EXIT_TRY_AGAIN
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kit import netns
 from kit.effort import REPETITIONS
+from kit.faults import netns
+from kit.faults.netns import Net, Node
+from kit.faults.star import STAR
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
-from kit.netns import Net, Node
-from kit.star import STAR
 
 from aelastic.errors import EXIT_FAILURE
 

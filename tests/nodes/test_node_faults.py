@@ -32,8 +32,8 @@ from kit.agents import (
     team_of,
 )
 from kit.effort import EFFORT, REPETITIONS
-from kit.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
 from kit.launching import Launcher, wait_for
+from kit.servers.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kit.agents import figure
-from kit.chaos import LEASE_S, SLACK_S, Battlefield, battlefield
+from kit.faults.chaos import LEASE_S, SLACK_S, Battlefield, battlefield
 from kit.launching import Launcher
 
 ALL, REST = (0, 1, 2), (1, 2)

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit import launch_stories as stories
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, wait_for
 from kit.ports import quiet_port
+from kit.stories import launches as stories
 
 from aelastic import InputError, SignalException
 from aelastic import elastic_agent as ours

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import pytest
-from kit import entrypoints
 from kit.launching import DEADLINE_S, Launcher, alive, on_both_loops, run, wait_for
 from kit.this_process import children, descriptors, python, threads, until
+from kit.workers import entrypoints
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.logs_specs import DefaultLogsSpecs

@@ -17,11 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit import launch_stories as stories
-from kit.launch_stories import one_node
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_each_loop
 from kit.ports import quiet_port
-from kit.torch_versions import SINCE
+from kit.stories import launches as stories
+from kit.stories.launches import one_node
+from kit.workers.torch_versions import SINCE
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
 from aelastic.errors import ProcessFailure
@@ -154,13 +154,13 @@ def test_torchs_record_passes_the_cause_on(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "from kit.launch_stories import fail, one_node\n"
+        "from kit.stories.launches import fail, one_node\n"
         "from aelastic.launch import elastic_launch\n"
         "record(elastic_launch(one_node(), fail))()\n"
     )
     env = {
         **os.environ,
-        "PYTHONPATH": str(Path(stories.__file__).parents[1]),
+        "PYTHONPATH": str(Path(stories.__file__).parents[2]),
         "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"),
     }
     done = subprocess.run(
@@ -254,7 +254,7 @@ def test_a_failure_has_the_functions_name_and_traceback(method: str) -> None:
     failed = failure_of(stories.fail, start_method=method)
     rank, cause = failed.get_first_failure()
     assert failed.name == "fail" and rank in {0, 1}
-    assert cause.message.startswith("LookupError: no batch left") and "launch_stories.py" in cause.traceback
+    assert cause.message.startswith("LookupError: no batch left") and "launches.py" in cause.traceback
 
 
 def test_a_function_that_fails_once_is_started_again() -> None:

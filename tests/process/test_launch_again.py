@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import uvloop
-from kit import launch_stories as stories
-from kit.launch_stories import one_node
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, on_each_loop, wait_for
+from kit.stories import launches as stories
+from kit.stories.launches import one_node
 
 from aelastic import ChildFailedError, InputError, SignalException, elastic_launch
 from aelastic.logs_specs import DefaultLogsSpecs
@@ -308,14 +308,14 @@ def run_script(folder: Path, code: str, *command: str, **popen: Any) -> subproce
     path = folder / "stranger.py"
     path.write_text(textwrap.dedent(code))
     argv = [sys.executable, *(command or (str(path),))]
-    env = {**os.environ, "PYTHONPATH": str(Path(stories.__file__).parents[1]), "TMPDIR": str(folder)}
+    env = {**os.environ, "PYTHONPATH": str(Path(stories.__file__).parents[2]), "TMPDIR": str(folder)}
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False, env=env, cwd=folder, **popen
     )
 
 
 PLAIN = """
-    from kit.launch_stories import one_node
+    from kit.stories.launches import one_node
     from aelastic.launch import elastic_launch
 
     def double(number):
@@ -358,7 +358,7 @@ def test_a_function_that_was_typed_in_runs_by_fork_only(how: str, tmp_path: Path
 def test_ctrl_c_ends_a_launch_that_does_not_handle_it(tmp_path: Path) -> None:
     code = f"""
         import os, signal, threading, time
-        from kit.launch_stories import one_node, sleep_long
+        from kit.stories.launches import one_node, sleep_long
         from aelastic.launch import elastic_launch
 
         def interrupt():

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from kit import launch_stories as stories
 from kit.launching import LAUNCH_TIMEOUT_S
 from kit.ports import quiet_port
+from kit.stories import launches as stories
 
 from aelastic import LaunchConfig, elastic_launch
 

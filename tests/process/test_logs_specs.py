@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import uvloop
-from kit import entrypoints
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, wait_for
-from kit.torch_versions import SINCE, TORCH
+from kit.workers import entrypoints
+from kit.workers.torch_versions import SINCE, TORCH
 from torch.distributed.elastic import multiprocessing as torchs
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState, logs_specs

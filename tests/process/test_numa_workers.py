@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import uvloop
-from kit import entrypoints
 from kit.launching import DEADLINE_S, Launcher, alive, wait_for
-from kit.machines import Cpu, Machine, write_torch
+from kit.workers import entrypoints
+from kit.workers.machines import Cpu, Machine, write_torch
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState
 from aelastic.launcher.launch_config import LaunchConfig, worker_spec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kit.launching import Launcher, on_each_loop, wait_for
-from kit.trainer import trainer
+from kit.servers.trainer import trainer
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.event_logs import NodeLog, a_crash
+from kit.stories.event_logs import NodeLog, a_crash
 
 from aelastic.timeline.command import main
 

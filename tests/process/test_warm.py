@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kit.effort import IS_COLD
 from kit.launching import DEADLINE_S, alive, wait_for
-from kit.warm import Warm
+from kit.warm.interpreters import Warm
 
 pytestmark = pytest.mark.skipif(IS_COLD, reason="nothing is warm in this run")
 
@@ -87,7 +87,7 @@ def test_signals_reach_it_and_it_does_not_outlive_its_client(python: str) -> Non
 
 def test_nothing_outlives_a_killed_test_run() -> None:
     code = (
-        f"import sys, subprocess; sys.path.append({str(Path(__file__).parents[1])!r}); from kit.warm import Warm\n"
+        f"import sys, subprocess; sys.path.append({str(Path(__file__).parents[1])!r}); from kit.warm.interpreters import Warm\n"
         f"warm = Warm('store'); subprocess.Popen([warm.python, '-c', {SLEEPS!r}]); print(warm._server.pid, flush=True)\n"
         "import time; time.sleep(600)"
     )

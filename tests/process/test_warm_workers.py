@@ -18,7 +18,7 @@ from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.host import proc_table
 from aelastic.host.usage import usage_of
 
-KIT = Path(__file__).parents[1] / "kit"
+KIT = Path(__file__).parents[1] / "kit" / "workers"
 SERVER = "forkserver/program.py"
 # Nothing else imports it: a worker that has it without an import of its own is warm.
 MODULE = "colorsys"

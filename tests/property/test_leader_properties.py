@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
-from kit.leader_terms import FAILURE, LEASE_S, RENEWED, Term, hello, node, reclaimed
+from kit.stories.leader_terms import FAILURE, LEASE_S, RENEWED, Term, hello, node, reclaimed
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.verdict import PUBLISH_TIMEOUT_S

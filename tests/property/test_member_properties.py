@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
-from kit.member_stories import FAILURE, LEASE_S, NODE, SUCCEEDED, Story, assigned, interrupted, record
+from kit.stories.member import FAILURE, LEASE_S, NODE, SUCCEEDED, Story, assigned, interrupted, record
 
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase

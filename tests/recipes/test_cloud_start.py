@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from kit.launching import PREAMBLE, Job
 from kit.ports import quiet_port
-from kit.recipes import ROOT, python_with
+from kit.servers.recipes import ROOT, python_with
 
 START = ROOT / "deploy" / "cloud" / "start.sh"
 VARIABLES = {"aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "google": "GCE_METADATA_HOST"}

@@ -1,6 +1,6 @@
 """`deploy/docker/Dockerfile` without docker: its steps are carried out, and its first process is PID 1 of a namespace.
 
-`kit.images` says what a container is here: no network of its own, no limits of memory; its root is read-only.
+`kit.servers.images` says what a container is here: no network of its own, no limits of memory; its root is read-only.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from kit.images import Container, Image
 from kit.launching import PREAMBLE
-from kit.recipes import ROOT
+from kit.servers.images import Container, Image
+from kit.servers.recipes import ROOT
 
 pytestmark = [pytest.mark.all, pytest.mark.timeout(300)]
 

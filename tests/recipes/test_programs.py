@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kit.launching import PREAMBLE, Job, wait_for
 from kit.ports import quiet_port
-from kit.recipes import ROOT, python_with
+from kit.servers.recipes import ROOT, python_with
 
 EXAMPLES = ROOT / "examples"
 LIMIT_S = 200.0

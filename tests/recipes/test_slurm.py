@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kit.launching import PREAMBLE, cmdline, wait_for
-from kit.slurm import LIMIT_S, NODES, Slurm, slurm
+from kit.servers.slurm import LIMIT_S, NODES, Slurm, slurm
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 ONE_WORKER = "--export=ALL,NPROC_PER_NODE=1"

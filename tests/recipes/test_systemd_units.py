@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.etcd_servers import EtcdServer, distro_etcd, etcd
 from kit.launching import PREAMBLE, wait_for
-from kit.recipes import ROOT
-from kit.systemd import Systemd, systemd
+from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
+from kit.servers.recipes import ROOT
+from kit.servers.systemd import Systemd, systemd
 
 UNITS = ROOT / "deploy" / "systemd"
 UNIT = "training@demo"

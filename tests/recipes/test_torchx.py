@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit.recipes import python_with
+from kit.servers.recipes import python_with
 
 LIMIT_S = 100.0
 WORKER = """

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from kit.effort import QUORUM_SEEDS
-from kit.linearizability import Op, is_linearizable
-from kit.quorum_world import BrokenPromiseError, simulate
+from kit.simulated.linearizability import Op, is_linearizable
+from kit.simulated.quorum import BrokenPromiseError, simulate
 
 from aelastic.rdzv.quorum.attempt import Attempt, Basis
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from kit.effort import SIMULATION_SEEDS
-from kit.simulated_agent import WAYS_TO_FAIL, Agent
-from kit.simulated_board import BOARD, BoardFaults
-from kit.simulated_checks import Round
-from kit.simulated_world import FIN
-from kit.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
+from kit.simulated.agent import WAYS_TO_FAIL, Agent
+from kit.simulated.board import BOARD, BoardFaults
+from kit.simulated.checks import Round
+from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
+from kit.simulated.world import FIN
 
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.survivors.election import EPOCHS_APART

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kit.arguments import install, invoke, is_ours
-from kit.torch_versions import LOOKED_AT, SINCE, TORCH, options_of, picks_a_free_port
+from kit.workers.torch_versions import LOOKED_AT, SINCE, TORCH, options_of, picks_a_free_port
 
 from aelastic.cli.arguments import parse
 from aelastic.cli.options import GROUPS, OPTIONS

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.environments import AELASTIC, DUMP, assert_same_env, both
 from kit.launching import LAUNCH_TIMEOUT_S
-from kit.torch_versions import SINCE, TORCH, picks_a_free_port
-from kit.warm import Warm
+from kit.warm.interpreters import Warm
+from kit.workers.environments import AELASTIC, DUMP, assert_same_env, both
+from kit.workers.torch_versions import SINCE, TORCH, picks_a_free_port
 
 STRANGE = ["", "$", "$$", "${rank}", "$HOME", "${local_rank}${local_rank}", "a\nb", "ünïcode", "--", "-m", "'\"\\"]
 

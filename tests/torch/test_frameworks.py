@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
-from kit.torch_workers import ours, start
+from kit.workers.torch_workers import ours, start
 
 INSTALL_TIMEOUT_S = 600.0
 REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4", "torchx>=0.7", "transformers>=4.50")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
-from kit.machines import WORKERS, Cpu, Machine, TorchOn, machine, our_cpus
+from kit.workers.machines import WORKERS, Cpu, Machine, TorchOn, machine, our_cpus
 
 from aelastic.spec import NUMA_BINDINGS
 from aelastic.workers import topology

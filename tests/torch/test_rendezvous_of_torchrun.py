@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kit.arguments import spec_of
-from kit.torch_versions import picks_a_free_port
+from kit.workers.torch_versions import picks_a_free_port
 
 from aelastic.cli.arguments import parse
 from aelastic.errors import InputError

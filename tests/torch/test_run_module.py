@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S
-from kit.torch_versions import SINCE, TORCH, options_of
-from kit.warm import Warm
+from kit.warm.interpreters import Warm
+from kit.workers.torch_versions import SINCE, TORCH, options_of
 
 from aelastic import ChildFailedError, InputError
 from aelastic import launch as ours_of_launch

@@ -17,10 +17,10 @@ from typing import Any
 
 import anyio
 import pytest
-from kit import torch_event_stories
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, wait_for
 from kit.ports import quiet_port
-from kit.torch_event_stories import ONE_NODE, STOPPED, TWO_NODES
+from kit.stories import torch_events as torch_event_stories
+from kit.stories.torch_events import ONE_NODE, STOPPED, TWO_NODES
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from aelastic import InputError, ProcessFailure, Std, Supervisor, WorkerSpec, WorkerState

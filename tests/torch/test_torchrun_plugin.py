@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
 from kit.ports import quiet_port
-from kit.torch_workers import TORCHRUN
+from kit.servers.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
+from kit.workers.torch_workers import TORCHRUN
 
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv import torchrun_plugin as for_torchrun

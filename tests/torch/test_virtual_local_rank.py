@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from kit import entrypoints
-from kit.environments import AELASTIC, DUMP, TORCHRUN, assert_same_env, both
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
-from kit.torch_versions import SINCE, TORCH
-from kit.warm import Warm
+from kit.warm.interpreters import Warm
+from kit.workers import entrypoints
+from kit.workers.environments import AELASTIC, DUMP, TORCHRUN, assert_same_env, both
+from kit.workers.torch_versions import SINCE, TORCH
 
 from aelastic import InputError, Supervisor, WorkerSpec
 

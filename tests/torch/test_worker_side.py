@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
 from kit.ports import quiet_port
-from kit.torch_versions import TORCH
-from kit.torch_workers import AELASTIC, TORCHRUN, both, ours, start
+from kit.workers.torch_versions import TORCH
+from kit.workers.torch_workers import AELASTIC, TORCHRUN, both, ours, start
 
 # Each test imports torch in several processes, under two launchers.
 pytestmark = pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)

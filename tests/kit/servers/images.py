@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from kit import netns
+from kit.faults import netns
 from kit.launching import Job, wait_for
-from kit.recipes import ROOT
+from kit.servers.recipes import ROOT
 
 STEP_LIMIT_S = 250.0
 # `$1`: a mount point; `$2`: options of the overlay.  The root's own folder may be closed to others, with Python in it.

@@ -1,6 +1,6 @@
 """Functions to launch; and, run as a script, one launch after the other with torch's launcher or with ours.
 
-    python launch_stories.py torch|aelastic
+    python launches.py torch|aelastic
 
 prints what became of each, a JSON line for each: the test compares.
 """

@@ -1,4 +1,4 @@
-"""Jobs under fire: agents on nodes of their own, workers that die of each other (`kit.star`), faults, and a look at what follows.
+"""Jobs under fire: agents on nodes of their own, workers that die of each other (`kit.faults.star`), faults, and a look at what follows.
 
 A `Battlefield` is one job of three nodes on one kind of board.  A fault takes a node, or the board, and returns what
 undoes it.  Workers write down their steps, by which the test sees which nodes progress in which round, and since when.
@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from kit import netns
 from kit.agents import FAIL, HASTY, Agent, Meeting, Team, team_of
-from kit.etcd_servers import EtcdServer, distro_etcd
+from kit.faults import netns
+from kit.faults.netns import Net, Node
 from kit.launching import Launcher, alive, wait_for
-from kit.netns import Net, Node
+from kit.servers.etcd_servers import EtcdServer, distro_etcd
 
 ETCD_NAME = "etcd.cluster"
 # `apart`: served by none of the agents.

@@ -13,7 +13,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.survivors.election import is_elected
-from kit.simulated_world import Process, World
+from kit.simulated.world import Process, World
 
 BOARD = "board"  # its host
 

@@ -1,10 +1,10 @@
 # ruff: noqa: T201  a program says what it found
 """The rendezvous, simulated: the real cores of a whole job, among faults that one seed brings about.
 
-`python tests/kit/simulation.py SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
+`PYTHONPATH=tests python -m kit.simulated.simulation SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
 A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
 `until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within the bound of what
-has happened shortly before (`simulated_bounds.py`).
+has happened shortly before (`bounds.py`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from functools import partial
 from typing import Any
 
 from aelastic.rdzv.settings import RendezvousSettings
-from kit.simulated_agent import Agent, Work
-from kit.simulated_board import BOARD, Board, BoardFaults
-from kit.simulated_bounds import bound_s
-from kit.simulated_checks import Checks, ForgottenError
-from kit.simulated_process import Clock
-from kit.simulated_words import in_words, without_repetition
-from kit.simulated_world import FIN, RST, World
+from kit.simulated.agent import Agent, Work
+from kit.simulated.board import BOARD, Board, BoardFaults
+from kit.simulated.bounds import bound_s
+from kit.simulated.checks import Checks, ForgottenError
+from kit.simulated.process import Clock
+from kit.simulated.words import in_words, without_repetition
+from kit.simulated.world import FIN, RST, World
 
 LEASE_S = 5.0
 END_WITHIN_S = 120.0
@@ -466,7 +466,9 @@ class Simulation:
         ]
         told = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
         head = f"seed {self.seed}: {_changed(self.size)}; {_changed(self.faults)}"
-        return "\n".join([head, *told[-lines:], f"replay: python tests/kit/simulation.py {self.seed} --trace"])
+        return "\n".join(
+            [head, *told[-lines:], f"replay: PYTHONPATH=tests python -m kit.simulated.simulation {self.seed} --trace"]
+        )
 
 
 def _changed(values: Any) -> str:

@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 
 from kit.agents import WORKER, Agent, Meeting, Round, Team
+from kit.faults.netns import Net, Node
 from kit.launching import LOOPS, PREAMBLE, Launcher, wait_for
-from kit.netns import Net, Node
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
 jsonschema = pytest.importorskip("jsonschema")  # in the group dev
 
 SCHEMAS = json.loads(Path(__file__).with_name("kubernetes_schemas.json").read_text())
-MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes"
+MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes"
 PODS = 4
 UID = "7c1c3f0e-6d3b-4f6e-9a55-0d3f2e6a1b11"
 # What stands for what is not there: devices to count, and the image's files.

@@ -23,7 +23,7 @@ from aelastic.host.reaping import waited_for
 from kit.launching import wait_for
 from kit.ports import quiet_port
 
-UNPACKED = Path(__file__).parents[2] / "build" / "prometheus-debian" / "usr" / "bin"
+UNPACKED = Path(__file__).parents[3] / "build" / "prometheus-debian" / "usr" / "bin"
 START_LIMIT_S = 60.0
 ANSWER_S = 10.0
 

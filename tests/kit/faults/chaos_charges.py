@@ -1,4 +1,4 @@
-"""What a job under fire has paid, by its agents' event logs, beside what the rule says (`kit.charging`) of what was done to it."""
+"""What a job under fire has paid, by its agents' event logs, beside what the rule says (`kit.faults.charging`) of what was done to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kit.chaos import LEASE_S, Battlefield, Fault
-from kit.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
+from kit.faults.chaos import LEASE_S, Battlefield, Fault
+from kit.faults.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
 
 # A busy machine's agents notice things so late.
 LATE_S = 0.25

@@ -1,4 +1,4 @@
-"""What a simulated round's end may cost: the faults with their true times, as losses that the rule knows (`kit.charging`)."""
+"""What a simulated round's end may cost: the faults with their true times, as losses that the rule knows (`kit.faults.charging`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kit.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
-from kit.simulated_board import BOARD
-from kit.simulated_world import RESEND_MAX_S
+from kit.faults.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
+from kit.simulated.board import BOARD
+from kit.simulated.world import RESEND_MAX_S
 
 # What messages and timers take, where none is late.
 SLACK_S = 0.05

@@ -3,7 +3,7 @@
 
 In some worlds the clients elect a leader, as agents do; in others each writes whenever it can, and all is faster.
 
-`python tests/kit/quorum_world.py SEED` replays a seed and prints what happened; `FIRST LAST` runs many.
+`PYTHONPATH=tests python -m kit.simulated.quorum SEED` replays a seed and prints what happened; `FIRST LAST` runs many.
 Stores freeze, forget everything, answer late, twice or never, and are cut off from clients, one way or both; requests
 may reach a store in a later life of it.  Two promises are checked: no two clients are certain at once that they
 lead, and the register's history is linearizable.  They hold as long as a majority of the stores remembers; a seed in
@@ -24,7 +24,7 @@ from typing import Any
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import Cell
 from aelastic.rdzv.quorum.register import Register
-from kit.linearizability import Op, is_linearizable
+from kit.simulated.linearizability import Op, is_linearizable
 
 LEASE_S = 3.0
 TRUSTED_S = 0.9 * LEASE_S

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.simulated_world import World
+from kit.simulated.world import World
 
 
 @dataclass

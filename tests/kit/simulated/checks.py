@@ -18,10 +18,10 @@ from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.survivors.election import EPOCHS_APART
-from kit.simulated_agent import Agent
-from kit.simulated_board import BOARD, Board, BoardFaults
-from kit.simulated_charges import Charges
-from kit.simulated_world import World
+from kit.simulated.agent import Agent
+from kit.simulated.board import BOARD, Board, BoardFaults
+from kit.simulated.charges import Charges
+from kit.simulated.world import World
 
 LEASE_S = 5.0
 

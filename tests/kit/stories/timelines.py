@@ -9,7 +9,7 @@ from typing import Any
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import Story
 from aelastic.timeline.reader import Log, read_logs
-from kit.event_logs import NodeLog
+from kit.stories.event_logs import NodeLog
 
 
 def logs_of(*nodes: NodeLog) -> list[Log]:

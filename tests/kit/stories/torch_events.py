@@ -1,6 +1,6 @@
 """Runs stories under torch's agent or ours, in a process of its own, and writes down what listeners were told.
 
-python torch_event_stories.py torch|ours RESULT_FILE '{"STORY": {"min_nodes": 2}}'
+python torch_events.py torch|ours RESULT_FILE '{"STORY": {"min_nodes": 2}}'
 """
 
 from __future__ import annotations

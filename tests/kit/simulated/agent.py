@@ -47,9 +47,9 @@ from aelastic.rdzv.survivors import election_events as e
 from aelastic.rdzv.survivors.election import Election, is_elected
 from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
-from kit.simulated_board import Asking, Board
-from kit.simulated_process import Clock, CoreShell, SimulatedProcess
-from kit.simulated_world import FIN, End, Listener, World
+from kit.simulated.board import Asking, Board
+from kit.simulated.process import Clock, CoreShell, SimulatedProcess
+from kit.simulated.world import FIN, End, Listener, World
 
 FAREWELL_S = 1.0
 
@@ -80,7 +80,7 @@ VICTIMS = ("lost its peer", "lost its peer", "lost its peer, and says so in its 
 
 
 class Watcher(Protocol):
-    """Checks that look on, and object (`simulated_checks.py`)."""
+    """Checks that look on, and object (`checks.py`)."""
 
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None: ...
     def renewed(self, token: str, connected: set[str]) -> None: ...

@@ -13,7 +13,7 @@ from typing import Any
 
 from kit.launching import LAUNCH_TIMEOUT_S
 from kit.ports import quiet_port
-from kit.torch_versions import SINCE, TORCH
+from kit.workers.torch_versions import SINCE, TORCH
 
 # A worker that writes down what it finds, into a file named by its rank.
 DUMP = """\

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from aelastic.host import proc_table
-from kit import netns
+from kit.faults import netns
 from kit.launching import MARK, Job, cmdline, wait_for
 from kit.ports import quiet_port
 
-UNPACKED = Path(__file__).parents[2] / "build" / "slurm-debian" / "usr"
+UNPACKED = Path(__file__).parents[3] / "build" / "slurm-debian" / "usr"
 LIBRARIES = UNPACKED / "lib" / "x86_64-linux-gnu"
 COMMAND_LIMIT_S = 60.0
 LIMIT_S = 100.0

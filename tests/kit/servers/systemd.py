@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from kit import netns
-from kit.images import PARTS, ROOT_OF, Container, overlay
+from kit.faults import netns
 from kit.launching import wait_for
-from kit.recipes import ROOT
+from kit.servers.images import PARTS, ROOT_OF, Container, overlay
+from kit.servers.recipes import ROOT
 
 COMMAND_LIMIT_S = 60.0
 SYSTEMD = "/usr/lib/systemd/systemd"

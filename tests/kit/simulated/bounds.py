@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kit.simulated_board import BOARD
-from kit.simulated_charges import Fault
-from kit.simulated_world import CONNECT_TIMEOUT_S, RESEND_MAX_S
+from kit.simulated.board import BOARD
+from kit.simulated.charges import Fault
+from kit.simulated.world import CONNECT_TIMEOUT_S, RESEND_MAX_S
 
 # Timers that are no leases, the last call of a first round, and messages.
 SOON_S = 3.5

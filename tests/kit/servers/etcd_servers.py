@@ -27,7 +27,7 @@ from aelastic.host.reaping import waited_for
 from kit.launching import stand_still, wait_for
 from kit.ports import quiet_port
 
-UNPACKED = Path(__file__).parents[2] / "build" / "etcd-debian" / "usr" / "bin" / "etcd"
+UNPACKED = Path(__file__).parents[3] / "build" / "etcd-debian" / "usr" / "bin" / "etcd"
 START_LIMIT_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""Stands where an interpreter stood: hands everything to the fork server, and ends as its fork ends (`warm.py`).
+"""Stands where an interpreter stood: hands everything to the fork server, and ends as its fork ends (`interpreters.py`).
 
 `Warm` writes this out with its first lines: the interpreter, and where the server listens.  It starts with `-I -S` and
 imports what is written in C alone, in some 10 ms.

@@ -3,7 +3,7 @@
 A story has a title, the rules, then one event a line; several nodes that do the same are one line.  After `->` comes the
 state, if the event has changed it, and below each message with the nodes that get it (an assignment in the order of group
 ranks).  `running=abc` begins in the first round of these nodes, `taken_over=abc` in round 7, which they have brought along.
-`python -m kit.coordinator_stories` writes anew what events bring about: read the difference.
+`python -m kit.stories.coordinator` writes anew what events bring about: read the difference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aelastic.rdzv.coordinator.waiting_text import waiting_texts
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
 
-FOLDER = Path(__file__).parents[1] / "core" / "stories"
+FOLDER = Path(__file__).parents[2] / "core" / "stories"
 
 
 @dataclass(frozen=True)

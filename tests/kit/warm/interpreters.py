@@ -21,7 +21,7 @@ from aelastic.host.reaping import waited_for
 from kit.effort import IS_COLD
 
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
+_ROOT = _HERE.parents[2]
 # Which limit the import of everything has.
 _START_LIMIT_S = 120.0
 
@@ -54,7 +54,7 @@ class Warm:
 
     def _start(self) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="warm"))
-        stub = (_HERE / "warm_stub.py").read_text()
+        stub = (_HERE / "stub.py").read_text()
         stub = stub.replace('SERVER = ""', f"SERVER = {str(folder / 'socket')!r}").replace(
             'PYTHON = ""', f"PYTHON = {sys.executable!r}"
         )
@@ -64,7 +64,7 @@ class Warm:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)} if self._what == "store" else {"OMP_NUM_THREADS": "1"}
         self._server = subprocess.Popen(
-            [sys.executable, str(_HERE / "warm_server.py"), str(folder / "socket"), self._what],
+            [sys.executable, str(_HERE / "server.py"), str(folder / "socket"), self._what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,

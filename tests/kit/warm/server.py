@@ -1,6 +1,6 @@
-"""The fork server of `warm.py`: it has imported once what its forks need, and each fork becomes the program it is given.
+"""The fork server of `interpreters.py`: it has imported once what its forks need, and each fork becomes the program it is given.
 
-    python warm_server.py SOCKET PRELOAD
+    python server.py SOCKET PRELOAD
 
 `PRELOAD` is `torch` or `store`.  One connection is one program: its arguments, environment, folder and descriptors come
 first; then each byte is a signal for it; its wait status is the answer.  The end of the connection is the end of the

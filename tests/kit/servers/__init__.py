@@ -1,0 +1,1 @@
+"""Real servers and schedulers for tests, and emulations of those that cannot be had."""

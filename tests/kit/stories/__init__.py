@@ -1,0 +1,1 @@
+"""Stories that several tests tell: of cores, of launches, of event logs."""
