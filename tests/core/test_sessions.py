@@ -546,6 +546,20 @@ def test_all_that_was_heard_while_leadership_was_uncertain_counts_before_a_failu
     assert {each.reason for each in of_kind(actions, m.Interrupted)} == {lost("c", "connection closed").reason}
 
 
+def test_a_node_that_stopped_its_workers_without_contact_was_lost_since_then() -> None:
+    """Its connection broke, the others' workers died of its own, and it was back before anything could be decided."""
+    term = running("abc", nodes=(1, 3), max_restarts=0)
+    term.live_until(START + LEASE_S * TRUSTED_SHARE, is_board_up=False)
+    term.now += 0.01
+    said = term.close("c") + term.live_until(term.now + 1, "c", is_board_up=False) + term.say("b", failed("b"))
+    said += term.live_until(term.now + 1, "c", is_board_up=False)
+    said += term.join("c", past=m.Past(m.Standing.READY, 1, 0, 2, 3, ended="no contact", alone_s=2.2))
+    term.pass_time_until_renewal()
+    said += term.tell(RENEWED)
+    assert of_kind(said, ev.Publish) == []
+    assert {each.reason for each in of_kind(said, m.Interrupted)} == {"the connection of host-c broke"}
+
+
 def test_leadership_is_certain_from_when_the_board_was_asked_not_from_when_it_answered() -> None:
     term = running()
     term.pass_time_until_renewal()

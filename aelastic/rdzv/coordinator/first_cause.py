@@ -163,9 +163,13 @@ class RoundEnd:
 
     def on_past(self, node_id: str, past: m.Past, now: float) -> None:
         """What a node of the round says of its part in it: since it was heard last, if it was lost meanwhile."""
+        loss = self.losses.get(node_id)
         if past.failure is not None:
-            loss, at = self.losses.get(node_id), now - max(0.0, past.failure_age_s)
+            at = now - max(0.0, past.failure_age_s)
             self.on_failed(node_id, past.failure, at if loss is None else max(at, loss.at))
+        elif past.ended and loss is not None and self.told is None:  # without contact it stopped its workers by itself
+            self.heard.add(node_id)
+            self.losses[node_id] = loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True)
 
     def on_gone(self, node: m.Node, event: m.Left | Lost, now: float, *, ends_round: bool) -> None:
         """A node of the round was lost, or has left; `ends_round`: its workers had not finished."""
