@@ -28,6 +28,8 @@ from aelastic.core.record import Record
 IDLE_S = 2.0
 COMPUTE_S = 5.0
 INTERVAL_S = 0.25
+# The first look shows where the counters stand, and what follows is judged from it.  Most workers have ended by then.
+FIRST_LOOK_S = 0.1
 # Between two looks, so much counts at most.
 COUNTED_S = 2 * INTERVAL_S
 # A worker computes if it uses so much within `IDLE_S`, 2.5 % of a core; a thread that wakes up now and then uses less.
@@ -94,8 +96,9 @@ class _Life:
 
     def take(self, sample: Sample, now: float) -> None:
         before, self.sample = self.sample, sample
-        if before is None:
-            return  # there is nothing to compare with
+        if before is None:  # nothing to compare with: it may have written just now
+            self.wrote_at = self.computed_at = now
+            return
         self.cpu_s += max(sample.cpu_s - before.cpu_s, WAIT_FOR_CPU_S if sample.waits_for_cpu else 0.0)
         if sample.written != before.written or sample.written is None or sample.waits_for_disk:
             self.wrote_at = now
@@ -136,7 +139,7 @@ class RestartGrace(Machine[Event, Action]):
     def __post_init__(self) -> None:
         self._looked_at = self.stopped_at
         self._lives = {rank: _Life(self.stopped_at, self.stopped_at) for rank in self.ranks}
-        self.deadline = self.stopped_at + (INTERVAL_S if self.fixed_s is None else self.fixed_s)
+        self.deadline = self.stopped_at + (FIRST_LOOK_S if self.fixed_s is None else self.fixed_s)
 
     def validate(self) -> None:
         """Asserts the invariants of the core."""

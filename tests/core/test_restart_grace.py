@@ -13,8 +13,8 @@ from aelastic.core.machine import DeadlinePassed, check_invariants
 from aelastic.group.restart_grace import (
     COMPUTE_S,
     COUNTED_S,
+    FIRST_LOOK_S,
     IDLE_S,
-    INTERVAL_S,
     GiveUp,
     Look,
     Looked,
@@ -57,7 +57,10 @@ class Story:
 
 
 def test_a_worker_that_does_nothing_is_given_two_seconds() -> None:
-    assert Story().wait() == (IDLE_S, "rank 4 neither wrote nor computed for 2 s after SIGTERM")
+    """Counted from the first look: what it wrote before that cannot be seen."""
+    waited_s, reason = Story().wait()
+    assert waited_s == pytest.approx(FIRST_LOOK_S + IDLE_S)
+    assert reason == "rank 4 neither wrote nor computed for 2 s after SIGTERM"
 
 
 def test_a_worker_that_writes_is_never_given_up() -> None:
@@ -72,7 +75,10 @@ def test_its_time_begins_anew_when_it_has_written() -> None:
     while story.now < 110.0:
         story.write()
         assert story.look() == []
-    assert story.wait() == (12.0, "rank 4 neither wrote nor computed for 2 s, 12 s after SIGTERM")
+    written_at = story.now
+    _, reason = story.wait()
+    assert story.now == written_at + IDLE_S
+    assert reason == "rank 4 neither wrote nor computed for 2 s, 12 s after SIGTERM"
 
 
 def test_a_worker_that_only_computes_is_given_five_seconds() -> None:
@@ -81,7 +87,7 @@ def test_a_worker_that_only_computes_is_given_five_seconds() -> None:
     while not told:
         story.compute()
         told = story.look()
-    assert story.now - 100.0 == COMPUTE_S
+    assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + COMPUTE_S)
     assert told == [GiveUp("rank 4 computed and wrote nothing for 5 s after SIGTERM")]
 
 
@@ -91,14 +97,15 @@ def test_a_thread_that_wakes_up_now_and_then_does_not_compute() -> None:
     while not told:
         story.compute(cpu_s=0.005)
         told = story.look()
-    assert story.now - 100.0 == IDLE_S
+    assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + IDLE_S)
 
 
 @pytest.mark.parametrize("wait", ["waits_for_disk", "waits_for_cpu"])
 def test_a_wait_for_a_disk_is_a_write_and_a_wait_for_a_cpu_is_computing(wait: str) -> None:
     story = Story()
     story.samples[0] = story.samples[0].replace(**{wait: True})
-    assert story.wait(30.0)[0] == {"waits_for_disk": 30.0, "waits_for_cpu": COMPUTE_S}[wait]
+    computing_s = pytest.approx(FIRST_LOOK_S + COMPUTE_S)
+    assert story.wait(30.0)[0] == {"waits_for_disk": 30.0, "waits_for_cpu": computing_s}[wait]
 
 
 def test_a_worker_that_does_nothing_may_wait_for_one_that_writes() -> None:
@@ -139,7 +146,7 @@ def test_time_in_which_the_agent_did_not_look_does_not_count() -> None:
     assert story.look(late_s=3600.0) == []
     before = story.now
     assert "neither" in story.wait(4000.0)[1]
-    assert story.now - before == IDLE_S - INTERVAL_S - COUNTED_S
+    assert story.now - before == pytest.approx(IDLE_S - COUNTED_S)
 
 
 def test_a_fixed_grace_looks_at_nothing() -> None:

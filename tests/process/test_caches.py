@@ -16,6 +16,13 @@ from aelastic.workers import caches
 TELL = f"say(*[os.environ.get(name) for name in {list(caches.FOLDERS)!r}])"
 
 
+@pytest.fixture(autouse=True)
+def _no_folder_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's compiler, which another test may have imported here, writes its folder into this process's environment."""
+    for name in caches.FOLDERS:
+        monkeypatch.delenv(name, raising=False)
+
+
 def test_workers_are_led_to_one_folder_of_this_machine_but_not_where_the_user_chose(launch: Launcher) -> None:
     job = launch(TELL, "--cache-dir", "kept", env={"TRITON_CACHE_DIR": "/elsewhere", "CUDA_CACHE_PATH": ""})
     assert job.wait() == 0, job.story

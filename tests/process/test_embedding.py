@@ -459,7 +459,8 @@ def test_an_exception_in_run_path_shows_the_scripts_frames_only(launch: Launcher
 @on_both_loops
 def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child has it, too
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child has it, too
         for _ in range(20):
             supervisor = call(entrypoints.wait_for_file, str(tmp_path / "never"), start_method="fork")
             running = asyncio.ensure_future(supervisor.run())
@@ -468,6 +469,7 @@ def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str
             supervisor.stop()
             async with asyncio.timeout(SHUTDOWN_TIMEOUT_S / 2):
                 await running
+        loop.remove_signal_handler(signal.SIGTERM)  # uvloop's stays when its loop is closed
 
     run(loop, main())
 
