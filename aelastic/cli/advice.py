@@ -22,7 +22,7 @@ RDZV_KEYS = frozenset(
         *("read_timeout", "is_host", "protocol", "cacert", "cert", "key", "user", "password", "password_file"),
         *("ca_cert", "ssl_cert", "ssl_cert_key", "etcd_prefix"),
         *("timeout", "rank", "close_timeout", "heartbeat_timeout", "store_type", "use_libuv", "ttl"),
-        "cas_backoff_max_seconds",
+        *("cas_backoff_max_seconds", "endpoints"),
     )
 )
 # Options that few scripts have themselves.

@@ -147,7 +147,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         _option(
             "--rdzv-endpoint", read_stripped, "", "HOST:PORT",
-            "where the nodes meet, the same on every node; for etcd, several separated by commas",
+            "where the nodes meet, the same on every node; several are separated by commas",
         ),
         _option(
             "--rdzv-id", read_run_id, "none", "ID",

@@ -14,7 +14,7 @@ from aelastic.doctor.finding import Finding
 from aelastic.errors import AelasticError, RendezvousConnectionError
 from aelastic.host.listeners import is_loopback, listen
 from aelastic.rdzv.board import Board
-from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, addresses_of, local_address_of, probe
+from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
 from aelastic.rdzv.boards.tcp_store import TcpStore
 from aelastic.rdzv.settings import RendezvousSettings
 
@@ -38,7 +38,11 @@ async def _check_nothing(backend: str) -> AsyncIterator[Finding]:
 async def _check_stores(
     settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]
 ) -> AsyncIterator[Finding]:
-    endpoints = [Endpoint(*each) for each in settings.replace(endpoint=settings.endpoint or "localhost").endpoints]
+    try:
+        endpoints = await endpoints_of(settings.replace(endpoint=settings.endpoint or "localhost"))
+    except AelasticError as error:
+        yield Finding("error", f"endpoint {settings.endpoint}", str(error))
+        return
     store = TcpStore(endpoints[0], run_id, environ, ANSWER_TIMEOUT_S)
     try:
         for endpoint in endpoints:
@@ -74,7 +78,7 @@ async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding
         words = f"{finding.words}; no other host reaches it at {own}: use a name of the network"
         return finding.replace(level="warning", words=words)
     if len({family for family, _ in found}) < len(found):
-        words = f"{finding.words}; if the addresses are of several hosts, give an endpoint for each of these"
+        words = f"{finding.words}; if several hosts have them, give an endpoint for each, or --rdzv-conf endpoints=N"
         return finding.replace(level="warning", words=words)
     return finding
 

@@ -63,7 +63,8 @@ class RendezvousSettings(Record):
     Args:
         backend: `c10d`, `etcd`, `etcd-v2`, `etcd-v3`, `static`, or the name of a torch rendezvous handler.
         endpoint: where the board is: `host:port`, or several, separated by commas: members of an etcd; for c10d and
-            static hosts that each serve a store, of which a majority is needed.
+            static hosts that each serve a store, of which a majority is needed.  These may also be the addresses of one
+            name, if `endpoints` in `config` says how many it has.
         min_nodes: the job waits for so many nodes.
         max_nodes: and takes at most so many; the others wait as spares.
         node_rank: which node this is: a wish for its group rank and, across restarts of its agent, its identity;
@@ -99,7 +100,10 @@ class RendezvousSettings(Record):
         if self.node_rank is not None and self.node_rank < 0:
             raise InputError(f"node rank is {self.node_rank}: count from 0")
         # `torch:c10d` meets by the same rules.
-        match self.backend.removeprefix("torch:"):
+        backend = self.backend.removeprefix("torch:")
+        if "endpoints" in self.config and backend in {"static", "c10d", "etcd", "etcd-v2", "etcd-v3"}:
+            self._check_count(self.config["endpoints"])
+        match backend:
             case "static":
                 self._check_static()
             case "c10d":
@@ -119,6 +123,23 @@ class RendezvousSettings(Record):
             self._seconds(name, 1.0)
         self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
         _ = self.join_timeout_s, self.lease_s
+
+    def _check_count(self, text: str) -> None:
+        if self.backend not in {"c10d", "static"}:
+            raise InputError(
+                f"rendezvous setting endpoints={text} is for c10d and static, not {self.backend}: leave it out"
+            )
+        if not re.fullmatch("[2-9]|[1-9][0-9]{1,2}", text):
+            raise InputError(
+                f"rendezvous setting endpoints={text}: use the number of addresses that the endpoint's name has, "
+                "at least 2"
+            )
+        host = "" if "," in self.endpoint else split_endpoint(self.endpoint, C10D_PORT)[0]
+        if not host or ":" in host or host.rpartition(".")[2].isdecimal():
+            raise InputError(
+                f"rendezvous setting endpoints={text} is for one name with several addresses, not {self.endpoint}: "
+                "leave it out"
+            )
 
     def _check_static(self) -> None:
         if self.min_nodes != self.max_nodes:
@@ -178,11 +199,15 @@ class RendezvousSettings(Record):
 
     @property
     def has_several_endpoints(self) -> bool:
-        return "," in self.endpoint
+        return self.endpoint_count > 1
+
+    @property
+    def endpoint_count(self) -> int:
+        return int(self.config.get("endpoints", self.endpoint.count(",") + 1))
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
-        """Host and port of each."""
+        """Host and port of each; fewer than there are, if it is one name with several addresses."""
         return split_endpoints(self.endpoint, C10D_PORT)
 
     @property

@@ -12,6 +12,7 @@ from kit.arguments import complaint, spec_of
 
 from aelastic.cli.arguments import parse
 from aelastic.errors import InputError
+from aelastic.launcher.launch_config import LaunchConfig, _rendezvous_fields
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 from aelastic.spec import WorkerSpec
 
@@ -90,6 +91,19 @@ def test_etcd_takes_several_endpoints(script: str) -> None:
     for backend in ("etcd", "etcd-v2", "etcd-v3"):
         settings = rendezvous_of(script, f"--nnodes 2 --rdzv-backend {backend} --rdzv-endpoint a:2379,b,[::1]:2379")
         assert settings.endpoint == "a:2379,b,[::1]:2379"
+
+
+@pytest.mark.parametrize("endpoint, conf", [("n0:1,n1:1,n2:1", "lease=2"), ("pods:1", "endpoints=3")])
+def test_of_several_static_endpoints_none_is_the_masters(
+    script: str, caplog: pytest.LogCaptureFixture, endpoint: str, conf: str
+) -> None:
+    spec = spec_of(script, f"--nnodes 3 --rdzv-endpoint {endpoint}", PET_RDZV_CONF=conf)
+    more = {"rank": 0, **dict([conf.split("=")])}
+    config = LaunchConfig(3, 3, 1, run_id="job", rdzv_backend="static", rdzv_endpoint=endpoint, rdzv_configs=more)
+    launched = _rendezvous_fields(config)
+    for rdzv, master in ((spec.rdzv, spec.master_addr), (launched["rdzv"], launched["master_addr"])):
+        assert rdzv is not None and (rdzv.endpoint_count, master) == (3, None)
+    assert not caplog.records
 
 
 def test_a_master_is_not_used_by_other_back_ends_and_that_is_said(

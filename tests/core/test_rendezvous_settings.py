@@ -149,3 +149,30 @@ def test_torchs_backoff_may_be_0_and_finite(backend: str) -> None:
     for text in ("-1", "inf", "nan", "soon", ""):
         with pytest.raises(InputError, match=r"cas_backoff_max_seconds=.*: use a number of 0 or more"):
             RendezvousSettings(backend=backend, endpoint="h:1", config={"cas_backoff_max_seconds": text})
+
+
+@pytest.mark.parametrize("text", ["", "1", "0", "-3", "03", "3.0", "three", "٣", "1000", "3\n"])
+def test_a_name_has_at_least_two_addresses(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        c10d(config={"endpoints": text})
+    told = "use the number of addresses that the endpoint's name has, at least 2"
+    assert str(caught.value) == f"rendezvous setting endpoints={text}: {told}"
+
+
+@pytest.mark.parametrize("endpoint", ["n0:1,n1:1", "10.0.0.1:1", "[fd00::1]:1"])
+def test_a_list_or_an_address_is_no_name_with_several_addresses(endpoint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        c10d(config={"endpoints": "3"}, endpoint=endpoint)
+    told = f"endpoints=3 is for one name with several addresses, not {endpoint}: leave it out"
+    assert str(caught.value) == f"rendezvous setting {told}"
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v3", "etcd-v2", "torch:c10d"])
+def test_only_stores_of_the_agents_are_at_the_addresses_of_a_name(backend: str) -> None:
+    with pytest.raises(InputError) as caught:
+        c10d(config={"endpoints": "3"}, backend=backend)
+    assert str(caught.value) == f"rendezvous setting endpoints=3 is for c10d and static, not {backend}: leave it out"
+
+
+def test_what_endpoints_is_to_a_handler_of_another_package_is_its_own_matter() -> None:
+    assert c10d(config={"endpoints": "a+b"}, backend="mine").config["endpoints"] == "a+b"

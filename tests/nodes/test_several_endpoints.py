@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import pytest
@@ -84,6 +85,49 @@ def test_static_ranks_stay_and_any_host_may_coordinate(launch: Launcher) -> None
         agents[0] = job.start("--node-rank", "0")
         round_ = job.wait_round(agents, after=round_)
         assert [agent.starts[-1].group_rank for agent in agents] == [0, 1, 2]
+        job.finish(round_)
+
+
+RESOLVER = """
+import pathlib, socket, anyio
+known = anyio.getaddrinfo
+async def resolve(host, port, **options):
+    if host != "pods.example":
+        return await known(host, port, **options)
+    addresses = pathlib.Path({file!r}).read_text().split()
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+anyio.getaddrinfo = resolve
+"""
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_the_hosts_of_a_name_with_several_addresses_keep_the_board(
+    launch: Launcher, tmp_path: Path, backend: str
+) -> None:
+    port, dns = quiet_port(), tmp_path / "dns"
+    names = [f"127.0.0.{number}:{port}" for number in range(1, 4)]
+    dns.write_text("127.0.0.3 127.0.0.1")
+    meeting, conf = Meeting(backend, f"pods.example:{port}"), CONF | {"endpoints": 3}
+    with team_of(launch, meeting, "3", conf=conf, wrapper=RESOLVER.format(file=str(dns))) as job:
+        agents = [job.start("--node-rank", str(rank)) for rank in range(3)]
+        agents[0].wait_said(
+            rf"looking for the coordinator \(\d+ s\): the rendezvous endpoint pods.example:{port} has 2 of 3 IPv4 addresses "
+            r"\(127.0.0.1, 127.0.0.3\)"
+        )
+        dns.write_text("127.0.0.2 127.0.0.3 127.0.0.1")
+        round_ = job.wait_round(agents)
+        agents[0].crash()
+        agents[0] = job.start("--node-rank", "0")
+        round_ = job.wait_round(agents, after=round_)
+        for addresses, told in (
+            ("127.0.0.1 127.0.0.2 127.0.0.4", told_both([*names[:2], f"127.0.0.4:{port}"], names)),
+            ("127.0.0.1 127.0.0.2 127.0.0.3 127.0.0.4", f"pods.example:{port} has 4 IPv4 addresses"),
+        ):
+            dns.write_text(addresses)
+            other = job.start("--node-rank", "2")
+            assert other.wait() == EXIT_INPUT
+            assert told in error_of(other)
         job.finish(round_)
 
 

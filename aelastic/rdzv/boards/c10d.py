@@ -79,6 +79,10 @@ class C10dBoard(KeyBoard):
         self._has_looked_around = False
         self._local_address: str | None = None  # of the endpoint, if that is this machine
 
+    def is_at(self, endpoint: Endpoint) -> None:
+        """Takes an endpoint in place of the name that was given, before the first operation."""
+        self._store.endpoint = endpoint
+
     async def get(self) -> bytes:
         """The text, of a store that this agent serves if it can and may; `quorum` keeps another in it."""
         await self._reach(may_serve=True)
@@ -174,7 +178,7 @@ class C10dBoard(KeyBoard):
         if others:
             _log.warning(
                 "the rendezvous endpoint %s is this host and others (%s): agents there would form a job of their own; "
-                "give an endpoint for each host, separated by commas",
+                "give an endpoint for each host, separated by commas, or --rdzv-conf endpoints=N",
                 self._store.endpoint, ", ".join(others),
             )  # fmt: skip
 

@@ -17,6 +17,7 @@ from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.settings import RendezvousSettings
 
 RESOLVE_TIMEOUT_S = 10.0
 # A machine answers in milliseconds, or its firewall never does; a lost packet is sent again after 1 s.
@@ -47,6 +48,36 @@ class Way(Record):
 
     address: str  # its address
     own_address: str  # ours
+
+
+async def endpoints_of(settings: RendezvousSettings) -> list[Endpoint]:
+    """The endpoints as the user listed them, or one for each address of a name that is to have several.
+
+    These are IPv4 ones if there is any: DNS gets to know the addresses one by one, and agents that took the family with
+    enough of them would not all take the same.
+
+    Raises:
+        RendezvousConnectionError: the name does not have all of them yet.
+        InputError: it has more; or an invalid host name.
+    """
+    endpoints, count = [Endpoint(*each) for each in settings.endpoints], settings.endpoint_count
+    if len(endpoints) == count:
+        return endpoints
+    (named,) = endpoints
+    found = await addresses_of(named)
+    family = socket.AF_INET if any(each == socket.AF_INET for each, _ in found) else socket.AF_INET6
+    addresses = sorted({str(sockaddr[0]) for each, sockaddr in found if each == family})
+    if len(addresses) == count:
+        return [Endpoint(address, named.port) for address in addresses]
+    kind, listed = "IPv4" if family == socket.AF_INET else "IPv6", ", ".join(addresses)
+    if len(addresses) > count:
+        raise InputError(
+            f"the rendezvous endpoint {named} has {len(addresses)} {kind} addresses ({listed}), more than "
+            f"endpoints={count}: use their number, or list the hosts"
+        )
+    raise RendezvousConnectionError(
+        f"the rendezvous endpoint {named} has {len(addresses)} of {count} {kind} addresses ({listed})"
+    )
 
 
 async def local_address_of(endpoint: Endpoint) -> str | None:

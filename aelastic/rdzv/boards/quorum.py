@@ -21,7 +21,7 @@ import anyio.lowlevel
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.c10d import C10dBoard, other_list
-from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError
+from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, endpoints_of
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import MARK, Cell, cell_from_bytes, cell_to_bytes
@@ -58,8 +58,9 @@ class QuorumBoard(KeyBoard):
         env: Mapping[str, str],
         on_endpoint: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        endpoints = [Endpoint(*each) for each in settings.endpoints]
-        self._endpoints = sorted(map(str, endpoints))
+        count = settings.endpoint_count
+        self._settings = settings
+        self._endpoints = sorted(str(Endpoint(*each)) for each in settings.endpoints)  # one name, until `_reach`
         self._template = StoreTemplate(env)
         self.fork = self._template.fork  # of a process that has torch's store
         self._parts = [
@@ -67,7 +68,7 @@ class QuorumBoard(KeyBoard):
                 settings.replace(endpoint=name), run_id, env,
                 is_one_of_many=True, may_serve=partial(self._is_free_for, store), fork=self.fork,
             )
-            for store, name in enumerate(self._endpoints)
+            for store, name in enumerate(self._endpoints * (count // len(self._endpoints)))
         ]  # fmt: skip
         self._backend = settings.backend
         self._states = dict.fromkeys(self._endpoints, SILENT)  # what is known of each; "": it answers
@@ -77,21 +78,21 @@ class QuorumBoard(KeyBoard):
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
         self._has_worked = False  # once: since then an endpoint where something else answers is like one that is away
         limit_s = min(LIMIT_S, settings.lease_s / 2)
-        self._register = Register(len(endpoints), os.urandom(8).hex(), limit_s)
+        self._register = Register(count, os.urandom(8).hex(), limit_s)
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._lock = anyio.Lock()  # one operation at a time
         self._is_one_back = anyio.Event()
-        self._requests = [_Slot() for _ in endpoints]
-        if len(endpoints) % 2 == 0:
+        self._requests = [_Slot() for _ in self._parts]
+        if count % 2 == 0:
             _log.warning(
                 "%d rendezvous endpoints survive the loss of %d, as %d do: an odd number is better",
-                len(endpoints), (len(endpoints) - 1) // 2, len(endpoints) - 1,
+                count, (count - 1) // 2, count - 1,
             )  # fmt: skip
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
             for store in range(len(self._parts)):
-                tasks.start_soon(self._attend, store, name=f"rendezvous endpoint {self._endpoints[store]}")
+                tasks.start_soon(self._attend, store, name=f"rendezvous endpoint {store}")
             tasks.start_soon(self._take_in, name="rendezvous endpoints that come back")
 
     async def _take_in(self) -> None:
@@ -106,6 +107,12 @@ class QuorumBoard(KeyBoard):
 
     async def _reach(self, *, may_serve: bool) -> None:  # noqa: ARG002  each endpoint is reached by its task
         await anyio.lowlevel.checkpoint()
+        if len(self._endpoints) < len(self._parts):
+            endpoints = sorted(await endpoints_of(self._settings), key=str)
+            for part, endpoint in zip(self._parts, endpoints, strict=True):
+                part.is_at(endpoint)
+            self._endpoints = [str(endpoint) for endpoint in endpoints]
+            self._states = dict.fromkeys(self._endpoints, SILENT)
 
     async def _get(self) -> bytes:
         return await self._ask(ev.Asked())
@@ -165,9 +172,9 @@ class QuorumBoard(KeyBoard):
     # One endpoint.
 
     async def _attend(self, store: int) -> None:
-        name = self._endpoints[store]
         while True:
             request = await self._requests[store].take()
+            name = self._endpoints[store]
             try:
                 answer = await self._carry_out(request)
                 state = ""
