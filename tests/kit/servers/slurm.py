@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -126,8 +127,13 @@ class Slurm:
         jobs = self.processes(f"SLURMD_NODENAME={node}")
         parents = {each.parent for each in map(proc_table.process, jobs) if each is not None}
         steps = [pid for pid in parents if "slurmstepd" in " ".join(cmdline(pid))]
-        for pid in [*self.daemons[node].left(), *steps, *jobs]:
-            proc_table.kill(pid)
+        # `srun` has a child that ends the step when `srun` dies, and ends it itself when the batch script does: no power
+        # loss shows them that.  So all are stopped first, and children are killed before their parents.
+        gone = [*sorted(jobs, reverse=True), *steps, *self.daemons[node].left()]
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in gone:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signum)
 
     def end_jobs(self) -> None:
         """Kills them, and waits until no `slurmstepd` has anything left to report to the daemons."""
