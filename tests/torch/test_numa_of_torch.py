@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,13 @@ def binding() -> Any:
     return pytest.importorskip("torch.numa.binding")
 
 
+@pytest.fixture(scope="module")
+def sysfs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine], Path]:
+    """The /sys of a machine, a thousand files, written once for all modes."""
+    folder, numbers = tmp_path_factory.mktemp("machines"), itertools.count()
+    return functools.cache(lambda given: given.write(folder / str(next(numbers))))
+
+
 def without_empty_nodes(given: Machine) -> Machine:
     """The same machine, if torch is to see no NUMA nodes without CPUs that are allowed."""
     cpus = tuple(cpu for cpu in given.cpus if cpu.number in given.allowed_cpus)
@@ -76,16 +86,16 @@ def without_empty_nodes(given: Machine) -> Machine:
 @pytest.mark.parametrize("mode", NUMA_BINDINGS)
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_cpus_of_each_worker_are_those_that_torch_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binding: Any, name: str, mode: str
+    sysfs_of: Callable[[Machine], Path], monkeypatch: pytest.MonkeyPatch, binding: Any, name: str, mode: str
 ) -> None:
     given = MACHINES[name]
-    sysfs = given.write(tmp_path / "sys")
+    sysfs = sysfs_of(given)
     torch_on = TorchOn(binding, monkeypatch, given, sysfs)
     theirs = [torch_on.cpus(mode, gpu) for gpu in range(WORKERS)]
     if (name, mode) in TORCH_STUMBLES:
         assert not any(theirs)
         clean = without_empty_nodes(given)
-        torch_on = TorchOn(binding, monkeypatch, clean, clean.write(tmp_path / "clean"))
+        torch_on = TorchOn(binding, monkeypatch, clean, sysfs_of(clean))
         theirs = [torch_on.cpus(mode, gpu) for gpu in range(WORKERS)]
     assert our_cpus(mode, given, sysfs, monkeypatch) == theirs
 
