@@ -299,7 +299,8 @@ def test_accelerates_notebook_launcher_runs_aelastic(python: str, tmp_path: Path
     code, told, stderr = under(python, tmp_path, "cell.py", "hello")
     assert (code, told) == (0, [f"told {rank} 2 True hello {rank} 2" for rank in (0, 1)]), stderr
     code, told, stderr = under(python, tmp_path, "cell.py", "fail")
-    assert (code, len(told)) == (1, 2) and "ChildFailedError" in stderr and "LookupError: no batch left" in stderr
+    # The rank that comes second may be stopped before it tells.
+    assert code == 1 and told and "ChildFailedError" in stderr and "LookupError: no batch left" in stderr
     done = subprocess.run(
         [python, "cell.py", "hello", "--replace"], cwd=tmp_path, capture_output=True, text=True, check=False,
         timeout=LAUNCH_TIMEOUT_S,
