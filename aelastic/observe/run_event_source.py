@@ -111,9 +111,8 @@ class RunEventSource:
         match event:
             case Spawned(generation, ids, warm) if generation == group.generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids, warm)]
-            case FoundUnhealthy() if (
-                group.exits.failed.get(event.local_rank) is event.failure
-            ):  # else the group knew better
+            # Else the group knew better.
+            case FoundUnhealthy() if group.exits.failed.get(event.local_rank) is event.failure:
                 return self._found_unhealthy(event)
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from kit.effort import REPETITIONS
 from kit.faults import netns
+from kit.faults.chaos import STORE
 from kit.faults.netns import Net, Node
 from kit.faults.star import STAR
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
@@ -53,19 +54,6 @@ dist.all_reduce(total)
 say("sum", rank, int(total[0]), os.environ["MASTER_ADDR"])
 dist.barrier()
 dist.destroy_process_group()
-"""
-
-# Serves a store that is no agent's.
-BOARD = """
-import sys
-from aelastic.tcpstore.server import ask_no_name_server, import_store
-
-ask_no_name_server()
-store = import_store("quick")(
-    host_name="localhost", port=int(sys.argv[1]), world_size=None, is_master=True, wait_for_workers=False
-)
-print("ready", flush=True)
-sys.stdin.read()
 """
 
 # A name server that writes down what it is asked, and knows nothing; a silent one does not even say so.
@@ -189,7 +177,7 @@ def v6() -> Iterator[Net]:
 
 def serve_board(net: Net, node: Node) -> str:
     """Starts a store on a node; gives its endpoint."""
-    popen = net.start(node, sys.executable, "-c", BOARD, str(PORT))
+    popen = net.start(node, sys.executable, "-c", STORE, str(PORT))
     assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
     return f"{node.v4()}:{PORT}" if net.has_v4 else f"[{node.v6()}]:{PORT}"
 

@@ -80,9 +80,8 @@ class Checks:
         self._ended: set[str] = set()
         self._connected: dict[str, set[str]] = {}  # by token: nodes, when the board was asked whether that one leads
         self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
-        self._forks: dict[
-            tuple[int, int], float | None
-        ] = {}  # fences of two that follow the same round; since when both run
+        # Fences of two rounds that follow the same one, and since when both run.
+        self._forks: dict[tuple[int, int], float | None] = {}
 
     # The coordinators.
 
