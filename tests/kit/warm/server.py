@@ -270,6 +270,9 @@ def exit_code(run: Callable[[], Any]) -> int:
         return 1
     except BaseException as error:  # noqa: BLE001  as the interpreter does
         without_us(error)
+        # As the interpreter does.  Else a process group of gloo may go here with the frames: it joins its threads with
+        # the GIL held, while one of them waits for the GIL to drop a tensor (torch 2.13).
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
