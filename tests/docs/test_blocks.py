@@ -281,7 +281,8 @@ def test_a_block_runs_and_shows_what_it_says(tmp_path: Path, block: Block, entry
         lines = block.commands
     script = "\n".join(lines)
     if entry.agents > 1:
-        script = "\n".join([f"({script}) &"] * entry.agents + ["wait -n && wait -n"])
+        agents = [f"({script}) & agent{each}=$!" for each in range(entry.agents)]
+        script = "\n".join([*agents, " && ".join(f"wait $agent{each}" for each in range(entry.agents))])
     if block.language != "python":
         script = f"{entry.before}\n{script}\n{entry.after}"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], str(BIN)])
