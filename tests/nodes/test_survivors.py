@@ -31,7 +31,7 @@ def others_go_on(there: Battlefield, fault: str, within_s: float) -> None:
     assert there.side_by_side_s() < LEASE_S + 1
 
 
-@pytest.mark.parametrize("fault", ["agent_killed", "cut_off"])
+@pytest.mark.parametrize("fault", [pytest.param("agent_killed", marks=pytest.mark.all), "cut_off"])
 def test_two_of_three_nodes_go_on_without_the_host_of_endpoint_and_coordinator(
     launch: Launcher, tmp_path: Path, fault: str
 ) -> None:

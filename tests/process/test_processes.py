@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, signal_name, wait_for
+from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, on_each_loop, signal_name, wait_for
 
 from aelastic.host import proc_table
 
@@ -550,7 +550,7 @@ def freezer() -> Iterator[Path]:
         folder.rmdir()
 
 
-@on_both_loops
+@on_each_loop
 def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(
     launch: Launcher, loop: str, freezer: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
     assert told == by_rank(*words) + by_rank(*words, restart=1)
 
 
+@pytest.mark.all
 def test_a_tcp_address_of_ones_own_where_the_store_is_shared_is_what_this_torch_makes_of_it(
     launch: Launcher, free_ports: dict[str, str]
 ) -> None:
@@ -497,6 +498,7 @@ def test_record_writes_the_same_where_the_same_is_looked_for(launch: Launcher) -
     jobs[1].assert_nothing_left()
 
 
+@pytest.mark.all  # two imports of torch more for each worker
 def test_timers_expire_as_ever(launch: Launcher) -> None:
     told = both(
         launch,
