@@ -19,6 +19,11 @@ from packaging.requirements import Requirement
 from sources import ROOT, package
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# A line is written at once: the workers share a pipe.
+SCRIPT = """\
+import os, sys, aelastic
+sys.stdout.write(f"{aelastic.__file__} {os.environ['RANK']}\\n")
+"""
 VERSION = re.compile(r"aelastic (\S+) \(torch (\S+|not installed), Python \d+\.\d+\.\d+\)\n")
 IMPORTED = {"py-spy": "py_spy", "prometheus-client": "prometheus_client"}
 
@@ -79,7 +84,7 @@ def test_the_wheel_installs_alone_and_runs_a_job(packages: tuple[Path, Path], tm
     lent = [path for path in sys.path if path.endswith("site-packages") and (Path(path) / "torch").exists()]
     (home,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (home / "lent.pth").write_text("\n".join(lent) + "\n")
-    (tmp_path / "hello.py").write_text("import os, aelastic\nprint(aelastic.__file__, os.environ['RANK'])\n")
+    (tmp_path / "hello.py").write_text(SCRIPT)
     told = run(python, "-m", "aelastic", "--nproc-per-node", "2", "hello.py", cwd=tmp_path)
     assert sorted(told.splitlines()) == [f"{home}/aelastic/__init__.py {rank}" for rank in (0, 1)]
 
