@@ -182,7 +182,7 @@ def _run_job(invocation: Invocation) -> Outcome:
             check_open_files(invocation.spec)  # here, too: without descriptors there is no event loop to be refused in
             result = _run_on_loop(job.run(), invocation.loop)
         except BaseException as error:  # noqa: BLE001  the last line of the CLI: any error gets a report and an exit code
-            return _explain(error)
+            return _explain(error, invocation.endpoint_note)
         finally:
             if live is not None:
                 _say(live.end)
@@ -361,7 +361,7 @@ def _report(failed: ChildFailedError) -> Outcome:
     return Outcome(exit_code_of(cause))
 
 
-def _explain(error: BaseException) -> Outcome:
+def _explain(error: BaseException, endpoint_note: str = "") -> Outcome:
     match error:
         case KeyboardInterrupt():  # SIGINT, where it is not among the signals to handle
             return Outcome.of_signal(signal.SIGINT)
@@ -370,7 +370,7 @@ def _explain(error: BaseException) -> Outcome:
         case ChildFailedError():
             return _report(error)
         case RendezvousTimeoutError() | RendezvousConnectionError():
-            _say(f"aelastic: error: {error} (see docs/reference/troubleshooting.md)")
+            _say(f"aelastic: error: {error} ({endpoint_note}see docs/reference/troubleshooting.md)")
         case AelasticError():  # an `InternalError` brings its story
             _say(f"aelastic: error: {error}")
         case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):

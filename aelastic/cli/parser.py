@@ -47,6 +47,11 @@ class Setting(NamedTuple):
     source: str
     is_default: bool
 
+    @property
+    def variable(self) -> str:
+        """The variable that the value is from; empty for an option, and for a default."""
+        return "" if self.is_default or self.source.startswith("-") else self.source.partition("=")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -61,6 +66,9 @@ class Settings:
 
     def source(self, dest: str) -> str:
         return self.by_dest[dest].source
+
+    def variables(self, *dests: str) -> list[str]:
+        return [variable for dest in dests if (variable := self.by_dest[dest].variable)]
 
 
 def read_options(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Settings:

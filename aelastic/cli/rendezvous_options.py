@@ -8,6 +8,7 @@ refused; no back end is contacted.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,14 @@ _NODE_RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 _NODES_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 # What to read when a scheduler's variable is wrong, by how its name begins.
 _PAGES = {"SLURM": "docs/how-to/slurm.md", "JOB": "docs/how-to/kubernetes.md"}
+# The options that a refusal is about, by its first word of these.
+_ENDPOINT = ("rdzv_endpoint", "master_addr", "master_port")
+_SUBJECTS = {
+    "endpoint": _ENDPOINT,
+    "setting": ("rdzv_conf",),
+    "password": ("rdzv_conf",),
+    "nodes": ("nnodes", "rdzv_backend"),
+}
 
 
 def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -111,23 +120,42 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str], fewest: int, most:
     config = dict(chosen["rdzv_conf"])
     if is_static and config.pop("rank", None) is not None:  # torchrun, too, goes by the option
         _log.info("ignoring rank in %s: use --node-rank", chosen.source("rdzv_conf"))
-    settings = RendezvousSettings(
-        backend=backend,
-        endpoint=static_endpoint(chosen) if is_static else _dynamic_endpoint(chosen),
-        min_nodes=fewest,
-        max_nodes=most,
-        node_rank=_static_rank(chosen, environ, most) if is_static else _preferred_rank(chosen, environ),
-        local_addr=chosen["local_addr"],
-        config=config,
-    )
-    if backend in BACKENDS and backend.startswith("etcd"):
-        from aelastic.rdzv.boards.etcd_settings import etcd_settings
+    endpoint = static_endpoint(chosen) if is_static else _dynamic_endpoint(chosen)
+    node_rank = _static_rank(chosen, environ, most) if is_static else _preferred_rank(chosen, environ)
+    try:
+        settings = RendezvousSettings(
+            backend=backend,
+            endpoint=endpoint,
+            min_nodes=fewest,
+            max_nodes=most,
+            node_rank=node_rank,
+            local_addr=chosen["local_addr"],
+            config=config,
+        )
+        if backend in BACKENDS and backend.startswith("etcd"):
+            from aelastic.rdzv.boards.etcd_settings import etcd_settings
 
-        etcd_settings(settings)  # refuses what cannot work before anything is started
+            etcd_settings(settings)  # refuses what cannot work before anything is started
+    except InputError as error:
+        raise _with_variables(chosen, str(error)) from None
     # Of several endpoints none is the master's: workers meet at the node of rank 0, as with c10d.
     is_at_endpoint = is_static and not settings.has_several_endpoints
     host, port = split_endpoint(settings.endpoint) if is_at_endpoint else (None, None)
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"]}
+
+
+def _with_variables(chosen: Settings, why: str) -> InputError:
+    """A refusal of what several options say together; names the variables among them, and the page."""
+    subject = re.search("|".join(_SUBJECTS), why)
+    variables = chosen.variables(*_SUBJECTS[subject[0]]) if subject else []
+    named = f"{' and '.join(variables)}: " if variables else ""
+    return InputError(f"{named}{why} (see docs/reference/rendezvous.md)")
+
+
+def endpoint_note(chosen: Settings) -> str:
+    """Which variable names the endpoint, as the beginning of a hint; empty if the command line does."""
+    dest = "master_addr" if chosen.by_dest["rdzv_endpoint"].is_default else "rdzv_endpoint"
+    return "".join(f"the endpoint is from {variable}, " for variable in chosen.variables(dest))
 
 
 def static_endpoint(chosen: Settings) -> str:
@@ -180,14 +208,17 @@ def _static_rank(chosen: Settings, environ: Mapping[str, str], nodes: int) -> in
     """The user's --node-rank, else the scheduler's number of this node; a static job cannot do with a wrong one.
 
     Raises:
-        InputError: the scheduler's variable holds none of the ranks.
+        InputError: it is none of the ranks.
     """
+    why = f"the node ranks of {nodes} nodes are 0 to {nodes - 1}"
     variable = next((name for name in _NODE_RANK_VARIABLES if environ.get(name)), None)
     if not chosen.by_dest["node_rank"].is_default or variable is None or chosen["rdzv_backend"] != "static":
+        if chosen["node_rank"] >= nodes:
+            raise InputError(f"{chosen.source('node_rank')}: {why}")
         return int(chosen["node_rank"])
     rank = _count_in(variable, environ, "--node-rank")
     if rank >= nodes:
-        raise _wrong(variable, rank, f"the node ranks of {nodes} nodes are 0 to {nodes - 1}", "--node-rank")
+        raise _wrong(variable, rank, why, "--node-rank")
     _log.info("%s=%d is the node rank; use --node-rank for another", variable, rank)
     return rank
 

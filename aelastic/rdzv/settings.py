@@ -26,6 +26,11 @@ SETTLE_TIME_S = 0.5
 C10D_PORT = 29400
 ETCD_PORT = 2379
 
+_BACKENDS = frozenset({"static", "c10d", "etcd", "etcd-v2", "etcd-v3"})
+_TIMES = ("join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt")
+# Of some back ends of torch's; refused where they are no times, also where they have no effect.
+_TORCH_TIMES = ("timeout", "read_timeout", "close_timeout", "heartbeat_timeout")
+
 
 def split_endpoint(endpoint: str, default_port: int | None = None) -> tuple[str, int]:
     """Host and port of `host:port`, `[v6]:port` or, where there is a default port, `host`; the brackets are taken off.
@@ -101,7 +106,7 @@ class RendezvousSettings(Record):
             raise InputError(f"node rank is {self.node_rank}: count from 0")
         # `torch:c10d` meets by the same rules.
         backend = self.backend.removeprefix("torch:")
-        if "endpoints" in self.config and backend in {"static", "c10d", "etcd", "etcd-v2", "etcd-v3"}:
+        if "endpoints" in self.config and backend in _BACKENDS:
             self._check_count(self.config["endpoints"])
         match backend:
             case "static":
@@ -112,14 +117,7 @@ class RendezvousSettings(Record):
                 self._check_etcd()
             case _:
                 pass  # its handler knows
-        for name in (
-            "join_timeout",
-            "last_call_timeout",
-            "lease",
-            "settle_time",
-            "keep_alive_interval",
-            "keep_alive_max_attempt",
-        ):
+        for name in _TIMES + _TORCH_TIMES if backend in _BACKENDS else _TIMES:
             self._seconds(name, 1.0)
         self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
         _ = self.join_timeout_s, self.lease_s

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from aelastic.cli.arguments import parse
-from aelastic.cli.main import main
+from aelastic.cli.main import _explain, _stderr, main
+from aelastic.errors import RendezvousConnectionError
 
 C10D = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0"
+ETCD = {"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "n:2379"}
 OPTIONS = [
     # What to run.
     ("", "no script given"),
@@ -80,9 +82,10 @@ OPTIONS = [
     (f"{C10D} --rdzv-conf lease=inf train.py", "lease=inf: use a number above 0"),
     (f"{C10D} --rdzv-conf max_nodes=3 train.py", "max_nodes has an option of its own: use --nnodes"),
     ("--nnodes 2 --rdzv-conf timeout=-1 train.py", "timeout=-1: use a number above 0"),
+    (f"{C10D} --rdzv-conf timeout=abc train.py", "timeout=abc: use a number above 0"),
     ("--node-rank 1 --master-port 29511 train.py", "--node-rank 1: a single node has rank 0"),
     ("--node-rank x train.py", "--node-rank x: use a whole number"),
-    ("--nnodes 2 --node-rank 2 train.py", "node rank is 2 with 2 nodes"),
+    ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: the node ranks of 2 nodes are 0 to 1 "),
     ("--nnodes 2 --node-rank -1 train.py", "--node-rank -1: use 0 or more"),
     ("--local-addr= train.py", "use a host name or an address"),
     ("--master-port 65536 train.py", "use a port from 0"),
@@ -188,6 +191,55 @@ def test_a_bad_variable_is_named(
     name, _, value = setting.partition("=")
     monkeypatch.setenv(name, value)
     assert_refused("train.py", f"{' '.join(setting.split())}: {said}")
+
+
+@pytest.mark.parametrize(
+    "environ, said",
+    [
+        (
+            {"PET_NODE_RANK": "2"},
+            "PET_NODE_RANK=2: the node ranks of 2 nodes are 0 to 1 (see docs/reference/environment",
+        ),
+        ({"PET_NNODES": "2:4"}, "PET_NNODES: rendezvous static takes a fixed number of nodes"),
+        ({"PET_MASTER_ADDR": "http://n"}, "PET_MASTER_ADDR: rendezvous endpoint '[http://n]:29500': use HOST:PORT"),
+        (
+            {"PET_MASTER_ADDR": "n", "PET_MASTER_PORT": "0"},
+            "PET_MASTER_ADDR and PET_MASTER_PORT: rendezvous endpoint n:0",
+        ),
+        ({"PET_RDZV_CONF": "timeout=abc"}, "PET_RDZV_CONF: rendezvous setting timeout=abc: use a number above 0"),
+        ({**ETCD, "PET_RDZV_CONF": "user=u"}, "PET_RDZV_CONF: rendezvous setting user=u without a password"),
+        (
+            {**ETCD, "PET_RDZV_CONF": "user=u,password_file=/none"},
+            "PET_RDZV_CONF: rendezvous setting password_file=/none: No such file or directory (see docs/reference/rend",
+        ),
+        ({**ETCD, "PET_RDZV_ENDPOINT": "u:p4ss@n"}, "PET_RDZV_ENDPOINT: an etcd endpoint has a user in it"),
+    ],
+)
+def test_what_variables_say_together_is_refused_by_their_names(
+    assert_refused: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], said: str
+) -> None:
+    for name, value in {"PET_NNODES": "2", **environ}.items():
+        monkeypatch.setenv(name, value)
+    assert_refused("train.py", f"aelastic: error: {said}")
+
+
+@pytest.mark.parametrize(
+    "options, environ, said",
+    [
+        ("", {"PET_MASTER_ADDR": "n"}, "the endpoint is from PET_MASTER_ADDR, "),
+        ("", {"PET_MASTER_ADDR": "n", "PET_RDZV_ENDPOINT": "m:1"}, "the endpoint is from PET_RDZV_ENDPOINT, "),
+        ("--rdzv-endpoint m:1", {"PET_MASTER_ADDR": "n"}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_an_endpoint_that_does_not_answer_is_told_with_its_variable(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: str, environ: dict[str, str], said: str
+) -> None:
+    invocation = parse([*options.split(), "--nnodes=2", "train.py"], environ)
+    assert _explain(RendezvousConnectionError("cannot resolve n:1"), invocation.endpoint_note).code == 1
+    assert _stderr.finish()
+    line = f"aelastic: error: cannot resolve n:1 ({said}see docs/reference/troubleshooting.md)\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_python_that_is_not_there_is_named(

@@ -71,7 +71,7 @@ def test_a_lease_that_cannot_work_is_refused_however_it_is_said(interval: str, a
 
 
 def test_what_is_for_the_back_end_is_no_error() -> None:
-    assert c10d(config={"is_host": "maybe", "timeout": "x", "protocol": ""}).join_timeout_s == JOIN_TIMEOUT_S
+    assert c10d(config={"is_host": "maybe", "store_type": "x", "protocol": ""}).join_timeout_s == JOIN_TIMEOUT_S
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (-1, 1), (2, 1), (0, 0)])

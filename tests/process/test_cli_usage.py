@@ -41,7 +41,7 @@ def contents(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-REFERS = re.compile(r"( \(see (python -m aelastic --help|docs/reference/environment\.md)\)|see docs/\S+\.md)\n$")
+REFERS = re.compile(r"( \(see (python -m aelastic --help|docs/reference/\w+\.md)\)|see docs/\S+\.md)\n$")
 
 
 def assert_refused(folder: Path, said: str, *argv: str, **environ: str) -> None:
