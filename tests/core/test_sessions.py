@@ -984,3 +984,18 @@ def test_nodes_that_wait_read_what_for_every_ten_seconds() -> None:
         f"rendezvous: 2 of 3 nodes joined after {seconds} s (host-a, host-b); waiting for 1 more"
         for seconds in (10, 10, 20, 20, 30, 30)
     ]
+
+
+def test_while_the_board_does_not_answer_all_nodes_read_that_what_they_say_waits_for_it() -> None:
+    term = running()
+    term.live_until(START + WAITING_TEXT_INTERVAL_S + 1)
+    silent = term.live_until(START + 2 * WAITING_TEXT_INTERVAL_S + 1, is_board_up=False)
+    assert of_kind(silent, m.Waiting) == [], "workers run"
+    term.say("b", failed("b"))
+    heard = term.hears(term.live_until(START + 3 * WAITING_TEXT_INTERVAL_S + 1, is_board_up=False))
+    text = (
+        "rendezvous: the board has not confirmed the coordinator for {} s: until it does, workers that run go on, and "
+    )
+    for name in "ab":
+        (told,) = [each.text for each in heard[name] if isinstance(each, m.Waiting)]
+        assert told == text.format(20) + "no round begins"

@@ -26,7 +26,7 @@ from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPha
 from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator.verdict import VerdictGate
-from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.coordinator.waiting_text import doubt_text, waiting_texts
 from aelastic.rdzv.protocol import messages as m
 
 # So often nodes that wait read what for.
@@ -277,7 +277,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             actions += self._renew(now) or self._heartbeat()
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
-            actions += self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
+            actions += self._say_what_is_waited_for(now)
         if self.verdict.is_due(now):
             is_leader = self.lease.is_certain(now)
             held = self.verdict.on_deadline_passed(now, is_leader=is_leader, is_blocked=self.is_blocked)
@@ -285,6 +285,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         return actions + self.verdict.publish_again(now, is_blocked=self.is_blocked)
 
     # Moves.
+
+    def _say_what_is_waited_for(self, now: float) -> list[ev.Action]:
+        if self.phase is not Phase.LEADING and not self.sessions.inbox.is_empty:  # the board, whatever comes of it
+            return self.sessions.say_all(m.Waiting(doubt_text(self.lease.unconfirmed_s(now))))
+        return self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
 
     def _heartbeat(self) -> list[ev.Action]:
         return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares))

@@ -59,6 +59,10 @@ class LeaderLease:
     def is_certain(self, now: float) -> bool:
         return now <= self.certain_until
 
+    def unconfirmed_s(self, now: float) -> float:
+        """For how long the board has not said that leadership is ours."""
+        return now - self.certain_until + self._trusted_s
+
     def renew(self, now: float, losses: int) -> bool:
         """A renewal is due; gives whether to ask the board: not while it owes an answer.
 

@@ -81,6 +81,14 @@ def forming_text(
     return "; ".join(parts)
 
 
+def doubt_text(unconfirmed_s: float) -> str:
+    """Why what nodes have said has no consequences."""
+    return (
+        f"rendezvous: the board has not confirmed the coordinator for {unconfirmed_s:.0f} s: until it does, workers "
+        "that run go on, and no round begins"
+    )
+
+
 def missing_text(missing: Sequence[m.Seat]) -> str:
     """Why no round begins, though enough nodes are ready."""
     return (
