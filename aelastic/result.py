@@ -31,7 +31,8 @@ class RunResult:
     """
 
     state: WorkerState
-    return_values: Mapping[int, Any] = field(default_factory=dict)
+    # Not shown: `asyncio.run` formats the result of its main task, and values may be many megabytes.
+    return_values: Mapping[int, Any] = field(default_factory=dict, repr=False)
     failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
     victims: tuple[int, ...] = ()
     reason: str = ""

@@ -44,9 +44,15 @@ class Parts:
     def __init__(self, module: Source, cls: ast.ClassDef, actions: frozenset[str]) -> None:
         self._module, self._actions = module, actions
         self._kinds = {each.name: each.type.partition(" |")[0] for each in fields_of(module, cls)}
+        self._known: dict[str, tuple[tuple[str, ...], bool]] = {}
 
     def effects(self, called: str) -> tuple[tuple[str, ...], bool]:
         """Of a call (`self.roster.put`): the actions that the method names, and whether it changes the part."""
+        if called not in self._known:
+            self._known[called] = self._effects(called)
+        return self._known[called]
+
+    def _effects(self, called: str) -> tuple[tuple[str, ...], bool]:
         _, part, *_, method = [*called.split("."), ""] if called.count(".") == 1 else called.split(".")
         kind = self._kinds.get(part, "")
         found = find(self._module, kind) if kind.isidentifier() else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from sources import Source, fields_of, find, members_of_union, methods_of, own_method
 from ways import UndecidedError, Walker, Way
@@ -29,6 +30,7 @@ class Core:
         return self.cls.name
 
 
+@cache
 def read_core(module: Source, class_name: str) -> Core:
     """Reads one core.
 

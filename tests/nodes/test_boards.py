@@ -29,7 +29,7 @@ def candidate_of(node: str) -> Candidate:
     )
 
 
-pytestmark = pytest.mark.usefixtures("kind_to_etcd")
+pytestmark = pytest.mark.usefixtures("kind_to_etcd", "warm_stores")
 
 # The boards that do not forget: there the others see by its renewals whether a coordinator lives.
 counting = pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.forgets], ids=lambda kit: kit.name)

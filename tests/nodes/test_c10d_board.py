@@ -39,6 +39,8 @@ from aelastic.tcpstore.child import StoreProcess
 from aelastic.tcpstore.host import StoreHost
 
 DEADLINE_S = 60.0
+# Cold where a store dies: the process that stands for a warm one is gone a moment before its port.
+pytestmark = pytest.mark.usefixtures("warm_stores")
 A = Candidate(node_id="a", addresses=("10.0.0.1", "::1"), port=40000, token="secret of a")
 B = Candidate(node_id="b", addresses=("10.0.0.2",), port=40001, token="secret of b")
 
@@ -509,6 +511,7 @@ async def test_what_no_agent_wrote_is_an_error(world: World, text: bytes) -> Non
 # What dies, and what comes back.
 
 
+@pytest.mark.cold
 async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_and_the_coordinator_goes_on(
     world: World,
 ) -> None:
@@ -530,6 +533,7 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
     assert coordinator.own_address == "127.0.0.1" and other.own_address == ""
 
 
+@pytest.mark.cold
 async def test_the_agent_that_claims_the_new_store_first_is_the_coordinator(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, old, new = (world.c10d(endpoint) for _ in range(3))
@@ -547,6 +551,7 @@ async def test_the_agent_that_claims_the_new_store_first_is_the_coordinator(worl
     assert await old.read() == newer
 
 
+@pytest.mark.cold
 async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, coordinator = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
@@ -637,6 +642,7 @@ async def test_a_refusal_proves_that_another_machines_store_is_gone_only_after_a
             assert await coordinator.renew(record)
 
 
+@pytest.mark.cold
 async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     coordinator = world.c10d(endpoint, is_host="false")
@@ -658,6 +664,7 @@ async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: Worl
     assert newer is not None and newer.epoch == 8
 
 
+@pytest.mark.cold
 async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint)
@@ -674,6 +681,7 @@ async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
         await client.publish(record, "x")
 
 
+@pytest.mark.cold
 async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_serves(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server = world.c10d(endpoint)
@@ -690,6 +698,7 @@ async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_se
         await server.publish(record, "x")
 
 
+@pytest.mark.cold
 @pytest.mark.usefixtures("hurry")
 async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.5)
@@ -779,6 +788,7 @@ async def give_up_while_it_waits(board: C10dBoard) -> None:
             scope.cancel()
 
 
+@pytest.mark.cold
 async def test_a_closed_board_leaves_nothing_whatever_it_was_doing(world: World) -> None:
     with silent() as sock:
         board = world.c10d(f"127.0.0.1:{sock.getsockname()[1]}")
@@ -824,6 +834,7 @@ async def test_of_a_killed_agent_nothing_is_left(world: World, what: str) -> Non
 # The child itself.
 
 
+@pytest.mark.cold
 async def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(world: World) -> None:
     env = world.in_the_child("if sys.orig_argv[-1] == 'quick': os.abort()")
     board = world.c10d(f"localhost:{quiet_port()}", env=env)
@@ -834,6 +845,7 @@ async def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(world
     assert cmdline(board.pid)[-1] == "careful"
 
 
+@pytest.mark.cold
 async def test_without_torch_the_user_is_told(world: World) -> None:
     env = world.in_the_child("sys.modules['torch'] = None")
     endpoint = f"localhost:{quiet_port()}"
@@ -973,6 +985,7 @@ async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes)
         assert await one._store.compare_set("visit", b"", b"x") == b"%d" % visit
 
 
+@pytest.mark.cold
 async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_leader(nodes: Nodes) -> None:
     zero, one = nodes.board(0), nodes.board(1)
     await zero.open()
