@@ -21,6 +21,7 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, 
 from kit.ports import quiet_port
 from kit.stories import torch_events as torch_event_stories
 from kit.stories.torch_events import ONE_NODE, STOPPED, TWO_NODES
+from kit.warm.interpreters import Warm
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from aelastic import InputError, ProcessFailure, Std, Supervisor, WorkerSpec, WorkerState
@@ -43,10 +44,10 @@ LOOK = ["LocalElasticAgent._monitor_workers.success", "LocalElasticAgent._monito
 
 
 def start_stories(
-    launcher: str, result: Path, stories: dict[str, dict[str, Any]], shared: Path
+    python: str, launcher: str, result: Path, stories: dict[str, dict[str, Any]], shared: Path
 ) -> subprocess.Popen[bytes]:
     """Starts an agent's process that runs stories, each with settings of its own."""
-    command = [sys.executable, torch_event_stories.__file__, launcher, str(result), json.dumps(stories)]
+    command = [python, torch_event_stories.__file__, launcher, str(result), json.dumps(stories)]
     env = {**os.environ, "TMPDIR": str(result.parent), "SHARED": str(shared)}
     with result.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -62,16 +63,17 @@ def result_of(run: subprocess.Popen[bytes], result: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def runs(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Any]:
     """Every story, as listeners were told it: by torch's agent, and by ours."""
     folder = tmp_path_factory.mktemp("stories")
     results = {each: folder / f"{each}.json" for each in ("torch", "ours")}
-    agents = {each: start_stories(each, results[each], {story: {} for story in ONE_NODE}, folder) for each in results}
+    stories = {story: dict[str, Any]() for story in ONE_NODE}
+    agents = {each: start_stories(warm.python, each, results[each], stories, folder) for each in results}
     return {each: result_of(agents[each], results[each]) for each in results}
 
 
 @pytest.fixture(scope="module")
-def two_node_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def two_node_runs(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Any]:
     """The same, of two agents each."""
     found = {}
     for launcher in ("torch", "ours"):
@@ -80,7 +82,7 @@ def two_node_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         nodes = {"min_nodes": 2, "max_nodes": 2}
         stories = {story: {**nodes, "run_id": story, "rdzv_endpoint": free_endpoint()} for story in TWO_NODES}
         results = [folder / f"{node}.json" for node in range(2)]
-        agents = [start_stories(launcher, result, stories, folder / "shared") for result in results]
+        agents = [start_stories(warm.python, launcher, result, stories, folder / "shared") for result in results]
         found[launcher] = [result_of(agent, result) for agent, result in zip(agents, results, strict=True)]
     return found
 
