@@ -93,7 +93,7 @@ th.falls span { float: right; }
 .notes { color: var(--soft); padding-left: 18px; margin: 6px 0 0; } .notes li { overflow-wrap: anywhere; }
 .crowded .restart-line { display: none; } .heats { cursor: pointer; } .heats .ground { fill: var(--raised); }
 .heat { fill: var(--restart); } #window { fill: var(--accent); opacity: .25; pointer-events: none; }
-#find { font: inherit; width: 15em; max-width: 100%; padding: 2px 8px; color: var(--ink); background: var(--ground);
+#find { font: inherit; width: 20em; max-width: 100%; padding: 2px 8px; color: var(--ink); background: var(--ground);
   border: 1px solid var(--line); border-radius: 6px; } #found { min-width: 6em; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
 @media (max-width: 700px) { body { padding: 14px 12px 28px; } .tools .zoom { margin-left: 0; flex-wrap: wrap; }

@@ -99,9 +99,13 @@ def draw(story: Story) -> Chart:
         for row, line in enumerate(workers):
             y = top + rows.agent + row * rows.worker
             height = rows.worker - (2 if rows.worker > 6 else 1)
+            has_starts = any(box.classes.startswith("start") for box in line)
+            strip = START_PART * height if has_starts else 0.0  # along the lower edge, below the words
             for box in line:
-                strip = START_PART * height if box.classes.startswith("start") else height  # along the lower edge
-                plot.append(_rect(box, scale, y + 0.5 + height - strip, strip))
+                if box.classes.startswith("start"):
+                    plot.append(_rect(box, scale, y + 0.5 + height - strip, strip))
+                else:
+                    plot.append(_rect(box, scale, y + 0.5, height, strip))
         plot += [_mark(mark, scale, rows, top) for mark in marks[place]]
         plot.append("</g>")
     height = FLAGS_HEIGHT + AXIS_HEIGHT + rows.height
@@ -127,7 +131,8 @@ def draw(story: Story) -> Chart:
     return Chart("\n".join(parts), tuple(notes), tuple(_GLYPHS[kind] for kind in _GLYPHS if kind in kinds))
 
 
-def _rect(box: Box, scale: float, y: float, height: float) -> str:
+def _rect(box: Box, scale: float, y: float, height: float, below: float = 0.0) -> str:
+    """A block with its words, which stand above what covers so much of its lower edge."""
     known = box.end if box.known_until is None else box.known_until
     title = f"<title>{safe(box.title)}</title>"
     parts = []
@@ -143,7 +148,7 @@ def _rect(box: Box, scale: float, y: float, height: float) -> str:
         hidden = "" if room >= width else ' display="none"'
         parts.append(
             f'<text class="in {kind}" data-s="{box.start:.6f}" data-e="{box.end:.6f}" '
-            f'data-w="{width:.0f}" x="{box.start * scale + 5:.2f}" y="{y + height / 2 + 4:g}"{hidden}>'
+            f'data-w="{width:.0f}" x="{box.start * scale + 5:.2f}" y="{y + height / 2 + 4 - below * 0.75:g}"{hidden}>'
             f"{safe(label)}</text>"
         )
     return "".join(parts)

@@ -80,6 +80,10 @@ def test_starts_are_told_apart_by_look_and_in_words_and_a_restart_says_when_its_
     spans = [float(attrs[name]) for attrs in starts for name in ("data-s", "data-e")]
     assert spans == pytest.approx([1.1, 6.0, 10.35, 10.5, 1.1, 6.5, 10.35, 10.6])
     assert {attrs["class"] for attrs in elements.of("dot")} >= {"dot warm", "dot cold"}  # in the legend
+    below_line = 0.24 * 11  # of a "g"
+    baselines = [float(attrs["y"]) for attrs in elements.of("in") if "run" not in attrs["class"]]
+    strips = [float(attrs["y"]) - 0.6 for attrs in starts]  # with half of the border
+    assert [any(0 < strip - line - below_line < 3 for line in baselines) for strip in strips] == [True] * 4
     assert "rank 1 · generation 1 · cold start\nprocess group 5.4 s after all workers were started" in text
     assert "first output 500 ms after the crash (warm start)" in text
     assert '<td><i class="dot warm"></i>500 ms warm</td>' in text
