@@ -488,7 +488,10 @@ def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
     [
         (["--preload", "a-b", "x.py"], "--preload a-b: 'a-b' is not the name of a module: use names such as"),
         (["--preload", "auto,json", "x.py"], "--preload auto,json: auto stands alone: leave the modules out"),
-        (["--preload", "json", "--no-python", "true"], "preload is given, but 'true' is not a Python interpreter"),
+        (
+            ["--preload", "json", "--no-python", "true"],
+            "'true' is not a Python interpreter with a program to run, and only such can be forked: start python itself",
+        ),
         (["--preload", "json", "--numa-binding", "node", "x.py"], "preload and numa_binding are both given"),
         (
             ["--preload", "json", "--run-path", "--start-method", "fork", "x.py"],
