@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def test_a_job_has_an_agent_on_each_node_and_one_world(cluster: Slurm) -> None:
     cluster.wait_output(job, " of 4 begins at 0", 4)
     finish(cluster)
     assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
+    assert "error" not in cluster.story(job) and "Terminated" not in cluster.story(job)
 
 
 @pytest.mark.parametrize("fails, end", [("once", ("COMPLETED", "0:0")), ("always", ("FAILED", "7:0"))])
@@ -153,6 +155,10 @@ def test_without_its_first_node_a_job_goes_back_into_the_queue(tmp_path: Path) -
 @pytest.mark.parametrize(
     "env, words",
     [
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "PATH": "/bin"},
+            "no aelastic in PATH=/bin: activate its environment before sbatch, and keep ALL in --export",
+        ),
         ({}, "SLURM_JOB_ID= is no job of Slurm: start this script with sbatch"),
         ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "0"}, "SLURM_NNODES=0 is no number of nodes"),
         ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, "there is no training script on the command line"),
@@ -160,6 +166,10 @@ def test_without_its_first_node_a_job_goes_back_into_the_queue(tmp_path: Path) -
 )
 def test_what_is_no_job_of_slurm_is_refused_in_a_sentence(env: dict[str, str], words: str) -> None:
     done = subprocess.run(
-        [SCRIPT], env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, check=False
+        [SCRIPT],
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **env},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (2, f"train.sbatch: {words}, see docs/how-to/slurm.md\n")
