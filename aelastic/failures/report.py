@@ -26,6 +26,8 @@ REPORT_STACKS_MAX = 4
 _PEER = re.compile(r"\[?(?:\d+(?:\.\d+){3}|[\da-f]*:[\da-f:]+)\]?:\d+|<\d+>")
 # Stands before the file that holds more than what is quoted of a stack.
 ALL_THREADS = "\nall threads: "
+# How a stack begins that could not be taken: the reason follows.
+NO_STACK = "not known ("
 
 
 def report(
@@ -97,7 +99,8 @@ def _sort_of(failure: ProcessFailure) -> tuple[str, str]:
 
 def _also(same: Mapping[int, ProcessFailure]) -> str:
     first = next(iter(same.values()))
-    what, rest = "raised" if first.traceback else "failed", " (the same stack)" if first.stack else ""
+    what = "raised" if first.traceback else "failed"
+    rest = " (the same stack)" if first.stack and not first.stack.startswith(NO_STACK) else ""
     said = first.headline if len(first.headline) <= REPORT_PLACE_CHARS else f"{first.headline[:REPORT_PLACE_CHARS]}..."
     line = f"Also {what}: {_named(same)}: {said}{rest}"
     beside = " and beside it" if len(same) > 1 else ""

@@ -253,11 +253,11 @@ class _Seen:
         self.has_stack = not isinstance(found, str)
 
     def quote(self) -> str:
-        from aelastic.failures.report import ALL_THREADS
+        from aelastic.failures.report import ALL_THREADS, NO_STACK
         from aelastic.stacks.format import quote
 
         if isinstance(self._found, str):
-            return f"not known ({self._found})"
+            return f"{NO_STACK}{self._found})"
         lines = quote(self._found.threads, is_kept=self._path is not None)[:QUOTE_CHARS_MAX]
         rest = "" if self._path is None else f"{ALL_THREADS}{self._path}"
         return f"by {self._found.source}, most recent call first:\n{lines}{rest}"

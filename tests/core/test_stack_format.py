@@ -164,3 +164,8 @@ def test_ranks_that_hang_in_the_same_place_are_told_once() -> None:
     text = str(ChildFailedError("job", {rank: stuck(rank, f"in f\nall threads: /{rank}") for rank in range(4)}))
     assert text.count("in f") == 1
     assert "\nAlso failed: ranks 1-3: no sign of life (the same stack)\n" in text
+
+
+def test_of_ranks_whose_stacks_are_not_known_none_is_the_same() -> None:
+    text = str(ChildFailedError("job", {rank: stuck(rank, "not known (py-spy: not installed)") for rank in range(4)}))
+    assert "\nAlso failed: ranks 1-3: no sign of life\n" in text
