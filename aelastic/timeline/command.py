@@ -108,6 +108,10 @@ def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) ->
     _tell(f"picture  {output}")
     _tell(f"trace    {trace_file}  (for https://ui.perfetto.dev)")
     _tell(f"run      {story.run_id}: {summary(story)}")
+    if story.state not in {"", "SUCCEEDED"}:
+        _tell(f"ended    {story.state}: {story.reason}")
+    if story.culprit:
+        _tell(f"cause    {story.culprit}")
     for note in story.notes:
         _tell(f"note     {note}")
     if others:

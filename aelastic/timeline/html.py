@@ -91,7 +91,7 @@ def _head(story: Story) -> str:
         counted(len(story.restarts), "restart"),
         *([_cut(story.entrypoint.rpartition("/")[2])] if story.entrypoint else []),
     ]
-    reason = f'<p class="facts">{_cut(story.reason)}</p>' if story.reason else ""
+    reason = "".join(f'<p class="facts">{_cut(words)}</p>' for words in (story.reason, story.culprit) if words)
     return (
         f'<h1>{safe(story.run_id)}<span class="badge {safe(state)}">{safe(words)}</span></h1>'
         f'{reason}<p class="facts">{" · ".join(facts)}</p>'

@@ -44,6 +44,7 @@ def tell_story(logs: Sequence[Log]) -> Story:
         spent=_spent(nodes, restarts, length),
         state=last.state if last is not None and is_over else "",
         reason=last.reason if last is not None and is_over else "",
+        culprit=_culprit(nodes) if last is not None and is_over and last.state == "FAILED" else "",
         notes=(*notes, *_notes_on(logs, nodes)),
     )
 
@@ -102,6 +103,14 @@ def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
             )
         )  # fmt: skip
     return restarts
+
+
+def _culprit(nodes: Sequence[NodeStory]) -> str:
+    """The first worker that failed in the last round, if no other round was to follow."""
+    number = max(number for node in nodes for number in (0, *node.formed))
+    is_over = any(number in node.told for node in nodes)
+    _, culprit = min(_failures(nodes).get(number, []), default=(0.0, ""))
+    return "" if is_over else culprit
 
 
 def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:

@@ -176,6 +176,7 @@ class Story:
     spent: dict[str, float]  # on starting, training, restarting, ending; together `length_s`
     state: str  # of the job, as the last agent saw it; "" where no agent saw the end
     reason: str
+    culprit: str  # the worker whose failure ended the job, where and why; "" if none did
     notes: tuple[str, ...]  # sentences below the picture
 
     @property

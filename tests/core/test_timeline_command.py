@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from kit.stories.event_logs import NodeLog, a_crash, a_start
 
+from aelastic.group.events import WorkerState
+from aelastic.group.phases import Phase
+from aelastic.observe.run_events import RunEnded
 from aelastic.timeline.command import main
 
 
@@ -88,6 +91,40 @@ def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytes
 
     assert main([str(tmp_path)]) == 0
     assert "still running; " in capsys.readouterr().out
+
+
+def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = a_start()
+    node.fails(2.0, 1, "RuntimeError: loss is NaN", known_at=2.01)
+    node.stopped(2.1, 0, then=Phase.DONE)
+    node.tell(2.2, RunEnded(WorkerState.FAILED, "rank 1 failed on node-a; all 3 restarts are used up"))
+    page = node.write(tmp_path).with_name("timeline.html")
+
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == [
+        "ended    FAILED: rank 1 failed on node-a; all 3 restarts are used up",
+        "cause    rank 1 on node-a: RuntimeError: loss is NaN",
+    ]
+    assert "all 3 restarts are used up</p>" in page.read_text()
+    assert "rank 1 on node-a: RuntimeError: loss is NaN</p>" in page.read_text()
+
+
+def test_of_a_run_that_ended_for_want_of_nodes_no_worker_is_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = a_start()
+    node.fails(2.0, 1, "RuntimeError: loss is NaN", known_at=2.01)
+    node.stopped(2.1, 0, then=Phase.AWAITING)
+    node.told(2.2, "rank 1 failed on node-a; restart 1 of 3")
+    node.tell(9.0, RunEnded(WorkerState.FAILED, "too few nodes came"))
+    node.write(tmp_path)
+
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "ended    FAILED: too few nodes came\n" in out and "cause" not in out
 
 
 def test_a_run_that_was_killed_at_its_start_has_no_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
