@@ -8,13 +8,14 @@ line (`cli.py`) does that and then builds the same spec a library user would wri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from os import PathLike
+from os import PathLike, fsencode
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from aelastic.core.fits import Fits, are_ranks, are_texts, in_words, is_int, is_real, is_sequence, optional
 from aelastic.errors import InputError
 from aelastic.output_patterns import ExpectedOutput, pattern_problem, progress_problem
 from aelastic.rdzv.settings import RendezvousSettings
@@ -221,10 +222,12 @@ class WorkerSpec:
         _check(is_possible, limit)
         _check(self.max_restarts >= 0, f"max_restarts is {self.max_restarts}: use 0 for no restarts")
         if isinstance(self.entrypoint, str):
-            strange = [arg for arg in self.args if not isinstance(arg, str | bytes | PathLike) or "\0" in str(arg)]
+            strange = [arg for arg in self.args if not _is_for_exec(arg)]
             _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
-        odd = [name for name, value in (self.env or {}).items() if not _are_texts([name, value])]
-        _check(not odd, f"env holds {odd[:1]}: the names and values of variables are strings")  # values may be secret
+        env = self.env or {}
+        odd = [name for name in env if not (are_texts([name, env[name]]) and _is_for_exec(name + env[name], name))]
+        rule = "the names and values of variables are strings without NUL, and names without ="
+        _check(not odd, f"env holds {odd[:1]}: {rule}")  # values may be secret
         _check(self.monitor_interval > 0, f"monitor_interval is {self.monitor_interval}: use seconds above 0")
         for name in ("shutdown_timeout_s", "exit_barrier_timeout_s", "linger_s"):
             value: float = getattr(self, name)
@@ -248,14 +251,15 @@ class WorkerSpec:
         """Refuses values of a wrong type, which would fail later and in other words."""
         for name, (fits, remedy) in _TYPES.items():
             value = getattr(self, name)
-            _check(fits(value), f"{name} is {value!r}: use {remedy}")
+            if not fits(value):
+                raise InputError(f"{name} is {in_words(value)}: use {remedy}")
 
     def _check_restart_grace(self) -> None:
         grace: Any = self.restart_grace
         limit_s = self.shutdown_timeout_s
         if grace is None or grace == "shutdown-timeout":
             return
-        is_length = not isinstance(grace, str) and _is_real(grace) and math.isfinite(grace) and grace >= 0
+        is_length = not isinstance(grace, str) and is_real(grace) and math.isfinite(grace) and grace >= 0
         _check(is_length, f'restart_grace is {grace!r}: use seconds, 0 or more, "shutdown-timeout", or None')
         limit = f"use at most shutdown_timeout_s, which is {limit_s:g}"
         _check(float(grace) <= limit_s, f"restart_grace is {grace}: {limit}")
@@ -280,8 +284,8 @@ class WorkerSpec:
         expected: Any = self.expect_output
         if expected is None:
             return
-        is_one = isinstance(expected, ExpectedOutput) and _are_texts([expected.pattern]) and _is_real(expected.within_s)
-        is_whole = is_one and (expected.ranks is None or _are_ranks(expected.ranks))
+        is_one = isinstance(expected, ExpectedOutput) and are_texts([expected.pattern]) and is_real(expected.within_s)
+        is_whole = is_one and (expected.ranks is None or are_ranks(expected.ranks))
         _check(is_whole, f"expect_output is {expected!r}: use an ExpectedOutput of a str, seconds, and ranks or None")
         problem = pattern_problem(expected.pattern)
         _check(not problem, f"expect_output: {problem}")
@@ -318,79 +322,59 @@ class WorkerSpec:
         return getattr(self.entrypoint, "__qualname__", repr(self.entrypoint))
 
 
-# What fits, and the words for it.  A number may be numpy's, and a path any that the system takes.
-_Fits: TypeAlias = tuple[Callable[[Any], bool], str]
-
-
-def _optional(fits: _Fits) -> _Fits:
-    check, remedy = fits
-    return (lambda value: value is None or check(value)), f"{remedy}, or None"
-
-
-def _is_real(value: Any) -> bool:
-    return hasattr(value, "__float__") and not isinstance(value, str | bytes)
-
-
-def _is_int(value: Any) -> bool:
-    return hasattr(value, "__index__")
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _are_texts(value: Any) -> bool:
-    return _is_sequence(value) and all(isinstance(each, str) for each in value)
-
-
-def _are_ranks(value: Any) -> bool:
-    return isinstance(value, Collection) and all(map(_is_int, value))
+def _is_for_exec(value: Any, name: str = "") -> bool:
+    """Whether the system takes it among a program's arguments, or as a variable of this name."""
+    try:
+        return "=" not in name and b"\0" not in fsencode(value)
+    except (TypeError, UnicodeEncodeError):
+        return False
 
 
 def _are_streams(value: Any) -> bool:
     by_rank = value if isinstance(value, Mapping) else {0: value}
-    return _are_ranks(by_rank) and all(_is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
+    return are_ranks(by_rank) and all(is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
 
 
-_INT: _Fits = _is_int, "an int"
-_REAL: _Fits = _is_real, "a number"
-_STR: _Fits = (lambda value: isinstance(value, str)), "a str"
-_PATH: _Fits = (lambda value: isinstance(value, str | PathLike)), "a Path"
-_BOOL: _Fits = (lambda value: isinstance(value, bool)), "a bool"
-_STREAMS: _Fits = _are_streams, "a Std, or a dict of them by local rank"
-_TEXTS: _Fits = _are_texts, "a tuple or list of texts"
-_TYPES: Mapping[str, _Fits] = {
+_INT: Fits = is_int, "an int"
+_REAL: Fits = is_real, "a number"
+_STR: Fits = (lambda value: isinstance(value, str)), "a str"
+_PATH: Fits = (lambda value: isinstance(value, str | PathLike)), "a Path"
+_BOOL: Fits = (lambda value: isinstance(value, bool)), "a bool"
+_STREAMS: Fits = _are_streams, "a Std, or a dict of them by local rank"
+_TEXTS: Fits = are_texts, "a tuple or list of texts"
+# What fits each field, and the words for it.  A number may be numpy's, and a path any that the system takes.
+_TYPES: Mapping[str, Fits] = {
     "entrypoint": ((lambda value: isinstance(value, str) or callable(value)), "the name of a program, or a function"),
-    "args": (_is_sequence, "a tuple or list of arguments"),
+    "args": (is_sequence, "a tuple or list of arguments"),
     "role": _STR,
     "local_world_size": _INT,
     "max_restarts": _INT,
     "monitor_interval": _REAL,
-    "rdzv": _optional(((lambda value: isinstance(value, RendezvousSettings)), "RendezvousSettings")),
-    "rdzv_handler": _optional(((lambda value: hasattr(value, "next_rendezvous")), "a torch RendezvousHandler")),
+    "rdzv": optional(((lambda value: isinstance(value, RendezvousSettings)), "RendezvousSettings")),
+    "rdzv_handler": optional(((lambda value: hasattr(value, "next_rendezvous")), "a torch RendezvousHandler")),
     "numa_fall_back": _BOOL,
     "virtual_local_rank": _BOOL,
-    "master_addr": _optional(_STR),
-    "master_port": _optional(_INT),
-    "run_id": _optional(_STR),
+    "master_addr": optional(_STR),
+    "master_port": optional(_INT),
+    "run_id": optional(_STR),
     "redirects": _STREAMS,
     "tee": _STREAMS,
-    "log_dir": _optional(_PATH),
-    "cache_dir": _optional(_PATH),
-    "preload": ((lambda value: value == "auto" or _is_sequence(value)), 'a tuple of module names, or "auto"'),
-    "log_line_prefix_template": _optional(_STR),
-    "local_ranks_filter": _optional((_are_ranks, "a frozenset of local ranks")),
+    "log_dir": optional(_PATH),
+    "cache_dir": optional(_PATH),
+    "preload": ((lambda value: value == "auto" or is_sequence(value)), 'a tuple of module names, or "auto"'),
+    "log_line_prefix_template": optional(_STR),
+    "local_ranks_filter": optional((are_ranks, "a frozenset of local ranks")),
     "duplicate_stdout_filters": _TEXTS,
     "duplicate_stderr_filters": _TEXTS,
     "event_log_handler": _STR,
     "shutdown_timeout_s": _REAL,
     "exit_barrier_timeout_s": _REAL,
-    "progress": _optional(_STR),
-    "hang_timeout_s": _optional(_REAL),
+    "progress": optional(_STR),
+    "hang_timeout_s": optional(_REAL),
     "linger_s": _REAL,
-    "metrics_textfile": _optional(_PATH),
-    "hang_signals": (_is_sequence, f"a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
-    "env": _optional(((lambda value: isinstance(value, Mapping)), "a dict of variables")),
+    "metrics_textfile": optional(_PATH),
+    "hang_signals": (is_sequence, f"a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
+    "env": optional(((lambda value: isinstance(value, Mapping)), "a dict of variables")),
 }
 
 

@@ -56,8 +56,24 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_field(name: str, value: ob
         SPEC(**{"entrypoint": "true", name: value})
 
 
-@pytest.mark.parametrize("env", [{"SECRET": 1}, {1: "SECRET"}])
-def test_a_variable_that_is_no_string_is_named_without_its_value(env: dict[object, object]) -> None:
+@pytest.mark.parametrize("name", ["max_restarts", "master_port", "shutdown_timeout_s", "hang_timeout_s"])
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_beyond_what_a_machine_counts_is_refused_by_its_size(name: str, digits: int) -> None:
+    with pytest.raises(InputError, match=rf"^{name} is an int of \d+ bits, which is too much: use (an int|a number)"):
+        SPEC(**{"entrypoint": "true", name: 10**digits})
+
+
+def test_an_argument_that_the_system_cannot_take_is_refused() -> None:
+    for arg in ("a\0b", b"a\0b", Path("a\0b"), 1, "\ud800"):
+        with pytest.raises(InputError, match=r"args holds .*: a command's arguments are strings without NUL"):
+            SPEC(entrypoint="true", args=["x", arg])
+    assert len(SPEC(entrypoint="true", args=["a=b", b"\xff", Path("c"), "\udcff"]).args) == 4
+
+
+@pytest.mark.parametrize(
+    "env", [{"SECRET": 1}, {1: "SECRET"}, {"A=B": "x"}, {"A\0B": "x"}, {"A": "x\0"}, {"\ud800": "x"}]
+)
+def test_a_variable_that_cannot_be_is_named_without_its_value(env: dict[object, object]) -> None:
     with pytest.raises(InputError, match=r"env holds .*: the names and values of variables are strings") as refused:
         SPEC(entrypoint="true", env=env)
     assert repr(next(iter(env))) in str(refused.value) and repr(next(iter(env.values()))) not in str(refused.value)
