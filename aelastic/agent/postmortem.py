@@ -139,7 +139,8 @@ class Postmortem:
             from aelastic.failures.exit_reason import may_be_uncaught
 
             data = read_error_file(str(start.error_file))
-            has_file = data is not None or start.error_file.is_file()
+            is_kept = self._logs.scratch not in start.error_file.parents  # else it goes away with the run
+            has_file = is_kept and (data is not None or start.error_file.is_file())
             tail = self._logs.tail(start.local_rank, is_searched=data is None and may_be_uncaught(exitcode))
             is_fresh = _is_fresh(start.stderr)
             path = str(start.error_file) if has_file else NOT_AVAILABLE

@@ -23,7 +23,7 @@ SHARED_FIELDS = (
     "host", "rank", "local_rank", "pid", "exitcode", "message", "traceback", "timestamp", "is_final", "stack", "oom",
     "note", "world_size", "log_file",
 )  # fmt: skip
-_NO_DATA: Json = {"message": NO_MESSAGE}
+NO_DATA: Json = {"message": NO_MESSAGE}
 
 
 class ProcessFailure(Record):
@@ -99,7 +99,7 @@ class ProcessFailure(Record):
             message, traceback = _explain(exitcode, stderr_tail, oom, note)
         message, traceback = printable(message), printable(traceback)
         known = (host, rank, local_rank, pid, exitcode, message, traceback, timestamp or int(time.time()), is_final)
-        super().__init__(*known, stack, oom, note, world_size, log_file, error_file, data or _NO_DATA, stderr_tail)
+        super().__init__(*known, stack, oom, note, world_size, log_file, error_file, data or NO_DATA, stderr_tail)
 
     @classmethod
     def from_elsewhere(
@@ -131,7 +131,7 @@ class ProcessFailure(Record):
             (stack, STACK_CHARS_MAX), (oom, SENTENCE_CHARS_MAX), (note, SENTENCE_CHARS_MAX)
         ))  # fmt: skip
         log_file = printable(log_file)[:SENTENCE_CHARS_MAX]
-        Record.__init__(failure, *where, *what, *more, world_size, log_file, NOT_AVAILABLE, _NO_DATA, "")
+        Record.__init__(failure, *where, *what, *more, world_size, log_file, NOT_AVAILABLE, NO_DATA, "")
         return failure
 
     def __hash__(self) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
-from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
+from aelastic.failures.failure import NO_DATA, ProcessFailure
 from aelastic.group.events import Worker, WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
@@ -98,7 +98,7 @@ def metadata_of(status: Status, job: Job) -> Json:
 
 
 def _raw_error(failure: ProcessFailure) -> str:
-    is_unexplained = failure.error_file == NOT_AVAILABLE and failure.exitcode >= 0
+    is_unexplained = failure.error_file_data == NO_DATA and failure.exitcode >= 0
     return json.dumps(failure.error_file_data | ({"errorTraits": _UNEXPLAINED} if is_unexplained else {}))
 
 

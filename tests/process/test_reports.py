@@ -121,7 +121,10 @@ def test_each_restart_is_told_when_it_happens(launch: Launcher) -> None:
     assert "FAILED" not in job.stderr
 
 
-def test_what_torchs_record_wrote_is_the_cause(launch: Launcher) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named_where_it_is_kept(
+    launch: Launcher, tmp_path: Path, is_kept: bool
+) -> None:
     job = launch(
         """
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -131,11 +134,13 @@ def test_what_torchs_record_wrote_is_the_cause(launch: Launcher) -> None:
             raise RuntimeError("recorded by torch")
 
         main()
-        """
+        """,
+        *(["--log-dir", str(tmp_path / "logs")] if is_kept else []),
     )
 
     assert job.wait(LAUNCH_TIMEOUT_S) == 1
-    assert re.search(r"error_file: /\S+/error\.json", job.stderr)
+    named = [Path(name).is_file() for name in re.findall(r"error_file: (/\S+/error\.json)", job.stderr)]
+    assert named == [True] * is_kept
     assert re.search(r"cause     : RuntimeError: recorded by torch at .*worker\.py:\d+", job.stderr)
 
 
