@@ -21,6 +21,7 @@ LAST_CALL_TIMEOUT_S = 30.0
 LEASE_S = 5.0
 # Nodes that a scheduler starts together arrive within this time of each other: one interruption for all.
 SETTLE_TIME_S = 0.5
+READ_TIMEOUT_S = 60.0
 
 # torch's, where an endpoint has none.
 C10D_PORT = 29400
@@ -232,6 +233,11 @@ class RendezvousSettings(Record):
     @property
     def last_call_timeout_s(self) -> float:
         return self._seconds("last_call_timeout", LAST_CALL_TIMEOUT_S)
+
+    @property
+    def read_timeout_s(self) -> float:
+        """Seconds for which a TCPStore may be silent."""
+        return self._seconds("read_timeout", READ_TIMEOUT_S)
 
     @property
     def settle_time_s(self) -> float:

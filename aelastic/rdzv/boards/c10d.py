@@ -27,7 +27,7 @@ from aelastic.rdzv.boards.endpoints import (
     useful_elsewhere,
 )
 from aelastic.rdzv.boards.key_board import KeyBoard
-from aelastic.rdzv.boards.tcp_store import TcpStore, read_timeout_of, run_key
+from aelastic.rdzv.boards.tcp_store import TcpStore, run_key
 from aelastic.rdzv.quorum.cells import cell_from_bytes
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.tcpstore.child import Fork
@@ -74,7 +74,7 @@ class C10dBoard(KeyBoard):
         self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
-        self._store = TcpStore(endpoint, run_id, env, read_timeout_of(settings), fork)
+        self._store = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork)
         self._key = run_key(run_id, "leader")
         self._has_looked_around = False
         self._local_address: str | None = None  # of the endpoint, if that is this machine

@@ -16,7 +16,7 @@ from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
-from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, read_timeout_of, run_key
+from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, run_key
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class StaticBoard(Board):
         self._run_id = run_id
         self._host = host
         self._is_open = False  # node 0's part
-        self._store = TcpStore(self._endpoint, run_id, env, read_timeout_of(settings))
+        self._store = TcpStore(self._endpoint, run_id, env, settings.read_timeout_s)
         self._key = run_key(run_id, "leader")
         self._local_address: str | None = None  # of the endpoint, if that is this machine
         self._text = b""  # node 0's part: what the key holds

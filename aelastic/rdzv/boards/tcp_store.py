@@ -22,15 +22,12 @@ import anyio
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, first_words, probe
-from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.tcpstore.child import Death, Fork, Refusal, StoreProcess, Unanswered
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The default of torch's setting `read_timeout`.
-READ_TIMEOUT_S = 60.0
 # For so long torch's client repeats a connection that fails.  The probe before it did not fail.
 CONNECT_TIMEOUT_S = 1.0
 # A process that dies closes its connections a moment before its port, or after.
@@ -66,22 +63,6 @@ def run_key(run_id: str, name: str = "") -> str:
 
 def printable(run_id: str) -> str:
     return quote(run_id, safe="", errors="surrogatepass")
-
-
-def read_timeout_of(settings: RendezvousSettings) -> float:
-    """How long an endpoint may be silent.
-
-    Raises:
-        InputError: it is no number of seconds.
-    """
-    text = settings.config.get("read_timeout", str(READ_TIMEOUT_S))
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise InputError(f"rendezvous setting read_timeout={text}: use a number of seconds above 0")
-    return value
 
 
 class TcpStore:
