@@ -10,6 +10,7 @@ _OF = {"quick": 0, "all": 1, "soak": 2}[EFFORT]
 # How often a story is told again where each time takes seconds; each kind of turn is met in six.
 REPETITIONS = (6, 20, 20)[_OF]
 SIMULATION_SEEDS = (100, 500, 5000)[_OF]
+ENDPOINTS_SEEDS = (20, 300, 5000)[_OF]
 QUORUM_SEEDS = (100, 1000, 100_000)[_OF]
 # Nothing is warm in a soak: each interpreter is started, as a user's is (`kit.warm.interpreters`).
 IS_COLD = EFFORT == "soak"

@@ -47,7 +47,7 @@ from aelastic.rdzv.survivors import election_events as e
 from aelastic.rdzv.survivors.election import Election, is_elected
 from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
-from kit.simulated.board import Asking, Board
+from kit.simulated.board import Board
 from kit.simulated.process import Clock, CoreShell, SimulatedProcess
 from kit.simulated.world import FIN, End, Listener, World
 
@@ -125,7 +125,7 @@ class Agent(SimulatedProcess):
         prepares_s: float = 0.0,
     ) -> None:
         super().__init__(world, host, clock)
-        self.board, self.watcher, self.settings = board, watcher, settings
+        self.watcher, self.settings = watcher, settings
         self.node_id, self.work = f"{host}#{number}", work
         self.policy = RestartPolicy(max_restarts)
         terms = Terms("job", settings.min_nodes, settings.max_nodes, max_restarts)
@@ -151,7 +151,7 @@ class Agent(SimulatedProcess):
         self.listener: Listener | None = None
         self.campaigned_at = 0.0
         self.started_at = world.now
-        self.asking = Asking(world, board, self)
+        self.board, self.asking = board.reached_by(self)
         self._connecting: list[bool] = [True]  # whether it is cancelled
         self._ports = 1000 * number
         self._tokens = 0

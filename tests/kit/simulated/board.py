@@ -7,13 +7,14 @@ been made.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.survivors.election import is_elected
-from kit.simulated.world import Process, World
+from kit.simulated.process import SimulatedProcess
+from kit.simulated.world import World
 
 BOARD = "board"  # its host
 
@@ -35,10 +36,11 @@ class Board:
     Args:
         world: where it stands.
         ttl_s: seconds after which it forgets a record that is not renewed; `None`: it counts renewals instead.
+        hosts: with whose agents it comes and goes.
     """
 
-    def __init__(self, world: World, ttl_s: float | None) -> None:
-        self._world, self._ttl_s = world, ttl_s
+    def __init__(self, world: World, ttl_s: float | None, hosts: Sequence[str] = ()) -> None:
+        self._world, self._ttl_s, self.hosts = world, ttl_s, hosts
         self.faults = BoardFaults()
         self.is_up = True
         self.is_silent = False  # and no caller gets an answer
@@ -63,6 +65,46 @@ class Board:
     def has_forgotten(self) -> bool:
         """Whether it was told how the job ended, and does not say so any more."""
         return self.closed_at is not None and (self.record is None or self.record.candidate.token != self._closed_token)
+
+    @property
+    def needed_hosts(self) -> Sequence[str]:
+        """Without an agent on each of them the job cannot go on."""
+        return self.hosts
+
+    def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
+        """The operations, as a process has them done, and its way to them."""
+        return self, Asking(self._world, self, process)
+
+    def is_deaf(self, host: str) -> bool:
+        """Whether a host may get no answer."""
+        is_cut = {(host, BOARD), (BOARD, host)} & self._world.cut
+        return bool(is_cut) or not self.is_up or self.is_silent or self.faults != BoardFaults()
+
+    def is_served_by(self, host: str) -> bool:
+        return host in self.hosts and self.is_up
+
+    def on_host_up(self, host: str) -> None:
+        self.is_up |= host in self.hosts
+
+    def on_host_gone(self, host: str) -> None:
+        self._world.note(BOARD, f"is gone with {host}")
+        self.is_up = False
+        self.wipe()
+
+    def on_host_frozen(self, host: str) -> None:
+        self.is_silent |= host in self.hosts
+
+    def go_down(self) -> None:
+        """An etcd refuses and keeps what it knew; a TCPStore that refuses is no more, so this one is silent."""
+        if self._ttl_s is not None:
+            self.is_up = False
+        else:
+            self.is_silent = True
+
+    def come_up(self) -> None:
+        self.is_silent = False
+        if self._ttl_s is not None:
+            self.is_up = True
 
     def wipe(self) -> None:
         self._record, self._epoch, self._is_new, self.wiped_at = None, 0, True, self._world.now
@@ -137,14 +179,14 @@ class Board:
 class Asking:
     """One process's way to the board: one question at a time."""
 
-    def __init__(self, world: World, board: Board, process: Process) -> None:
+    def __init__(self, world: World, board: Board, process: SimulatedProcess) -> None:
         self._world, self._board, self._process = world, board, process
-        self._waiting: deque[_Question] = deque()
-        self._asked: _Question | None = None
+        self._waiting: deque[Question] = deque()
+        self._asked: Question | None = None
 
     def ask(self, name: str, do: Callable[[], Any], limit_s: float, done: Callable[[bool, Any], None]) -> None:
         """Has something done on the board; `done` is called with whether we know, and what it gave."""
-        question = _Question(name, do, done)
+        question = Question(name, do, done)
         self._waiting.append(question)
         self._world.after(limit_s, lambda: self._answer(question, False, "no answer in time"))
         self._next()
@@ -158,7 +200,10 @@ class Asking:
     def _next(self) -> None:
         if self._asked is not None or not self._waiting:
             return
-        question = self._asked = self._waiting.popleft()
+        self._asked = self._waiting.popleft()
+        self._carry_out(self._asked)
+
+    def _carry_out(self, question: Question) -> None:
         host, faults, chance = self._process.host, self._board.faults, self._world.random.random()
         if chance < faults.request_lost:
             self._fail_soon(question)
@@ -169,11 +214,11 @@ class Asking:
             return
         self._world.after(self._world.delay(), lambda: self._world.carry(host, BOARD, lambda: self._do(question)))
 
-    def _fail_soon(self, question: _Question) -> None:
+    def _fail_soon(self, question: Question) -> None:
         delay_s = self._world.random.uniform(0, 0.5)
         self._world.after(delay_s, lambda: self._answer(question, False, "the connection to it broke"))
 
-    def _do(self, question: _Question) -> None:
+    def _do(self, question: Question) -> None:
         if self._board.is_silent:
             return
         try:
@@ -189,10 +234,10 @@ class Asking:
         answer = lambda: self._answer(question, is_known, value)  # noqa: E731
         self._world.after(delay_s, lambda: self._world.carry(BOARD, host, answer))
 
-    def _answer(self, question: _Question, is_known: bool, value: Any) -> None:
+    def _answer(self, question: Question, is_known: bool, value: Any) -> None:
         self._process.post(self, lambda: self._hear(question, is_known, value))
 
-    def _hear(self, question: _Question, is_known: bool, value: Any) -> None:
+    def _hear(self, question: Question, is_known: bool, value: Any) -> None:
         if question.is_over:
             return
         question.is_over = True
@@ -204,6 +249,6 @@ class Asking:
         self._next()
 
 
-class _Question:
+class Question:
     def __init__(self, name: str, do: Callable[[], Any], done: Callable[[bool, Any], None]) -> None:
         self.name, self.do, self.done, self.is_over = name, do, done, False

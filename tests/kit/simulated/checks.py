@@ -19,7 +19,7 @@ from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.survivors.election import EPOCHS_APART
 from kit.simulated.agent import Agent
-from kit.simulated.board import BOARD, Board, BoardFaults
+from kit.simulated.board import Board
 from kit.simulated.charges import Charges
 from kit.simulated.world import World
 
@@ -235,11 +235,11 @@ class Checks:
         """What was paid for is a worker's own failure, and the first cause: no loss came before it, or a moment after.
 
         Of two sides the one that was cut off may have begun its last round later: then the other has the higher
-        fencing number.
+        fencing number.  A side of new agents counts from the beginning: then nodes of the other bring a higher number.
         """
         earlier = [each for each in self.rounds.values() if each.number < round_.number]
         if earlier:
-            lasts = {max(earlier, key=_began), max(earlier, key=_fence)}
+            lasts = {max(earlier, key=key) for key in (_began, _fence, _number)}
             objections = [self._objection(round_, restart_count, last) for last in lasts]
             if all(objections):
                 self.fail(objections[0])
@@ -421,8 +421,7 @@ class Checks:
         board, now = self._board, self._world.now
         for agent in self.agents:
             round_ = self.round_of(agent)
-            is_cut = {(agent.host, BOARD), (BOARD, agent.host)} & self._world.cut
-            is_deaf = is_cut or not board.is_up or board.is_silent or board.faults != BoardFaults()
+            is_deaf = board.is_deaf(agent.host)
             # A new agent that has found nothing at the endpoint but an old coordinator knows no round.
             knows_none = newest is not None and not newest.before
             could_not_know = agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none))
@@ -483,3 +482,7 @@ def _fence(round_: Round) -> int:
 
 def _began(round_: Round) -> float:
     return round_.began_at
+
+
+def _number(round_: Round) -> int:
+    return round_.number

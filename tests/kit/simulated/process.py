@@ -90,10 +90,10 @@ class SimulatedProcess:
         self._is_busy = True
         while self.is_alive and (full := [shell for shell in self.shells if shell.items]):
             shell = full[0] if len(full) == 1 else self.world.random.choice(full)
-            self._handle(shell, shell.items.popleft())
+            self.handle(shell, shell.items.popleft())
         self._is_busy = False
 
-    def _handle(self, shell: CoreShell, event: Any) -> None:
+    def handle(self, shell: CoreShell, event: Any) -> None:
         actions = shell.core.handle(event, self.now)
         self.world.note(f"{self} {shell.name}", event, actions)
         for action in actions:
@@ -124,7 +124,7 @@ class SimulatedProcess:
         shell.armed = None
         deadline = shell.core.deadline
         if deadline is not None and self.now >= deadline and not shell.items:  # what is in the mailbox comes first
-            self._handle(shell, shell.due)
+            self.handle(shell, shell.due)
             left = shell.core.deadline
             assert left is None or left != deadline, f"{shell.name}: a deadline that has passed stays armed"
             self.drain()

@@ -16,7 +16,7 @@ import heapq
 import math
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -41,6 +41,22 @@ class Store:
         self.cell: Cell | None = None
         self.frozen_until = 0.0
         self.is_down = False
+
+
+def remembering(stores: Sequence[Store]) -> set[int] | None:
+    """The stores that know what was chosen; `None` if nothing was."""
+    votes = {cell.vote.ballot: cell.vote for store in stores if (cell := store.cell) and cell.vote}
+    for _, vote in sorted(votes.items(), reverse=True):
+        members = {i for i, store in enumerate(stores) if store.cell and store.cell.life == vote.members[i]}
+        if len(members) > len(stores) // 2:
+            return members
+    return None
+
+
+def may_forget(stores: Sequence[Store], index: int) -> bool:
+    """Whether a majority remembers if this one forgets."""
+    members = remembering(stores)
+    return stores[index].cell is None if members is None else len(members - {index}) > len(stores) // 2
 
 
 class World:
@@ -136,19 +152,9 @@ class World:
         self.stores[index].frozen_until = self.now + self.a_while()
         self.note("store", index, "freezes until", round(self.stores[index].frozen_until, 3))
 
-    def remembering(self) -> set[int] | None:
-        """The stores that know what was chosen; `None` if nothing was."""
-        votes = {cell.vote.ballot: cell.vote for store in self.stores if (cell := store.cell) and cell.vote}
-        for _, vote in sorted(votes.items(), reverse=True):
-            members = {i for i, store in enumerate(self.stores) if store.cell and store.cell.life == vote.members[i]}
-            if len(members) > self.size // 2:
-                return members
-        return None
-
     def forget(self) -> None:
         index = self.random.randrange(self.size)
-        store, members = self.stores[index], self.remembering()
-        is_safe = store.cell is None if members is None else len(members - {index}) > self.size // 2
+        store, is_safe = self.stores[index], may_forget(self.stores, index)
         if not is_safe:
             if not self.may_lose:
                 return

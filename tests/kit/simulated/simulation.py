@@ -13,7 +13,7 @@ import argparse
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from kit.simulated.board import BOARD, Board, BoardFaults
 from kit.simulated.bounds import bound_s
 from kit.simulated.checks import Checks, ForgottenError
 from kit.simulated.process import Clock
+from kit.simulated.stores import Stores
 from kit.simulated.words import in_words, without_repetition
 from kit.simulated.world import FIN, RST, World
 
@@ -70,6 +71,7 @@ class Size:
     max_restarts: int = 3
     is_leased: bool = False  # the board forgets dead coordinators
     is_board_on_node0: bool = False  # and lives and dies with the agent there
+    endpoints: int = 1  # several are on as many of the hosts
     has_ranks: bool = False  # nodes are told their rank, and have the same when they come again
     works_s: float | None = None  # after so long in one round workers succeed
     join_timeout_s: float = 120.0
@@ -82,7 +84,11 @@ class Simulation:
         self.seed, self.size, self.faults = seed, size, faults
         self.world = World(seed, slow=faults.slow, slow_s=faults.slow_s)
         self.random = self.world.random
-        self.board = Board(self.world, LEASE_S if size.is_leased else None)
+        if size.endpoints > 1:
+            self.board: Board = Stores(self.world, self.hosts[: size.endpoints])
+        else:
+            hosts = ["node0"] if size.is_board_on_node0 else []
+            self.board = Board(self.world, LEASE_S if size.is_leased else None, hosts)
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
@@ -116,7 +122,7 @@ class Simulation:
         size = self.size
         settings = RendezvousSettings(
             "c10d",
-            "node0:29400",
+            ",".join(f"{host}:29400" for host in self.hosts[: size.endpoints]),
             size.min_nodes,
             size.max_nodes,
             node_rank=int(host.removeprefix("node")) if size.has_ranks else None,
@@ -129,8 +135,7 @@ class Simulation:
         )
         self._number += 1
         self.world.note(f"{host}#{self._number}", "starts")
-        if size.is_board_on_node0 and host == "node0":
-            self.board.is_up = True
+        self.board.on_host_up(host)
         agent = Agent(
             self.world,
             self.board,
@@ -163,10 +168,8 @@ class Simulation:
         return self.random.choice((0.5, 3.0, 30.0)) if is_warm else 0.0
 
     def gone(self, host: str) -> None:
-        if self.size.is_board_on_node0 and host == "node0":
-            self.world.note(BOARD, "is gone with node0")
-            self.board.is_up = False
-            self.board.wipe()
+        if self.board.is_served_by(host):
+            self.board.on_host_gone(host)
 
     # Faults.
 
@@ -226,11 +229,11 @@ class Simulation:
         if agent is None or agent.is_frozen:
             return
         agent.freeze()
-        self.board.is_silent |= self.size.is_board_on_node0
+        self.board.on_host_frozen("node0")
 
         def thaw() -> None:
             agent.thaw()
-            if self.size.is_board_on_node0:
+            if "node0" in self.board.hosts:
                 self.take_board_up()
 
         self.world.after(self.a_while(), thaw)
@@ -325,21 +328,15 @@ class Simulation:
             agent.jump(self.random.choice((0.5, 3.0, 8.0)))
 
     def take_board_down(self) -> None:
-        """An etcd refuses and keeps what it knew; a TCPStore that refuses is no more, so this one is silent."""
         self.world.note(BOARD, "is down")
         self.checks.charges.add("board", self.world.now, BOARD)
-        if self.size.is_leased:
-            self.board.is_up = False
-        else:
-            self.board.is_silent = True
+        self.board.go_down()
         self.world.after(self.a_while(), self.take_board_up)
 
     def take_board_up(self) -> None:
         self.world.note(BOARD, "is up again")
         self.checks.charges.is_over("board", self.world.now, BOARD)
-        self.board.is_silent = False
-        if self.size.is_leased:
-            self.board.is_up = True
+        self.board.come_up()
 
     def wipe_board(self) -> None:
         self.world.note(BOARD, "is wiped")
@@ -383,7 +380,7 @@ class Simulation:
             return
         for host in self.hosts:
             staying = [agent for agent in self.living if not agent.is_leaving]
-            if len(staying) < self.size.min_nodes or (self.size.is_board_on_node0 and host == "node0"):
+            if len(staying) < self.size.min_nodes or host in self.board.needed_hosts:
                 self.start(host)
         self.world.after(1.0, self.fill_up)
 
@@ -411,13 +408,14 @@ class Simulation:
             raise
 
     def watch_ends(self) -> None:
-        """An agent that leaves node0 takes the board along."""
-        if not self.size.is_board_on_node0:
+        """An agent that leaves takes the board of its host along."""
+        if not self.board.hosts:
             return
 
         def look() -> None:
-            if self.on("node0") is None and self.board.is_up and self._number:
-                self.gone("node0")
+            for host in self.board.hosts:
+                if self.on(host) is None and self.board.is_served_by(host) and self._number:
+                    self.gone(host)
             self.world.after(0.2, look)
 
         self.world.after(0.2, look)
@@ -478,19 +476,20 @@ def _changed(values: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in pairs if value != getattr(default, name))
 
 
-def simulation_of(seed: int) -> Simulation:
+def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
     """The job and the faults that a seed stands for."""
     dice = random.Random(f"profile {seed}")
-    nodes = dice.choice((2, 3, 3, 4, 4, 5, 6))
+    nodes = max(dice.choice((2, 3, 3, 4, 4, 5, 6)), endpoints)
     min_nodes = dice.randint(1, nodes)
-    is_leased = dice.random() < 0.5
+    is_leased = dice.random() < 0.5 and endpoints == 1
     size = Size(
         nodes=nodes,
         min_nodes=min_nodes,
         max_nodes=dice.randint(min_nodes, nodes),
         max_restarts=dice.choice((1, 3, 100)),
         is_leased=is_leased,
-        is_board_on_node0=not is_leased and dice.random() < 0.4,
+        is_board_on_node0=not is_leased and dice.random() < 0.4 and endpoints == 1,
+        endpoints=endpoints,
         has_ranks=dice.random() < 0.4,
         works_s=dice.choice((None, None, None, 8.0, 25.0)),
     )
@@ -525,11 +524,20 @@ def simulation_of(seed: int) -> Simulation:
         partitions=some(3),
         host_freezes=some(2),
     )
+    if endpoints > 1:  # coordinators are displaced, and stores go, while there are claims and verdicts
+        faults = replace(
+            faults,
+            freezes=faults.freezes + dice.randint(1, 3),
+            isolations=faults.isolations + dice.randint(1, 3),
+            board_downs=faults.board_downs + dice.randint(0, 2),
+            board_wipes=dice.randint(0, 5),
+            board=BoardFaults(*(chance(0.1) for _ in range(3))),
+        )
     return Simulation(seed, size, faults)
 
 
-def simulate(seed: int) -> Simulation:
-    simulation = simulation_of(seed)
+def simulate(seed: int, endpoints: int = 1) -> Simulation:
+    simulation = simulation_of(seed, endpoints)
     simulation.run()
     return simulation
 
@@ -538,11 +546,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Replays seeds of the simulation.")
     parser.add_argument("seed", type=int)
     parser.add_argument("until", type=int, nargs="?", help="run all seeds up to this one")
+    parser.add_argument("--endpoints", type=int, default=1, help="so many stores are the board")
     parser.add_argument("--trace", action="store_true", help="print what happened, even if all went well")
     options = parser.parse_args()
     failures = 0
     for seed in range(options.seed, options.until or options.seed + 1):
-        simulation = simulation_of(seed)
+        simulation = simulation_of(seed, options.endpoints)
         try:
             simulation.run()
         except Exception as error:  # noqa: BLE001  the last line of a program

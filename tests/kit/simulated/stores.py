@@ -1,0 +1,227 @@
+"""The board of several endpoints, simulated: the real `KeyBoard` and `Register` of each agent, over stores on the agents' hosts.
+
+A store comes and goes with the agent of its host, and forgets then.  It may freeze, be cut off, answer late, twice or
+never, and a request may reach it in a later life.  A majority of the stores is always up, and remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any
+
+from aelastic.errors import RendezvousConnectionError
+from aelastic.rdzv.boards.encoding import state_of
+from aelastic.rdzv.boards.key_board import KeyBoard
+from aelastic.rdzv.quorum import register_events as ev
+from aelastic.rdzv.quorum.register import LIMIT_S, Register
+from kit.simulated import quorum
+from kit.simulated.board import Asking, Board, BoardFaults, Question
+from kit.simulated.process import SimulatedProcess
+from kit.simulated.world import World
+
+
+class Store(quorum.Store):
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self.host, self.is_down = host, True
+        self.held: list[Callable[[], None]] | None = None  # while it is frozen
+
+
+class Stores(Board):
+    """What a majority of the stores says.
+
+    Args:
+        world: where they stand.
+        hosts: of the stores.
+    """
+
+    def __init__(self, world: World, hosts: Sequence[str]) -> None:
+        super().__init__(world, None, hosts)
+        self.stores = [Store(host) for host in hosts]
+        self._clients = 0
+        self._newest = b""
+
+    @property
+    def needed_hosts(self) -> Sequence[str]:
+        """A candidate may have died with a first vote half made: what remembers none and is there may be too little."""
+        return () if self._newest else self.hosts
+
+    def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
+        self._clients += 1
+        return _Key(), _AskingStores(self._world, self, process, f"{process} {self._clients}")
+
+    def is_deaf(self, host: str) -> bool:
+        ways = [{(host, store.host), (store.host, host)} for store in self.stores if store.held is None]
+        answering = sum(not way & self._world.cut for way in ways) - sum(store.is_down for store in self.stores)
+        return answering <= len(self.stores) // 2 or self.faults != BoardFaults()
+
+    # The stores.
+
+    def _on(self, host: str) -> Store | None:
+        return next((store for store in self.stores if store.host == host), None)
+
+    def is_served_by(self, host: str) -> bool:
+        store = self._on(host)
+        return store is not None and not store.is_down
+
+    def on_host_up(self, host: str) -> None:
+        if store := self._on(host):
+            store.is_down = False
+
+    def on_host_gone(self, host: str) -> None:
+        store = self._on(host)
+        if store is not None and self._forget(store):
+            store.is_down = True
+
+    def on_host_frozen(self, host: str) -> None:
+        if (store := self._on(host)) and store.held is None:
+            store.held = []
+
+    def go_down(self) -> None:
+        for store in self._world.random.sample(self.stores, self._world.random.choice((1, 1, 2))):
+            self.on_host_frozen(store.host)
+
+    def come_up(self) -> None:
+        for store in self.stores:
+            held, store.held = store.held or [], None
+            for call in held:
+                self._world.after(self._world.delay(), call)
+
+    def wipe(self) -> None:
+        self._forget(self._world.random.choice(self.stores))
+
+    def _forget(self, store: Store) -> bool:
+        """If a majority is up without it, and remembers."""
+        up = [other for other in self.stores if other is not store and not other.is_down]
+        may_forget = len(up) > len(self.stores) // 2 and quorum.may_forget(self.stores, self.stores.index(store))
+        if may_forget:
+            self._world.note(f"store of {store.host}", "forgets")
+            store.cell = None
+        return may_forget
+
+    def do(self, action: ev.Look | ev.Write) -> ev.Event:
+        store = self.stores[action.store]
+        if store.is_down:
+            return ev.Unanswered(action.step, action.store, "refused")
+        if isinstance(action, ev.Look):
+            return ev.Looked(action.step, action.store, store.cell)
+        is_done = store.cell == action.expected
+        if is_done:
+            store.cell = action.cell
+            self._look()
+        return ev.Written(action.step, action.store, is_done)
+
+    def _look(self) -> None:
+        """Notes what a majority says, when it says something else than before."""
+        votes = [store.cell.vote for i, store in enumerate(self.stores) if store.cell and store.cell.vote]
+        held = [vote for vote in votes if votes.count(vote) > len(self.stores) // 2]
+        if not held or held[0].text == self._newest:
+            return
+        self._newest, before = held[0].text, self._record
+        record = self._record = state_of(self._newest).record
+        if record is None:
+            return
+        if not record.is_same_term(before):
+            self.elections.append((self._world.now, record))
+            if before is not None and before.verdict:
+                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
+        if record.verdict and self.closed_at is None:
+            self.closed_at, self._closed_token = self._world.now, record.candidate.token
+
+
+class _Ask:
+    """An operation of the register, for the coroutine that waits for it."""
+
+    def __init__(self, asked: ev.Asked) -> None:
+        self._asked = asked
+
+    def __await__(self) -> Generator[ev.Asked, bytes, bytes]:
+        return (yield self._asked)
+
+
+class _Key(KeyBoard):
+    name = _where = own_address = endpoint_host = "stores"
+
+    async def _reach(self, *, may_serve: bool) -> None: ...
+    async def _check_run_id(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+    async def _get(self) -> bytes:
+        return await _Ask(ev.Asked())
+
+    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
+        return await _Ask(ev.Asked(expected, text))
+
+    async def _insist(self, do: Callable[[], Any]) -> Any:
+        return await do()
+
+
+class _AskingStores(Asking):
+    """One process's way to the stores: a question is a coroutine, and each thing that it waits for goes to the register."""
+
+    _board: Stores
+
+    def __init__(self, world: World, board: Stores, process: SimulatedProcess, name: str) -> None:
+        super().__init__(world, board, process)
+        self._core = Register(len(board.stores), name, LIMIT_S)
+        self._shell = process.open_shell("register", self._core, self._carry_out_for_register, ev.DeadlinePassed())
+        self._running: Coroutine[ev.Asked, bytes, Any] | None = None
+
+    def _carry_out(self, question: Question) -> None:
+        self._running = question.do()
+        self._go_on(lambda running: running.send(None))  # type: ignore[arg-type]
+
+    def _go_on(self, resume: Callable[[Coroutine[ev.Asked, bytes, Any]], ev.Asked]) -> None:
+        assert self._running is not None and self._asked is not None
+        try:
+            asked = resume(self._running)
+        except StopIteration as end:
+            self._world.note(repr(self._process), f"{self._asked.name}: done", [end.value])
+            self._hear(self._asked, True, end.value)
+        except RendezvousConnectionError as error:
+            self._hear(self._asked, False, str(error))
+        else:
+            self._process.handle(self._shell, asked)
+
+    def _hear(self, question: Question, is_known: bool, value: Any) -> None:
+        if question is self._asked and self._running is not None:
+            running, self._running = self._running, None
+            running.close()
+            self._core.handle(ev.Dropped(), self._process.now)
+        super()._hear(question, is_known, value)
+
+    def _carry_out_for_register(self, action: ev.Action) -> None:
+        match action:
+            case ev.Done(text):
+                self._go_on(lambda running: running.send(text))
+            case ev.NoMajority(missing):
+                error = RendezvousConnectionError(f"no answer from {missing}")
+                self._go_on(lambda running: running.throw(error))
+            case ev.Look() | ev.Write():
+                self._send(action)
+
+    def _send(self, action: ev.Look | ev.Write) -> None:
+        world, faults, store = self._world, self._board.faults, self._board.stores[action.store]
+        chance, here = world.random.random(), self._process.host
+        fails = ev.Unanswered(action.step, action.store, "the connection broke")
+
+        def answer(event: ev.Event) -> None:
+            mail = lambda: self._process.mail(self._shell, event)  # noqa: E731
+            arrive = lambda: self._process.post(store, mail)  # noqa: E731
+            world.after(world.delay(), lambda: world.carry(store.host, here, arrive))
+
+        def do() -> None:
+            if store.held is not None:
+                store.held.append(do)
+            elif store.host not in world.dark:
+                event = self._board.do(action)
+                is_lost = world.random.random() < faults.answer_lost
+                for _ in range(1 + (world.random.random() < faults.late)):
+                    answer(fails if is_lost else event)
+
+        delay_s = world.delay()
+        if chance < faults.request_lost + faults.late:
+            world.after(world.random.uniform(0, 0.5), lambda: answer(fails))
+            delay_s = world.random.uniform(0, 8)
+        if chance >= faults.request_lost:
+            world.after(delay_s, lambda: world.carry(here, store.host, do))
