@@ -185,6 +185,9 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/caches.md": [Run()],
     "docs/how-to/cloud.md": [Checked("costs money; tests/recipes/test_cloud_start.py runs the script", named(r"training-\w+", within="deploy/cloud/start.sh"))],
     "docs/how-to/docker.md": [Checked("needs docker; tests/recipes/test_docker.py runs the build's steps", runs_in_an_image)],
+    "docs/how-to/failed.md": [
+        Run("aelastic --nproc-per-node 2 --log-dir logs train.py", script="sys.exit(3) if rank == 1 else rest()"),
+    ],
     "docs/how-to/fastapi.md": [Run("ln -s $ROOT/examples", "kill %1; wait %1; true", needs=("fastapi", "uvicorn", "curl"))],
     "docs/how-to/hardening.md": [Checked("needs etcd with certificates; tests/nodes has one for each option", options_exist)],
     "docs/how-to/hangs.md": [Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",))],
