@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -164,10 +164,11 @@ class Supervisor:
         if self.spec.cache_dir is None or not self._settings.is_local:
             yield
             return
-        from aelastic.workers.caches import caches_in
+        from aelastic.workers.caches import CacheFolder
 
-        with caches_in(self.spec.cache_dir, self._settings.env) as env:
-            self._settings = self._settings.replace(env=env)
+        with closing(CacheFolder(self.spec.cache_dir)) as caches:
+            env = {**self._settings.env, **caches.env(self._settings.env)}
+            self._settings = self._settings.replace(env=env, cache_folder=caches.folder)
             yield
 
     async def _open_torch_events(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
@@ -24,7 +26,7 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
-from aelastic.observe.run_events import EndpointChanged, RunEvent
+from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.protocol.messages import Starts
@@ -53,6 +55,7 @@ class AgentSettings(Record):
     backend: WorkerBackend | None = None  # None: this machine
     cpus: Mapping[int, frozenset[int]] | None = None  # by local rank, of workers that are bound to some
     starter: Starter | None = None  # what comes between this agent and its back end when workers start
+    cache_folder: Path | None = None  # of this machine and the user alone, for runs to come
 
     @property
     def is_local(self) -> bool:
@@ -97,7 +100,7 @@ class Resources:
             self.stack_dumps = StackDumps(
                 group, scratch=scratch, sockets=self.sockets, env=env, is_local=settings.is_local, tell=tell
             )
-            self.start_watch = StartWatch(group, tell, is_local=settings.is_local)
+            self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.grace = GraceWatch(group, post, is_local=settings.is_local)
             self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
@@ -137,7 +140,14 @@ class Resources:
         else:
             command = function_command()
         env = common_env(spec, {**settings.env, **self.watches.env}, settings.run_id)
-        return ForkServer(command, spec.preload, self.sockets.mark_env(env), own_variables(spec), tell)
+        env, kept_in = self.sockets.mark_env(env), settings.cache_folder
+        return ForkServer(command, spec.preload, env, own_variables(spec), tell, kept_in)
+
+    def _tell_start(self, tell: Callable[[RunEvent], None], event: RunEvent) -> None:
+        tell(event)
+        imports = None if self._fork_server is None else self._fork_server.imports
+        if imports is not None and isinstance(event, WorkerReached) and event.phase == "process_group":
+            imports.end()
 
     def starts(self, *, is_new: bool) -> Starts:
         """How workers start now; `is_new`: of a node that has had none."""

@@ -25,13 +25,12 @@ from anyio.abc import TaskGroup
 from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload, priority
 from aelastic.forkserver.command import PythonCommand
-from aelastic.forkserver.learning import Imports
-from aelastic.forkserver.parked import NoAnswerError, Parked, receive
+from aelastic.forkserver.learning import Imports, KeptImports
+from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of, receive
 from aelastic.group.backend import WorkerStart
 from aelastic.host import proc_table
 from aelastic.host.helpers import ForkedHelper, start_helper
 from aelastic.host.reaping import wait_ended, waited_for
-from aelastic.host.usage import pss_bytes
 from aelastic.observe.run_events import ForkServerMeasured
 
 _log = logging.getLogger(__name__)
@@ -64,6 +63,7 @@ class ForkServer:
         env: what the environments of all workers have in common, and the agent's mark.
         differing: names of variables that differ from worker to worker, or from start to start.
         tell: takes what observers are to hear.
+        kept_in: the folder for what is learned, where it is to be kept.
     """
 
     def __init__(
@@ -73,14 +73,16 @@ class ForkServer:
         env: Mapping[str, str],
         differing: frozenset[str],
         tell: Callable[[ForkServerMeasured], None],
+        kept_in: Path | None,
     ) -> None:
         self._command = command
         self._env = env
         self._differing = sorted(differing)
         self._tell_observers = tell
-        self._core = preload.Preload((), is_learning=True) if modules == "auto" else preload.Preload(modules)
-        self._is_auto = modules == "auto"
-        self._imports = Imports() if self._is_auto else None  # while it learns
+        self._is_auto, self._kept = modules == "auto", KeptImports(kept_in, command)
+        known = self._kept.read() if modules == "auto" else modules
+        self._core = preload.Preload(known, is_learning=not known)
+        self.imports = None if known else Imports()  # while it learns
         self._is_gathering = False
         self._next: tuple[str, ...] | None = None  # for the process that replaces this one
         self._control: socket.socket | None = None
@@ -100,6 +102,7 @@ class ForkServer:
         settings = {
             "modules": modules,
             "is_learned": self._is_auto,
+            "is_beside_workers": self._is_auto and bool(modules) and self._count > 0,
             "differing": self._differing,
             "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
@@ -267,22 +270,24 @@ class ForkServer:
         self.warm = frozenset() if is_learning else frozenset(begun)
         if self._tasks is not None:
             self._tasks.start_soon(self._park_later, name="park")
-            if self._core.is_learning and self._imports is not None and not self._is_gathering:
+            if self._core.is_learning and self.imports is not None and not self._is_gathering:
                 self._is_gathering = True
-                self._tasks.start_soon(self._learn, self._imports, name="learn")
+                self._tasks.start_soon(self._learn, self.imports, name="learn")
         return begun
 
     async def _learn(self, imports: Imports) -> None:
         """Waits until the first workers have imported what they need, then has it preloaded."""
         self._tell(preload.Learned(await imports.gather()))
         imports.close()
-        self._imports = None
+        self.imports = None
         while not self._decided.is_set():
             with anyio.move_on_after(IDLE_TIMEOUT_S):
                 await self._decided.wait()
-                return
+                break
             with suppress(OSError):  # it has ended, and another one follows
                 priority.restore(self._popen.pid, os.sched_getscheduler(0))
+        if imports.are_whole and self.is_warm:  # without what was left out
+            await run_sync(self._kept.write, self._core.modules, abandon_on_cancel=True)
 
     async def _be_ready(self) -> None:
         """Waits for imports before the first workers; later ones cannot wait."""
@@ -330,7 +335,7 @@ class ForkServer:
                 await self._has_forked.wait()
                 self._has_forked = anyio.Event()
                 await anyio.sleep(MEASURE_DELAY_S)
-            measured = await run_sync(_memory_of, self._popen.pid, abandon_on_cancel=True)
+            measured = await run_sync(memory_of, self._popen.pid, abandon_on_cancel=True)
             if (measured.parked, measured.pss_bytes >> 20) != (told.parked, told.pss_bytes >> 20):
                 self._tell_observers(told := measured)
 
@@ -365,9 +370,7 @@ class ForkServer:
     ) -> None:
         try:
             await parked.announced()
-            child = begin(
-                start, partial(parked.launch, learning=None if self._imports is None else self._imports.writer)
-            )
+            child = begin(start, partial(parked.launch, learning=None if self.imports is None else self.imports.writer))
             await parked.confirmed()
         except (NoAnswerError, OSError) as error:
             why = str(error) if isinstance(error, NoAnswerError) else f"a forked process takes no request ({error})"
@@ -387,14 +390,8 @@ class ForkServer:
         for parked in self._parked:
             await parked.end()
         self._parked = []
-        if self._imports is not None:
-            self._imports.close()
+        if self.imports is not None:
+            self.imports.close()
         if self._printed >= 0:
             os.close(self._printed)
             self._printed = -1
-
-
-def _memory_of(leader: int) -> ForkServerMeasured:
-    """Of a fork server and what it has parked, which stays in its session.  In a thread."""
-    pids = [entry.pid for entry in proc_table.session_members({leader})]
-    return ForkServerMeasured(max(0, len(pids) - 1), pss_bytes(pids))

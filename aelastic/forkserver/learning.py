@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import anyio
+
+from aelastic.forkserver.command import PythonCommand
 
 # By then a script has imported what it needs to train, if it does not say so earlier (`init_process_group`).
 LEARN_TIMEOUT_S = 30.0
@@ -17,21 +24,67 @@ class Imports:
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
+        self.are_whole = False  # a worker was about to train
+        self._waiting: anyio.CancelScope | None = None
 
     async def gather(self) -> tuple[str, ...]:
         """The names in the order in which they were first imported; returns when a worker is about to train."""
         names: dict[str, None] = {}
         rest = ""
-        with anyio.move_on_after(LEARN_TIMEOUT_S):
+        with anyio.move_on_after(LEARN_TIMEOUT_S) as self._waiting:
             while END not in names:
                 await anyio.wait_readable(self._reader)
                 *lines, rest = (rest + os.read(self._reader, 65536).decode(errors="replace")).split("\n")
                 names.update(dict.fromkeys(lines))
+        self.are_whole |= END in names
         names.pop(END, None)
         return tuple(names)
+
+    def end(self) -> None:
+        """A worker was seen to join its process group; it says so itself only where an audit event follows."""
+        self.are_whole = True
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     def close(self) -> None:
         if self._reader >= 0:
             os.close(self._reader)
             os.close(self.writer)
             self._reader = self.writer = -1
+
+
+class KeptImports:
+    """What workers of an earlier agent have imported, in one file: of the command that was the last to learn.
+
+    It holds for the same command and the same script: to import what another one needs may have effects.
+
+    Args:
+        folder: the user's own; `None`: nothing is kept.
+    """
+
+    def __init__(self, folder: Path | None, command: PythonCommand) -> None:
+        self._path: Path | None = None
+        if folder is None or command.kind != "script":
+            return
+        with suppress(OSError):  # no such script: the worker says so
+            script = os.stat(command.target)
+            words = (command.command, os.getcwd(), script.st_mtime_ns, script.st_size)
+            self._command = hashlib.sha256(repr(words).encode()).hexdigest()
+            self._path = folder / "imports.json"
+
+    def read(self) -> tuple[str, ...]:
+        if self._path is None:
+            return ()
+        try:
+            kept = json.loads(self._path.read_bytes())
+            return tuple(map(str, kept["modules"])) if kept["command"] == self._command else ()
+        except (OSError, ValueError, KeyError, TypeError):  # none, or damaged
+            return ()
+
+    def write(self, modules: Sequence[str]) -> None:
+        if self._path is None:
+            return
+        part = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # a full disk, say: it is learned again
+            part.write_text(json.dumps({"command": self._command, "modules": modules}))
+            part.replace(self._path)

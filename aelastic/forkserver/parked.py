@@ -13,6 +13,8 @@ import anyio
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host import proc_table
 from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.usage import pss_bytes
+from aelastic.observe.run_events import ForkServerMeasured
 
 # It answers in a millisecond.  One that sleeps at so many looks in a row hangs; one that only waits for a CPU, or for
 # memory, is given more.
@@ -170,3 +172,9 @@ async def receive(sock: socket.socket) -> dict[str, Any] | None:
             return None
         found: dict[str, Any] | None = json.loads(message) if message else None
         return found
+
+
+def memory_of(leader: int) -> ForkServerMeasured:
+    """Of a fork server and what it has parked, which stays in its session.  In a thread."""
+    pids = [entry.pid for entry in proc_table.session_members({leader})]
+    return ForkServerMeasured(max(0, len(pids) - 1), pss_bytes(pids))

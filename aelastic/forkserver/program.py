@@ -48,7 +48,7 @@ def main() -> None:
     template = _template(settings)
     read = checks.watch_environ()
     usual = os.sched_getscheduler(0)
-    if settings["is_learned"] and settings["modules"]:
+    if settings["is_beside_workers"]:
         priority.lower()
     if not _import_all(control, settings, read):
         _say(control, again=True)

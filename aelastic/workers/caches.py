@@ -12,8 +12,8 @@ import os
 import platform
 import stat
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from aelastic.errors import InputError
@@ -76,20 +76,6 @@ class CacheFolder:
     def close(self) -> None:
         """Lets go of the folder; what is in it stays."""
         os.close(self._lock)
-
-
-@contextmanager
-def caches_in(folder: Path, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The environment of workers that keep there what they compile, while it is in use.
-
-    Raises:
-        InputError: see `CacheFolder`.
-    """
-    caches = CacheFolder(folder)
-    try:
-        yield {**env, **caches.env(env)}
-    finally:
-        caches.close()
 
 
 def _check_parents(folder: Path) -> None:

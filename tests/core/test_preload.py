@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from aelastic.core.machine import InvalidTransition
+from aelastic.forkserver.command import parse
+from aelastic.forkserver.learning import KeptImports
 from aelastic.forkserver.preload import (
     DEATHS_MAX,
     STARTS_MAX,
@@ -114,3 +119,28 @@ def test_a_ready_process_imports_no_more(event: Event) -> None:
     told(core, Importing("a"), Ready())
     with pytest.raises(InvalidTransition):
         told(core, event)
+
+
+def test_what_was_learned_holds_for_the_same_command_and_script_only(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+
+    def kept(*args: str) -> KeptImports:
+        command = parse("python", args)
+        assert command is not None
+        return KeptImports(tmp_path, command)
+
+    words = "-u", str(script), "--lr=1"
+    assert kept(*words).read() == ()
+    kept(*words).write(("torch", "torch.nn"))
+    assert kept(*words).read() == ("torch", "torch.nn")
+    assert kept(*words[:2], "--lr=2").read() == kept("-m", "train").read() == ()
+    assert [path.name for path in tmp_path.iterdir() if path != script] == ["imports.json"]
+
+    os.utime(script, (1, 1))
+    assert kept(*words).read() == ()
+    kept(*words).write(("json",))  # the last one to learn
+    assert kept(*words).read() == ("json",)
+    for damage in ("", "[]", '{"modules": ["json"]}', "\ud800".encode(errors="surrogatepass").decode("latin-1")):
+        (tmp_path / "imports.json").write_text(damage)
+        assert kept(*words).read() == ()

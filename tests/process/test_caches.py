@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,8 @@ def test_a_folder_that_others_can_write_is_refused(launch: Launcher, tmp_path: P
 
 
 def test_a_folder_in_it_that_others_can_write_or_that_they_can_replace_is_refused(tmp_path: Path) -> None:
-    with caches.caches_in(tmp_path / "mine", {}) as env:
-        inner = Path(env["TRITON_CACHE_DIR"])
+    with closing(caches.CacheFolder(tmp_path / "mine")) as mine:
+        inner = Path(mine.env({})["TRITON_CACHE_DIR"])
     inner.chmod(0o777)
     with pytest.raises(InputError, match=f"{re.escape(str(inner))} can be written by others"):
         caches.CacheFolder(tmp_path / "mine")
@@ -68,8 +69,8 @@ def test_a_folder_in_it_that_others_can_write_or_that_they_can_replace_is_refuse
 def test_a_link_to_a_folder_is_followed_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("folder")
     (tmp_path / "folder").mkdir(mode=0o700)
-    with caches.caches_in(tmp_path / "link", {}) as env:
-        assert {*Path(env["TRITON_CACHE_DIR"]).parents} >= {tmp_path / "folder"}
+    with closing(caches.CacheFolder(tmp_path / "link")) as linked:
+        assert {*Path(linked.env({})["TRITON_CACHE_DIR"]).parents} >= {tmp_path / "folder"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -109,11 +110,11 @@ def test_byte_code_is_kept_there_only_where_the_installation_has_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert caches.has_byte_code()
-    with caches.caches_in(tmp_path, {}) as env:
-        assert caches.BYTE_CODE not in env
+    with closing(caches.CacheFolder(tmp_path)) as usual:
+        assert caches.BYTE_CODE not in usual.env({})
     monkeypatch.setattr(caches, "has_byte_code", lambda: False)
-    with caches.caches_in(tmp_path, {}) as env:
-        assert env[caches.BYTE_CODE] == str(tmp_path / caches.key() / "pycache")
+    with closing(caches.CacheFolder(tmp_path)) as bare:
+        assert bare.env({})[caches.BYTE_CODE] == str(tmp_path / caches.key() / "pycache")
 
 
 def test_the_key_is_of_torch_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,11 +388,16 @@ sys.exit(1 if restart == 0 else 0)
 """
 
 
-def test_auto_preloads_what_a_library_has_imported_late(launch: Launcher) -> None:
+def initialized_torch(launch: Launcher) -> dict[str, str]:
+    """The environment of workers that find a process group as soon as they have imported what makes one."""
     for name in ("torch/__init__", "torch/distributed/__init__"):
         launch.write(f"lib/{name}.py", "", preamble="")
     launch.write("lib/torch/distributed/distributed_c10d.py", "def is_initialized(): return True", preamble="")
-    env = {"PYTHONPATH": str(launch.folder / "lib"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return {"PYTHONPATH": str(launch.folder / "lib"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def test_auto_preloads_what_a_library_has_imported_late(launch: Launcher) -> None:
+    env = initialized_torch(launch)
     job = launch(LAZY, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=QUICK, env=env)
     job.wait_line("up", 2)
     bare = job.child(SERVER)
@@ -402,6 +407,45 @@ def test_auto_preloads_what_a_library_has_imported_late(launch: Launcher) -> Non
     restart(job, 1)
     assert job.wait() == 0, job.story
     assert sorted(job.lines) == ["up 0 0 False", "up 0 1 True", "up 1 0 False", "up 1 1 True"]
+
+
+@pytest.mark.all
+def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothing_of_it(launch: Launcher) -> None:
+    code = STARTS.replace('say("up")', f"say('up', {MODULE!r} in sys.modules)\nimport {MODULE}")
+    wrapper = f"{QUICK}\nfrom aelastic.agent import start_watch\nlearning.LEARN_TIMEOUT_S = start_watch.IDLE_S = 600.0"
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    job = launch(code, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=wrapper, env=env)
+    for number in range(2):
+        (job.folder / f"prints{number}").touch()
+    job.wait_line("up", 2)
+    bare = job.child(SERVER)
+    for number in range(2):
+        job.wait_line("up", 2 + 2 * number)
+        (job.folder / f"joins{number}").touch()
+        wait_for("another fork server", lambda: parked_by(job, other_than=bare))
+        restart(job, number)
+    assert job.wait() == 0, job.story
+    assert sorted(job.lines) == ["up False", "up False", "up True", "up True"]
+
+
+@pytest.mark.all
+def test_what_was_learned_is_kept_in_the_cache_folder_for_agents_to_come(launch: Launcher) -> None:
+    env, kept = initialized_torch(launch), launch.folder / "kept"
+    code = f"{IS_WARM}\nimport {MODULE}, torch.distributed.distributed_c10d\nimport decimal\nwait_for('go')"
+    script = launch.write("job/worker.py", code)
+    starts = []
+    for _ in range(2):
+        options = "--nproc-per-node=2", "--preload=auto", f"--cache-dir={kept}"
+        job = launch.command(*options, str(script), wrapper=QUICK, env=env)
+        job.wait_line("up", 2)
+        wait_for("what was learned is kept", lambda: [*kept.glob("*/imports.json")])
+        (job.folder / "go").touch()
+        assert job.wait() == 0, job.story
+        (job.folder / "go").unlink()
+        assert " W --preload" not in job.stderr
+        starts.append(sorted(job.lines))
+        job.assert_nothing_left()
+    assert starts == [["up 0 0 False", "up 1 0 False"], ["up 0 0 True", "up 1 0 True"]]
 
 
 def parked_by(job: Job, other_than: int) -> bool:
