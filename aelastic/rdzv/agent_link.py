@@ -258,6 +258,7 @@ class AgentLink:
             self._campaigned_at,
             has_fixed_ranks=is_fixed,
             has_elections=self._settings.has_elections,
+            is_replaceable=not is_fixed and not self._board.endpoint_host,
         )
         listener, self._listener = self._listener, None
         self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down, self._strangers)

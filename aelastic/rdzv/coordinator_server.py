@@ -101,11 +101,7 @@ class CoordinatorServer:
             return  # a node that reconnects reads on the board how the job ended, as long as that keeps it
         # First: as soon as the board has been told another agent may lead, and its answer may take a while to come.
         self._mailbox.post(ev.Resigned())
-        with anyio.move_on_after(FAREWELL_S):
-            try:
-                await self._board.resign(self._record)
-            except (RendezvousError, InputError) as error:
-                _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
+        await self._resign()
         with anyio.move_on_after(FAREWELL_S):
             for stream in list(self._streams.values()):
                 await stream.closed.wait()
@@ -126,8 +122,8 @@ class CoordinatorServer:
                 if not self._is_claiming:
                     self._is_claiming = is_elected(self._record)
                     tasks.start_soon(self._renew, name="renew")
-            case ev.Reclaim(above):
-                tasks.start_soon(self._reclaim, above, name="reclaim")
+            case ev.Reclaim(above, stand_back_s):
+                tasks.start_soon(self._reclaim, above, stand_back_s, name="reclaim")
             case ev.Publish(verdict):
                 tasks.start_soon(self._publish, verdict, name="publish")
             case ev.StepDown(reason):
@@ -171,10 +167,27 @@ class CoordinatorServer:
         finally:
             self._is_claiming = False
 
-    async def _reclaim(self, above: int) -> None:
+    async def _resign(self) -> None:
+        with anyio.move_on_after(FAREWELL_S):
+            try:
+                await self._board.resign(self._record)
+            except (RendezvousError, InputError) as error:
+                _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
+
+    async def _stand_back(self, seconds: float) -> None:
+        told = "all other nodes fell silent at once: standing back for %.1f s, in which another agent may coordinate"
+        _log.warning(told, seconds)
+        until = anyio.current_time() + seconds
+        await self._resign()
+        await anyio.sleep_until(until)
+
+    async def _reclaim(self, above: int, stand_back_s: float) -> None:
+        seen = None if stand_back_s else self._record
+        if stand_back_s:
+            await self._stand_back(stand_back_s)
         try:
             with anyio.fail_after(self._leader.lease.lease_s):
-                record = await self._board.campaign(self._record.candidate, self._record, above)
+                record = await self._board.campaign(self._record.candidate, seen, above)
         except (RendezvousError, InputError, TimeoutError) as error:
             _log.info("%s: leadership could not be reclaimed (%s)", self._board.name, str(error) or "no answer")
             record = None

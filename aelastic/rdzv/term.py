@@ -19,6 +19,7 @@ def begin_term(
     *,
     has_fixed_ranks: bool = False,
     has_elections: bool = False,
+    is_replaceable: bool = False,
 ) -> Leader:
     """The term of an agent that has just been elected.
 
@@ -29,9 +30,10 @@ def begin_term(
         campaigned_at: when the board was asked for it.
         has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
         has_elections: nodes of a round may elect a coordinator among themselves.
+        is_replaceable: another agent can coordinate, and reach the board without this one.
     """
     coordinator.roster.epoch = record.epoch
     sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
     sessions.electorate.is_on, sessions.is_on_board = has_elections, not is_elected(record)
     lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
-    return Leader(coordinator, sessions, lease)
+    return Leader(coordinator, sessions, lease, is_replaceable)

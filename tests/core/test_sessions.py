@@ -32,9 +32,10 @@ from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.coordinator_events import Phase
+from aelastic.rdzv.coordinator.coordinator_events import ALONE, Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import RETRY_S, WAITING_TEXT_INTERVAL_S
+from aelastic.rdzv.coordinator.leader import Phase as LeaderPhase
 from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
 from aelastic.rdzv.coordinator.sessions import PROBE_TIMEOUT_S
 from aelastic.rdzv.coordinator.verdict import PUBLISH_AGAIN_S, PUBLISH_TIMEOUT_S
@@ -474,6 +475,8 @@ def test_one_renewal_at_a_time_is_asked_for_and_heartbeats_go_on_while_the_board
     actions: list[Any] = []
     while ev.Renew() not in actions:
         actions = term.pass_deadline()
+    for name in "ab":
+        term.say(name, m.Alive())
     late = term.pass_deadline()
     assert term.hears(late) == {"a": [m.Heartbeat(0)], "b": [m.Heartbeat(0)]}
     assert ev.Renew() not in late
@@ -676,6 +679,88 @@ def test_nothing_is_decided_in_the_moment_of_leaving() -> None:
     term.join("a")
     term.now += 1.0
     assert term.tell(ev.Resigned())[-1] == ev.StepDown("the coordinator's agent is leaving")
+
+
+# All other nodes fall silent.
+
+
+def alone(names: str = "abc", **others: Any) -> Term:
+    """Of a round of these nodes a coordinates, and the others are silent from now on."""
+    term = running(names, **{"nodes": (1, 5), **others})
+    term.coordinator.own_node_id, term.leader.is_replaceable = "a", True
+    return term
+
+
+def stands_back(actions: list[Any]) -> bool:
+    return any(action.stand_back_s for action in actions if isinstance(action, ev.Reclaim))
+
+
+def test_a_coordinator_that_hears_no_other_node_ends_its_round_and_stands_back() -> None:
+    term = alone()
+    actions = term.live_until(term.now + LEASE_S, "b", "c")
+    assert stands_back(actions)
+    assert m.Interrupted(1, ALONE, 0) in term.hears(actions)["a"]
+    actions = term.live_until(term.now + 2 * LEASE_S)
+    assert of_kind(actions, m.Heartbeat), "its own node is to know that it lives"
+    assert not of_kind(actions, m.Assigned) and ev.Renew() not in actions
+
+
+@pytest.mark.parametrize("is_elected", [False, True])
+def test_a_coordinator_that_stood_back_goes_on_if_no_other_was_elected(is_elected: bool) -> None:
+    term = alone()
+    term.live_until(term.now + LEASE_S, "b", "c")
+    term.say("a", ready("a"))
+    actions = term.tell(ev.Reclaimed(None) if is_elected else reclaimed(5))
+    actions += term.tell(RENEWED)
+    assert bool(of_kind(actions, ev.StepDown)) == is_elected
+    assert bool(of_kind(actions, m.Assigned)) != is_elected
+
+
+def test_a_coordinator_that_stood_back_is_not_sure_of_a_record_that_the_board_still_had() -> None:
+    term = alone()
+    term.live_until(term.now + LEASE_S, "b", "c")
+    term.tell(reclaimed(4))
+    assert term.leader.phase is LeaderPhase.DOUBTFUL
+
+
+@pytest.mark.parametrize("how", ["closed", "left", "replaceable", "few", "one", "apart", "closing"])
+def test_a_coordinator_goes_on_where_the_silence_says_nothing_or_no_other_could_coordinate(how: str) -> None:
+    term = alone("ab" if how == "one" else "abc", nodes=(3, 5) if how == "few" else (1, 5))
+    silent = {"one": "b", "closed": "c", "left": "c"}.get(how, "bc")
+    if how == "replaceable":
+        term.leader.is_replaceable = False
+    elif how == "left":
+        term.say("b", m.Left("b", "SIGTERM"))
+    elif how == "closing":
+        for name in "abc":
+            term.say(name, m.Succeeded(name, 1))
+        assert term.coordinator.is_closed
+    if how in {"closed", "left"}:
+        term.close("b")
+        del term.conns["b"]
+    elif how == "apart":
+        term.live_until(term.now + LEASE_S + 2.0, "b")
+    assert not stands_back(term.live_until(term.now + LEASE_S + 0.1, *silent))
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_nodes_that_hang_up_do_not_hear_this_agent_or_have_another_coordinator(is_certain: bool) -> None:
+    term = alone()
+    if not is_certain:
+        term.live_until(term.now + LEASE_S, is_board_up=False)
+    for name in "bc":
+        term.say(name, m.HungUp())
+        term.close(name)
+        del term.conns[name]
+    assert stands_back(term.live_until(term.now + 1.0)) == is_certain
+
+
+def test_while_the_board_is_silent_only_nodes_that_are_heard_hear_the_coordinator() -> None:
+    """What it sends still arrives: nodes that it does not hear are to miss it."""
+    term = running("abc")
+    actions = term.live_until(term.now + LEASE_S * 0.9, "b", is_board_up=False)
+    beats = [name for name, said in term.hears(actions).items() for each in said if isinstance(each, m.Heartbeat)]
+    assert beats.count("b") < beats.count("a") == beats.count("c")
 
 
 # A board that has lost what it knew.

@@ -19,6 +19,7 @@ from kit.simulated.checks import Round
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
 from kit.simulated.world import FIN
 
+from aelastic.rdzv.coordinator.leadership import STAND_BACK_LEASES, STAND_BACK_S
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.survivors.election import EPOCHS_APART
 from aelastic.result import result_of
@@ -187,6 +188,48 @@ def test_a_node_that_reaches_the_board_and_not_the_coordinator_stops_soon_after_
     assert story.run_by(rest) is round_
     story.heal_all()
     assert restart_count(story.until_run_by("012", 2 * LEASE_S)) == 0
+
+
+@both_boards
+@pytest.mark.parametrize("survivor", ["majority", "endpoint"])
+@pytest.mark.parametrize("cut", ["both ways", "hears no node", "is heard by none", "hears nothing"])
+def test_a_coordinator_that_all_other_nodes_have_lost_is_replaced_and_its_own_workers_stop(
+    cut: str, survivor: str, is_leased: bool
+) -> None:
+    story = Story(is_leased=is_leased, survivor=survivor)
+    story.until_run_by("012")
+    story.pass_time(1.3)
+    coordinator = story.coordinator
+    others = [host for host in story.hosts if host != coordinator.host]
+    into = {(host, coordinator.host) for host in others}
+    out = {(host, other) for other, host in into}
+    deaf = into | {(BOARD, coordinator.host)}
+    story.world.cut |= {"both ways": into | out, "hears no node": into, "is heard by none": out, "hears nothing": deaf}[
+        cut
+    ]
+    began, rest = story.world.now, "012".replace(coordinator.host[-1], "")
+    # The last renewal of one that hears nothing may be made a third of a lease later, and be forgotten late.
+    within_s = LEASE_S + 1.0 if cut != "hears nothing" else LEASE_S * 4 / 3 + 1.0
+    story.until(lambda: story.run_by(rest), within_s)
+    assert not coordinator.alive
+    story.pass_time(began + 3 * LEASE_S - story.world.now)
+    assert story.run_by(rest) and len(story.board.elections) == 2
+    story.heal_all()
+    assert restart_count(story.until_run_by("012", LEASE_S)) == 0
+
+
+@both_boards
+@pytest.mark.parametrize("hosts", ["01", "012"])
+def test_a_coordinator_whose_other_nodes_were_all_switched_off_goes_on_alone(hosts: str, is_leased: bool) -> None:
+    """A single other node that is silent says nothing; of several it may be the coordinator that is cut off."""
+    story = Story(hosts, is_leased=is_leased, survivor="endpoint")
+    story.until_run_by(hosts)
+    coordinator = story.coordinator
+    for host in hosts.replace(coordinator.host[-1], ""):
+        story.agent(host).crash("dark")
+    stands_back_s = LEASE_S * STAND_BACK_LEASES + STAND_BACK_S if len(hosts) > 2 else 0.0
+    story.until_run_by(coordinator.host[-1], LEASE_S + stands_back_s + SOON_S)
+    assert story.coordinator is coordinator
 
 
 @both_boards

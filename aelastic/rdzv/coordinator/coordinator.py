@@ -253,7 +253,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._form(now)
             case Phase.RUNNING if isinstance(event, ev.CutOff):  # the next round waits for the board
                 self.forming.losses += 1
-                return self._end_round(now, ev.CUT_OFF)
+                return self._end_round(now, event.reason)
             case Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
                 return []  # that is noted
             case _:

@@ -54,9 +54,13 @@ class Confirmed(Record):
 
 CUT_OFF = "no contact with the endpoint: the other nodes of a round may go on without these"
 
+ALONE = "no other node is heard: they may go on without this one"
+
 
 class CutOff(Record):
-    """The board does not answer, and other nodes may go on without those that are connected."""
+    """Other nodes may go on without those that are connected: the board does not answer, or this agent hears none."""
+
+    reason: str = CUT_OFF
 
 
 Event: TypeAlias = Registered | m.NodeMessage | Broken | Lost | Confirmed | CutOff | DeadlinePassed

@@ -6,11 +6,14 @@ out what it asks for.
 
 - While leadership is **not certain** decisions wait for the board's answer; connections, leases and heartbeats go on.
 - A decision is only for nodes that are connected to this agent; any other says where it stands when it reconnects.
+- All other nodes fall silent **at once**: they may have lost this agent, not it them.  It ends its round, and stands
+  back from the board for a while, so that one of them can coordinate; if none does, it goes on.
 - `Ended` with `REPLACED` is for one node; every other is the verdict, for all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
@@ -20,7 +23,7 @@ from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, CutOff, Send
+from aelastic.rdzv.coordinator.coordinator_events import ALONE, Confirmed, CutOff, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.leadership import LeaderLease
@@ -56,6 +59,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     coordinator: Coordinator
     sessions: Sessions
     lease: LeaderLease
+    is_replaceable: bool = False  # another agent can coordinate, and reach the board without this one
 
     phase: Phase = Phase.LEADING
     verdict: VerdictGate = field(init=False)
@@ -165,7 +169,9 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_closed(self, event: ev.Closed, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # its node has a grace to reconnect
-                return self.sessions.on_closed(event.conn, now, is_reset=event.is_reset) + self._reclaim_if_needed(now)
+                is_leading = self.phase is Phase.LEADING
+                actions = self.sessions.on_closed(event.conn, now, is_reset=event.is_reset, is_leading=is_leading)
+                return actions + self._reclaim_if_needed(now)
             case Phase.STEPPED_DOWN:
                 return []  # it was dropped
             case _:
@@ -196,12 +202,12 @@ class Leader(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL if not self.lease.is_asked:
                 raise self._impossible(event)
-            case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives: a heartbeat for all
+            case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives, and says so
                 self.lease.on_renew_failed()
                 self.sessions.is_on_board = False
                 if self.coordinator.forming.is_unconfirmed:
                     self.lease.renew_at = min(self.lease.renew_at, now + RETRY_S)
-                return self._heartbeat()
+                return self._heartbeat(now - self.lease.lease_s / 2)
             case Phase.RECLAIMING:
                 return []  # it answers about the epoch before
             case Phase.STEPPED_DOWN:
@@ -273,8 +279,9 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _do_what_is_due(self, now: float, deadline: float) -> list[ev.Action]:
         have_slept = now - deadline > self.lease.lease_s / 3
         actions = self.sessions.on_deadline_passed(now, have_slept=have_slept) + self._reclaim_if_needed(now)
+        actions += self._stand_back_if_alone(now)
         if now >= self.lease.renew_at:
-            actions += self._renew(now) or self._heartbeat()
+            actions += self._renew(now) or self._heartbeat(now - self.lease.lease_s / 2)
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
             actions += self._say_what_is_waited_for(now)
@@ -291,8 +298,9 @@ class Leader(Machine[ev.Event, ev.Action]):
             return self.sessions.say_all(m.Waiting(doubt_text(self.lease.unconfirmed_s(now))))
         return self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
 
-    def _heartbeat(self) -> list[ev.Action]:
-        return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares))
+    def _heartbeat(self, heard_after: float = -math.inf) -> list[ev.Action]:
+        """Without the board's answer not for nodes that are late: if this agent hears nothing, it is to be missed."""
+        return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares), heard_after)
 
     def _confirm(self, losses: int, now: float) -> list[ev.Action]:
         """A round that has lost nodes may begin, if that was known when the board was asked."""
@@ -307,17 +315,22 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _reclaim_if_needed(self, now: float) -> list[ev.Action]:
         """Asks for a newer epoch if an agent that greets knows of one above ours."""
         newest = self.sessions.newest_epoch
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL:
-                if newest <= self.lease.epoch:
-                    return []
-                self.phase = Phase.RECLAIMING
-                self.lease.reclaim(now)
-                return [ev.Reclaim(newest)]
-            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
-                return []  # asked for already
-            case _:
-                assert_never(self.phase)
+        if newest <= self.lease.epoch or self.phase in {Phase.RECLAIMING, Phase.STEPPED_DOWN}:
+            return []  # or asked for already
+        self.phase = Phase.RECLAIMING
+        self.lease.reclaim(now)
+        return [ev.Reclaim(newest)]
+
+    def _stand_back_if_alone(self, now: float) -> list[ev.Action]:
+        """Lets another agent coordinate if this one may be cut off: of two nodes, either may be."""
+        core, at_least = self.coordinator, max(2, self.coordinator.rules.min_nodes)
+        if not self.is_replaceable or core.is_closed or self.phase is Phase.RECLAIMING:
+            return []
+        if not self.sessions.are_all_silent(core.own_node_id, at_least, now):
+            return []
+        self.phase = Phase.RECLAIMING
+        told = self._tell_coordinator(CutOff(ALONE), now) if core.phase is CoordinatorPhase.RUNNING else []
+        return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
 
     def _begin_epoch(self, record: LeaderRecord, now: float) -> list[ev.Action]:
         """Goes on with the record that the board has, which may be our old one: it had been renewed meanwhile."""
@@ -328,10 +341,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _lead(self, now: float) -> None:
         """The board has answered that this agent leads."""
-        if self.lease.is_certain(now):
-            self.phase = Phase.LEADING
-        else:
-            self.phase = Phase.DOUBTFUL
+        self.phase = Phase.LEADING if self.lease.is_certain(now) else Phase.DOUBTFUL
 
     def _step_down(self, reason: str, *, is_gone: bool = False) -> list[ev.Action]:
         self.phase = Phase.STEPPED_DOWN
@@ -355,12 +365,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         if core.phase is CoordinatorPhase.RUNNING and core.has_spares != self._has_spares:
             self._has_spares = core.has_spares
             actions += self._heartbeat()  # the coordinator after this one is to know it, however soon that is
-        losses = core.forming.losses
-        if (
-            self.phase is Phase.LEADING
-            and losses > max(self.lease.asked_losses, core.forming.confirmed)
-            and not self.lease.is_asked
-        ):
+        is_new_loss = core.forming.losses > max(self.lease.asked_losses, core.forming.confirmed)
+        if self.phase is Phase.LEADING and is_new_loss and not self.lease.is_asked:
             actions += self._renew(now)
         return actions
 

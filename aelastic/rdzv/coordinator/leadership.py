@@ -21,6 +21,9 @@ from aelastic.rdzv.board import LeaderRecord
 # The share of a lease that is trusted after the board has said that leadership is ours.  A board that forgets a leader
 # by itself counts from later than we do, and so do members that watch the renewals; the rest is for clocks that differ.
 TRUSTED_SHARE = 0.9
+# For so long a coordinator that hears no other node stands back.  The others find it silent up to a third of a lease
+# later than it finds them, and then look at the board four times a second (`contact.py`); the rest is for their clocks.
+STAND_BACK_LEASES, STAND_BACK_S = 0.5, 0.5
 
 
 @dataclass(slots=True)
@@ -96,6 +99,13 @@ class LeaderLease:
     def reclaim(self, now: float) -> None:
         """The board is asked for a newer epoch, whatever else it has been asked."""
         self._asked_at = now
+
+    def stand_back(self, now: float) -> float:
+        """Leadership is given up, and asked for again if no other agent takes it; gives for how long."""
+        seconds = self.lease_s * STAND_BACK_LEASES + STAND_BACK_S
+        self.certain_until = min(self.certain_until, now)
+        self.reclaim(now + seconds)
+        return seconds
 
     def on_reclaimed(self, record: LeaderRecord) -> None:
         """Leadership is ours, in an epoch that may be the old one: then its age is not known."""

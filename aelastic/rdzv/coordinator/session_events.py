@@ -117,6 +117,7 @@ class Reclaim(Record):
     """Campaign with our own record, for an epoch above this one.  Answered by `Reclaimed`."""
 
     above: int
+    stand_back_s: float = 0.0  # before that our record is given up for so long: another agent may be elected
 
 
 class Publish(Record):

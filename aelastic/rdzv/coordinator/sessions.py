@@ -14,10 +14,11 @@ Nothing but `Refused` is said on a connection before its `Welcome`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from hmac import compare_digest
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import assert_never
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Registered
@@ -89,6 +90,7 @@ class Sessions:
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last session that had it
     _probed: dict[int, _Probed] = field(default_factory=dict[int, _Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
+    _unheard: dict[str, float] = field(default_factory=dict[str, float])  # node that may live, to when it was given up
     # Hellos that wait for a newer epoch, each with what their node reads after its welcome.
     _greeting: list[tuple[int, m.Hello, str]] = field(default_factory=list[tuple[int, m.Hello, str]])
 
@@ -110,17 +112,17 @@ class Sessions:
     def has_session(self, node_id: str) -> bool:
         return node_id in self._conn_of
 
+    def are_all_silent(self, own_node_id: str, at_least: int, now: float) -> bool:
+        """Whether no other node is in contact, and so many were given up within a lease that may live."""
+        since = now - self.terms.lease_s
+        self._unheard = {i: at for i, at in self._unheard.items() if i != own_node_id and at >= since}
+        return len(self._unheard) >= at_least and not self._graces and self._conn_of.keys() <= {own_node_id}
+
     @property
     def deadline(self) -> float | None:
-        oldest = next(iter(self._connections.values()), None)
-        grace = next(iter(self._graces.values()), None)
-        probed = next(iter(self._probed.values()), None)
-        times = [
-            None if oldest is None else oldest.heard_at + self.terms.lease_s,
-            grace,
-            None if probed is None else probed.until,
-        ]
-        return min((time for time in times if time is not None), default=None)
+        times = [oldest.heard_at + self.terms.lease_s for oldest in islice(self._connections.values(), 1)]
+        times += [*islice(self._graces.values(), 1), *(each.until for each in islice(self._probed.values(), 1))]
+        return min(times, default=None)
 
     # What happens to connections.
 
@@ -154,14 +156,15 @@ class Sessions:
             return []  # dropped while this was on its way
         return self._refuse(conn, reason, now, is_final=is_other_protocol)
 
-    def on_closed(self, conn: int, now: float, *, is_reset: bool = False) -> list[Action]:
+    def on_closed(self, conn: int, now: float, *, is_reset: bool = False, is_leading: bool = False) -> list[Action]:
         connection = self._forget(conn)
         if connection is not None and connection.is_session and not (is_reset or connection.has_hung_up):
             self.electorate.on_dead(connection.node_id)
         if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
-            self._graces[connection.node_id] = now + GRACE_S
-            broken = Broken(connection.node_id, silent_s=now - connection.said_at)
-            self.inbox.add(connection.node_id, broken, now)
+            node_id = connection.node_id
+            self._unheard |= {node_id: now} if is_leading and connection.has_hung_up else {}  # else for another leader
+            self._graces[node_id] = now + GRACE_S
+            self.inbox.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
@@ -177,6 +180,7 @@ class Sessions:
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
             if silent.stage is Stage.WELCOMED:
+                self._unheard[silent.node_id] = now
                 lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
                 self.inbox.add(silent.node_id, lost, now)
             actions.append(Drop(conn))
@@ -291,12 +295,12 @@ class Sessions:
     def _welcome(self, conn: int, hello: m.Hello, notice: str, now: float) -> list[Action]:
         actions: list[Action] = []
         connection, node_id = self._connections[conn], hello.node.node_id
-        old = self._conn_of.get(node_id)
-        silent_s = 0.0
+        old, silent_s = self._conn_of.get(node_id), 0.0
         if old is not None:
             silent_s = now - self._connections.pop(old).said_at
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
+        self._unheard.pop(node_id, None)
         connection.stage, connection.node_id = Stage.WELCOMED, node_id
         connection.preferred_rank = hello.node.preferred_rank
         self._conn_of[node_id] = conn
@@ -342,8 +346,8 @@ class Sessions:
         """Nodes that could go on with another coordinator: no round begins while they could."""
         return self.electorate.missing(self.has_session, is_on_board=self.is_on_board)
 
-    def say_all(self, message: m.Downward) -> list[Action]:
-        return [Say(conn, message) for conn in self._conn_of.values()]
+    def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
+        return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
 
     def dismiss(self, goodbye: m.Goodbye) -> list[Action]:
         """This agent leads no longer."""
@@ -368,9 +372,8 @@ class Sessions:
         assert sessions == self._conn_of, "a node has one session"
         assert not self._graces.keys() & self._conn_of.keys(), "a node that is connected is in no grace"
         greeted = {conn for conn, each in self._connections.items() if each.stage is Stage.GREETED}
-        assert greeted <= {conn for conn, _, _ in self._greeting}, (
-            "an agent that waits for an epoch is welcomed with it"
-        )
+        waiting = {conn for conn, _, _ in self._greeting}
+        assert greeted <= waiting, "an agent that waits for an epoch is welcomed with it"
         self.inbox.validate()
 
 

@@ -36,7 +36,7 @@ class Contact:
     lease_s: float
     since: float = 0.0  # the last message of the leader, or when the board first showed it
     board_at: float = 0.0  # the board's last answer
-    look_at: float = 0.0  # when the board is read next, to see whether the leader lives
+    look_at: float = 0.0  # when the board is read next, to see whether the leader lives, or another leads
     _term: tuple[int, str] = (0, "")  # epoch and token of the leader
     _renewals: int = 0  # of it, as the board counted them by then
 
@@ -48,12 +48,12 @@ class Contact:
     def on_heartbeat(self, renewals: int, now: float) -> None:
         """The leader that this node follows lives, and has renewed so often."""
         self.since, self._renewals = now, renewals
-        self.look_at = now + self.lease_s + MARGIN_S
+        self.look_at = self.given_up_at
 
     def on_woken(self, now: float) -> None:
         """This process was stopped: the leader gets a third of a lease to be heard."""
         self.since = max(self.since, now - self.lease_s * 2 / 3)
-        self.look_at = self.since + self.lease_s + MARGIN_S
+        self.look_at = self.given_up_at
 
     def given_up(self, record: LeaderRecord, now: float) -> str:
         """Says so if the board shows a leader that lives, and that this node has not heard from for too long.
@@ -62,15 +62,22 @@ class Contact:
         """
         if (record.epoch, record.candidate.token) != self._term:
             self.begin(record, record.renewals or 0, now)
-        if now < self.since + self.lease_s + MARGIN_S:
+        if now < self.given_up_at:
             return ""
         if record.renewals is not None and record.renewals < self._renewals + RENEWALS_OF_A_LIVING_LEADER:
             return ""
         return f"the coordinator, which lives, was silent for {now - self.since:.1f} s: it has given this node up"
 
+    @property
+    def given_up_at(self) -> float:
+        """From when on a leader that lives has given this node up."""
+        return self.since + self.lease_s + MARGIN_S
+
     def is_cut_off(self, now: float) -> bool:
         """Neither the leader nor the board is heard: the others may have elected another leader."""
-        return now >= self.since + self.lease_s + MARGIN_S and now >= self.board_at + self.lease_s / 2
+        return now >= self.given_up_at and now >= self.board_at + self.lease_s / 2
 
     def look_again(self, now: float) -> None:
         self.look_at = now + LOOK_AGAIN_S
+        if now < self.given_up_at < self.look_at:
+            self.look_at = self.given_up_at

@@ -64,7 +64,7 @@ class Member(Machine[Event, Action]):
         if self.phase is Phase.OVER:
             return None
         own = {Phase.PAUSING: self.search.read_at, Phase.MEMBER: self.outbox.heartbeat_at}.get(self.phase)
-        times = self.search.deadline, self.leader.deadline, own, self.contact.look_at if self._may_be_given_up else None
+        times = self.search.deadline, self.leader.deadline, own, self._look_at
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -72,12 +72,18 @@ class Member(Machine[Event, Action]):
         """Workers run, and the coordinator is not there to say whether they should."""
         return self.phase is not Phase.MEMBER and self.state.standing is m.Standing.BUSY and not self.is_leader
 
+    @property
+    def _look_at(self) -> float | None:
+        """When the board is read beside what this node waits for: to connect takes longer than to read of another."""
+        if self.phase is Phase.CONNECTING and self.leader.epoch > 0 and not self.is_leader:
+            return self.contact.look_at
+        return max(self.contact.look_at, self.contact.given_up_at) if self._may_be_given_up else None
+
     def validate(self) -> None:
         watched = {Phase.GREETING: WatchPhase.GREETING, Phase.MEMBER: WatchPhase.FOLLOWING}
         if self.phase is not Phase.OVER:
             assert self.leader.phase is watched.get(self.phase, WatchPhase.AWAY), "the watch follows the connection"
-            is_searching = self.phase not in {Phase.IDLE, Phase.MEMBER}
-            has_limit = self.search.since is not None
+            is_searching, has_limit = self.phase not in {Phase.IDLE, Phase.MEMBER}, self.search.since is not None
             assert has_limit == is_searching, "without a coordinator there is a limit to the search"
         assert self.outbox.unsent is None or self.phase is not Phase.MEMBER, "a member sends at once"
         if self.phase in {Phase.CONNECTING, Phase.GREETING, Phase.MEMBER}:
@@ -143,7 +149,7 @@ class Member(Machine[Event, Action]):
             case Phase.READING | Phase.CAMPAIGNING if isinstance(event, ev.BoardFailed):
                 self.search.trouble = event.reason
                 if self.record is not None and self.leader.may_reconnect(self.record):
-                    return self._connect(self.record)
+                    return self._connect(self.record, now)
                 return self._pause(now)
             case Phase.READING | Phase.CAMPAIGNING:
                 self.search.trouble = "the coordinator has not started yet"
@@ -181,14 +187,14 @@ class Member(Machine[Event, Action]):
             if not was_campaigning:
                 return self._campaign(record, now)  # of an earlier term, or the answer to the campaign was lost
             self.is_leader = True
-            return [ev.Lead(record, self.leader.is_takeover), *self._connect(record)]
+            return [ev.Lead(record, self.leader.is_takeover), *self._connect(record, now)]
         if was_campaigning and record.is_same_term(before):
             self.leader.forget_refusal()  # the leader has renewed meanwhile, or the board lets no other agent lead
             return self._pause(now)
         if self.leader.is_gone(record, now):
             self.leader.on_disconnected(is_lost=True)
             return self._campaign(record, now)
-        return self._connect(record)
+        return self._connect(record, now)
 
     def _stop_if_given_up(self, record: LeaderRecord | None, now: float) -> list[Action]:
         """Ends the round here, as the coordinator would: the board shows that it lives, and cannot reach this node."""
@@ -226,7 +232,7 @@ class Member(Machine[Event, Action]):
             case Phase.MEMBER:
                 assert self.record is not None
                 self._lose_leader(event.reason, now, is_lost=True, is_closed=not event.is_reset)
-                return self._connect(self.record)
+                return self._connect(self.record, now)
             case Phase.GREETING:
                 self._lose_leader(event.reason, now, is_lost=True)
                 return self._pause(now)
@@ -347,13 +353,12 @@ class Member(Machine[Event, Action]):
 
     def _wait(self, now: float) -> list[Action]:
         """Says what this node waits for, and looks at the board meanwhile: has the coordinator given it up?"""
-        text = self.search.note(now)
-        actions: list[Action] = [ev.Deliver(m.Waiting(text))] if text else []
-        if self._may_be_given_up and now >= self.contact.look_at:
+        actions: list[Action] = [ev.Deliver(m.Waiting(text))] if (text := self.search.note(now)) else []
+        if self._look_at is not None and now >= self._look_at:
             self.contact.look_again(now)
             was_checking, self.leader.is_checking = self.leader.is_checking, True
             actions += [] if was_checking else [ev.ReadBoard()]
-            is_cut_off = self.state.seats is not None and self.contact.is_cut_off(now)
+            is_cut_off = self._may_be_given_up and self.state.seats is not None and self.contact.is_cut_off(now)
             if is_cut_off and (stop := self.state.interrupt(CUT_OFF)) is not None:
                 actions.append(ev.Deliver(stop))
         return actions
@@ -382,8 +387,9 @@ class Member(Machine[Event, Action]):
         self.search.pause(now)
         return []
 
-    def _connect(self, record: LeaderRecord) -> list[Action]:
+    def _connect(self, record: LeaderRecord, now: float) -> list[Action]:
         self.phase = Phase.CONNECTING
+        self.contact.look_again(now)
         self.conn += 1
         return [ev.Connect(self.conn, record)]
 

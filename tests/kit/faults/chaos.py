@@ -237,6 +237,12 @@ class Battlefield:
     def deaf(self, index: int) -> Undo:
         return self._isolate(index, self.all_nodes, outbound=False)
 
+    def cut_off_from_nodes(self, index: int) -> Undo:
+        return self._isolate(index, self.nodes)
+
+    def deaf_to_nodes(self, index: int) -> Undo:
+        return self._isolate(index, self.nodes, outbound=False)
+
     def mute(self, index: int) -> Undo:
         return self._isolate(index, self.all_nodes, inbound=False)
 

@@ -108,6 +108,7 @@ class Agent(SimulatedProcess):
         work: what the workers of its next generation will do.
         clock: its machine's.
         prepares_s: until its fork server has imported; 0: it has none.
+        has_board: it serves the board.
     """
 
     def __init__(
@@ -123,9 +124,10 @@ class Agent(SimulatedProcess):
         clock: Clock,
         local_world_size: int = 1,
         prepares_s: float = 0.0,
+        has_board: bool = False,
     ) -> None:
         super().__init__(world, host, clock)
-        self.watcher, self.settings = watcher, settings
+        self.watcher, self.settings, self.has_board = watcher, settings, has_board
         self.node_id, self.work = f"{host}#{number}", work
         self.policy = RestartPolicy(max_restarts)
         terms = Terms("job", settings.min_nodes, settings.max_nodes, max_restarts)
@@ -442,7 +444,10 @@ class Agent(SimulatedProcess):
         rules = RoundRules.of(self.settings)
         coordinator = Coordinator(rules, self.policy, own_node_id=self.node_id, is_heir=is_heir)
         has_elections = self.settings.has_elections
-        leader = begin_term(coordinator, self.member.terms, record, self.campaigned_at, has_elections=has_elections)
+        leader = begin_term(
+            coordinator, self.member.terms, record, self.campaigned_at,
+            has_elections=has_elections, is_replaceable=not self.has_board,
+        )  # fmt: skip
         listener, self.listener = self.listener, None
         assert self.server is None, "two leaders"
         self.server = Server(self, leader, record, listener)
@@ -536,8 +541,8 @@ class Server:
                     here = {getattr(end.peer.process, "node_id", "") for end in self.streams.values() if end.is_open}
                     done = partial(self._renewed, here)
                     agent.asking.ask("renew", lambda: agent.board.renew(self.record), limit_s, done)
-            case c.Reclaim(above):
-                self._reclaim(above)
+            case c.Reclaim(above, stand_back_s):
+                self._reclaim(above, stand_back_s)
             case c.Publish(verdict):
                 agent.asking.ask(
                     "publish",
@@ -567,8 +572,11 @@ class Server:
     def _published(self, is_known: bool, value: Any) -> None:
         self.agent.mail(self.shell, c.Published(value) if is_known else c.PublishFailed())
 
-    def _reclaim(self, above: int) -> None:
-        record = self.record
+    def _reclaim(self, above: int, stand_back_s: float) -> None:
+        agent, record = self.agent, self.record
+        seen = None if stand_back_s else record
+        if stand_back_s:
+            agent.asking.ask("resign", lambda: agent.board.resign(record), FAREWELL_S, lambda *_: None)
 
         def done(is_known: bool, value: Any) -> None:
             if not is_known or value is None or value.candidate != record.candidate:
@@ -577,12 +585,11 @@ class Server:
                 self.record = value
                 self.agent.mail(self.shell, c.Reclaimed(value))
 
-        self.agent.asking.ask(
-            "reclaim",
-            lambda: self.agent.board.campaign(record.candidate, record, above),
-            self.leader.lease.lease_s,
-            done,
-        )
+        def campaign() -> None:
+            ask = lambda: agent.board.campaign(record.candidate, seen, above)  # noqa: E731
+            agent.asking.ask("reclaim", ask, self.leader.lease.lease_s, done)
+
+        self.agent.world.after(stand_back_s, lambda: agent.post("reclaim", campaign))
 
     def changed(self) -> None:
         if self._finishing is not None and (self.leader.sessions.is_empty or not self.leader.coordinator.is_closed):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from aelastic.rdzv.coordinator.coordinator_events import ALONE
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
@@ -91,7 +92,7 @@ class Checks:
                 self._check_leadership(agent, leader, message)
                 self._on_assigned(agent, leader, node_id, message)
             case m.Interrupted():
-                if not leader.is_blocked:  # else it ends a round, and begins none
+                if not leader.is_blocked and message.reason != ALONE:  # else it ends a round, and begins none
                     self._check_leadership(agent, leader, message)
                 self._on_end(leader, message)
             case m.Ended():

@@ -51,6 +51,7 @@ class Faults:
     rejections: int = 0  # of connections between two hosts, by a middlebox
     partitions: int = 0  # of the hosts in two; the board is on one side
     host_freezes: int = 0  # of node0, and of the board if that is there
+    deafenings: int = 0  # of the coordinator's host, to all others, at times to the board too
     board: BoardFaults = NO_BOARD_FAULTS
     slow: float = 0.0  # chance of a message
     slow_s: float = 1.0
@@ -147,6 +148,7 @@ class Simulation:
             self.work,
             self._clocks[host],
             prepares_s=self.prepares_s(),
+            has_board=self.board.is_served_by(host),
         )
         self.agents.append(agent)
         return agent
@@ -192,6 +194,7 @@ class Simulation:
             (self.faults.rejections, self.reject),
             (self.faults.partitions, self.part),
             (self.faults.host_freezes, self.freeze_host),
+            (self.faults.deafenings, self.deafen),
         ]
         for count, do in kinds:
             for _ in range(count):
@@ -215,6 +218,12 @@ class Simulation:
         host = self.random.choice(self.hosts)
         others = [other for other in self.hosts if other != host] + ([BOARD] if self.random.random() < 0.5 else [])
         self._cut([way for other in others for way in ((host, other), (other, host))])
+
+    def deafen(self) -> None:
+        host = next((agent.host for agent in self.living if agent.server is not None), self.hosts[0])
+        others = [other for other in self.hosts if other != host] + ([BOARD] if self.random.random() < 0.5 else [])
+        ways = [(other, host) for other in others]
+        self._cut(ways + [(host, other) for other in others if other != BOARD] * (self.random.random() < 0.5))
 
     def part(self) -> None:
         hosts = self.random.sample(self.hosts, len(self.hosts))
@@ -523,6 +532,7 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
         rejections=some(3),
         partitions=some(3),
         host_freezes=some(2),
+        deafenings=some(2),
     )
     if endpoints > 1:  # coordinators are displaced, and stores go, while there are claims and verdicts
         faults = replace(
