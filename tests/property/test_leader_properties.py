@@ -148,6 +148,7 @@ def test_whatever_happens_a_leader_keeps_its_rules(
         (1, 3), has_fixed_ranks=is_fixed, max_restarts=max_restarts,
         last_call_timeout_s=timeout_s, join_timeout_s=timeout_s, takeover_timeout_s=LEASE_S,
     )  # fmt: skip
+    term.leader.is_replaceable = not is_fixed
     witness = Witness(term)
     for event, words, name in events:
         greeting = words.replace(terms=term.terms)
