@@ -739,7 +739,7 @@ def test_a_coordinator_goes_on_where_the_silence_says_nothing_or_no_other_could_
         term.close("b")
         del term.conns["b"]
     elif how == "apart":
-        term.live_until(term.now + LEASE_S + 2.0, "b")
+        term.live_until(term.now + 2 * LEASE_S, "b")
     assert not stands_back(term.live_until(term.now + LEASE_S + 0.1, *silent))
 
 
