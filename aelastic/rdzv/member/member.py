@@ -181,7 +181,7 @@ class Member(Machine[Event, Action]):
         was_campaigning, before, self.record = self.phase is Phase.CAMPAIGNING, self.record, record
         if record is None:
             return self._campaign(None, now)
-        if record.verdict and self.leader.epoch:
+        if record.verdict and self.leader.epoch:  # else of a job before, as where a scheduler requeues one under its id
             return self._end(record.verdict)
         if record.candidate.node_id == self.node_id and not self.is_leader:
             if not was_campaigning:
