@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -199,6 +200,8 @@ class StoreHost:
         if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.
             self._on_loss(f"the process that serves the workers' store died (exit code {death.code})")
+        elif death.code == -signal.SIGKILL:  # for want of memory, or by hand: nothing is wrong with torch
+            self._on_loss("the process that is to serve the workers' store was killed (SIGKILL)")
         elif death.is_hopeless:
             self._close_port()
             _log.warning(

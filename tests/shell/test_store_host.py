@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +24,8 @@ from aelastic.tcpstore.host import LONG_LIFE_S, PAUSE_MAX_S, STARTS_MAX, StoreHo
 class Child:
     """A `StoreProcess` that is refused, dies or lives, as the test says for each start."""
 
-    def __init__(self, *fates: OSError | float) -> None:
-        self.fates = list(fates)  # an error; else how long it lives, in seconds, once it has served
+    def __init__(self, *fates: OSError | Death | float) -> None:
+        self.fates = list(fates)  # an error, or a death; else how long it lives, in seconds, once it has served
         self.started_at: list[float] = []
         self.said: list[str] = []
         self.is_running = False
@@ -45,9 +46,9 @@ class Child:
     async def hear(self) -> None:
         fate = self.fates.pop(0)
         assert not isinstance(fate, OSError)
-        await anyio.sleep(fate)
+        await anyio.sleep(0 if isinstance(fate, Death) else fate)
         self.is_running = False
-        raise Death(1, has_worked=True, is_hopeless=False)
+        raise fate if isinstance(fate, Death) else Death(1, has_worked=True, is_hopeless=False)
 
     async def aclose(self) -> None:
         self.is_running = False
@@ -101,6 +102,23 @@ async def test_a_store_that_dies_again_and_again_is_given_up_and_its_port_closed
             tasks.start_soon(host.run)
             host.serve()
     assert len(child.started_at) == STARTS_MAX + 1
+    await host.aclose()
+
+
+@on_virtual_time
+@pytest.mark.parametrize(
+    "code, starts, said",
+    [
+        (1, 1, f"the workers' store cannot be served (exit code 1): can {sys.executable} import torch?"),
+        (-9, 2, "the process that is to serve the workers' store was killed (SIGKILL); starting another"),
+    ],
+)
+async def test_a_store_that_cannot_start_is_given_up_and_one_that_was_killed_before_it_served_is_not(
+    caplog: pytest.LogCaptureFixture, code: int, starts: int, said: str
+) -> None:
+    child = Child(Death(code, has_worked=False, is_hopeless=True), 1000.0)
+    host = await served(child, 100.0)
+    assert (len(child.started_at), caplog.messages, bool(host._listeners)) == (starts, [said], starts > 1)
     await host.aclose()
 
 
