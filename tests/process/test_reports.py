@@ -121,7 +121,7 @@ def test_each_restart_is_told_when_it_happens(launch: Launcher) -> None:
     assert "FAILED" not in job.stderr
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_kept", [True, pytest.param(False, marks=pytest.mark.all)])
 def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named_where_it_is_kept(
     launch: Launcher, tmp_path: Path, is_kept: bool
 ) -> None:
