@@ -1043,6 +1043,24 @@ def test_that_a_node_is_replaced_is_no_verdict() -> None:
     assert {each.outcome for each in of_kind(term.tell(ev.Published(True)), m.Ended)} == {m.Outcome.FAILED}
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_it(is_reset: bool) -> None:
+    """The record stays on the board for that node, or it is back at once and is told again."""
+    term = running(max_restarts=0)
+    term.fail("b")
+    assert len(of_kind(term.tell(ev.Published(True)), m.Ended)) == 2
+    term.close("b")
+    term.tell(ev.Closed(term.conns["a"], is_reset))
+    assert term.leader.has_told_all is not is_reset and term.leader.sessions.is_empty is not is_reset
+    back = copy.deepcopy(term)
+    term.live_until(term.now + 2 * GRACE_S)
+    assert term.leader.has_told_all is not is_reset and term.leader.sessions.is_empty
+    past = m.Past(m.Standing.FAILED, 1, 0, 0, 2, failure=FAILURE, failure_age_s=1.0)
+    assert of_kind(back.join("a", past=past), m.Ended)
+    back.close("a")
+    assert back.leader.has_told_all
+
+
 @pytest.mark.parametrize("letter", ["x", '"', "\n", "报", "💥", "\ud800"])
 def test_a_verdict_always_fits_on_the_board(letter: str) -> None:
     failure = ProcessFailure.from_elsewhere("h" * 255, 0, 0, 77, 1, f"!{letter * (8 << 10)}", letter * (32 << 10), 1000)

@@ -88,8 +88,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     @property
     def has_told_all(self) -> bool:
         """Whether every node that is known has heard how the job ended."""
-        is_known_lost = self.sessions.is_loss_awaited or bool(self.coordinator.roster.lost_hosts)
-        return self.verdict.is_released and self.sessions.is_empty and not is_known_lost
+        return self.verdict.is_released and self.sessions.is_empty and not self.coordinator.roster.lost_hosts
 
     @property
     def deadline(self) -> float | None:

@@ -81,7 +81,7 @@ class Sessions:
     token: str
     epoch: int
     has_fixed_ranks: bool = False
-    is_over: bool = False  # every node has heard the verdict: a connection that closes is no loss
+    is_over: bool = False  # every node is told the verdict: a connection that closes in order is no loss
     inbox: Inbox = field(default_factory=Inbox)
     electorate: Electorate = field(default_factory=Electorate)
     is_on_board: bool = True  # the board has answered the last renewal
@@ -96,13 +96,8 @@ class Sessions:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is left."""
-        return not self._connections
-
-    @property
-    def is_loss_awaited(self) -> bool:
-        """Whether a connection is in its grace."""
-        return bool(self._graces)
+        """Whether no connection is left, and none is in its grace."""
+        return not self._connections and not self._graces
 
     @property
     def newest_epoch(self) -> int:
@@ -160,7 +155,7 @@ class Sessions:
         connection = self._forget(conn)
         if connection is not None and connection.is_session and not (is_reset or connection.has_hung_up):
             self.electorate.on_dead(connection.node_id)
-        if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
+        if connection is not None and connection.stage is Stage.WELCOMED and (is_reset or not self.is_over):
             node_id = connection.node_id
             self._unheard |= {node_id: now} if is_leading and connection.has_hung_up else {}  # else for another leader
             self._graces[node_id] = now + GRACE_S
