@@ -123,6 +123,10 @@ class AgentLink:
                 await self._stream.closed.wait()
         if self._server is not None:
             await self._server.finish()
+        read = self._member.record
+        if read is not None and read.verdict and read.renewals is not None:
+            # The coordinator is gone.  Others may have yet to read it, and such a board goes with agents that serve it.
+            await anyio.sleep(self._settings.lease_s)
 
     def _carry_out(  # noqa: C901  one case for each action
         self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup
