@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ import pytest
 from kit.agents import FAIL, HASTY, Agent, Meeting, Team, team_of
 from kit.faults import netns
 from kit.faults.netns import Net, Node
-from kit.launching import Launcher, alive, wait_for
+from kit.launching import Launcher, alive, stand_still, wait_for
 from kit.servers.etcd_servers import EtcdServer, distro_etcd
 
 ETCD_NAME = "etcd.cluster"
@@ -29,7 +30,7 @@ ETCD_NAME = "etcd.cluster"
 BOARDS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "static")
 LEASE_S = 3.0
 TICK_S = 0.02
-STAR_PORT = 7000
+PORT, STAR_PORT = 29400, 7000
 # What a machine that others use too may take on top.
 SLACK_S = float(os.environ.get("TEST_SLACK_S", "12"))
 TAIL_BYTES = 300
@@ -168,9 +169,10 @@ class Battlefield:
         first, last = dict[int, float](), dict[int, float]()
         for agent in self.team.agents:
             steps = self.steps(agent)
-            for step, after in zip(steps, [*steps[1:], None], strict=True):
+            for step in steps:
                 first[step.fence] = min(first.get(step.fence, step.at), step.at)
-                if after is not None and after.fence == step.fence:
+            for step, after in pairwise(steps):
+                if after.fence == step.fence:
                     last[step.fence] = max(last.get(step.fence, step.at), step.at)
         pairs = [(one, other) for one in last for other in first if other > one]
         return max((last[one] - first[other] for one, other in pairs), default=0.0)
@@ -226,6 +228,24 @@ class Battlefield:
                 agent.signal(signal.SIGCONT)
 
         return undo
+
+    def host_frozen(self, index: int) -> Undo:
+        """Its agent, its workers, and the endpoint that it serves."""
+        agent = self.agents[index]
+        agent.stop()  # from now on nothing new is started
+        frozen = agent.left()
+        for pid in frozen:
+            stand_still(pid)
+
+        def undo() -> None:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+
+        return undo
+
+    def endpoints_silent(self) -> Undo:
+        """Each node reaches what it serves itself, at most."""
+        return self.net.filter(*(f"tcp {end}port {PORT} drop" for end in "sd"))
 
     def cut_off(self, index: int) -> Undo:
         return self._isolate(index, self.all_nodes)
@@ -375,7 +395,15 @@ FAULTS = [
 
 @contextmanager
 def battlefield(
-    launch: Launcher, board: str, folder: Path, *, max_restarts: int = 100, has_name: bool = False, **env: str
+    launch: Launcher,
+    board: str,
+    folder: Path,
+    *,
+    max_restarts: int = 100,
+    has_name: bool = False,
+    wrapper: str = HASTY,
+    is_begun: bool = True,
+    **env: str,
 ) -> Iterator[Battlefield]:
     """A job of three nodes that step together; in the end nothing of it is left.
 
@@ -385,6 +413,8 @@ def battlefield(
         folder: for what etcd keeps.
         max_restarts: of the job.
         has_name: etcd is found by its name.
+        wrapper: of the agents.
+        is_begun: only when all are at work, the block begins; else agents have been started.
         env: of the workers.
     """
     hosts = folder / "hosts"
@@ -394,7 +424,7 @@ def battlefield(
         nodes = [net.node(f"node{index}", files=files) for index in range(3)]
         board_node, etcds = nodes[0], list[EtcdServer]()
         served = nodes if board == "c10d on three" else nodes[:1]
-        meeting = Meeting(board.split(maxsplit=1)[0], ",".join(f"{node.v4()}:29400" for node in served))
+        meeting = Meeting(board.split(maxsplit=1)[0], ",".join(f"{node.v4()}:{PORT}" for node in served))
         if "etcd" in board:
             board_node = net.node("board")
             etcds = _etcds(board_node, folder, 3 if board == "three etcds" else 1)
@@ -407,9 +437,9 @@ def battlefield(
             meeting = Meeting("etcd-v2" if board == "etcd-v2" else "etcd-v3", ",".join(endpoints))
         elif board == "c10d apart":
             board_node = net.node("board")
-            popen = net.start(board_node, sys.executable, "-c", STORE, "29400")
+            popen = net.start(board_node, sys.executable, "-c", STORE, str(PORT))
             assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
-            meeting = Meeting("c10d", f"{board_node.v4()}:29400")
+            meeting = Meeting("c10d", f"{board_node.v4()}:{PORT}")
         conf = {"lease": LEASE_S, "settle_time": 0.1, "last_call_timeout": 2}
         team = stack.enter_context(
             team_of(
@@ -419,12 +449,13 @@ def battlefield(
                 conf=conf,
                 options=("--max-restarts", str(max_restarts), "--log-dir", "logs"),
                 env={"STAR_PORT": str(STAR_PORT), "STAR_TICK_S": str(TICK_S), **env},
-                wrapper=HASTY,
+                wrapper=wrapper,
             )
         )
         there = Battlefield(board, net, nodes, board_node, team, etcds, hosts)
         there.agents = [there.start(index) for index in range(3)]
-        there.wait_progress(range(3), time.monotonic(), limit_s=START_LIMIT_S)
+        if is_begun:
+            there.wait_progress(range(3), time.monotonic(), limit_s=START_LIMIT_S)
         yield there
 
 

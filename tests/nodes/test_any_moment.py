@@ -1,0 +1,188 @@
+"""Three endpoints: a host that goes in the middle of a claim or of the verdict, and most of them that go."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from kit.agents import FAIL_CODE, HASTY, figure
+from kit.faults.chaos import LEASE_S, LONG_S, SLACK_S, Battlefield, battlefield
+from kit.launching import Launcher, wait_for
+
+pytestmark = [pytest.mark.all, pytest.mark.timeout(300)]
+ALL = (0, 1, 2)
+LIMIT_S = 2 * LEASE_S + SLACK_S
+
+# In an agent: an operation is held when so many of its writes to stores have begun, as long as a file names both.
+# A claim locks three stores and writes its vote to each; so does the verdict.
+HELD = f"""{HASTY}
+import os
+import pathlib
+
+import anyio
+
+from aelastic.rdzv.boards.quorum import QuorumBoard
+from aelastic.rdzv.quorum.register_events import Write
+
+carry_out, hold = QuorumBoard._carry_out, pathlib.Path(os.environ["HOLD"])
+now = {{"what": "", "begun": 0}}
+
+
+def noted(what):
+    do = getattr(QuorumBoard, what)
+
+    async def do_noted(self, *args):
+        now.update(what=what, begun=0)
+        try:
+            return await do(self, *args)
+        finally:
+            now.update(what="")
+
+    return do_noted
+
+
+async def carry_out_held(self, request):
+    if isinstance(request, Write) and hold.exists():
+        what, begun = hold.read_text().split()
+        if what == now["what"]:
+            now["begun"] += 1
+            if now["begun"] > int(begun):
+                pathlib.Path("held").touch()
+                while hold.exists():
+                    await anyio.sleep(0.01)
+    return await carry_out(self, request)
+
+
+QuorumBoard.campaign, QuorumBoard.publish = noted("campaign"), noted("publish")
+QuorumBoard._carry_out = carry_out_held
+"""
+
+
+class Hold:
+    """Holds agents in the middle of what they write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "hold"
+
+    def begin(self, what: str, begun: int) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_text(f"{what} {begun}")
+        new.rename(self.path)
+
+    def wait_held(self, there: Battlefield) -> int:
+        """Until an agent is held; its node."""
+        marks = {index: there.agents[index].folder / "held" for index in ALL}
+        held: list[int] = wait_for("an agent is held", lambda: [i for i in ALL if marks[i].exists()])
+        return held[0]
+
+    def end(self, there: Battlefield) -> None:
+        self.path.unlink()
+        for agent in there.agents:
+            (agent.folder / "held").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("fault", ["agent_killed", "host_frozen", "cut_off"])
+def test_a_host_may_go_as_it_begins_the_first_claim(launch: Launcher, tmp_path: Path, fault: str) -> None:
+    """Later, with a single store locked, the others wait for it: an empty store may have forgotten the vote."""
+    hold = Hold(tmp_path)
+    hold.begin("campaign", 0)
+    with battlefield(launch, "c10d on three", tmp_path, wrapper=HELD, is_begun=False, HOLD=str(hold.path)) as there:
+        victim, since = hold.wait_held(there), time.monotonic()
+        undo = getattr(there, fault)(victim)
+        hold.end(there)
+        took = there.wait_progress(there.others(victim), since, limit_s=LIMIT_S)
+        figure(f"first claim, {fault}: to the others at work", took)
+        undo()
+        there.wait_progress(ALL, time.monotonic(), limit_s=LIMIT_S)
+        assert there.restart == 0 and there.side_by_side_s() < LEASE_S + 1
+
+
+def test_a_host_may_go_in_the_middle_of_a_claim(launch: Launcher, tmp_path: Path) -> None:
+    """The coordinator's agent was stopped for a lease, and is back when the one that claims its place goes."""
+    hold = Hold(tmp_path)
+    with battlefield(launch, "c10d on three", tmp_path, wrapper=HELD, HOLD=str(hold.path)) as there:
+        for fault, begun in (("agent_killed", 1), ("host_frozen", 3), ("cut_off", 5)):
+            fence = there.fence
+            hold.begin("campaign", begun)
+            wake = there.agent_stopped(there.coordinator)
+            victim, since = hold.wait_held(there), time.monotonic()
+            undo = getattr(there, fault)(victim)
+            hold.end(there)
+            wake()
+            took = there.wait_progress(there.others(victim), since, above=fence, limit_s=LIMIT_S)
+            figure(f"claim, {begun} writes, {fault}: to the others at work", took)
+            undo()
+            there.wait_progress(ALL, time.monotonic(), limit_s=LIMIT_S)
+        assert there.restart == 0 and there.side_by_side_s() < LEASE_S + 1
+
+
+@pytest.mark.parametrize("victim_is", ["coordinator", "member"])
+@pytest.mark.parametrize("fault, begun", [("agent_killed", 2), ("agent_killed", 4), ("host_frozen", 3)])
+def test_a_host_may_go_in_the_middle_of_the_verdict(
+    launch: Launcher, tmp_path: Path, fault: str, begun: int, victim_is: str
+) -> None:
+    """The others end with the same cause and code; or go on, for free, if what was lost counts for the first cause."""
+    hold = Hold(tmp_path)
+    hold.begin("publish", begun)
+    with battlefield(launch, "c10d on three", tmp_path, max_restarts=0, wrapper=HELD, HOLD=str(hold.path)) as there:
+        failing, other = there.others(there.coordinator)
+        rank, fence = there.agents[failing].starts[-1].rank, there.fence
+        there.worker_raises(failing)
+        coordinator, since = hold.wait_held(there), time.monotonic()
+        victim = coordinator if victim_is == "coordinator" else other
+        undo = getattr(there, fault)(victim)
+        hold.end(there)
+        rest = [there.agents[index] for index in there.others(victim)]
+
+        def are_on() -> bool:
+            steps = [there.last_step(index) for index in there.others(victim)]
+            return all(step is not None and step.fence > fence for step in steps)
+
+        wait_for("the others are over, or on", lambda: all(agent.is_over for agent in rest) or are_on(), LIMIT_S)
+        if rest[0].is_over:
+            assert [agent.wait() for agent in rest] == [FAIL_CODE] * 2, there.team.story
+            assert all(re.search(rf"Root Cause[^=]*\n *rank +: {rank} ", agent.stderr) for agent in rest)
+        else:
+            assert victim == coordinator and there.restart == 0, there.team.story
+        figure(f"verdict, {begun} writes, {victim_is}, {fault}", time.monotonic() - since)
+        if fault == "host_frozen":
+            undo()
+
+
+@pytest.mark.parametrize("fault", ["agent_killed", "cut_off"])
+@pytest.mark.parametrize("left_is", ["coordinator", "member"])
+def test_without_most_hosts_the_one_that_is_left_waits_and_names_their_endpoints(
+    launch: Launcher, tmp_path: Path, fault: str, left_is: str
+) -> None:
+    with battlefield(launch, "c10d on three", tmp_path) as there:
+        left = there.coordinator if left_is == "coordinator" else there.others(there.coordinator)[0]
+        gone = there.others(left)
+        undos = [getattr(there, fault)(index) for index in gone]
+        names = ", ".join(rf"{re.escape(there.nodes[index].v4())}:29400 \(.*\)" for index in gone)
+        there.agents[left].wait_said(f"aelastic: W .*; rendezvous endpoints missing: {names}")
+        for undo in undos:
+            undo()
+        there.wait_progress(ALL, time.monotonic(), limit_s=LIMIT_S)
+        assert there.restart == 0 and there.side_by_side_s() < LEASE_S + 1
+
+
+@pytest.mark.parametrize("board", ["c10d on three", "c10d apart"])
+def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them(
+    launch: Launcher, tmp_path: Path, board: str
+) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        fence, since = there.fence, time.monotonic()
+        undo = there.endpoints_silent()
+        there.wait_progress(ALL, since + LONG_S, limit_s=SLACK_S)
+        assert there.fence == fence, "no worker has noticed"
+        there.worker_raises(0)
+        for agent in there.agents:
+            agent.wait_said("aelastic: W rendezvous: the board has not confirmed the coordinator for .*")
+        if board == "c10d on three":
+            assert all(agent.has_said("begins; rendezvous endpoints missing: .*, .*") for agent in there.agents)
+        assert there.restart == 0
+        undo()
+        there.wait_progress(ALL, time.monotonic(), above=fence, limit_s=LIMIT_S)
+        assert there.restart == 1
