@@ -7,14 +7,10 @@ its worker starts cold.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import signal
-import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -26,22 +22,18 @@ from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload, priority
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.learning import Imports, KeptImports
-from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of, receive
+from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of
+from aelastic.forkserver.server_process import ServerProcess
 from aelastic.group.backend import WorkerStart
-from aelastic.host import proc_table
-from aelastic.host.helpers import ForkedHelper, start_helper
-from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.helpers import ForkedHelper
 from aelastic.observe.run_events import ForkServerMeasured
 
 _log = logging.getLogger(__name__)
 
-_PROGRAM = Path(__file__).with_name("program.py")
 # The first workers wait so long for imports that they would have to make themselves.
 FIRST_TIMEOUT_S = 30.0
 # Starting workers have the CPUs first; a worker that fails sooner is replaced by one that is forked on demand.
 PARK_DELAY_S = 0.5
-END_TIMEOUT_S = 1.0
-PRINTED_CHARS_MAX = 200
 # What is learned is imported while nothing else needs the CPU; where that never happens, beside the workers after this.
 IDLE_TIMEOUT_S = 10.0
 # Its memory is measured once the next generation is parked, and now and then.
@@ -77,7 +69,6 @@ class ForkServer:
     ) -> None:
         self._command = command
         self._env = env
-        self._differing = sorted(differing)
         self._tell_observers = tell
         self._is_auto, self._kept = modules == "auto", KeptImports(kept_in, command)
         known = self._kept.read() if modules == "auto" else modules
@@ -85,8 +76,7 @@ class ForkServer:
         self.imports = None if known else Imports()  # while it learns
         self._is_gathering = False
         self._next: tuple[str, ...] | None = None  # for the process that replaces this one
-        self._control: socket.socket | None = None
-        self._printed = os.memfd_create("aelastic-preload")  # what modules print
+        self._process = ServerProcess(command, env, sorted(differing), is_learned=self._is_auto)
         self._decided = anyio.Event()  # it can fork, or never will
         self._count = 0  # of workers, once some were started
         self._parked: list[Parked] = []
@@ -97,35 +87,11 @@ class ForkServer:
         self._start(self._core.modules)
 
     def _start(self, modules: tuple[str, ...]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        settings = {
-            "modules": modules,
-            "is_learned": self._is_auto,
-            "is_beside_workers": self._is_auto and bool(modules) and self._count > 0,
-            "differing": self._differing,
-            "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
-        }
-        with theirs, open(os.memfd_create("aelastic-preload"), "wb", buffering=0) as file:
-            file.write(json.dumps(settings).encode())
-            numbers = (theirs.fileno(), file.fileno())
-            command = [self._command.interpreter, *self._command.options, str(_PROGRAM), *map(str, numbers)]
-            os.ftruncate(self._printed, 0)
-            os.lseek(self._printed, 0, os.SEEK_SET)  # the next process shares it
-            try:
-                self._popen = start_helper(
-                    command,
-                    env=self._env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._printed,
-                    stderr=self._printed,
-                    pass_fds=numbers,
-                )
-            except OSError as error:
-                ours.close()
-                self._tell(preload.Refused(f"it cannot be started: {error}"))
-                return
-        self._control = ours
+        is_beside_workers = self._is_auto and bool(modules) and self._count > 0
+        try:
+            self._process.start(modules, is_beside_workers=is_beside_workers)
+        except OSError as error:
+            self._tell(preload.Refused(f"it cannot be started: {error}"))
 
     @property
     def is_importing(self) -> bool:
@@ -148,8 +114,8 @@ class ForkServer:
             self._tasks = tasks
             tasks.start_soon(self._measure, name="memory of the fork server")
             try:
-                while self._control is not None:
-                    message = await receive(self._control)
+                while self._process.is_there:
+                    message = await self._process.receive()
                     if message is not None:
                         self._hear(message)
                         continue
@@ -165,7 +131,7 @@ class ForkServer:
             case {"left_out": module, "why": why}:
                 self._tell(preload.LeftOut(module, why))
             case {"printed": module}:
-                self._warn(f"--preload: {module} prints while it is imported: {self._read_printed()}")
+                self._warn(f"--preload: {module} prints while it is imported: {self._process.read_printed()}")
             case {"refused": why}:
                 self._tell(preload.Refused(why))
             case {"ready": _}:
@@ -180,21 +146,10 @@ class ForkServer:
             modules, self._next = self._next, None
             self._start(modules)
             return
-        self._tell(preload.Ended(exitcode, self._read_printed()))
+        self._tell(preload.Ended(exitcode, self._process.read_printed()))
 
     async def _take_status(self) -> int:
-        """Closes the socket, at whose end the process ends, and waits for that."""
-        assert self._control is not None
-        self._control.close()
-        self._control = None
-        with anyio.move_on_after(END_TIMEOUT_S):
-            await wait_ended(self._popen.pid)
-        self._popen.kill()
-        if self._core.phase is preload.Phase.IMPORTING:  # nothing was forked on request
-            proc_table.kill_group(self._popen.pid)
-        exitcode = self._popen.wait()
-        waited_for.discard(self._popen.pid)
-        return exitcode
+        return await self._process.take_status(is_importing=self.is_importing)
 
     def _tell(self, event: preload.Event) -> None:
         for action in self._core.handle(event, anyio.current_time() if self._tasks else 0.0):
@@ -214,8 +169,7 @@ class ForkServer:
 
     def _retire(self) -> None:
         """Ends the process, and what it has parked; `_end` follows."""
-        if self._control is not None:
-            self._control.shutdown(socket.SHUT_RDWR)
+        self._process.retire()
         for parked in self._parked:
             self._bury(parked)
         self._parked = []
@@ -231,11 +185,6 @@ class ForkServer:
             self._told.add(why)
             some = f"worker {ranks[0]} starts" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))} start"
             _log.warning("--preload: %s; %s cold", why, some)
-
-    def _read_printed(self) -> str:
-        """The last line of what modules have printed."""
-        text = os.pread(self._printed, 65536, 0).decode(errors="replace").strip()
-        return repr(text.splitlines()[-1][:PRINTED_CHARS_MAX]) if text else ""
 
     async def fork(
         self, starts: Sequence[WorkerStart], begin: Callable[[WorkerStart, Launch], ChildT]
@@ -265,8 +214,8 @@ class ForkServer:
             raise
         for why, ranks in refused.items():
             self._warn_of_cold(why, sorted(ranks))
-        if any(not parked.pid and parked.forked_by == self._popen.pid for parked in chosen):
-            self._popen.kill()  # it hangs, and would fork what is waited for no more; another one takes its place
+        if any(not parked.pid and parked.forked_by == self._process.pid for parked in chosen):
+            self._process.kill()  # it hangs, and would fork what is waited for no more; another one takes its place
         self.warm = frozenset() if is_learning else frozenset(begun)
         if self._tasks is not None:
             self._tasks.start_soon(self._park_later, name="park")
@@ -285,7 +234,7 @@ class ForkServer:
                 await self._decided.wait()
                 break
             with suppress(OSError):  # it has ended, and another one follows
-                priority.restore(self._popen.pid, os.sched_getscheduler(0))
+                priority.restore(self._process.pid, os.sched_getscheduler(0))
         if imports.are_whole and self.is_warm:  # without what was left out
             await run_sync(self._kept.write, self._core.modules, abandon_on_cancel=True)
 
@@ -335,7 +284,7 @@ class ForkServer:
                 await self._has_forked.wait()
                 self._has_forked = anyio.Event()
                 await anyio.sleep(MEASURE_DELAY_S)
-            measured = await run_sync(memory_of, self._popen.pid, abandon_on_cancel=True)
+            measured = await run_sync(memory_of, self._process.pid, abandon_on_cancel=True)
             if (measured.parked, measured.pss_bytes >> 20) != (told.parked, told.pss_bytes >> 20):
                 self._tell_observers(told := measured)
 
@@ -345,20 +294,13 @@ class ForkServer:
             self._parked.append(parked)
 
     def _fork(self) -> Parked | None:
-        if self._core.phase is not preload.Phase.READY or self._control is None:
+        if self._core.phase is not preload.Phase.READY or not self._process.is_there:
             return None
-        with ExitStack() as opened:
-            try:
-                gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                opened.enter_context(gate)
-                with theirs:
-                    gate.setblocking(False)
-                    socket.send_fds(self._control, [b"gate"], [theirs.fileno()])
-            except OSError as error:  # no descriptors, or it takes no more requests
-                self._warn(f"--preload: no process can be forked ({error}); workers start cold")
-                return None
-            opened.pop_all()
-        return Parked(gate, self._popen.pid)
+        try:
+            return self._process.fork()
+        except OSError as error:
+            self._warn(f"--preload: no process can be forked ({error}); workers start cold")
+            return None
 
     async def _make_worker(
         self,
@@ -385,13 +327,11 @@ class ForkServer:
 
     async def aclose(self) -> None:
         """Ends the process, and those that are parked."""
-        if self._control is not None:
+        if self._process.is_there:
             await self._take_status()
         for parked in self._parked:
             await parked.end()
         self._parked = []
         if self.imports is not None:
             self.imports.close()
-        if self._printed >= 0:
-            os.close(self._printed)
-            self._printed = -1
+        self._process.close()

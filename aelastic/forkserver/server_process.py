@@ -1,0 +1,142 @@
+"""The fork server's process, as the agent has it: its start, its socket, what it prints, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from aelastic.forkserver.command import PythonCommand
+from aelastic.forkserver.parked import Parked, receive
+from aelastic.host import proc_table
+from aelastic.host.helpers import start_helper
+from aelastic.host.reaping import wait_ended, waited_for
+
+_PROGRAM = Path(__file__).with_name("program.py")
+END_TIMEOUT_S = 1.0
+PRINTED_CHARS_MAX = 200
+
+
+class ServerProcess:
+    """The process, and those after it that take its place.
+
+    Args:
+        command: whose interpreter and options it has.
+        env: its environment.
+        differing: names of variables that differ from worker to worker, or from start to start.
+        is_learned: its modules are what the first workers have imported.
+    """
+
+    def __init__(
+        self, command: PythonCommand, env: Mapping[str, str], differing: Sequence[str], *, is_learned: bool
+    ) -> None:
+        self._command, self._env, self._differing, self._is_learned = command, env, differing, is_learned
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._printed = os.memfd_create("aelastic-preload")  # what modules print
+
+    def start(self, modules: tuple[str, ...], *, is_beside_workers: bool) -> None:
+        """Starts it; `is_beside_workers`: it imports while they run.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        settings = {
+            "modules": modules,
+            "is_learned": self._is_learned,
+            "is_beside_workers": is_beside_workers,
+            "differing": self._differing,
+            "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        }
+        with ExitStack() as opened:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(ours)
+            ours.setblocking(False)
+            with theirs, open(os.memfd_create("aelastic-preload"), "wb", buffering=0) as file:
+                file.write(json.dumps(settings).encode())
+                numbers = (theirs.fileno(), file.fileno())
+                command = [self._command.interpreter, *self._command.options, str(_PROGRAM), *map(str, numbers)]
+                os.ftruncate(self._printed, 0)
+                os.lseek(self._printed, 0, os.SEEK_SET)  # the next process shares it
+                self._popen = start_helper(
+                    command,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._printed,
+                    stderr=self._printed,
+                    pass_fds=numbers,
+                )
+            opened.pop_all()
+        self._control = ours
+
+    @property
+    def pid(self) -> int:
+        """Of the last one that was started; -1: none was."""
+        return -1 if self._popen is None else self._popen.pid
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its end of the socket is not known to be closed."""
+        return self._control is not None
+
+    async def receive(self) -> dict[str, Any] | None:
+        """What it says next; `None`: its end of the socket is closed."""
+        assert self._control is not None
+        return await receive(self._control)
+
+    def fork(self) -> Parked:
+        """Has a process forked, which announces itself at its gate.
+
+        Raises:
+            OSError: no descriptors, or it takes no more requests.
+        """
+        assert self._control is not None
+        with ExitStack() as opened:
+            gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(gate)
+            with theirs:
+                gate.setblocking(False)
+                socket.send_fds(self._control, [b"gate"], [theirs.fileno()])
+            opened.pop_all()
+        return Parked(gate, self.pid)
+
+    def retire(self) -> None:
+        """Closes its end of the socket, at which it ends."""
+        if self._control is not None:
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        if self._popen is not None:
+            self._popen.kill()
+
+    async def take_status(self, *, is_importing: bool) -> int:
+        """Closes the socket, at whose end the process ends, and waits for that."""
+        assert self._control is not None and self._popen is not None
+        self._control.close()
+        self._control = None
+        with anyio.move_on_after(END_TIMEOUT_S):
+            await wait_ended(self.pid)
+        self._popen.kill()
+        if is_importing:  # nothing was forked on request
+            proc_table.kill_group(self.pid)
+        exitcode = self._popen.wait()
+        waited_for.discard(self.pid)
+        return exitcode
+
+    def read_printed(self) -> str:
+        """The last line of what modules have printed."""
+        text = os.pread(self._printed, 65536, 0).decode(errors="replace").strip()
+        return repr(text.splitlines()[-1][:PRINTED_CHARS_MAX]) if text else ""
+
+    def close(self) -> None:
+        if self._printed >= 0:
+            os.close(self._printed)
+            self._printed = -1
