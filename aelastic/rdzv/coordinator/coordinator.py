@@ -125,11 +125,11 @@ class Coordinator(Machine[ev.Event, Send]):
                 return departed
             case Return.STRAY:
                 was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
-                return [self._went_on(node, past.round), *(self._form(now) if was_awaited else [])]
+                return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
             case Return.MISSED_END if node.node_id in self.forming.end.untold:  # it is told with the others
                 return self._form(now)
             case Return.MISSED_END:
-                return [self._interrupted(node.node_id, past.round, f"round {past.round} has ended; rejoining")]
+                return [self.forming.interrupted(node.node_id, past.round, f"round {past.round} has ended; rejoining")]
             case Return.RUNS:
                 return departed
             case Return.RESTARTED:
@@ -286,12 +286,6 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
-    def _interrupted(self, node_id: str, round_: int, reason: str) -> Send:
-        return Send(node_id, m.Interrupted(round_, reason, self.forming.next_count))
-
-    def _went_on(self, stray: m.Node, round_: int) -> Send:
-        return self._interrupted(stray.node_id, round_, f"round {round_} went on without this node; rejoining")
-
     def _end_round(self, now: float, reason: str = "") -> list[Send]:
         """Ends the round, for a reason that costs nothing, or for what is known about its end."""
         self.newcomers.on_ended(now, by_newcomers=False)
@@ -306,13 +300,11 @@ class Coordinator(Machine[ev.Event, Send]):
                 self.deadline = self.forming.deadline
                 return []
             case Step.TELL:
-                nodes, reason, stoppable = self.forming.take_untold(), self.forming.reason, self.roster.stopping
-                told = [self._interrupted(i, self.round, reason) for i in nodes if i in stoppable]
-                return told + self._form(now)
+                return self.forming.tell_of_end(self.roster, self.round) + self._form(now)
             case Step.BEGIN:
                 return self._begin_round(now)
             case Step.GIVE_UP_STOPPING:
-                return self._give_up_stopping(now)
+                return self.forming.give_up_stopping(self.roster, self.round) + self._form(now)
             case Step.END:
                 return self._close(self.forming.verdict)
             case Step.TIME_OUT:
@@ -320,15 +312,9 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(step)
 
-    def _give_up_stopping(self, now: float) -> list[Send]:
-        nodes = self.roster.give_up_stopping()
-        text = m.Waiting(self.rules.gave_up([node.host for node in nodes]))
-        strays = [self._went_on(node, self.round) for node in nodes]
-        return [*strays, *(Send(node_id, text) for node_id in self.roster.ready), *self._form(now)]
-
     def _begin_round(self, now: float) -> list[Send]:
         self.phase = Phase.RUNNING
-        sends = [Send(i, m.Waiting(text)) for text in self.forming.correction(self.round) for i in self.roster.ready]
+        sends = self.forming.correct(self.roster, self.round)
         self.round = self.newest_round = max(self.round, self.newest_round) + 1
         limits = self.rules.min_nodes, self.rules.max_nodes
         assignments = self.roster.assign(self.round, self.forming.restart_count, limits, self.own_node_id)
@@ -357,7 +343,7 @@ class Coordinator(Machine[ev.Event, Send]):
         self.takeover = Takeover(past.round, past.group_world_size, gone, lost_at=now)
         self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s
-        return [self._went_on(node, old_round) for node in self.roster.disown_participants()]
+        return [self.forming.went_on(node, old_round) for node in self.roster.disown_participants()]
 
     def _take_seat(self, node: m.Node, past: m.Past, since: float, now: float) -> list[Send]:
         assert self.takeover is not None
@@ -365,7 +351,7 @@ class Coordinator(Machine[ev.Event, Send]):
             if past.standing is Standing.READY:
                 return self._join(node, now)
             self.roster.put_stray(node)
-            return [self._interrupted(node.node_id, past.round, TAKEN.format(past.round))]
+            return [self.forming.interrupted(node.node_id, past.round, TAKEN.format(past.round))]
         self.roster.participants[node.node_id] = None
         self.roster.put(node, past.standing)
         self.forming.end.on_seat(node.node_id, past, since)
@@ -388,6 +374,7 @@ class Coordinator(Machine[ev.Event, Send]):
         is_forming, is_running = self.phase is Phase.FORMING, self.phase is Phase.RUNNING
         self.roster.validate(is_forming=is_forming, is_running=is_running)
         self.forming.validate()
+        self.newcomers.validate()
         if self.takeover is not None:
             self.takeover.validate()
             assert self.deadline is not None, "a takeover ends"

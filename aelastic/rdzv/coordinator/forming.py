@@ -160,6 +160,9 @@ class Newcomers:
             return []
         return [Send(node_id, m.Waiting(text)) for node_id in nodes]
 
+    def validate(self) -> None:
+        assert 0 <= self.spared_s <= YOUNG_S, "a round is left alone while it is young, no longer"
+
 
 class Step(StrEnum):
     WAIT = auto()  # until `deadline`, or until a node changes
@@ -257,13 +260,30 @@ class Forming:
         self.reason = answer
         return step
 
-    def take_untold(self) -> list[str]:
-        nodes, self.end.untold = self.end.untold, []
-        return nodes
+    # What nodes hear of the last round.
 
-    def correction(self, round_: int) -> list[str]:
-        """What nodes read that have heard another cause of a round's end than the one that was settled."""
-        return [f"round {round_}: {self.reason}"] if self.is_corrected else []
+    def interrupted(self, node_id: str, round_: int, reason: str) -> Send:
+        return Send(node_id, m.Interrupted(round_, reason, self.next_count))
+
+    def went_on(self, stray: m.Node, round_: int) -> Send:
+        return self.interrupted(stray.node_id, round_, f"round {round_} went on without this node; rejoining")
+
+    def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
+        """Nodes that have not been told hear why their round is over."""
+        nodes, self.end.untold = self.end.untold, []
+        return [self.interrupted(i, round_, self.reason) for i in nodes if i in roster.stopping]
+
+    def give_up_stopping(self, roster: Roster, round_: int) -> list[Send]:
+        """The next round does not wait for nodes that do not get their workers stopped."""
+        nodes = roster.give_up_stopping()
+        text = m.Waiting(self.rules.gave_up([node.host for node in nodes]))
+        strays = [self.went_on(node, round_) for node in nodes]
+        return [*strays, *(Send(node_id, text) for node_id in roster.ready)]
+
+    def correct(self, roster: Roster, round_: int) -> list[Send]:
+        """Nodes that have heard another cause of the round's end hear the one that was settled."""
+        text = m.Waiting(f"round {round_}: {self.reason}")
+        return [Send(node_id, text) for node_id in roster.ready] if self.is_corrected else []
 
     @property
     def next_count(self) -> int:

@@ -367,9 +367,9 @@ class Sessions:
         assert sessions == self._conn_of, "a node has one session"
         assert not self._graces.keys() & self._conn_of.keys(), "a node that is connected is in no grace"
         greeted = {conn for conn, each in self._connections.items() if each.stage is Stage.GREETED}
-        waiting = {conn for conn, _, _ in self._greeting}
-        assert greeted <= waiting, "an agent that waits for an epoch is welcomed with it"
+        assert greeted <= {conn for conn, _, _ in self._greeting}, "an agent that waits is welcomed with an epoch"
         self.inbox.validate()
+        self.electorate.validate()
 
 
 def _located(node: m.Node, connection: Connection) -> m.Node:

@@ -63,6 +63,10 @@ class Electorate:
         self.rounds[assigned.fence] = seats
         return seats
 
+    def validate(self) -> None:
+        assert all(fence == round_.fence for fence, round_ in self.rounds.items()), "a round has its own fence"
+        assert all(len(round_.seats) <= SEATS_MAX for round_ in self.rounds.values()), "a larger round has no elections"
+
     def on_said(self, node_id: str, fence: int) -> None:
         self._votes_by[node_id] = max(fence, self._votes_by.get(node_id, 0))
 
