@@ -39,7 +39,14 @@ def takes_coordinator(fault: Fault) -> bool:
 
 
 def bound_s(
-    faults: Iterable[Fault], now: float, lease_s: float, *, is_slow: bool, ignores_term: bool, leaves_something: bool
+    faults: Iterable[Fault],
+    now: float,
+    lease_s: float,
+    *,
+    is_led: bool,
+    is_slow: bool,
+    ignores_term: bool,
+    leaves_something: bool,
 ) -> float:
     """From when faults stop.
 
@@ -47,6 +54,7 @@ def bound_s(
         faults: of the whole run.
         now: when they stop.
         lease_s: of the job.
+        is_led: a coordinator lives; else the record of one may have to be silent for a lease, for new agents too.
         is_slow: words to the board or between agents were late or lost until now.
         ignores_term: workers may.
         leaves_something: workers may.
@@ -55,6 +63,6 @@ def bound_s(
     within_s = SOON_S + KILLED_AFTER_S * ignores_term + CLEARED_AFTER_S * leaves_something
     within_s += max([noticed_s(fault, lease_s) for fault in recent] + [lease_s * is_slow])
     beside = [NEWCOMER_S if recent else 0.0]
-    if is_slow or any(map(takes_coordinator, recent)):
+    if is_slow or not is_led or any(map(takes_coordinator, recent)):
         beside.append(lease_s + FORGETS_S + lease_s + SPARES_S)  # an election, and a takeover
     return within_s + max(beside)

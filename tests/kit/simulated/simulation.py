@@ -359,6 +359,7 @@ class Simulation:
             self.checks.charges.faults,
             self.world.now,
             LEASE_S,
+            is_led=any(agent.server is not None for agent in self.living),
             is_slow=bool(faults.slow) or faults.board != NO_BOARD_FAULTS,
             ignores_term=bool(faults.worker_ignores_term),
             leaves_something=bool(faults.leaves_something),
