@@ -210,8 +210,11 @@ class Checks:
                 self._forks[other, round_] = None
 
     def look_at_forks(self, slow_s: float) -> None:
-        """Where nodes elect a coordinator, of two that follow the same round one side ends a lease and a second later."""
-        running = [agent for agent in self.agents if agent.alive and agent.settings.has_elections]
+        """Where nodes elect a coordinator, of two that follow the same round one side ends a lease and a second later.
+
+        Workers may ignore it when they are told to stop.
+        """
+        running = [agent for agent in self._running if agent.settings.has_elections]
         lines = dict[Round, bool]()  # rounds to whether agents that run it, or one after it, are all frozen
         for agent in running:
             round_ = self.round_of(agent)
@@ -413,7 +416,7 @@ class Checks:
         Its coordinator may have given it up a lease before it could know: until then it heard the coordinator, which
         did not hear it.  A new leader gives it as long again.
         """
-        running = [agent for agent in self.agents if agent.alive and agent.group.phase.value == "running"]
+        running = self._running
         rounds = [round_ for agent in running if (round_ := self.round_of(agent))]
         newest = max(rounds, key=_fence, default=None)
         board, now = self._board, self._world.now
@@ -440,6 +443,10 @@ class Checks:
         assert newest is not None
         first, last = sorted((round_.began_at, newest.began_at))
         return round_.fence < newest.fence and not first <= self._board.wiped_at <= last
+
+    @property
+    def _running(self) -> list[Agent]:
+        return [agent for agent in self.agents if agent.alive and agent.group.phase.value == "running"]
 
     # When it is calm.
 
