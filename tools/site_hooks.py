@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from package_readme import LINK, named
+from package_metadata import LINK, named
 
 ROOT = Path(__file__).parents[1]
 OF_THE_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")

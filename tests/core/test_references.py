@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 import core_pages
 import pytest
-from package_readme import for_index
+from package_metadata import for_index
 from sources import ROOT, source
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])

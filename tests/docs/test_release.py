@@ -42,7 +42,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     if find_spec("hatch_vcs") is None:
         pytest.skip("hatch-vcs is not installed")
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    workflow = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "someone/aelastic"}
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder, **workflow)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 
@@ -57,6 +58,7 @@ def test_the_packages_are_complete_and_their_metadata_is_valid(packages: tuple[P
     assert {"aelastic/py.typed", "aelastic/cli/main.py", f"{home}/licenses/LICENSE"} <= set(names)
     assert len([name for name in names if name.endswith(".py")]) == len(package())
     assert metadata.description and "](docs/" not in metadata.description and len(metadata.requires_dist or ()) > 5
+    assert (metadata.project_urls or {})["Issues"] == "https://github.com/someone/aelastic/issues"
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
     needed = {

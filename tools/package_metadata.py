@@ -1,12 +1,15 @@
-"""The README as a package index shows it: hatchling asks for it when it builds a package.
+"""What a package index shows of the project: hatchling asks for it when it builds a package.
 
-A package index has the text alone, so links to other files of the repository lead nowhere there.  They become the names
-of these files, which are in the source distribution; links within the page and to the web stay.
+A package index has the README's text alone, so links to other files of the repository lead nowhere there.  They become
+the names of these files, which are in the source distribution; links within the page and to the web stay.  The
+project's addresses are those of the repository whose workflow builds the package, as GitHub tells it.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,13 +33,29 @@ def named(link: re.Match[str]) -> str:
     return f"`{path}`" if text == path else f"{text} (`{path}`)"
 
 
+def addresses(env: Mapping[str, str]) -> dict[str, str]:
+    """Where the project is to be found, by label; nothing where it is built by hand."""
+    server, repository = env.get("GITHUB_SERVER_URL"), env.get("GITHUB_REPOSITORY")
+    if not server or not repository:
+        return {}
+    home = f"{server}/{repository}"
+    return {
+        "Homepage": home,
+        "Documentation": f"{home}/tree/main/docs",
+        "Issues": f"{home}/issues",
+        "Changelog": f"{home}/blob/main/CHANGELOG.md",
+    }
+
+
 def _update(self: Any, metadata: dict[str, Any]) -> None:
     text = Path(self.root, "README.md").read_text(encoding="utf-8")
     metadata["readme"] = {"content-type": "text/markdown", "text": for_index(text)}
+    if urls := addresses(os.environ):  # noqa: TID251  in a build, by the build system
+        metadata["urls"] = urls
 
 
 if find_spec("hatchling") is not None:  # in a build
     from hatchling.metadata.plugin.interface import MetadataHookInterface
 
     # hatchling takes the class of its interface that it finds here (`[tool.hatch.metadata.hooks.custom]`).
-    ReadmeHook = type("ReadmeHook", (MetadataHookInterface,), {"update": _update})
+    PackageHook = type("PackageHook", (MetadataHookInterface,), {"update": _update})
