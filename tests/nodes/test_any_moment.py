@@ -16,7 +16,8 @@ ALL = (0, 1, 2)
 LIMIT_S = 2 * LEASE_S + SLACK_S
 
 # In an agent: an operation is held when so many of its writes to stores have begun, as long as a file names both.
-# A claim locks three stores and writes its vote to each; so does the verdict.
+# A claim locks stores and writes its vote to each; so does the verdict.  That is four writes at least: a store that
+# answers late, or is just back, is left out.
 HELD = f"""{HASTY}
 import os
 import pathlib
@@ -103,7 +104,7 @@ def test_a_host_may_go_in_the_middle_of_a_claim(launch: Launcher, tmp_path: Path
     """The coordinator's agent was stopped for a lease, and is back when the one that claims its place goes."""
     hold = Hold(tmp_path)
     with battlefield(launch, "c10d on three", tmp_path, wrapper=HELD, HOLD=str(hold.path)) as there:
-        for fault, begun in (("agent_killed", 1), ("host_frozen", 3), ("cut_off", 5)):
+        for fault, begun in (("agent_killed", 1), ("host_frozen", 2), ("cut_off", 3)):
             fence = there.fence
             hold.begin("campaign", begun)
             wake = there.agent_stopped(there.coordinator)
@@ -119,7 +120,7 @@ def test_a_host_may_go_in_the_middle_of_a_claim(launch: Launcher, tmp_path: Path
 
 
 @pytest.mark.parametrize("victim_is", ["coordinator", "member"])
-@pytest.mark.parametrize("fault, begun", [("agent_killed", 2), ("agent_killed", 4), ("host_frozen", 3)])
+@pytest.mark.parametrize("fault, begun", [("agent_killed", 2), ("agent_killed", 3), ("host_frozen", 3)])
 def test_a_host_may_go_in_the_middle_of_the_verdict(
     launch: Launcher, tmp_path: Path, fault: str, begun: int, victim_is: str
 ) -> None:
