@@ -108,8 +108,8 @@ def test_ctrl_c_and_the_report_find_the_line_gone(start: Screens) -> None:
     screen.type(b"\x03")
     assert job.wait() == -signal.SIGINT, screen.story
     screen.end()
-    # What the terminal echoes stood where the rows were.
-    assert screen.rows[0].startswith("aelastic: W SIGINT")
+    # What the terminal echoes stood where the rows were.  The worker's own last words may come before the agent's.
+    assert screen.rows[0].startswith(("aelastic: W SIGINT", "Traceback"))
     assert [row for row in screen.rows if "aelastic: W SIGINT: stopping workers" in row]
     assert [row for row in screen.rows if row.startswith("aelastic: stopped by SIGINT")]
     assert not [row for row in screen.rows if "running" in row]
