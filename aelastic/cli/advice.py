@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from aelastic.cli.parser import Settings
-from aelastic.cli.rendezvous_options import BACKENDS
 from aelastic.errors import InputError
+from aelastic.rdzv.settings import BACKENDS
 from aelastic.spec import Std, streams_of
 
 _log = logging.getLogger(__name__)

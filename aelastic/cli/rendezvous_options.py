@@ -14,11 +14,10 @@ from typing import Any
 
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
-from aelastic.rdzv.settings import RendezvousSettings, split_endpoint, split_endpoints
+from aelastic.rdzv.settings import BACKENDS, RendezvousSettings, split_endpoint, split_endpoints
 
 _log = logging.getLogger(__name__)
 
-BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")
 # `torch:NAME` is torch's own handler of that name, for a job with agents of torchrun in it.
 TORCH_PREFIX = "torch:"
 _TORCH_BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")  # the last is ours, for agents of torchrun

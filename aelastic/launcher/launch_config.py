@@ -18,11 +18,11 @@ from types import SimpleNamespace, UnionType
 from typing import Any
 
 from aelastic.cli.converters import read_signals
-from aelastic.cli.rendezvous_options import BACKENDS, PRIVATE_ENDPOINTS, check_backend
+from aelastic.cli.rendezvous_options import PRIVATE_ENDPOINTS, check_backend
 from aelastic.errors import InputError
 from aelastic.logs_specs import UnaskedLogsSpecs
 from aelastic.rdzv import registry
-from aelastic.rdzv.settings import C10D_PORT, ETCD_PORT, RendezvousSettings, split_endpoint
+from aelastic.rdzv.settings import BACKENDS, C10D_PORT, ETCD_PORT, RendezvousSettings, split_endpoint
 from aelastic.spec import SHUTDOWN_TIMEOUT_S, Preload, RestartGrace, WorkerSpec
 
 _log = logging.getLogger(__name__)

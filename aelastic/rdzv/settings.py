@@ -21,13 +21,13 @@ LAST_CALL_TIMEOUT_S = 30.0
 LEASE_S = 5.0
 # Nodes that a scheduler starts together arrive within this time of each other: one interruption for all.
 SETTLE_TIME_S = 0.5
-READ_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 60.0  # as torch's setting of this name
 
 # torch's, where an endpoint has none.
 C10D_PORT = 29400
 ETCD_PORT = 2379
 
-_BACKENDS = frozenset({"static", "c10d", "etcd", "etcd-v2", "etcd-v3"})
+BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")
 _TIMES = ("join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt")
 # Of some back ends of torch's; refused where they are no times, also where they have no effect.
 _TORCH_TIMES = ("timeout", "read_timeout", "close_timeout", "heartbeat_timeout")
@@ -107,7 +107,7 @@ class RendezvousSettings(Record):
             raise InputError(f"node rank is {self.node_rank}: count from 0")
         # `torch:c10d` meets by the same rules.
         backend = self.backend.removeprefix("torch:")
-        if "endpoints" in self.config and backend in _BACKENDS:
+        if "endpoints" in self.config and backend in BACKENDS:
             self._check_count(self.config["endpoints"])
         match backend:
             case "static":
@@ -118,7 +118,7 @@ class RendezvousSettings(Record):
                 self._check_etcd()
             case _:
                 pass  # its handler knows
-        for name in _TIMES + _TORCH_TIMES if backend in _BACKENDS else _TIMES:
+        for name in _TIMES + _TORCH_TIMES if backend in BACKENDS else _TIMES:
             self._seconds(name, 1.0)
         self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
         _ = self.join_timeout_s, self.lease_s

@@ -93,12 +93,17 @@ def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytes
     assert "still running; " in capsys.readouterr().out
 
 
+def a_failure(*, then: Phase) -> NodeLog:
+    node = a_start()
+    node.fails(2.0, 1, "RuntimeError: loss is NaN", known_at=2.01)
+    node.stopped(2.1, 0, then=then)
+    return node
+
+
 def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = a_start()
-    node.fails(2.0, 1, "RuntimeError: loss is NaN", known_at=2.01)
-    node.stopped(2.1, 0, then=Phase.DONE)
+    node = a_failure(then=Phase.DONE)
     node.tell(2.2, RunEnded(WorkerState.FAILED, "rank 1 failed on node-a; all 3 restarts are used up"))
     page = node.write(tmp_path).with_name("timeline.html")
 
@@ -115,9 +120,7 @@ def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
 def test_of_a_run_that_ended_for_want_of_nodes_no_worker_is_the_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = a_start()
-    node.fails(2.0, 1, "RuntimeError: loss is NaN", known_at=2.01)
-    node.stopped(2.1, 0, then=Phase.AWAITING)
+    node = a_failure(then=Phase.AWAITING)
     node.told(2.2, "rank 1 failed on node-a; restart 1 of 3")
     node.tell(9.0, RunEnded(WorkerState.FAILED, "too few nodes came"))
     node.write(tmp_path)

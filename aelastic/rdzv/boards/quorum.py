@@ -82,7 +82,6 @@ class QuorumBoard(KeyBoard):
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._lock = anyio.Lock()  # one operation at a time
         self._is_one_back = anyio.Event()
-        self._came_up = 0  # counts endpoints that began to answer
         self._requests = [_Slot() for _ in self._parts]
         if count % 2 == 0:
             _log.warning(
@@ -125,11 +124,11 @@ class QuorumBoard(KeyBoard):
         await anyio.lowlevel.checkpoint()  # each endpoint is checked when a connection is made
 
     async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
-        known = self._came_up
+        is_one_back = self._is_one_back
         try:
             return await do()
         except RendezvousConnectionError:
-            if self._came_up == known:
+            if not is_one_back.is_set():
                 raise
             return await do()  # others, which had refused before, may have come up as this one did meanwhile
 
@@ -195,7 +194,6 @@ class QuorumBoard(KeyBoard):
                     if self._has_worked and self._states[name] != state:  # else this agent ends, and says so
                         _log.warning("%s", error)
             if self._states[name] and not state:
-                self._came_up += 1
                 self._is_one_back.set()
             self._note(name, state)
             self._mailbox.post(answer)
