@@ -5,7 +5,7 @@ SIGTERM; to wait for it holds all nodes.  One that saves a checkpoint writes.  S
 they are stopped, and they are waited for
 
 - as long as one of their processes writes, or waits for a disk;
-- `COMPUTE_S` while they only compute, or wait for a CPU;
+- `COMPUTE_S` while they only compute, in which the time that they wait for a CPU does not count;
 - `IDLE_S` while they do neither.
 
 A worker is its whole session: a checkpoint that a child or a thread of it writes is its own.  The workers of a node are
@@ -92,16 +92,19 @@ class _Life:
     wrote_at: float
     computed_at: float
     cpu_s: float = 0.0  # used since `computed_at`
+    starved_s: float = 0.0  # waited for a CPU since `wrote_at`
     sample: Sample | None = None  # the last one
 
-    def take(self, sample: Sample, now: float) -> None:
+    def take(self, sample: Sample, now: float, counted_s: float) -> None:
         before, self.sample = self.sample, sample
         if before is None:  # nothing to compare with: it may have written just now
             self.wrote_at = self.computed_at = now
             return
-        self.cpu_s += max(sample.cpu_s - before.cpu_s, WAIT_FOR_CPU_S if sample.waits_for_cpu else 0.0)
+        used_s = sample.cpu_s - before.cpu_s
+        self.cpu_s += max(used_s, WAIT_FOR_CPU_S if sample.waits_for_cpu else 0.0)
+        self.starved_s += max(0.0, counted_s - used_s) if sample.waits_for_cpu else 0.0
         if sample.written != before.written or sample.written is None or sample.waits_for_disk:
-            self.wrote_at = now
+            self.wrote_at, self.starved_s = now, 0.0
         if self.cpu_s >= CPU_S:
             self.computed_at, self.cpu_s = now, 0.0
 
@@ -114,7 +117,7 @@ class _Life:
 
     def is_past(self, now: float) -> bool:
         """Whether it needs no more time."""
-        return self.is_idle(now) or now >= self.wrote_at + COMPUTE_S - EARLY_S
+        return self.is_idle(now) or now >= self.wrote_at + self.starved_s + COMPUTE_S - EARLY_S
 
 
 @dataclass(slots=True)
@@ -181,12 +184,13 @@ class RestartGrace(Machine[Event, Action]):
                 assert_never(self.phase)
 
     def _take(self, samples: Mapping[int, Sample], now: float) -> None:
-        unseen_s = max(0.0, now - self._looked_at - COUNTED_S)
+        since_s = now - self._looked_at
+        counted_s = min(since_s, COUNTED_S)
         self._looked_at = now
         self._lives = {rank: life for rank, life in self._lives.items() if rank in samples}
         for rank, life in self._lives.items():
-            life.postpone(unseen_s)
-            life.take(samples[rank], now)
+            life.postpone(since_s - counted_s)
+            life.take(samples[rank], now, counted_s)
 
     def _judge(self, now: float) -> list[Action]:
         if not self._lives or not all(life.is_past(now) for life in self._lives.values()):

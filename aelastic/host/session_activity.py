@@ -45,7 +45,7 @@ class Activity(Record):
     written: int | None  # bytes; `None`: a process of another user is in it, or the kernel does not count
     cpu_s: float
     waits_for_disk: bool  # a thread is in uninterruptible sleep, or in `fsync(2)`; looked for if nothing was written
-    waits_for_cpu: bool  # a thread is ready to run; looked for in the same way
+    waits_for_cpu: bool  # a thread is ready to run, or runs; looked for in the same way
 
 
 class SessionActivity:
@@ -65,7 +65,8 @@ class SessionActivity:
         return {session: self._activity(session, entries) for session, entries in sorted(members.items())}
 
     def _activity(self, session: int, members: list[Process]) -> Activity:
-        written, ticks = had = self._sums.get(session, (0, 0))
+        written, ticks = self._sums.get(session, (0, 0))
+        had_written = written
         is_seen = True
         for entry in members:
             try:
@@ -79,7 +80,7 @@ class SessionActivity:
                 written += disk_bytes + (0 if is_wake_up else chars)
                 ticks += more_ticks
         self._sums[session] = written, ticks
-        states = _states([entry.pid for entry in members]) if had == (written, ticks) else set()
+        states = _states([entry.pid for entry in members]) if written == had_written else set()
         return Activity(written if is_seen else None, ticks * self._tick_s, bool(states & {"D", FILE}), "R" in states)
 
 

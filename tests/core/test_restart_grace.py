@@ -15,6 +15,7 @@ from aelastic.group.restart_grace import (
     COUNTED_S,
     FIRST_LOOK_S,
     IDLE_S,
+    INTERVAL_S,
     GiveUp,
     Look,
     Looked,
@@ -101,11 +102,38 @@ def test_a_thread_that_wakes_up_now_and_then_does_not_compute() -> None:
 
 
 @pytest.mark.parametrize("wait", ["waits_for_disk", "waits_for_cpu"])
-def test_a_wait_for_a_disk_is_a_write_and_a_wait_for_a_cpu_is_computing(wait: str) -> None:
+def test_a_wait_for_a_disk_is_a_write_and_a_wait_for_a_cpu_does_not_count(wait: str) -> None:
     story = Story()
     story.samples[0] = story.samples[0].replace(**{wait: True})
-    computing_s = pytest.approx(FIRST_LOOK_S + COMPUTE_S)
-    assert story.wait(30.0)[0] == {"waits_for_disk": 30.0, "waits_for_cpu": computing_s}[wait]
+    assert story.wait(30.0)[0] == 30.0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+def test_the_five_seconds_of_a_worker_that_computes_are_those_in_which_it_has_a_cpu(share: float) -> None:
+    """On a busy machine it gets a share of one."""
+    story = Story()
+    story.samples[0] = story.samples[0].replace(waits_for_cpu=True)
+    story.look()
+    told: list[Any] = []
+    while not told:
+        story.compute(cpu_s=share * INTERVAL_S)
+        told = story.look()
+    assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + COMPUTE_S / share, abs=INTERVAL_S)
+
+
+def test_a_worker_that_has_written_gets_its_time_of_computing_anew_however_long_it_waited_for_a_cpu() -> None:
+    story = Story()
+    for _ in range(40):
+        story.samples[0] = story.samples[0].replace(waits_for_cpu=True)
+        story.look()
+    story.write()
+    story.samples[0] = story.samples[0].replace(waits_for_cpu=False)
+    story.look()
+    written_at, told = story.now, list[Any]()
+    while not told:
+        story.compute()
+        told = story.look()
+    assert story.now - written_at == pytest.approx(COMPUTE_S)
 
 
 def test_a_worker_that_does_nothing_may_wait_for_one_that_writes() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 from kit.launching import wait_for
 
 from aelastic.host import proc_table
@@ -58,6 +59,14 @@ def test_threads_that_wake_each_other_up_write_nothing() -> None:
         assert look().written == first.written
 
 
+def test_a_thread_that_computes_is_seen_to_wait_for_a_cpu_or_to_run() -> None:
+    with session("print(flush=True)\nwhile 1: pass") as look:
+        first = look()
+        wait_for(
+            "it has computed, and that is seen beside it", lambda: (n := look()).cpu_s > first.cpu_s and n.waits_for_cpu
+        )
+
+
 # `close(2)` of a socket that has data left to send: an interruptible sleep, as that of a file in FUSE.
 LINGERS = """
 server = socket.create_server(("127.0.0.1", 0))
@@ -75,8 +84,19 @@ os.close(client.detach())
 """
 
 
-def test_a_thread_that_waits_in_close_waits_for_a_disk() -> None:
-    with session(LINGERS) as look:
+# Another thread may compute meanwhile.
+COMPUTES = """
+def compute():
+    while True:
+        pass
+
+threading.Thread(target=compute).start()
+"""
+
+
+@pytest.mark.parametrize("beside", ["", COMPUTES])
+def test_a_thread_that_waits_in_close_waits_for_a_disk(beside: str) -> None:
+    with session(beside + LINGERS) as look:
         wait_for("it is seen", lambda: look().waits_for_disk)
 
 

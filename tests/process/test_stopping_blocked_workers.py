@@ -172,7 +172,8 @@ def test_a_checkpoint_that_is_being_written_is_never_cut(launch: Launcher) -> No
         jobs = []
         for seed in range(first, min(first + AT_ONCE, CHECKPOINTS)):
             launch.write(f"{seed}/plan.json", json.dumps(plan_of(seed)), preamble="")
-            jobs.append((seed, launch(SAVES, "--nproc-per-node=2", "--max-restarts=1", name=str(seed))))
+            options = "--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=100"  # s; that bounds the grace
+            jobs.append((seed, launch(SAVES, *options, name=str(seed))))
         for seed, job in jobs:
             folder = job.folder
             assert job.wait(120) == 0, f"seed {seed}: {job.story}"
