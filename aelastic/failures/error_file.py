@@ -7,9 +7,7 @@ not at all.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -103,34 +101,6 @@ def with_error_code(data: Json, error_code: int) -> Json:
     if not error_code or not isinstance(message, dict):
         return data
     return {**data, "message": {**message, "errorCode": error_code}}
-
-
-def replace_file(path: str, content: bytes) -> None:
-    """Writes a file that readers see whole or not at all, where there is a choice."""
-    try:
-        is_special = not stat.S_ISREG(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        is_special = False
-    if is_special:
-        # A link, a FIFO, /dev/stderr: a rename would put a file in its place.
-        _write_file(path, content, os.O_TRUNC | os.O_NONBLOCK)
-        return
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        _write_file(temporary, content, os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
-        os.replace(temporary, path)
-    except OSError as error:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        # A file that is mounted (Kubernetes' termination log) is busy, one in a closed folder denies: write in place.
-        if error.errno not in {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS} or not os.path.exists(path):
-            raise
-        _write_file(path, content, os.O_TRUNC)
-
-
-def _write_file(path: str, content: bytes, flags: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644), "wb") as file:
-        file.write(content)
 
 
 def log() -> logging.Logger:

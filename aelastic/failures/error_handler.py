@@ -18,7 +18,6 @@ from aelastic.failures.error_file import (
     parse_record,
     read_error_file,
     record_of,
-    replace_file,
     with_error_code,
 )
 from aelastic.failures.failure import ProcessFailure
@@ -102,6 +101,8 @@ class ErrorHandler:
 
     def _write(self, data: Json) -> None:
         import json
+
+        from aelastic.host.files import replace_file
 
         text = json.dumps(data)
         path = self._get_error_file_path()

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 
 from aelastic.forkserver.command import PythonCommand
+from aelastic.host.files import write_beside
 
 # By then a script has imported what it needs to train, if it does not say so earlier (`init_process_group`).
 LEARN_TIMEOUT_S = 30.0
@@ -84,7 +85,5 @@ class KeptImports:
     def write(self, modules: Sequence[str]) -> None:
         if self._path is None:
             return
-        part = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # a full disk, say: it is learned again
-            part.write_text(json.dumps({"command": self._command, "modules": modules}))
-            part.replace(self._path)
+            write_beside(str(self._path), json.dumps({"command": self._command, "modules": modules}).encode())

@@ -5,10 +5,10 @@
 - `helpers`: starts helper processes; `signals`: what they ignore
 - `reaping`: waiting for child processes, and reaping them
 - `listeners`: sockets that listen, for every host or for this one; `connections`: which processes have one to a port
-- `inotify`: when files grow; `limits`: what the kernel refuses, and why
+- `files`: writes them whole; `inotify`: when they grow; `limits`: what the kernel refuses, and why
 """
 
 __all__ = [
-    "connections", "helpers", "inotify", "limits", "listeners", "proc_table", "reaping", "session_activity", "signals",
-    "usage",
+    "connections", "files", "helpers", "inotify", "limits", "listeners", "proc_table", "reaping", "session_activity",
+    "signals", "usage",
 ]  # fmt: skip

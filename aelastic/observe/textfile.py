@@ -15,13 +15,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from aelastic.errors import InputError
+from aelastic.host.files import write_beside
 from aelastic.observe.exposition import AgentFacts, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.run_events import RunEvent
@@ -100,13 +100,4 @@ class MetricsTextfile(Observer):
         with self._writing:
             if number != self._asked:
                 return  # a newer text waits
-            temporary = self._path.with_name(f".{self._path.name}.{os.urandom(4).hex()}")
-            try:
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-                with open(fd, "wb") as file:
-                    file.write(text)
-                temporary.replace(self._path)
-            except BaseException:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
+            write_beside(str(self._path), text)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from aelastic.errors import EXIT_INPUT, InputError
-from aelastic.failures.error_file import replace_file
+from aelastic.host.files import replace_file
 from aelastic.host.proc_table import stat_fields
 from aelastic.timeline.html import page, summary
 from aelastic.timeline.merge import tell_story

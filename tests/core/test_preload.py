@@ -141,6 +141,11 @@ def test_what_was_learned_holds_for_the_same_command_and_script_only(tmp_path: P
     assert kept(*words).read() == ()
     kept(*words).write(("json",))  # the last one to learn
     assert kept(*words).read() == ("json",)
+    (tmp_path / "imports.json").unlink()
+    (tmp_path / "imports.json").mkdir()  # as with a full disk, nothing is kept, and nothing left behind
+    kept(*words).write(("json",))
+    assert [path.name for path in tmp_path.iterdir() if path != script] == ["imports.json"]
+    (tmp_path / "imports.json").rmdir()
     for damage in ("", "[]", '{"modules": ["json"]}', "\ud800".encode(errors="surrogatepass").decode("latin-1")):
         (tmp_path / "imports.json").write_text(damage)
         assert kept(*words).read() == ()
