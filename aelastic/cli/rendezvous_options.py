@@ -18,9 +18,9 @@ from aelastic.rdzv.settings import BACKENDS, RendezvousSettings, split_endpoint,
 
 _log = logging.getLogger(__name__)
 
-# `torch:NAME` is torch's own handler of that name, for a job with agents of torchrun in it.
+# `torch:NAME` is the handler that torchrun's agents have under that name, for a job with some in it: torch's own, and
+# ours for `etcd-v3`, so each back end has one.
 TORCH_PREFIX = "torch:"
-_TORCH_BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")  # the last is ours, for agents of torchrun
 # The entry point group in which packages list rendezvous handlers of torch's kind, for torchrun and for us.
 _HANDLERS = "torchrun.handlers"
 
@@ -260,15 +260,14 @@ def check_backend(backend: str, source: str) -> None:
         InputError: there is no such back end.
     """
     name = backend.removeprefix(TORCH_PREFIX)
-    known = BACKENDS if name == backend else _TORCH_BACKENDS
-    if name in known:
+    if name in BACKENDS:
         return
     from difflib import get_close_matches
     from importlib.metadata import entry_points
 
     if name in entry_points(group=_HANDLERS).names:
         return
-    if close := get_close_matches(name.lower(), known, n=1):
+    if close := get_close_matches(name.lower(), BACKENDS, n=1):
         raise InputError(f"{source}: no such back end: did you mean {backend.removesuffix(name)}{close[0]}?")
     raise InputError(
         f"{source}: no such back end: use {', '.join(BACKENDS)}, {TORCH_PREFIX}NAME, "
