@@ -401,6 +401,18 @@ def test_a_round_that_has_lost_nodes_begins_once_the_board_was_asked_after_the_l
     assert len(of_kind(term.tell(RENEWED), m.Assigned)) == 2
 
 
+def test_a_node_that_hangs_up_is_in_no_round_that_begins_before_its_connection_closes() -> None:
+    """A machine that was suspended, its clock too, hears of a newcomer in between, and is sure of its lease."""
+    term = running("abc", nodes=(3, 3))
+    term.say("a", m.Left("a", "SIGTERM"))
+    for name in "bc":
+        term.say(name, ready(name))
+    assert term.say("c", m.HungUp()) == []
+    assert of_kind(term.join("d"), m.Assigned) == []
+    assert term.close("c") == []
+    assert len(of_kind(term.join("c"), m.Assigned)) == 3, "it was back within the grace"
+
+
 def test_a_renewal_that_was_asked_for_before_the_loss_begins_no_round() -> None:
     term = running("abc", nodes=(1, 3))
     term.pass_time_until_renewal()

@@ -149,7 +149,9 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_received(self, event: ev.Received, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # for its session, or it is refused
-                return self.sessions.on_received(event.conn, event.message, now) + self._reclaim_if_needed(now)
+                is_leading = self.phase is Phase.LEADING
+                actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
+                return actions + self._reclaim_if_needed(now)
             case Phase.STEPPED_DOWN:
                 return []  # the next coordinator will hear it
             case _:
@@ -168,9 +170,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_closed(self, event: ev.Closed, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # its node has a grace to reconnect
-                is_leading = self.phase is Phase.LEADING
-                actions = self.sessions.on_closed(event.conn, now, is_reset=event.is_reset, is_leading=is_leading)
-                return actions + self._reclaim_if_needed(now)
+                return self.sessions.on_closed(event.conn, now, is_reset=event.is_reset) + self._reclaim_if_needed(now)
             case Phase.STEPPED_DOWN:
                 return []  # it was dropped
             case _:

@@ -51,7 +51,6 @@ class Connection:
     stage: Stage = Stage.OPEN
     node_id: str = ""
     preferred_rank: int | None = None
-    has_hung_up: bool = False  # it said so: its agent lives
 
     @property
     def is_session(self) -> bool:
@@ -124,16 +123,19 @@ class Sessions:
     def on_opened(self, conn: int, peer: str, way: str, now: float) -> None:
         self._connections[conn] = Connection(plain_address(peer), plain_address(way), now, now)
 
-    def on_received(self, conn: int, message: m.Upward, now: float) -> list[Action]:
+    def on_received(self, conn: int, message: m.Upward, now: float, *, is_leading: bool) -> list[Action]:
         connection = self._connections.pop(conn, None)
         if connection is None:
             return []  # dropped while this was on its way
         self._connections[conn] = connection  # the last of all
         connection.heard_at = connection.said_at = now
         match connection.stage:
-            case _ if isinstance(message, m.HungUp):
-                connection.has_hung_up = True
-                return []
+            case _ if isinstance(message, m.HungUp):  # its last word: what is decided next is decided without it
+                if connection.stage is Stage.WELCOMED and is_leading:  # else for another leader
+                    self._unheard[connection.node_id] = now
+                actions = self.on_closed(conn, now, has_hung_up=True)
+                self.on_opened(conn, connection.peer, connection.way, now)  # until it closes, or is silent for a lease
+                return actions
             case Stage.OPEN if isinstance(message, m.Hello):
                 return self._on_hello(conn, connection, message, now)
             case Stage.OPEN:
@@ -151,13 +153,12 @@ class Sessions:
             return []  # dropped while this was on its way
         return self._refuse(conn, reason, now, is_final=is_other_protocol)
 
-    def on_closed(self, conn: int, now: float, *, is_reset: bool = False, is_leading: bool = False) -> list[Action]:
+    def on_closed(self, conn: int, now: float, *, is_reset: bool = False, has_hung_up: bool = False) -> list[Action]:
         connection = self._forget(conn)
-        if connection is not None and connection.is_session and not (is_reset or connection.has_hung_up):
+        if connection is not None and connection.is_session and not (is_reset or has_hung_up):  # else its agent lives
             self.electorate.on_dead(connection.node_id)
         if connection is not None and connection.stage is Stage.WELCOMED and (is_reset or not self.is_over):
             node_id = connection.node_id
-            self._unheard |= {node_id: now} if is_leading and connection.has_hung_up else {}  # else for another leader
             self._graces[node_id] = now + GRACE_S
             self.inbox.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
         return self._answer_rivals(conn, now, is_alive=False)
