@@ -604,6 +604,18 @@ def test_where_a_node_stands_follows_the_messages() -> None:
         assert each.core.state.past.failure is None
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_node_hears_that_the_end_of_its_round_costs_nothing_after_all(is_ready: bool) -> None:
+    story = busy()
+    story.hear(interrupted(1, 1))
+    if is_ready:
+        story.tell(ev.Submitted(m.Ready(NODE)))
+    excuse = interrupted(1, 0)
+    assert story.hear(excuse) == [], "its workers are told to stop once"
+    standing = m.Standing.READY if is_ready else m.Standing.STOPPING
+    assert story.core.state.past == m.Past(standing, 1, 0, 1, 3, 0, ended=excuse.reason)
+
+
 def test_a_node_says_how_long_ago_things_were() -> None:
     """The next coordinator orders them by that: clocks of machines differ."""
     story = busy()

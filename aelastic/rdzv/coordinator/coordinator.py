@@ -117,7 +117,7 @@ class Coordinator(Machine[ev.Event, Send]):
         how = how_it_returns(node.node_id, past, self.roster, self.round, is_running=self.phase is Phase.RUNNING)
         match how:
             case Return.WAITS:
-                return self._join(node, now)
+                return self.forming.tell_excuse_again(node, past, self.round) + self._join(node, now)
             case Return.MISSED_ASSIGNMENT:
                 return [Send(node.node_id, each) for each in (self.roster.participants[node.node_id],) if each]
             case Return.NOT_MISSED:
@@ -298,7 +298,7 @@ class Coordinator(Machine[ev.Event, Send]):
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
-                return []
+                return self.forming.tell_excuse(self.roster, self.round)
             case Step.TELL:
                 return self.forming.tell_of_end(self.roster, self.round) + self._form(now)
             case Step.BEGIN:

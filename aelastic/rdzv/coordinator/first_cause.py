@@ -211,6 +211,13 @@ class RoundEnd:
         ends += [free] if free is not None else []
         return Cause(min(ends)[1]) if ends else None
 
+    @property
+    def is_excused(self) -> bool:
+        """Whether nodes have heard that a failure is charged, and a loss has turned out to be its cause."""
+        if self.told is None or self.told.failure is None or (cause := self.cause) is None:
+            return False
+        return cause.failure is None and bool(cause.reason)
+
     def known_at(self, *, is_final: bool) -> float | None:
         """From when on the cause is known well enough for nodes to hear it; `None`: not before a node is lost or back.
 

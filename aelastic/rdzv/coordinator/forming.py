@@ -246,7 +246,7 @@ class Forming:
             return Step.BEGIN
         if not cause.reason:
             return self._wait(None)
-        self.is_corrected = self.end.told is not None and self.end.told != cause
+        self.is_corrected |= self.end.told is not None and self.end.told != cause
         step = self._answer(cause, Step.BEGIN)
         if step is Step.BEGIN:
             self.restart_count = max(self.restart_count, self.end.restart_count + (cause.failure is not None))
@@ -272,6 +272,18 @@ class Forming:
         """Nodes that have not been told hear why their round is over."""
         nodes, self.end.untold = self.end.untold, []
         return [self.interrupted(i, round_, self.reason) for i in nodes if i in roster.stopping]
+
+    def tell_excuse(self, roster: Roster, round_: int) -> list[Send]:
+        """Nodes hear that their round's end costs nothing after all: a coordinator after this one is to know it."""
+        if self.is_behind or not self.end.is_excused or (cause := self.end.cause) is None:
+            return []
+        self.end.told, self.reason, self.is_corrected = cause, cause.reason, True
+        return [self.interrupted(node_id, round_, self.reason) for node_id in roster.connected_participants()]
+
+    def tell_excuse_again(self, node: m.Node, past: m.Past, round_: int) -> list[Send]:
+        """A node returns that has not heard that."""
+        has_missed_it = past.is_charged and past.round == round_ and self.is_corrected
+        return [self.interrupted(node.node_id, round_, self.reason)] if has_missed_it else []
 
     def give_up_stopping(self, roster: Roster, round_: int) -> list[Send]:
         """The next round does not wait for nodes that do not get their workers stopped."""
@@ -343,6 +355,7 @@ class Forming:
         """A round of so many nodes has begun, or the job is over."""
         self.end = RoundEnd(size, self.restart_count)
         self.since = self.join_by = self.last_call_until = self.spares_until = None
+        self.is_corrected = False
 
     def waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since

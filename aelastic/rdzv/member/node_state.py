@@ -104,13 +104,15 @@ class NodeState:
 
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:
         """The round is over; false if this node has heard so before, or it is another round."""
-        if interrupted.round != self.round or self.standing in {m.Standing.READY, m.Standing.STOPPING}:
+        is_new = self.standing not in {m.Standing.READY, m.Standing.STOPPING}
+        is_charged = interrupted.restart_count > self.restart_count
+        is_excused = self.is_charged and not is_charged  # a loss before the failure was heard of after it
+        if interrupted.round != self.round or not (is_new or is_excused):
             return False
         # What the end costs is settled when the next round begins; a coordinator after this one reckons it anew.
-        self.standing = m.Standing.STOPPING
-        self.is_charged = interrupted.restart_count > self.restart_count
-        self.ended = "" if self.is_charged else interrupted.reason
-        return True
+        self.standing = m.Standing.STOPPING if is_new else self.standing
+        self.is_charged, self.ended = is_charged, "" if is_charged else interrupted.reason
+        return is_new
 
     def interrupt(self, reason: str) -> m.Interrupted | None:
         """This node ends the round by itself, for a reason; `None` without one."""

@@ -111,10 +111,13 @@ def told(story: Story) -> list[str]:
                     f"of the events in {line!r} an earlier one has an effect: part them"
                 )
                 sends = core.handle(event, now)
+        confirmed: list[Send] = []
         if core.forming.is_unconfirmed and "unconfirmed" not in rules:
-            sends += core.handle(Confirmed(core.forming.losses), now)
-        decisions = [send.node_id for send in sends if not isinstance(send.message, m.Waiting)]
-        assert len(set(decisions)) == len(decisions), (line, sends, "one decision for one node at a time")
+            confirmed = core.handle(Confirmed(core.forming.losses), now)
+        for each in (sends, confirmed):
+            decisions = [send.node_id for send in each if not isinstance(send.message, m.Waiting)]
+            assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
+        sends += confirmed
         is_news = (state_of(core, 0.0), core.deadline) != before
         lines += [line + f" -> {state_of(core, now)}" * is_news, *(f"  {what}" for what in said(sends))]
     return lines
