@@ -21,7 +21,7 @@ from aelastic.cli.advice import check_effects
 from aelastic.cli.options import GROUPS
 from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
-from aelastic.cli.rendezvous_options import endpoint_note, rendezvous_fields
+from aelastic.cli.rendezvous_options import rendezvous_fields
 from aelastic.errors import InputError
 from aelastic.output_patterns import ExpectedOutput
 from aelastic.spec import WorkerSpec
@@ -53,7 +53,6 @@ class Invocation:
         exit_codes: `cause` is the code of the worker that failed first, `torchrun` is 1 for every failure.
         signals: the signals that stop the job.
         ui: what a terminal shows while the job runs.
-        endpoint_note: the variable that names the rendezvous endpoint, as a message says it; empty if none does.
     """
 
     name: str
@@ -62,7 +61,12 @@ class Invocation:
     exit_codes: Literal["cause", "torchrun"]
     signals: tuple[signal.Signals, ...]
     ui: Literal["auto", "line", "view", "off"] = "auto"
-    endpoint_note: str = ""
+
+    @property
+    def endpoint_note(self) -> str:
+        """Which variable holds the rendezvous endpoint, as the beginning of a hint; empty if none does."""
+        note = "" if self.spec.rdzv is None else self.spec.rdzv.endpoint_note
+        return note and f"{note}, "
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Invocation:
@@ -115,7 +119,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         exit_codes=chosen["exit_codes"],
         signals=chosen["signals_to_handle"],
         ui=ui_of(chosen),
-        endpoint_note=endpoint_note(chosen),
     )
 
 

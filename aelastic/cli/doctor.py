@@ -44,7 +44,9 @@ def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> 
 
 
 async def _examine_endpoints(settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]) -> set[str]:
-    return {_say(finding) async for finding in check_endpoints(settings, run_id, environ)}
+    note = f"; {settings.endpoint_note}" if settings.endpoint_note else ""
+    findings = check_endpoints(settings, run_id, environ)
+    return {_say(found if found.level == "ok" else found.replace(words=found.words + note)) async for found in findings}
 
 
 def _log_dir(chosen: Settings) -> Path | None:

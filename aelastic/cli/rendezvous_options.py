@@ -130,6 +130,7 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str], fewest: int, most:
             node_rank=node_rank,
             local_addr=chosen["local_addr"],
             config=config,
+            endpoint_from=chosen.by_dest["rdzv_endpoint" if chosen["rdzv_endpoint"] else "master_addr"].variable,
         )
         if backend in BACKENDS and backend.startswith("etcd"):
             from aelastic.rdzv.boards.etcd_settings import etcd_settings
@@ -149,12 +150,6 @@ def _with_variables(chosen: Settings, why: str) -> InputError:
     variables = chosen.variables(*_SUBJECTS[subject[0]]) if subject else []
     named = f"{' and '.join(variables)}: " if variables else ""
     return InputError(f"{named}{why} (see docs/reference/rendezvous.md)")
-
-
-def endpoint_note(chosen: Settings) -> str:
-    """Which variable names the endpoint, as the beginning of a hint; empty if the command line does."""
-    dest = "master_addr" if chosen.by_dest["rdzv_endpoint"].is_default else "rdzv_endpoint"
-    return "".join(f"the endpoint is from {variable}, " for variable in chosen.variables(dest))
 
 
 def static_endpoint(chosen: Settings) -> str:

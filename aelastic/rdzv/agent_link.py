@@ -70,7 +70,7 @@ class AgentLink:
         self._strangers = Strangers(settings.max_nodes, files_max)
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
         trouble = f"no answer from {board.name} yet: the store is still starting, or another program listens there"
-        self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble))
+        self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble, settings.endpoint_note))
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._listener: Any = None  # the socket that our next candidacy names
         self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for

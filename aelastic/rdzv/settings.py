@@ -79,6 +79,7 @@ class RendezvousSettings(Record):
         config: `join_timeout`, `last_call_timeout`, `lease`, `settle_time` (seconds), `keep_alive_interval` and
             `keep_alive_max_attempt` (their product is another way to say `lease`), `cas_backoff_max_seconds` (of
             `torch:c10d`; without effect elsewhere), and what the back end takes.
+        endpoint_from: the environment variable that the endpoint was read from, for messages; empty: none.
 
     Raises:
         InputError: a value that cannot work; says which and what to do.
@@ -91,6 +92,7 @@ class RendezvousSettings(Record):
     node_rank: int | None = None
     local_addr: str | None = None
     config: Mapping[str, str] = MappingProxyType({})
+    endpoint_from: str = ""
 
     if not TYPE_CHECKING:  # type checkers check callers against the fields
 
@@ -195,6 +197,11 @@ class RendezvousSettings(Record):
             f"rendezvous endpoint {self.endpoint}: port 0 picks a random port, which other nodes cannot know: "
             "give a fixed port"
         )
+
+    @property
+    def endpoint_note(self) -> str:
+        """Where the endpoint is from, for messages; empty if no variable holds it."""
+        return f"the endpoint is from {self.endpoint_from}" if self.endpoint_from else ""
 
     @property
     def has_several_endpoints(self) -> bool:

@@ -179,12 +179,16 @@ def test_a_board_that_does_not_answer_is_asked_again() -> None:
 
 def test_while_there_is_no_coordinator_the_user_is_told_why() -> None:
     story = reading()
+    story.core.search.hint = "the endpoint is from PET_MASTER_ADDR"
     trouble, told = "no process answers at node0:29400", []
     while story.core.phase is not Phase.OVER:
         assert story.tell(ev.BoardFailed(trouble)) == []
         while story.core.phase is Phase.PAUSING:
             told += [action for action in story.pass_deadline() if action != ev.ReadBoard()]
-    notes = [ev.Deliver(m.Waiting(f"looking for the coordinator ({s} s): {trouble}")) for s in (10, 20, 30, 40, 50)]
+    hint = " (the endpoint is from PET_MASTER_ADDR)"
+    notes = [
+        ev.Deliver(m.Waiting(f"looking for the coordinator ({s} s): {trouble}{hint}")) for s in (10, 20, 30, 40, 50)
+    ]
     assert told == [*notes, ev.Disconnect(), ev.GiveUp(f"no coordinator for 60 s: {trouble}", False)]
 
 

@@ -20,11 +20,11 @@ from aelastic.doctor import host_checks
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 
 
-def doctor(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+def doctor(folder: Path, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "AELASTIC_"))}
     return subprocess.run(
         [sys.executable, "-m", "aelastic", "doctor", *argv],
-        cwd=folder, env={**clean, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)},
+        cwd=folder, env={**clean, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder), **variables},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -41,8 +41,8 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> Non
         threading.Thread(target=server.serve_forever, daemon=True).start()
         # The first is free, the second another program; the name of the third is none (RFC 2606).
         names = [f"127.0.0.1:{port}", f"127.0.0.2:{port}", "no-such-host.invalid:1"]
-        options = ["--nnodes", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", ",".join(names)]
-        run = doctor(tmp_path, *options, "--log-dir", "logs", "no-such-script.py")
+        options = ["--nnodes", "3", "--rdzv-backend", "c10d", "--log-dir", "logs", "no-such-script.py"]
+        run = doctor(tmp_path, *options, PET_RDZV_ENDPOINT=",".join(names))
         server.shutdown()
     said = lines_of(run)
     assert run.returncode == EXIT_FAILURE, run.stderr
@@ -52,6 +52,7 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> Non
     )
     assert said[f"endpoint {names[1]}"].startswith("error 127.0.0.2, this host; what answers at")
     assert said[f"endpoint {names[2]}"].startswith("error cannot resolve the host")
+    assert said[f"endpoint {names[2]}"].endswith("; the endpoint is from PET_RDZV_ENDPOINT")
     assert said["endpoints"] == "ok 3 of them: the job survives the loss of 1"
     assert said["log folder"] == "ok logs can be written to"
     assert said["torch"].startswith("ok ")

@@ -19,8 +19,12 @@ from aelastic.rdzv.stream import Stream
 
 
 def link() -> AgentLink:
-    settings = RendezvousSettings("c10d", "node0:29400", 1, 2)
+    settings = RendezvousSettings("c10d", "node0:29400", 1, 2, endpoint_from="PET_RDZV_ENDPOINT")
     return AgentLink(InProcessBoard("job", SharedWorld()), settings, "job", "me", RestartPolicy(3))
+
+
+async def test_a_wait_is_told_with_the_variable_that_the_endpoint_is_from() -> None:
+    assert link()._member.search.hint == "the endpoint is from PET_RDZV_ENDPOINT"
 
 
 async def test_an_event_that_cannot_be_is_reported_with_the_story_of_the_member() -> None:

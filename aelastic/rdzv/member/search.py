@@ -18,10 +18,12 @@ class Search:
     Args:
         timeout_s: seconds without any coordinator after which this node gives up.
         trouble: why there is no coordinator, as the user is told.
+        hint: what the user is told beside it, each time.
     """
 
     timeout_s: float = JOIN_TIMEOUT_S
     trouble: str = "no answer from the rendezvous store yet"
+    hint: str = ""
     since: float | None = None  # `None`: there is a coordinator, or the supervisor is not ready
     read_at: float = 0.0  # when the board is read again
     _note_at: float = 0.0
@@ -51,7 +53,8 @@ class Search:
         if self.since is None or now < self._note_at:
             return ""
         self._note_at = now + NOTE_INTERVAL_S
-        return f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}"
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
 
     def _waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since
