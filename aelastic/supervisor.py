@@ -111,7 +111,7 @@ class Supervisor:
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
         if self._group.is_done and self._run is not None:
-            self._run.resources.logs.hurry()  # nothing is left to wait for but the console
+            self._run.resources.hurry()  # nothing is left to wait for but the console, and other agents
             self._observers.give_up()
 
     async def collect_stacks(self, why: str = "asked") -> StacksTaken:

@@ -81,6 +81,7 @@ class AgentLink:
         self._election = Election(node_id, settings.lease_s)
         self._ballots: Ballots | None = None  # where there are elections
         self._questions: set[anyio.CancelScope] = set()  # to the board
+        self._patience = anyio.CancelScope()  # with others that have not heard how the job ended
 
     @property
     def coordinates(self) -> bool:
@@ -121,12 +122,19 @@ class AgentLink:
             self._stream.close()
             with anyio.move_on_after(FAREWELL_S):
                 await self._stream.closed.wait()
+        read = self._member.record
+        with self._patience:
+            if self._server is not None:
+                await self._server.tell_all()
+            if read is not None and read.verdict and read.renewals is not None:
+                # The coordinator is gone.  Others may have yet to read it, and such a board goes with agents that
+                # serve it.
+                await anyio.sleep(self._settings.lease_s)
         if self._server is not None:
             await self._server.finish()
-        read = self._member.record
-        if read is not None and read.verdict and read.renewals is not None:
-            # The coordinator is gone.  Others may have yet to read it, and such a board goes with agents that serve it.
-            await anyio.sleep(self._settings.lease_s)
+
+    def hurry(self) -> None:
+        self._patience.cancel()
 
     def _carry_out(  # noqa: C901  one case for each action
         self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup

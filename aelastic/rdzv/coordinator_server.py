@@ -24,12 +24,18 @@ from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
 from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import Stream, is_other_protocol
+from aelastic.rdzv.survivors.absent import RETURN_S
 from aelastic.rdzv.survivors.election import is_elected
 
 _log = logging.getLogger(__name__)
 
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
+
+WAITING = (
+    "the job is over, and the agents on %s have not heard how it ended: this agent, the coordinator, waits %.0f s at "
+    "most until they are back (Ctrl-C ends the wait)"
+)
 
 
 class CoordinatorServer:
@@ -85,6 +91,22 @@ class CoordinatorServer:
             self._listener.close()
             for stream in list(self._streams.values()):
                 stream.close()
+
+    async def tell_all(self) -> None:
+        """Waits for agents that may have yet to hear the verdict: two leases at most, and some time to connect."""
+        leader, began, has_said = self._leader, anyio.current_time(), False
+        most_s = 2 * leader.lease.lease_s + RETURN_S
+        while leader.sessions.is_over and not leader.has_stepped_down:
+            now = anyio.current_time()
+            until = min(leader.sessions.awaited_until, began + most_s)
+            if now >= until:
+                break
+            if now >= began + FAREWELL_S and not has_said:
+                has_said = True
+                _log.warning(WAITING, leader.sessions.awaited_hosts, until - now)
+            self._changed = anyio.Event()
+            with anyio.move_on_after(until - now if has_said else min(until, began + FAREWELL_S) - now):
+                await self._changed.wait()
 
     async def finish(self) -> None:
         """Steps down: all members hear that they need another coordinator, or have heard the verdict."""

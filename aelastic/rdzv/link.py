@@ -38,6 +38,9 @@ class Link(Protocol):
     async def finish(self) -> None:
         """Leaves in order, while `run` still runs: what was told is sent, what is ours is handed over.  Bounded."""
 
+    def hurry(self) -> None:
+        """Has `finish` wait no longer for agents that have not heard how the job ended.  Never blocks."""
+
 
 class InProcessLink:
     """A coordinator in this process, for the one node of its job."""
@@ -60,3 +63,6 @@ class InProcessLink:
 
     async def finish(self) -> None:
         """There is no other process to tell."""
+
+    def hurry(self) -> None:
+        """Nothing is waited for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, get_args
 
 import pytest
@@ -41,6 +42,7 @@ from aelastic.rdzv.coordinator.sessions import PROBE_TIMEOUT_S
 from aelastic.rdzv.coordinator.verdict import PUBLISH_AGAIN_S, PUBLISH_TIMEOUT_S
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
+from aelastic.rdzv.survivors.absent import RETURN_S
 
 # The greeting.
 
@@ -1071,6 +1073,75 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     assert of_kind(back.join("a", past=past), m.Ended)
     back.close("a")
     assert back.leader.has_told_all
+
+
+def lose(term: Term, how: str) -> None:
+    """Node c is gone."""
+    match how:
+        case "silent":
+            term.live_until(term.now + LEASE_S + 0.1, "c")
+        case "reset" | "replaced":
+            term.tell(ev.Closed(term.conns["c"], True))
+        case "hung up" | "ended":
+            _ = term.say("c", m.HungUp()) if how == "hung up" else None
+            term.close("c")
+        case "left":
+            term.say("c", m.Left("c", "asked to"))
+            term.close("c")
+    term.now += GRACE_S
+    term.tell(ev.DeadlinePassed())
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["before the verdict", "after it"])
+@pytest.mark.parametrize(
+    "how, is_awaited",
+    [("silent", True), ("reset", True), ("hung up", True), ("ended", False), ("left", False), ("replaced", False)],
+)
+def test_agents_that_may_live_are_awaited_for_a_lease_after_they_were_lost(
+    how: str, is_awaited: bool, is_over: bool
+) -> None:
+    term = running("ab", nodes=(2, 2), max_restarts=0)
+    term.join("c")
+    if not is_over:
+        lose(term, how)
+    term.fail("b")
+    term.tell(ev.Published(True))
+    if is_over:
+        lose(term, how)
+    if how == "replaced":
+        term.leader.sessions.say("c", m.Ended(m.Outcome.REPLACED, "another agent has its rank"))
+    assert term.leader.sessions.awaited_until == math.inf, "two are connected"
+    for name in "ab":
+        term.close(name)
+    until = term.leader.sessions.awaited_until
+    assert until > term.now if is_awaited else until == 0.0
+    assert until <= term.now + LEASE_S + RETURN_S
+    if is_awaited:
+        assert term.leader.sessions.awaited_hosts == "host-c"
+        assert of_kind(term.join("c"), m.Ended)
+        term.close("c")
+        assert term.leader.sessions.awaited_until == 0.0
+
+
+def test_an_agent_that_was_lost_long_before_the_verdict_is_not_awaited() -> None:
+    term = running("ab", nodes=(2, 2), max_restarts=0)
+    term.join("c")
+    lose(term, "silent")
+    term.live_until(term.now + LEASE_S + RETURN_S, "c")
+    term.fail("b")
+    term.tell(ev.Published(True))
+    for name in "ab":
+        term.close(name)
+    assert term.leader.sessions.awaited_until == 0.0
+
+
+def test_a_coordinator_whose_board_is_gone_still_tells_the_verdict_to_agents_that_come_back() -> None:
+    term = running("ab", max_restarts=0)
+    term.fail("b")
+    term.tell(ev.Published(True))
+    term.tell(ev.Closed(term.conns["a"], True))
+    term.live_until(term.now + LEASE_S, is_board_up=False)
+    assert of_kind(term.join("a", past=busy()), m.Ended)
 
 
 @pytest.mark.parametrize("letter", ["x", '"', "\n", "报", "💥", "\ud800"])

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import socket
 from typing import Any
 
+import anyio
 import pytest
 from kit.shared_board import InProcessBoard, SharedWorld
+from kit.stories.leader_terms import CANDIDATE, running
 
 from aelastic.core.machine import InvalidTransition
-from aelastic.rdzv import agent_link
+from aelastic.rdzv import agent_link, coordinator_server
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.coordinator import session_events
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import Stream
 
 
@@ -35,6 +42,28 @@ async def test_an_event_that_cannot_be_is_reported_with_the_story_of_the_member(
     (error,) = caught.value.exceptions
     assert isinstance(error, InvalidTransition)
     assert "LeadershipLost() in phase idle (a bug in aelastic: please report it)" in str(error)
+
+
+async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_until_it_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coordinator_server, "FAREWELL_S", 0.01)
+    mine, term = link(), running("ab", max_restarts=0)
+    term.fail("a")
+    term.tell(session_events.Published(True))
+    term.close("a")
+    strangers, board = Strangers(2, math.inf), InProcessBoard("job", SharedWorld())
+    with socket.socket() as listener:
+        record = LeaderRecord(1, CANDIDATE)
+        mine._server = CoordinatorServer(term.leader, record, board, listener, lambda: None, strangers)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(mine.finish)
+                while not caplog.messages:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+                mine.hurry()
+    told = "the job is over, and the agents on host-b have not heard how it ended: this agent, the coordinator, waits "
+    assert [message.partition("11 s")[0] for message in caplog.messages] == [told]
 
 
 async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from kit.simulated.world import FIN
 
 from aelastic.rdzv.coordinator.leadership import STAND_BACK_LEASES, STAND_BACK_S
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.rdzv.survivors.absent import RETURN_S
 from aelastic.rdzv.survivors.election import EPOCHS_APART
 from aelastic.result import result_of
 
@@ -724,10 +725,53 @@ def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_board
     story.is_work_done = True
     for host in "01":
         story.agent(host).succeed_now()
-    story.until(lambda: story.living == [spare], 5)
+    story.until(lambda: story.living == [spare], 3 * LEASE_S)  # the coordinator waits for it
     spare.thaw()
     story.until(lambda: not story.living, 5)
     assert spare.end == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("away_s", [2.0, LEASE_S + 1.0], ids=["shorter than a lease", "longer"])
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["cut off", "frozen"])
+@pytest.mark.parametrize("ends", ["fails", "succeeds"])
+def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_job_ended(
+    ends: str, is_frozen: bool, away_s: float
+) -> None:
+    """The board goes with the others."""
+    story = with_endpoint(max_restarts=0)
+    away = story.agent("2")
+    if ends == "succeeds":
+        away.succeed_now()
+        story.pass_time(1)
+    if is_frozen:
+        away.freeze()
+    else:
+        story.cut_off("2", "0", "1", BOARD)
+    if ends == "fails":
+        story.agent("1").fail_now()
+    else:
+        for host in "01":
+            story.agent(host).succeed_now()
+    story.until(lambda: [agent.host for agent in story.living] == ["node0", "node2"], SOON_S)
+    story.pass_time(away_s)
+    story.heal_all()
+    if is_frozen:
+        away.thaw()
+    story.until(lambda: not away.is_alive, LEASE_S)
+    story.until(lambda: not story.living, LEASE_S + RETURN_S)  # the coordinator, where that one has read the board
+    assert {agent.end for agent in story.agents} == {"FAILED" if ends == "fails" else "SUCCEEDED"}
+
+
+@pytest.mark.parametrize("how, within_s", [(FIN, 0.1), ("dark", 2 * LEASE_S + RETURN_S)])
+def test_an_agent_that_has_ended_is_not_waited_for_and_one_that_may_live_for_two_leases_at_most(
+    how: str, within_s: float
+) -> None:
+    story = Story("012", max_nodes=2, is_board_on_node0=True, max_restarts=0)
+    story.until_run_by("01")
+    story.agent("2").crash(how)
+    story.agent("1").fail_now()
+    story.until(lambda: story.checks.verdicts, SOON_S)
+    story.until(lambda: not story.living, within_s)
 
 
 def test_all_of_two_hundred_nodes_come_to_one_round() -> None:

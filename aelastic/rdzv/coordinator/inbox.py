@@ -1,4 +1,4 @@
-"""What nodes have said and the coordinator has not heard: it waits while leadership is not certain.
+"""Connections, and what nodes have said on them that the coordinator has not heard: that waits for a certain leader.
 
 What one node says is heard in the order it was said, with how long ago that was.  What it said **before it
 reconnected** is outdated: its registration says where it stands now.
@@ -8,11 +8,35 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Event, Lost, Registered
 from aelastic.rdzv.protocol import messages as m
 
 _AGEING = (Broken, Lost, Registered, m.Failed, m.Left)
+
+
+class Stage(StrEnum):
+    OPEN = auto()  # it has not said Hello
+    RIVAL = auto()  # the agent that has its node rank is asked whether it lives
+    GREETED = auto()  # it waits until our epoch is above every one that it knows
+    WELCOMED = auto()  # it speaks for its node
+    LEFT = auto()  # its node has left: that the connection closes is no loss
+
+
+@dataclass(slots=True)
+class Connection:
+    peer: str
+    way: str  # our address, as the peer reached it
+    heard_at: float  # or we woke up
+    said_at: float  # its last message
+    stage: Stage = Stage.OPEN
+    node_id: str = ""
+    preferred_rank: int | None = None
+
+    @property
+    def is_session(self) -> bool:
+        return self.stage is Stage.WELCOMED or self.stage is Stage.LEFT
 
 
 @dataclass(slots=True)

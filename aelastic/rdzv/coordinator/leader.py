@@ -353,7 +353,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         is_doubtful = self.phase is Phase.DOUBTFUL and core.phase is CoordinatorPhase.RUNNING
         if is_doubtful and self.is_blocked:  # others may go on, without this side: its round is over
             actions += self._tell_coordinator(CutOff(), now)
-        while self.phase is Phase.LEADING:
+        while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
             if (event := inbox.pop(now)) is not None:
                 actions += self._tell_coordinator(event, now)
             elif core.is_due(now):
@@ -387,7 +387,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         return actions + self.sessions.seat(assigned, self.coordinator.roster)
 
     def _let_out(self, held: list[Send], now: float) -> list[ev.Action]:
-        self.sessions.is_over = self.verdict.is_released
+        if self.verdict.is_released:
+            self.sessions.on_over(now)
         return self._deliver(held, now)
 
     def validate(self) -> None:

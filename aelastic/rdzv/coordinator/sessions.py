@@ -16,45 +16,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
 from hmac import compare_digest
 from itertools import islice, takewhile
 from typing import assert_never
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Registered
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.inbox import Inbox
-from aelastic.rdzv.coordinator.roster import Roster
+from aelastic.rdzv.coordinator.inbox import Connection, Inbox, Stage
+from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.survivors.absent import Absent
 from aelastic.rdzv.survivors.electorate import Electorate
 
 # An agent that lives answers within this, on a machine however busy.
 PROBE_TIMEOUT_S = 0.5
-
-
-class Stage(StrEnum):
-    OPEN = auto()  # it has not said Hello
-    RIVAL = auto()  # the agent that has its node rank is asked whether it lives
-    GREETED = auto()  # it waits until our epoch is above every one that it knows
-    WELCOMED = auto()  # it speaks for its node
-    LEFT = auto()  # its node has left: that the connection closes is no loss
-
-
-@dataclass(slots=True)
-class Connection:
-    peer: str
-    way: str  # our address, as the peer reached it
-    heard_at: float  # or we woke up
-    said_at: float  # its last message
-    stage: Stage = Stage.OPEN
-    node_id: str = ""
-    preferred_rank: int | None = None
-
-    @property
-    def is_session(self) -> bool:
-        return self.stage is Stage.WELCOMED or self.stage is Stage.LEFT
 
 
 @dataclass(slots=True)
@@ -80,7 +57,7 @@ class Sessions:
     token: str
     epoch: int
     has_fixed_ranks: bool = False
-    is_over: bool = False  # every node is told the verdict: a connection that closes in order is no loss
+    is_over: bool = False  # every node is told the verdict
     inbox: Inbox = field(default_factory=Inbox)
     electorate: Electorate = field(default_factory=Electorate)
     is_on_board: bool = True  # the board has answered the last renewal
@@ -89,14 +66,27 @@ class Sessions:
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last session that had it
     _probed: dict[int, _Probed] = field(default_factory=dict[int, _Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
-    _unheard: dict[str, float] = field(default_factory=dict[str, float])  # node that may live, to when it was given up
+    absent: Absent = field(init=False)
     # Hellos that wait for a newer epoch, each with what their node reads after its welcome.
     _greeting: list[tuple[int, m.Hello, str]] = field(default_factory=list[tuple[int, m.Hello, str]])
+
+    def __post_init__(self) -> None:
+        self.absent = Absent(self.terms.lease_s)
 
     @property
     def is_empty(self) -> bool:
         """Whether no connection is left, and none is in its grace."""
         return not self._connections and not self._graces
+
+    @property
+    def awaited_until(self) -> float:
+        """Until when a node may have yet to hear the verdict; a connection is closed by an agent that has heard it."""
+        return math.inf if self._conn_of or self._graces else self.absent.until
+
+    @property
+    def awaited_hosts(self) -> str:
+        node_ids = {*self._conn_of, *self._graces, *self.absent.node_ids}
+        return some_of([self.electorate.host_of(i) for i in node_ids])
 
     @property
     def newest_epoch(self) -> int:
@@ -108,15 +98,20 @@ class Sessions:
 
     def are_all_silent(self, own_node_id: str, at_least: int, now: float) -> bool:
         """Whether no other node is in contact, and so many were given up within a lease that may live."""
-        since = now - self.terms.lease_s
-        self._unheard = {i: at for i, at in self._unheard.items() if i != own_node_id and at >= since}
-        return len(self._unheard) >= at_least and not self._graces and self._conn_of.keys() <= {own_node_id}
+        is_alone = not self._graces and self._conn_of.keys() <= {own_node_id}
+        return is_alone and self.absent.count_unheard(own_node_id, now) >= at_least
 
     @property
     def deadline(self) -> float | None:
         times = [oldest.heard_at + self.terms.lease_s for oldest in islice(self._connections.values(), 1)]
         times += [*islice(self._graces.values(), 1), *(each.until for each in islice(self._probed.values(), 1))]
         return min(times, default=None)
+
+    def on_over(self, now: float) -> None:
+        """Every node is told the verdict: a connection that closes in order is no loss."""
+        if not self.is_over:
+            self.is_over = True
+            self.absent.on_over(now)
 
     # What happens to connections.
 
@@ -131,9 +126,7 @@ class Sessions:
         connection.heard_at = connection.said_at = now
         match connection.stage:
             case _ if isinstance(message, m.HungUp):  # its last word: what is decided next is decided without it
-                if connection.stage is Stage.WELCOMED and is_leading:  # else for another leader
-                    self._unheard[connection.node_id] = now
-                actions = self.on_closed(conn, now, has_hung_up=True)
+                actions = self.on_closed(conn, now, has_hung_up=True, is_leading=is_leading)
                 self.on_opened(conn, connection.peer, connection.way, now)  # until it closes, or is silent for a lease
                 return actions
             case Stage.OPEN if isinstance(message, m.Hello):
@@ -153,12 +146,16 @@ class Sessions:
             return []  # dropped while this was on its way
         return self._refuse(conn, reason, now, is_final=is_other_protocol)
 
-    def on_closed(self, conn: int, now: float, *, is_reset: bool = False, has_hung_up: bool = False) -> list[Action]:
-        connection = self._forget(conn)
-        if connection is not None and connection.is_session and not (is_reset or has_hung_up):  # else its agent lives
+    def on_closed(
+        self, conn: int, now: float, *, is_reset: bool = False, has_hung_up: bool = False, is_leading: bool = False
+    ) -> list[Action]:
+        connection, may_live = self._forget(conn), is_reset or has_hung_up
+        if connection is not None and connection.is_session and not may_live:
             self.electorate.on_dead(connection.node_id)
-        if connection is not None and connection.stage is Stage.WELCOMED and (is_reset or not self.is_over):
+        if connection is not None and connection.stage is Stage.WELCOMED and (may_live or not self.is_over):
             node_id = connection.node_id
+            if may_live:  # it has hung up on another leader, where this one is none
+                self.absent.on_lost(node_id, now, is_unheard=is_leading and has_hung_up)
             self._graces[node_id] = now + GRACE_S
             self.inbox.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
         return self._answer_rivals(conn, now, is_alive=False)
@@ -176,7 +173,7 @@ class Sessions:
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
             if silent.stage is Stage.WELCOMED:
-                self._unheard[silent.node_id] = now
+                self.absent.on_lost(silent.node_id, now, is_unheard=True)
                 lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
                 self.inbox.add(silent.node_id, lost, now)
             actions.append(Drop(conn))
@@ -296,7 +293,7 @@ class Sessions:
             silent_s = now - self._connections.pop(old).said_at
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
-        self._unheard.pop(node_id, None)
+        self.absent.on_back(node_id)
         connection.stage, connection.node_id = Stage.WELCOMED, node_id
         connection.preferred_rank = hello.node.preferred_rank
         self._conn_of[node_id] = conn
@@ -322,9 +319,11 @@ class Sessions:
     def say(self, node_id: str, message: m.CoordinatorMessage | m.Departed | m.Seats) -> list[Action]:
         """Tells a node; one that is not connected says where it stands when it is, and then hears what it missed."""
         conn = self._conn_of.get(node_id)
+        if is_replaced := isinstance(message, m.Ended) and message.outcome is m.Outcome.REPLACED:
+            self.absent.on_back(node_id)
         if conn is None or self.inbox.is_registering(node_id):
             return []
-        if isinstance(message, m.Ended) and message.outcome is m.Outcome.REPLACED:
+        if is_replaced:
             self._forget(conn)  # what it has yet to say must not harm the agent that has its place
             return [Say(conn, message), Drop(conn)]
         return [Say(conn, message)]
@@ -370,6 +369,7 @@ class Sessions:
         greeted = {conn for conn, each in self._connections.items() if each.stage is Stage.GREETED}
         assert greeted <= {conn for conn, _, _ in self._greeting}, "an agent that waits is welcomed with an epoch"
         self.inbox.validate()
+        self.absent.validate()
         self.electorate.validate()
 
 

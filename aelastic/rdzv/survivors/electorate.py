@@ -80,6 +80,10 @@ class Electorate:
             self.rounds.setdefault(seats.fence, seats)
             self.on_said(node.node_id, seats.fence)
 
+    def host_of(self, node_id: str) -> str:
+        """The host of a node that was welcomed."""
+        return self._place_of[node_id][0]
+
     def newer_than(self, seats: m.Seats | None) -> m.Seats | None:
         """The newest round, if a node that knows this one does not know it."""
         newest = max(self.rounds, default=0)

@@ -167,6 +167,9 @@ class TorchHandlerLink:
     async def finish(self) -> None:
         """There is nothing to hand over while `run` runs: `aclose`, at its end, does what is to be done."""
 
+    def hurry(self) -> None:
+        """Nothing is waited for."""
+
     async def aclose(self) -> None:
         """Closes the rendezvous if the job is over, and gives everything back.  Takes seconds at most."""
         async with self._closing:  # a second call waits: `stop` would end the shutdown of the first

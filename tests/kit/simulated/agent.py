@@ -44,6 +44,7 @@ from aelastic.rdzv.protocol.messages import (
 )
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.survivors import election_events as e
+from aelastic.rdzv.survivors.absent import RETURN_S
 from aelastic.rdzv.survivors.election import Election, is_elected
 from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
@@ -270,7 +271,7 @@ class Agent(SimulatedProcess):
 
     def _finish(self) -> None:
         if self.server is not None:
-            self.server.finish(self._finish_stream)
+            self.server.tell_all(self._finish_stream)
         else:
             self._finish_stream()
 
@@ -459,7 +460,8 @@ class Agent(SimulatedProcess):
     def _disconnect(self) -> None:
         self._connecting[0] = True
         if self.stream is not None:
-            self.stream.send(HungUp())
+            if self.member.phase != "over":
+                self.stream.send(HungUp())
             self.stream.close()
             self.stream = None
 
@@ -595,6 +597,15 @@ class Server:
         if self._finishing is not None and (self.leader.sessions.is_empty or not self.leader.coordinator.is_closed):
             then, self._finishing = self._finishing, None
             then()
+
+    def tell_all(self, then: Callable[[], None], began: float | None = None) -> None:
+        agent, leader = self.agent, self.leader
+        began = agent.now if began is None else began
+        until = min(leader.sessions.awaited_until, began + 2 * leader.lease.lease_s + RETURN_S)
+        if leader.sessions.is_over and not leader.has_stepped_down and agent.now < until:
+            agent.world.after(0.01, lambda: agent.post("tell all", lambda: self.tell_all(then, began)))
+        else:
+            self.finish(then)
 
     def finish(self, then: Callable[[], None]) -> None:
         world, agent = self.agent.world, self.agent
