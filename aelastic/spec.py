@@ -147,6 +147,7 @@ class WorkerSpec:
         start_method: how `multiprocessing` starts a function.
         cache_dir: folder of this node for what workers compile (kernels, graphs, extensions, byte code); `None`: none.
         preload: modules that a fork server imports once, so that workers start without importing them; `()`: none.
+        preload_from: what `preload` was read from, as messages name it: an option, an environment variable.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         restart_grace: seconds that workers have to end when they are stopped for a restart, instead of
             `shutdown_timeout_s`; `None`: as long as they write, 5 s while they only compute, 2 s while they do neither;
@@ -194,6 +195,7 @@ class WorkerSpec:
     start_method: StartMethod = "spawn"
     cache_dir: Path | None = None
     preload: Preload = ()
+    preload_from: str = "preload"
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     restart_grace: RestartGrace = None
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
@@ -362,6 +364,7 @@ _TYPES: Mapping[str, Fits] = {
     "log_dir": optional(_PATH),
     "cache_dir": optional(_PATH),
     "preload": ((lambda value: value == "auto" or is_sequence(value)), 'a tuple of module names, or "auto"'),
+    "preload_from": _STR,
     "log_line_prefix_template": optional(_STR),
     "local_ranks_filter": optional((are_ranks, "a frozenset of local ranks")),
     "duplicate_stdout_filters": _TEXTS,

@@ -141,7 +141,7 @@ class Resources:
             command = function_command()
         env = common_env(spec, {**settings.env, **self.watches.env}, settings.run_id)
         env, kept_in = self.sockets.mark_env(env), settings.cache_folder
-        return ForkServer(command, spec.preload, env, own_variables(spec), tell, kept_in)
+        return ForkServer(command, spec.preload, spec.preload_from, env, own_variables(spec), tell, kept_in)
 
     def _tell_start(self, tell: Callable[[RunEvent], None], event: RunEvent) -> None:
         tell(event)

@@ -94,6 +94,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         monitor_interval=chosen["monitor_interval"],
         start_method=chosen["start_method"],
         preload=chosen["preload"],
+        preload_from=chosen.by_dest["preload"].variable or "--preload",
         cache_dir=chosen["cache_dir"],
         shutdown_timeout_s=chosen["shutdown_timeout"],
         restart_grace=chosen["restart_grace"],

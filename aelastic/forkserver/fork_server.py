@@ -52,6 +52,7 @@ class ForkServer:
     Args:
         command: one of the workers' commands; all that it can fork have its interpreter and options.
         modules: what to preload; `"auto"`: what the first workers import, while nothing else needs the CPU.
+        named: what that was read from, as warnings name it.
         env: what the environments of all workers have in common, and the agent's mark.
         differing: names of variables that differ from worker to worker, or from start to start.
         tell: takes what observers are to hear.
@@ -62,12 +63,14 @@ class ForkServer:
         self,
         command: PythonCommand,
         modules: Preloaded,
+        named: str,
         env: Mapping[str, str],
         differing: frozenset[str],
         tell: Callable[[ForkServerMeasured], None],
         kept_in: Path | None,
     ) -> None:
         self._command = command
+        self._named = named
         self._env = env
         self._tell_observers = tell
         self._is_auto, self._kept = modules == "auto", KeptImports(kept_in, command)
@@ -131,7 +134,7 @@ class ForkServer:
             case {"left_out": module, "why": why}:
                 self._tell(preload.LeftOut(module, why))
             case {"printed": module}:
-                self._warn(f"--preload: {module} prints while it is imported: {self._process.read_printed()}")
+                self._warn(f"{module} prints while it is imported: {self._process.read_printed()}")
             case {"refused": why}:
                 self._tell(preload.Refused(why))
             case {"ready": _}:
@@ -177,14 +180,14 @@ class ForkServer:
     def _warn(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            _log.warning("%s", text)
+            _log.warning("%s: %s", self._named, text)
 
     def _warn_of_cold(self, why: str, ranks: list[int]) -> None:
         """Says once why some workers start cold."""
         if why not in self._told:
             self._told.add(why)
             some = f"worker {ranks[0]} starts" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))} start"
-            _log.warning("--preload: %s; %s cold", why, some)
+            _log.warning("%s: %s; %s cold", self._named, why, some)
 
     async def fork(
         self, starts: Sequence[WorkerStart], begin: Callable[[WorkerStart, Launch], ChildT]
@@ -244,7 +247,7 @@ class ForkServer:
             with anyio.move_on_after(FIRST_TIMEOUT_S) as waited:
                 await self._decided.wait()
             if waited.cancelled_caught:
-                self._warn(f"--preload: imports take more than {FIRST_TIMEOUT_S:g} s; workers start cold meanwhile")
+                self._warn(f"imports take more than {FIRST_TIMEOUT_S:g} s; workers start cold meanwhile")
 
     async def _park_later(self) -> None:
         await anyio.sleep(PARK_DELAY_S)
@@ -299,7 +302,7 @@ class ForkServer:
         try:
             return self._process.fork()
         except OSError as error:
-            self._warn(f"--preload: no process can be forked ({error}); workers start cold")
+            self._warn(f"no process can be forked ({error}); workers start cold")
             return None
 
     async def _make_worker(

@@ -154,7 +154,7 @@ class Preload(Machine[Event, Action]):
         match self.phase:
             case Phase.IMPORTING:  # told once; the process says at its end whether it is of use
                 self._leave_out(event.module)
-                return [Warn(f"--preload: {event.module} {event.why}; it is left out")]
+                return [Warn(f"{event.module} {event.why}; it is left out")]
             case Phase.READY:
                 raise self._impossible(event)
             case Phase.OFF:
@@ -191,7 +191,7 @@ class Preload(Machine[Event, Action]):
         match self.phase:
             case Phase.IMPORTING | Phase.READY:  # another one would be refused, too
                 self.phase = Phase.OFF
-                return [Stop(), Warn(f"--preload: the fork server cannot fork: {event.why}; workers start cold")]
+                return [Stop(), Warn(f"the fork server cannot fork: {event.why}; workers start cold")]
             case Phase.OFF:
                 return []  # said already
             case _:
@@ -216,7 +216,7 @@ class Preload(Machine[Event, Action]):
                 return self._give_up(f"the fork server cannot start {event.how}")
             module = self._importing
             self._leave_out(module)
-            warnings = [Warn(f"--preload: {module} ends the process {event.how}; it is left out")]
+            warnings = [Warn(f"{module} ends the process {event.how}; it is left out")]
         return [*warnings, *self._again("")]
 
     def _again(self, why: str) -> list[Action]:
@@ -227,12 +227,12 @@ class Preload(Machine[Event, Action]):
         self._starts += 1
         self._importing = ""
         self.phase = Phase.IMPORTING
-        warning = [Warn(f"--preload: {why}; starting another")] if why else []
+        warning = [Warn(f"{why}; starting another")] if why else []
         return [*warning, Start(self.modules)]
 
     def _give_up(self, why: str) -> list[Action]:
         self.phase = Phase.OFF
-        return [Warn(f"--preload: {why}; workers start cold")]
+        return [Warn(f"{why}; workers start cold")]
 
     def _leave_out(self, module: str) -> None:
         self.modules = tuple(name for name in self.modules if name != module)

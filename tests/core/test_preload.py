@@ -57,28 +57,28 @@ def test_what_is_learned_too_late_starts_nothing() -> None:
 def test_a_module_that_is_left_out_is_told_once_and_not_imported_again() -> None:
     core = Preload(("a", "b"))
     actions = told(core, Importing("a"), LeftOut("a", "starts a thread"), Importing("b"), Ended(0))
-    assert actions == [Warn("--preload: a starts a thread; it is left out"), Start(("b",))]
+    assert actions == [Warn("a starts a thread; it is left out"), Start(("b",))]
     assert told(core, Importing("b"), Ready()) == []
 
 
 def test_a_module_that_ends_the_process_is_the_one_that_was_being_imported() -> None:
     core = Preload(("a", "b"))
     warning, again = told(core, Importing("a"), Importing("b"), Ended(-11, "'Fatal error'"))
-    assert warning == Warn("--preload: b ends the process (exit code -11, 'Fatal error'); it is left out")
+    assert warning == Warn("b ends the process (exit code -11, 'Fatal error'); it is left out")
     assert again == Start(("a",))
 
 
 def test_with_no_module_left_workers_start_cold() -> None:
     core = Preload(("a",))
     actions = told(core, Importing("a"), LeftOut("a", "is not installed"), Ended(0))
-    assert actions[1:] == [Warn("--preload: no module is left to preload; workers start cold")]
+    assert actions[1:] == [Warn("no module is left to preload; workers start cold")]
     assert core.phase is Phase.OFF
 
 
 def test_a_process_that_ends_before_it_imports_is_not_started_again() -> None:
     core = Preload(("a",))
     assert told(core, Ended(1, "no such option")) == [
-        Warn("--preload: the fork server cannot start (exit code 1, no such option); workers start cold")
+        Warn("the fork server cannot start (exit code 1, no such option); workers start cold")
     ]
 
 
@@ -86,9 +86,9 @@ def test_one_that_is_killed_is_replaced_but_not_without_end() -> None:
     core = Preload(("a",))
     for _ in range(DEATHS_MAX):
         actions = told(core, Importing("a"), Ready(), Ended(-9))
-        assert actions == [Warn("--preload: the fork server died (exit code -9); starting another"), Start(("a",))]
+        assert actions == [Warn("the fork server died (exit code -9); starting another"), Start(("a",))]
     assert told(core, Importing("a"), Ready(), Ended(-9)) == [
-        Warn("--preload: the fork server died (exit code -9); workers start cold")
+        Warn("the fork server died (exit code -9); workers start cold")
     ]
     assert core.phase is Phase.OFF
 
@@ -98,7 +98,7 @@ def test_modules_that_hide_behind_each_other_are_tried_so_often_and_no_more() ->
     for number in range(STARTS_MAX - 1):
         assert told(core, Importing(f"m{number}"), LeftOut(f"m{number}", "fails"), Ended(0))[-1] == Start(core.modules)
     actions = told(core, Importing("m50"), LeftOut("m50", "fails"), Ended(0))
-    assert actions[-1] == Warn(f"--preload: the fork server was started {STARTS_MAX} times; workers start cold")
+    assert actions[-1] == Warn(f"the fork server was started {STARTS_MAX} times; workers start cold")
 
 
 @pytest.mark.parametrize("before", [(), (Importing("a"), Ready())])
@@ -108,7 +108,7 @@ def test_a_machine_that_cannot_fork_so_is_not_asked_again(before: tuple[Event, .
     actions = told(core, Refused("riscv64 is not among the CPUs it knows"))
     assert actions == [
         Stop(),
-        Warn("--preload: the fork server cannot fork: riscv64 is not among the CPUs it knows; workers start cold"),
+        Warn("the fork server cannot fork: riscv64 is not among the CPUs it knows; workers start cold"),
     ]
     assert told(core, Refused("again"), Ended(0), Importing("a"), Ready(), LeftOut("a", "fails")) == []
 

@@ -82,6 +82,7 @@ def test_every_variable_of_the_rendezvous_is_read(script: str) -> None:
         node_rank=3,
         local_addr="10.0.0.3",
         config={"join_timeout": "60", "lease": "2"},
+        endpoint_from="PET_RDZV_ENDPOINT",
     )
     assert (spec.rdzv.join_timeout_s, spec.rdzv.lease_s) == (60.0, 2.0)
     assert (spec.run_id, spec.master_addr, spec.master_port, spec.max_restarts) == ("job-17", None, None, 5)
