@@ -24,7 +24,7 @@ async def test_a_fork_server_that_cannot_be_started_is_said_and_nothing_is_measu
     told: list[object] = []
     begin: Any = None
     command = PythonCommand("python", (), "script", "train.py", ("train.py",))
-    server = ForkServer(command, ("json",), "AELASTIC_PRELOAD", {}, frozenset(), told.append, None)
+    server = ForkServer(command, ("json",), "PET_PRELOAD", {}, frozenset(), told.append, None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run)
         assert await server.fork([], begin) == {}
@@ -32,5 +32,5 @@ async def test_a_fork_server_that_cannot_be_started_is_said_and_nothing_is_measu
         tasks.cancel_scope.cancel()
     await server.aclose()
     (message,) = [message for message in caplog.messages if "cannot be started: no more processes" in message]
-    assert message.startswith("AELASTIC_PRELOAD: ")
+    assert message.startswith("PET_PRELOAD: ")
     assert not told
