@@ -149,8 +149,8 @@ class AgentLink:
                 self._mailbox.post(ev.BoardRead(seen))
             case ev.Campaign(seen, above):
                 tasks.start_soon(self._campaign, seen, above, name="campaign")
-            case ev.Lead(record, is_heir):
-                self._lead(record, tasks, is_heir=is_heir)
+            case ev.Lead(record, is_heir, before):
+                self._lead(record, tasks, before, is_heir=is_heir)
             case ev.Connect(conn, record):
                 self._disconnect()
                 tasks.start_soon(self._connect, conn, record, name="connect to the coordinator")
@@ -179,7 +179,8 @@ class AgentLink:
 
     async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         async def campaign() -> ev.Event:
-            self._candidate = self._new_candidate()
+            past = self._member.state.past
+            self._candidate = self._new_candidate().replace(round=past.round, group_rank=past.group_rank)
             record = await self._board.campaign(self._candidate, seen, above)
             return ev.NotEligible() if record is None else ev.BoardRead(record)
 
@@ -255,13 +256,13 @@ class AgentLink:
 
     # The coordinator, here.
 
-    def _lead(self, record: LeaderRecord, tasks: TaskGroup, *, is_heir: bool) -> None:
+    def _lead(self, record: LeaderRecord, tasks: TaskGroup, before: tuple[int, int], *, is_heir: bool) -> None:
         if self._listener is None or record.candidate.port != self._listener.getsockname()[1]:
             # The record is of a term that this agent had once.
             self._mailbox.post(ev.LeadershipLost())
             return
         rules = RoundRules.of(self._settings)
-        coordinator = Coordinator(rules, self._policy, own_node_id=self._member.node_id, is_heir=is_heir)
+        coordinator = Coordinator(rules, self._policy, self._member.node_id, is_heir=is_heir, seat_before=before)
         is_fixed = self._settings.backend == "static"
         leader = begin_term(
             coordinator,

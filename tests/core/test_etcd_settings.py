@@ -91,13 +91,12 @@ def test_a_password_comes_from_a_file_without_its_end_of_line(tmp_path: Path) ->
 
 texts = st.text(max_size=20)
 candidates = st.builds(
-    lambda node_id, addresses, port, token: Candidate(
-        node_id=node_id, addresses=tuple(addresses), port=port, token=token
-    ),
+    lambda node_id, addresses, port, token, seat: Candidate(node_id, tuple(addresses), port, token, *seat),
     texts,
     st.lists(texts, max_size=3),
     st.integers(1, 65535),
     texts,
+    st.just(()) | st.tuples(st.integers(1), st.integers(0)),
 )
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 from kit.effort import ENDPOINTS_SEEDS
+from kit.simulated import stores
+from kit.simulated.agent import Agent
 from kit.simulated.checks import BrokenPromiseError
-from kit.simulated.simulation import simulate
+from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate
+from kit.simulated.world import FIN
 
 from aelastic.rdzv.coordinator import leadership
+from aelastic.rdzv.quorum import register_events as ev
 
 SEEDS_IN_A_TEST = 10
+CLAIMS_SEEDS = 3
 
 
 @pytest.mark.parametrize("first", range(0, ENDPOINTS_SEEDS, SEEDS_IN_A_TEST))
@@ -27,3 +32,79 @@ def test_a_coordinator_that_trusts_the_board_for_too_long_is_found(monkeypatch: 
 def _simulate_all(seeds: range) -> None:
     for seed in seeds:
         simulate(seed, endpoints=3)
+
+
+class _Heir(Simulation):
+    """The coordinator falls silent, and the host of the agent that claims its place goes when some of its writes have begun.
+
+    Args:
+        seed: of the delays.
+        endpoints: of three the coordinator is back when its heir goes, of five it stays away.
+        fault: of the heir.
+        begun: so many writes.
+    """
+
+    def __init__(self, seed: int, endpoints: int, fault: str, begun: int) -> None:
+        size = Size(nodes=endpoints, max_nodes=endpoints, min_nodes=2, endpoints=endpoints)
+        super().__init__(seed, size, Faults())
+        self.fault, self.left, self.is_calm = fault, begun, True
+        self.lost_at: float | None = None
+        for host in self.hosts:
+            self.start(host)
+        self.watch_rounds()
+        self.staying = set(self.hosts)
+        self.until(self.is_at_work, 20, "the first round")
+        self.world.run(lambda: False, self.world.now + 1 + seed / 2)
+        (self.first,) = [agent for agent in self.living if agent.server is not None]
+
+    def is_at_work(self) -> bool:
+        """Whether the hosts that stay, and no others, run a round."""
+        agents = [agent for agent in self.living if agent.host in self.staying]
+        rounds = {self.checks.round_of(agent) for agent in agents if agent.group.phase == "running"}
+        (round_, *others) = rounds or {None}
+        sizes = {assigned.ranks.group_world_size for assigned in round_.heard.values()} if round_ else set()
+        return len(agents) == len(self.staying) and not others and sizes == {len(self.staying)}
+
+    def has_lost_heir(self) -> bool:
+        return self.lost_at is not None
+
+    def note_write(self, agent: Agent) -> None:
+        self.left -= 1
+        if self.left >= 0 or self.lost_at is not None:
+            return
+        self.lost_at = self.world.now
+        self.staying.discard(agent.host)
+        if self.size.endpoints == 3:
+            self.first.thaw()
+        else:
+            self.staying.discard(self.first.host)
+        if self.fault == "killed":
+            agent.crash(FIN)
+            self.gone(agent.host)
+        elif self.fault == "frozen":
+            agent.freeze()
+            self.board.on_host_frozen(agent.host)
+        else:
+            others = [host for host in self.hosts if host != agent.host]
+            self.world.cut |= {way for other in others for way in ((agent.host, other), (other, agent.host))}
+
+
+@pytest.mark.parametrize("endpoints", [3, 5])
+@pytest.mark.parametrize("begun", range(6))
+@pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
+def test_the_others_wait_for_a_lease_when_an_heir_goes_in_the_middle_of_its_claim(
+    monkeypatch: pytest.MonkeyPatch, fault: str, begun: int, endpoints: int
+) -> None:
+    send = stores._AskingStores._send
+    for seed in range(CLAIMS_SEEDS):
+        story = _Heir(seed, endpoints, fault, begun)
+
+        def send_noted(self: stores._AskingStores, action: ev.Look | ev.Write, story: _Heir = story) -> None:
+            if isinstance(action, ev.Write) and self._asked is not None and self._asked.name == "campaign":
+                story.note_write(self._process)  # type: ignore[arg-type]
+            send(self, action)
+
+        monkeypatch.setattr(stores._AskingStores, "_send", send_noted)
+        story.first.freeze()
+        story.until(story.has_lost_heir, 2 * LEASE_S, "a claim")
+        story.until(story.is_at_work, LEASE_S + 1, "a round of the others")

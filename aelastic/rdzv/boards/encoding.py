@@ -26,6 +26,7 @@ def record_to_bytes(record: LeaderRecord) -> bytes:
         ValueError: there are too many of them.
     """
     candidate = record.candidate
+    seat = {"round": candidate.round, "group_rank": candidate.group_rank} if candidate.round else {}
     data = {
         "epoch": record.epoch,
         "candidate": {
@@ -33,6 +34,7 @@ def record_to_bytes(record: LeaderRecord) -> bytes:
             "addresses": list(candidate.addresses),
             "port": candidate.port,
             "token": candidate.token,
+            **seat,
         },
         "verdict": record.verdict,
     }
@@ -68,6 +70,7 @@ def record_from_bytes(text: bytes) -> LeaderRecord:
             addresses=tuple(addresses),
             port=port,
             token=_field(candidate, "token", str),
+            **{name: _field(candidate, name, int) for name in ("round", "group_rank") if name in candidate},
         ),
         verdict=_field(data, "verdict", str),
     )

@@ -18,6 +18,7 @@ from typing import assert_never
 from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import Forming, Newcomers, RoundRules, Step
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster
@@ -34,6 +35,7 @@ class Coordinator(Machine[ev.Event, Send]):
     policy: RestartPolicy
     own_node_id: str = ""  # of the agent that this coordinator runs in
     is_heir: bool = False  # the coordinator before this one is known to be gone
+    seat_before: tuple[int, int] = (0, -1)  # its node's, when it was elected: round and group rank
 
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
@@ -340,7 +342,8 @@ class Coordinator(Machine[ev.Event, Send]):
         """Gathers the round of a node; nodes that have reconnected with an older one are strays."""
         old_round, self.round, self.phase = self.round, past.round, Phase.TAKING_OVER
         gone = past.coordinator_rank if self.is_heir else -1
-        self.takeover = Takeover(past.round, past.group_world_size, gone, lost_at=now)
+        also_gone = self.seat_before[1] if self.is_heir and self.seat_before[0] == past.round else -1
+        self.takeover = Takeover(past.round, past.group_world_size, gone, also_gone, lost_at=now)
         self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s
         return [self.forming.went_on(node, old_round) for node in self.roster.disown_participants()]
@@ -362,6 +365,10 @@ class Coordinator(Machine[ev.Event, Send]):
         takeover = self.takeover
         assert takeover is not None
         if if_complete and not takeover.is_complete:
+            return []
+        if if_complete and takeover.is_presumed:
+            assert self.deadline is not None
+            self.deadline = min(self.deadline, now + GRACE_S)
             return []
         self.phase, self.takeover = Phase.RUNNING, None
         self.roster.inherit(takeover.by_rank, takeover.departed)

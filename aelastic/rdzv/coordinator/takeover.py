@@ -6,6 +6,9 @@ A `Takeover` is of a round that is older than the coordinator.  Each node that r
 it has; the takeover is complete once each seat is taken, or known to be empty: its node was given up, had finished and
 left, or is the agent of the previous coordinator, which is known to be gone.  A round that has lost no node goes on
 untouched.
+
+An heir may be lost before it has gathered the round.  The board has its seat, so the next heir does not wait for that.
+The coordinator that began the round is gone then, or it is back, and finds the next heir when the others do.
 """
 
 from __future__ import annotations
@@ -83,12 +86,15 @@ class Takeover:
     Args:
         round: its number.
         size: how many nodes took part.
-        gone_rank: the seat of the previous coordinator's own node, which is known to be gone; -1: none is.
+        gone_rank: the seat of the node whose coordinator began the round; known to be gone, or presumed; -1: it is not.
+        heir_rank: the seat of the previous coordinator's node, if that took over this round before; it is known to be
+            gone; -1: there was none.
     """
 
     round: int
     size: int
     gone_rank: int
+    heir_rank: int = -1
     seats: dict[int, str] = field(default_factory=dict[int, str])  # group rank to node
     given_up: set[int] = field(default_factory=set[int])
     departed: set[int] = field(default_factory=set[int])  # finished and left: not missed
@@ -129,10 +135,17 @@ class Takeover:
 
         Asked for each node that reconnects: nothing but what has departed is counted anew.
         """
-        gone = self.gone_rank
-        is_gone_missing = gone >= 0 and not (gone in self.seats or gone in self.given_up or gone in self.departed)
+        gone = sum(self._is_empty(rank) for rank in {self.gone_rank, self.heir_rank} if 0 <= rank < self.size)
         departed = sum(rank not in self.seats and rank not in self.given_up for rank in self.departed)
-        return len(self.seats) + len(self.given_up) + departed + is_gone_missing >= self.size
+        return len(self.seats) + len(self.given_up) + departed + gone >= self.size
+
+    def _is_empty(self, rank: int) -> bool:
+        return not (rank in self.seats or rank in self.given_up or rank in self.departed)
+
+    @property
+    def is_presumed(self) -> bool:
+        """Whether a seat may yet be taken: of the coordinator that began the round, and was displaced by an heir."""
+        return self.heir_rank not in {-1, self.gone_rank} and self.gone_rank >= 0 and self._is_empty(self.gone_rank)
 
     @property
     def by_rank(self) -> list[str]:
@@ -148,7 +161,7 @@ class Takeover:
     def loss(self) -> str:
         """What has become of the seats that are missing; empty if none is."""
         missing = self.missing
-        if missing == [self.gone_rank]:
+        if missing in ([self.gone_rank], [self.heir_rank]):
             return f"the previous coordinator's node is gone (group rank {missing[0]})"
         return f"group rank {', '.join(map(str, missing))} did not reconnect to the new coordinator" if missing else ""
 

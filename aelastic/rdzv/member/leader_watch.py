@@ -223,7 +223,11 @@ class LeaderWatch:
                     self._still_since(found, now)
                 return found is not None and found.epoch > self.epoch
             case WatchPhase.GREETING | WatchPhase.AWAY:  # connecting
-                return found is None or found.candidate.token != record.candidate.token or self.is_gone(found, now)
+                if found is None or found.candidate.token != record.candidate.token or self.is_gone(found, now):
+                    return True
+                if found.renewals is not None:  # looks again when its count has stood still for too long
+                    self.check_at = min(self.check_at, self._still_since(found, now) + self.lease_s)
+                return False
             case _:
                 assert_never(self.phase)
 

@@ -187,7 +187,7 @@ class Member(Machine[Event, Action]):
             if not was_campaigning:
                 return self._campaign(record, now)  # of an earlier term, or the answer to the campaign was lost
             self.is_leader = True
-            return [ev.Lead(record, self.leader.is_takeover), *self._connect(record, now)]
+            return [ev.Lead(record, self.leader.is_takeover, record.seat_before(before)), *self._connect(record, now)]
         if was_campaigning and record.is_same_term(before):
             self.leader.forget_refusal()  # the leader has renewed meanwhile, or the board lets no other agent lead
             return self._pause(now)

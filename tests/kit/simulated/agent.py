@@ -368,8 +368,8 @@ class Agent(SimulatedProcess):
                     self.mail(self._member_shell, m.BoardRead(chosen))
                 else:
                     self._campaign(seen, above)
-            case m.Lead(record, is_heir):
-                self._lead(record, is_heir=is_heir)
+            case m.Lead(record, is_heir, before):
+                self._lead(record, before, is_heir=is_heir)
             case m.Connect(conn, record):
                 self._disconnect()
                 self._connect(conn, record)
@@ -408,7 +408,8 @@ class Agent(SimulatedProcess):
 
     def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         self.campaigned_at = self.now
-        candidate = self._new_candidate()
+        past = self.member.state.past
+        candidate = self._new_candidate().replace(round=past.round, group_rank=past.group_rank)
         self._ask_board("campaign", lambda: self.board.campaign(candidate, seen, above), is_campaign=True)
 
     def _new_candidate(self) -> Candidate:
@@ -438,12 +439,12 @@ class Agent(SimulatedProcess):
             self._askers[self._ballots] = asker, vote.leader.epoch
             self.mail(self._election_shell, e.Asked(self._ballots, vote))
 
-    def _lead(self, record: LeaderRecord, *, is_heir: bool) -> None:
+    def _lead(self, record: LeaderRecord, before: tuple[int, int], *, is_heir: bool) -> None:
         if self.listener is None or record.candidate.port != self.listener.port:
             self.mail(self._member_shell, m.LeadershipLost())
             return
         rules = RoundRules.of(self.settings)
-        coordinator = Coordinator(rules, self.policy, own_node_id=self.node_id, is_heir=is_heir)
+        coordinator = Coordinator(rules, self.policy, self.node_id, is_heir=is_heir, seat_before=before)
         has_elections = self.settings.has_elections
         leader = begin_term(
             coordinator, self.member.terms, record, self.campaigned_at,

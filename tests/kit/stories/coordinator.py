@@ -69,7 +69,9 @@ def read(path: Path) -> Iterator[Story]:
 def begun(rules: dict[str, str], now: float) -> Coordinator:
     low, high = map(int, rules["nodes"].split(":"))
     policy = RestartPolicy(int(rules.get("restarts", 3)))
-    core = Coordinator(RoundRules(low, high), policy, rules.get("own", ""), is_heir="heir" in rules)
+    before = (7, int(rules["before"])) if "before" in rules else (0, -1)
+    own = rules.get("own", "")
+    core = Coordinator(RoundRules(low, high), policy, own, is_heir="heir" in rules, seat_before=before)
     for name in rules.get("running", ""):
         core.handle(m.Ready(node(name).replace(starts=starts_in(rules))), now)
     if core.phase is Phase.FORMING and "running" in rules:
