@@ -81,7 +81,7 @@ ANSWERS: dict[tuple[Phase, type], list[Any]] = {
     (Phase.MEMBER, ev.ConnectionLost): [ev.Connect(2, record())],
 }
 NOT_ASKING = set(Phase) - {Phase.READING, Phase.CAMPAIGNING, Phase.OVER}
-NOT_CONNECTING = set(Phase) - {Phase.CONNECTING, Phase.OVER}
+NOT_CONNECTING = {Phase.IDLE, Phase.GREETING, Phase.MEMBER}
 # Where a bug in the link is the only way that an event can come.
 IMPOSSIBLE: dict[type, set[Phase]] = {
     ev.BoardRead: NOT_ASKING,
@@ -946,6 +946,19 @@ def test_renewals_that_were_not_heard_stand_still_since_they_were_read() -> None
     assert story.tell(ev.BoardRead(record(renewals=4))) == [ev.Connect(2, record(renewals=4))]
     story.tell(ev.ConnectFailed(2, False, "timed out"))
     assert isinstance(watch(story, [4], LEASE_S)[0], ev.Campaign)
+
+
+@pytest.mark.parametrize("answer", [ev.Connected(2), ev.ConnectFailed(2, False, "timed out")])
+def test_an_attempt_that_was_given_up_may_have_been_answered_already(answer: ev.Event) -> None:
+    """The agent was suspended, and finds both in its mailbox: what the board says, and how the attempt ended."""
+    story = checking()
+    connect = story.tell(ev.ConnectionLost(1, "reset"))[-1]
+    assert isinstance(connect, ev.Connect)
+    assert connect.conn == 2
+    ours = record(5, node_id="me")  # of an earlier term
+    assert story.tell(ev.BoardRead(ours)) == [ev.Disconnect(), ev.Campaign(ours, 4)]
+    assert story.tell(answer) == []
+    assert story.core.phase is Phase.CAMPAIGNING
 
 
 def test_a_board_that_forgets_dead_leaders_itself_is_believed() -> None:

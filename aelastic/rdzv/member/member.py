@@ -220,9 +220,9 @@ class Member(Machine[Event, Action]):
                     self.state.ended_nodes |= {self.record.candidate.node_id}
                     return self._read_board()
                 return self._pause(now)
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.GREETING | Phase.MEMBER:
-                raise self._impossible(event)
-            case Phase.IDLE | Phase.OVER:
+            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
+                return []  # this node has given the attempt up, while the answer was on its way
+            case Phase.IDLE | Phase.GREETING | Phase.MEMBER | Phase.OVER:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
