@@ -149,6 +149,7 @@ class Agent(SimulatedProcess):
         self.starts = Starts.PREPARING if prepares_s else Starts.COLD
         self.alive: dict[int, int] = {}  # local rank to generation, of workers that run
         self.round_of_workers: Assigned | None = None
+        self._spawned_at = 0.0  # of the world, the last
         self.server: Server | None = None
         self.stream: End | None = None
         self.listener: Listener | None = None
@@ -292,7 +293,9 @@ class Agent(SimulatedProcess):
         work = self._work = self.work(self)
         ranks = range(self.group.spec.local_world_size)
         self.alive, self.round_of_workers = dict.fromkeys(ranks, generation), assigned
-        self._mail_later(self.world.random.uniform(0, 0.1), g.Spawned(generation, {rank: rank for rank in ranks}))
+        spawning_s = self.world.random.uniform(0, 0.1)
+        self._spawned_at = self.world.now + spawning_s
+        self._mail_later(spawning_s, g.Spawned(generation, {rank: rank for rank in ranks}))
         for rank in ranks:
             if work.fails_after_s is not None and rank == 0:
                 self.world.after(0.1 + work.fails_after_s, partial(self._fail, generation, rank, work.fails_of))
@@ -334,8 +337,9 @@ class Agent(SimulatedProcess):
 
         def notice() -> None:
             exited = g.Exited(generation, rank, failure, self.now)
-            self._mail_later(self.world.random.uniform(0, POSTMORTEM_S), exited)
-            self._mail_later(POSTMORTEM_S + leftover_s, g.Cleared(generation, rank))
+            spawning_s = max(0.0, self._spawned_at - self.world.now)  # an end is looked for when all have begun
+            self._mail_later(spawning_s + self.world.random.uniform(0, POSTMORTEM_S), exited)
+            self._mail_later(spawning_s + POSTMORTEM_S + leftover_s, g.Cleared(generation, rank))
 
         self.post(object(), notice)  # an agent that is frozen looks when it goes on
 
