@@ -44,10 +44,17 @@ def noted(what):
     return do_noted
 
 
+def held():
+    try:
+        return hold.read_text().split()
+    except FileNotFoundError:  # there is none, or it has just gone
+        return "", 0
+
+
 async def carry_out_held(self, request):
-    if isinstance(request, Write) and hold.exists():
-        what, begun = hold.read_text().split()
-        if what == now["what"]:
+    if isinstance(request, Write):
+        what, begun = held()
+        if what and what == now["what"]:
             now["begun"] += 1
             if now["begun"] > int(begun):
                 pathlib.Path("held").touch()
