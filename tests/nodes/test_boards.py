@@ -340,13 +340,18 @@ async def test_strange_run_ids_are_run_ids_like_others(kit: Kit, boards: MakeBoa
     if kit.is_of_one_job:
         pytest.skip("other run ids are refused")
     agents = [await opened(boards, run_id) for run_id in STRANGE]
+    elected_at = []
     for number, board in enumerate(agents):
         assert await board.read() is None, STRANGE[number]
+        elected_at.append(anyio.current_time())
         await elected(board, candidate_of(f"node{number}"))
 
     for number, board in enumerate(agents):
         seen = await board.read()
-        assert seen is not None and seen.candidate.node_id == f"node{number}"
+        if seen is None:  # it was not renewed, on a busy machine
+            assert kit.forgets and anyio.current_time() - elected_at[number] > LEASE_S
+        else:
+            assert seen.candidate.node_id == f"node{number}"
 
 
 async def test_a_cancelled_operation_leaves_the_board_usable(boards: MakeBoard) -> None:
