@@ -9,7 +9,7 @@ import pytest
 from aelastic.core.machine import InvalidTransition
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import Ballot, Cell, Vote, cell_from_bytes, cell_to_bytes
-from aelastic.rdzv.quorum.register import CAME_BETWEEN, FIRST_PATIENCE_S, LIMIT_S, PATIENCE_MAX_S, STEP_S, Register
+from aelastic.rdzv.quorum.register import CAME_BETWEEN, FIRST_PATIENCE_S, LIMIT_S, PATIENCE_MAX_S, Register
 
 
 class Story:
@@ -125,36 +125,6 @@ def test_without_a_majority_it_says_which_stores_are_missing() -> None:
     assert story.now == pytest.approx(LIMIT_S)
 
 
-@pytest.mark.parametrize("writes", [1, 3])
-def test_a_store_that_goes_in_the_middle_of_a_write_does_not_hold_it_where_another_is_back(writes: int) -> None:
-    """It goes when it is to be locked, or to be written."""
-    story = written()
-    story.down = {0}
-    answer, seen = story.answer, list[ev.Write]()
-
-    def go(action: ev.Action) -> ev.Event | None:
-        if isinstance(action, ev.Write):
-            seen.append(action)
-            if len(seen) == writes:
-                story.down, story.silent = set(), {2}
-        return answer(action)
-
-    story.answer = go  # type: ignore[method-assign]
-    assert story.ask("one", "two") == "two"
-    assert STEP_S <= story.now < 2 * STEP_S
-    assert story.members() == [0, 1, 2]
-
-
-def test_each_try_gives_its_steps_more_time_than_the_one_before() -> None:
-    """Stores on slow lines answer, too."""
-    story = written()
-    story.silent = {1, 2}
-    story.asked.clear()
-    assert story.ask() == ev.NoMajority({1: "", 2: ""})
-    assert story.now == pytest.approx(LIMIT_S)
-    assert len({action.step for action in story.asked if isinstance(action, ev.Look)}) == 3
-
-
 def test_a_store_that_came_back_empty_is_taken_in_by_the_next_operation() -> None:
     story = written()
     story.forget(0)
@@ -209,7 +179,7 @@ def test_a_store_that_is_being_taken_in_does_not_count_for_the_vote_that_does_so
     core, step = story.core, story.begin("one", "two")
     assert core.handle(ev.Written(step, 0, True), 0.0) == []
     assert core.handle(ev.Written(step, 1, True), 0.0) == []
-    assert core.deadline == STEP_S, "two of three are locked, and one of them has forgotten: that is no majority"
+    assert core.deadline == LIMIT_S, "two of three are locked, and one of them has forgotten: that is no majority"
     assert core.handle(ev.Written(step, 2, False), 0.0) == []
     assert core.phase == "pausing"
     assert core._try.missing == {2: CAME_BETWEEN}

@@ -41,9 +41,6 @@ FIRST_PATIENCE_S = 0.25
 PAUSE_MIN_S, PAUSE_MAX_S = 0.004, 0.25
 # Answers of a majority come in milliseconds or, where a connection is made anew, in tenths of seconds.
 LIMIT_S = 2.0
-# A step has so long for its majority; in each further try twice as long.  A store may have gone just now, and another
-# that was away may be back.
-STEP_S = 0.25
 CAME_BETWEEN = "another agent wrote at the same time"
 
 
@@ -174,8 +171,8 @@ class Register(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.PAUSING if now < self._until:
                 return self._look(now)
-            case Phase.LOOKING | Phase.LOCKING | Phase.WRITING if now < self._until:
-                return self._go_on(now)  # a majority goes on without the others; without one, another try may have it
+            case Phase.LOOKING | Phase.LOCKING if now < self._until:  # a majority goes on without the others
+                return self._go_on(now)
             case Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
                 return self._give_up()
             case Phase.IDLE:
@@ -195,11 +192,11 @@ class Register(Machine[ev.Event, ev.Action]):
                     return self._when_seen(basis, now) if self._is_patient(now, is_first=basis.is_first) else []
                 if not self.is_known and attempt.may_have_begun(self.name):  # the first vote may be on its way
                     return self._fail(now) if self._is_patient(now, is_first=True) else []
-                return self._give_up() if attempt.is_heard_of_all else self._wait_for_majority(now)
+                return self._give_up() if attempt.is_heard_of_all else self._wait(self._until)
             case Phase.LOCKING | Phase.WRITING if attempt.is_hopeless:
                 return self._fail(now)
             case Phase.LOCKING | Phase.WRITING if not attempt.has_majority:
-                return self._wait_for_majority(now)
+                return self._wait(self._until)
             case Phase.LOCKING:
                 return self._write(now) if self._is_patient(now) else []
             case Phase.WRITING:
@@ -208,15 +205,6 @@ class Register(Machine[ev.Event, ev.Action]):
                 raise AssertionError("no step is under way")
             case _:
                 assert_never(self.phase)
-
-    @property
-    def _step_until(self) -> float:
-        """When a step that has no majority fails; the last one of an operation has the rest of its time."""
-        until = self._try.began + STEP_S * 2**self._failed
-        return until if until <= self._until - STEP_S else self._until
-
-    def _wait_for_majority(self, now: float) -> list[ev.Action]:
-        return self._fail(now) if now >= self._step_until else self._wait(self._step_until)
 
     def _is_patient(self, now: float, *, is_first: bool = False) -> bool:
         """Whether the stores beyond a majority had their time to answer."""
@@ -231,7 +219,7 @@ class Register(Machine[ev.Event, ev.Action]):
 
     def _look(self, now: float) -> list[ev.Action]:
         self.phase, self._step, self._try = Phase.LOOKING, self._step + 1, Attempt(self.size, now)
-        self._wait(self._step_until)
+        self._wait(self._until)
         return [ev.Look(self._step, store) for store in range(self.size)]
 
     def _when_seen(self, basis: Basis, now: float) -> list[ev.Action]:
@@ -245,7 +233,7 @@ class Register(Machine[ev.Event, ev.Action]):
         self.phase, self._step, self.highest = Phase.LOCKING, self._step + 1, self.highest + 1
         attempt.begin_step(now)
         attempt.basis, attempt.text, attempt.ballot = basis, text, Ballot(self.highest, self.name)
-        self._wait(self._step_until)
+        self._wait(self._until)
         return [ev.Write(self._step, store, cell, attempt.lock_of(store)) for store, cell in attempt.seen.items()]
 
     def _write(self, now: float) -> list[ev.Action]:
@@ -254,7 +242,7 @@ class Register(Machine[ev.Event, ev.Action]):
         attempt.begin_step(now)
         vote = attempt.vote = attempt.next_vote()
         self.is_known = True
-        self._wait(self._step_until)
+        self._wait(self._until)
         return [ev.Write(self._step, store, cell, cell.replace(vote=vote)) for store, cell in attempt.locked.items()]
 
     def _finish(self, text: bytes) -> list[ev.Action]:
