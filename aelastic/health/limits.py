@@ -10,7 +10,6 @@ aiohttp limits what a request may hold; this limits the connections.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import resource
 import socket
@@ -62,7 +61,7 @@ class ConnectionLimits:
         self._on_dropped = on_dropped
         self._most = connections_max()
         self._since: dict[Any, float] = {}  # handlers of open connections, oldest first; lost ones until the next look
-        self._answered: set[Any] = set()  # those of them whose request has come
+        self._answered: set[Any] = set()  # handlers whose request has come
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -88,13 +87,13 @@ class ConnectionLimits:
                         next((each for each in self._since if each not in self._answered), next(iter(self._since))),
                         "crowd",
                     )
-                await attach([conn], self._add)
+                await self._attach(conn)
             await anyio.sleep(1 / ACCEPTS_PER_S)
 
-    def _add(self) -> asyncio.Protocol:
-        handler: asyncio.Protocol = self._make_handler()
-        self._since[handler] = anyio.current_time()
-        return handler
+    async def _attach(self, conn: socket.socket) -> None:
+        handler = self._make_handler()
+        await attach([conn], lambda: handler)
+        self._since[handler] = anyio.current_time()  # now: a handler without a transport counts as lost
 
     def has_asked(self, handler: Any) -> None:
         """The request of a connection has come."""
@@ -119,4 +118,4 @@ class ConnectionLimits:
     def _forget_lost(self) -> None:
         # aiohttp's handlers have a transport while they are connected.
         self._since = {each: since for each, since in self._since.items() if each.transport is not None}
-        self._answered &= self._since.keys()
+        self._answered = {each for each in self._answered if each.transport is not None}

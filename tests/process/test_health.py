@@ -608,6 +608,17 @@ async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_roo
             writer.close()
 
 
+async def test_a_connection_is_counted_also_if_the_count_is_taken_while_it_is_made() -> None:
+    async with serving() as (server, url):
+        assert (await ask_here(f"{url}/livez")).status == 200  # the limits begin with the first connection
+        await _until(lambda: server._limits is not None and not len(server._limits))
+        place = urlsplit(url)
+        with socket.create_connection((place.hostname or "", place.port or 0), DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S):
+                while not server._limits:
+                    await anyio.lowlevel.checkpoint()  # each step of the loop
+
+
 def test_few_open_files_mean_fewer_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for limit in (16, 256, 1 << 20, -1):
