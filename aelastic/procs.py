@@ -40,6 +40,8 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 # For a child whose status another part of this process has taken (`waitpid(-1)`).
 STATUS_LOST = 255
+# So often a fork server is asked how its child has ended, for a second each: it may wait for a CPU, as we do.
+STATUS_TRIES = 30
 # A killed process is gone at once, or is slow to tear down; then we look for others in the meantime.
 CLEAR_LOOK_AGAIN_S = 0.05
 # Orphans fork while they are killed, or survive SIGKILL; the guard of an agent in our agent takes its own time.
@@ -60,15 +62,17 @@ class _Worker:
 
     async def wait(self) -> int:
         """The exit code, as soon as there is one; the process stays a zombie."""
-        if self._pidfd is None:
-            while (code := self._status()) is None:  # noqa: ASYNC110  no kernel to tell us
+        if self._pidfd is not None:
+            await anyio.wait_readable(self._pidfd)
+        else:  # no kernel to tell us; or a fork server had taken the status before we looked
+            while self._status() is None and proc_table.is_alive(self.pid):  # noqa: ASYNC110
                 await anyio.sleep(self._monitor_interval)
-            return code
-        await anyio.wait_readable(self._pidfd)
-        code = self._status()
-        if code is None:  # not our child but a fork server's
-            code = await run_sync(self._child.reap)
-        return STATUS_LOST if code is None else code
+        for _ in range(STATUS_TRIES):
+            if (code := self._status()) is None:  # not our child but a fork server's
+                code = await run_sync(self._child.reap)
+            if code is not None:
+                return code
+        return STATUS_LOST
 
     def _status(self) -> int | None:
         """The exit code if the process has ended, without taking it."""

@@ -23,7 +23,7 @@ from kit.stories import launches as stories
 from kit.stories.launches import one_node
 from kit.workers.torch_versions import SINCE
 
-from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent
+from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent, procs
 from aelastic.errors import ProcessFailure
 from aelastic.launch import _get_entrypoint_name
 from aelastic.launcher import errors
@@ -259,6 +259,15 @@ def test_a_failure_has_the_functions_name_and_traceback(method: str) -> None:
 
 def test_a_function_that_fails_once_is_started_again() -> None:
     assert launch(stories.fail_the_first_time, max_restarts=1) == {0: "restarts 1", 1: "restarts 1"}
+
+
+@with_every_method
+def test_a_function_that_has_ended_before_the_kernel_was_asked_to_tell_is_seen_to_end(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fork server takes the status of its children at once, and the agent may have waited for a CPU."""
+    monkeypatch.setattr(procs, "pidfd_of", lambda pid: None)
+    assert launch(stories.rank_and, start_method=method) == {0: [0], 1: [1]}
 
 
 @with_every_method
