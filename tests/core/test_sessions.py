@@ -151,6 +151,19 @@ def test_an_agent_that_waits_for_its_welcome_says_nothing(message: Any) -> None:
     assert term.tell(reclaimed(10)) == []
 
 
+@pytest.mark.parametrize("how", ["rival", "greeted"])
+def test_an_agent_that_hangs_up_before_its_welcome_gets_none_and_lives(how: str) -> None:
+    """It comes on another connection, also if the end of this one is not heard of."""
+    term = Term()
+    term.join("a", 0)
+    term.join("n", 0 if how == "rival" else None, seen_epoch=9 if how == "greeted" else 0)
+    assert term.say("n", m.HungUp()) == []
+    actions = term.live_until(term.now + 2 * PROBE_TIMEOUT_S) if how == "rival" else term.tell(reclaimed(10))
+    assert not [action for action in actions if isinstance(action, ev.Say) and action.conn == term.conns["n"]]
+    assert term.close("n") == []
+    assert not term.leader.sessions.electorate._dead
+
+
 # Addresses.
 
 

@@ -22,6 +22,7 @@ class Stage(StrEnum):
     GREETED = auto()  # it waits until our epoch is above every one that it knows
     WELCOMED = auto()  # it speaks for its node
     LEFT = auto()  # its node has left: that the connection closes is no loss
+    HUNG_UP = auto()  # it has another coordinator, or seeks one: nothing is said on it, or heard
 
 
 @dataclass(slots=True)

@@ -128,7 +128,10 @@ class Sessions:
             case _ if isinstance(message, m.HungUp):  # its last word: what is decided next is decided without it
                 actions = self.on_closed(conn, now, has_hung_up=True, is_leading=is_leading)
                 self.on_opened(conn, connection.peer, connection.way, now)  # until it closes, or is silent for a lease
+                self._connections[conn].stage = Stage.HUNG_UP
                 return actions
+            case Stage.HUNG_UP:
+                return []
             case Stage.OPEN if isinstance(message, m.Hello):
                 return self._on_hello(conn, connection, message, now)
             case Stage.OPEN:
@@ -251,8 +254,8 @@ class Sessions:
         probed = self._probed.pop(rival, None)
         actions: list[Action] = []
         for conn, hello in probed.hellos if probed is not None else []:
-            if conn not in self._connections:
-                continue  # closed meanwhile
+            if conn not in self._connections or self._connections[conn].stage is Stage.HUNG_UP:
+                continue  # gone meanwhile
             if not is_alive:
                 actions += self._admit_unless_rivalled(conn, hello, now, dead=rival)
                 continue
@@ -281,7 +284,7 @@ class Sessions:
             return actions
         greeting, self._greeting = self._greeting, []
         for conn, hello, notice in greeting:
-            if conn in self._connections:  # else closed meanwhile
+            if conn in self._connections and self._connections[conn].stage is Stage.GREETED:  # else gone meanwhile
                 actions += self._welcome(conn, hello, notice, now)
         return actions
 
