@@ -110,8 +110,12 @@ class Supervisor:
         self._mailbox.post(StopRequested(signum))
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
-        if self._group.is_done and self._run is not None:
-            self._run.resources.hurry()  # nothing is left to wait for but the console, and other agents
+        if (
+            self._run is not None and self._group.verdict is not None
+        ):  # agents that have not heard it are not waited for
+            self._run.resources.link.hurry()
+        if self._run is not None and self._group.is_done:  # nor is the console
+            self._run.resources.logs.hurry()
             self._observers.give_up()
 
     async def collect_stacks(self, why: str = "asked") -> StacksTaken:

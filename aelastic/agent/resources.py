@@ -185,11 +185,6 @@ class Resources:
             last.start_soon(self.link.finish, name="leave")
             last.start_soon(self.logs.finish, name="the rest of the logs")
 
-    def hurry(self) -> None:
-        """Has `finish` wait no longer."""
-        self.link.hurry()
-        self.logs.hurry()
-
     def closing(self, observers: Observers) -> AsyncExitStack:
         """Closes what is open, the back end first; each is closed, whatever the others raise."""
         self.stack_dumps.close()

@@ -39,7 +39,7 @@ class Link(Protocol):
         """Leaves in order, while `run` still runs: what was told is sent, what is ours is handed over.  Bounded."""
 
     def hurry(self) -> None:
-        """Has `finish` wait no longer for agents that have not heard how the job ended.  Never blocks."""
+        """Ends the wait of `finish` for agents that have not heard how the job ended, or prevents it.  Never blocks."""
 
 
 class InProcessLink:

@@ -40,6 +40,7 @@ from aelastic.logs.follower import Follower
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Noticed, RunEvent
+from aelastic.rdzv.link import InProcessLink
 from aelastic.tcpstore.host import _refusing
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
@@ -409,6 +410,20 @@ async def test_a_second_stop_kills_at_once() -> None:
         await run.task
     assert [(at, signum) for at, rank, signum in backend.signals if rank == 0] == [(1, TERM), (4, KILL)]
     assert anyio.current_time() == 4
+
+
+@pytest.mark.parametrize("at, is_after", [(5, False), (20, True)])
+@on_virtual_time
+async def test_a_stop_after_the_verdict_ends_the_wait_for_agents_that_have_not_heard_it(
+    monkeypatch: pytest.MonkeyPatch, at: int, is_after: bool
+) -> None:
+    """Also one that comes while workers are being stopped."""
+    ended = list[float]()
+    monkeypatch.setattr(InProcessLink, "hurry", lambda _: ended.append(anyio.current_time()))
+    async with running(supervise(FakeBackend([FAILS, STUBBORN]), max_restarts=0), until_s=at) as run:
+        run.supervisor.stop()
+        await run.task
+    assert ended == ([at] if is_after else [])
 
 
 @on_virtual_time
