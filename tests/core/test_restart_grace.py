@@ -119,6 +119,9 @@ def test_the_five_seconds_of_a_worker_that_computes_are_those_in_which_it_has_a_
         story.compute(cpu_s=share * INTERVAL_S)
         told = story.look()
     assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + COMPUTE_S / share, abs=INTERVAL_S)
+    starved = {1.0: None, 0.5: 5, 0.1: 45}[share]
+    besides = f", besides {starved} s in which it waited for a CPU" if starved else " after SIGTERM"
+    assert f" computed and wrote nothing for 5 s{besides}" in told[0].reason
 
 
 def test_a_worker_that_has_written_gets_its_time_of_computing_anew_however_long_it_waited_for_a_cpu() -> None:
