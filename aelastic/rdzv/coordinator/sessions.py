@@ -157,7 +157,7 @@ class Sessions:
             self.electorate.on_dead(connection.node_id)
         if connection is not None and connection.stage is Stage.WELCOMED and (may_live or not self.is_over):
             node_id = connection.node_id
-            if may_live:  # it has hung up on another leader, where this one is none
+            if may_live:  # its connection was reset, or it has another coordinator
                 self.absent.on_lost(node_id, now, is_unheard=is_leading and has_hung_up)
             self._graces[node_id] = now + GRACE_S
             self.inbox.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)

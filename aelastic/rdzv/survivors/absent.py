@@ -26,8 +26,12 @@ class Absent:
     _unheard: set[str] = field(default_factory=set[str])  # those that may not hear this agent either
 
     def on_lost(self, node_id: str, now: float, *, is_unheard: bool) -> None:
+        self._forget_those_before(now)
         self._lost_at[node_id] = now
-        (self._unheard.add if is_unheard else self._unheard.discard)(node_id)
+        if is_unheard:
+            self._unheard.add(node_id)
+        else:
+            self._unheard.discard(node_id)
 
     def on_back(self, node_id: str) -> None:
         """It is connected, or another agent has its place."""
@@ -41,6 +45,9 @@ class Absent:
 
     def on_over(self, now: float) -> None:
         """The job is over: those that were lost long ago are not waited for."""
+        self._forget_those_before(now)
+
+    def _forget_those_before(self, now: float) -> None:
         for node_id in [i for i in self._lost_at if self._until(i) <= now]:
             self.on_back(node_id)
 
