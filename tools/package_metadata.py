@@ -2,7 +2,7 @@
 
 A package index has the README's text alone, so links to other files of the repository lead nowhere there.  They become
 the names of these files, which are in the source distribution; links within the page and to the web stay.  The
-project's addresses are those of the repository whose workflow builds the package, as GitHub tells it.
+project's addresses are below `PROJECT_URL`, which the release workflow sets: other workflows build the package, too.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ def named(link: re.Match[str]) -> str:
 
 def addresses(env: Mapping[str, str]) -> dict[str, str]:
     """Where the project is to be found, by label; nothing where it is built by hand."""
-    server, repository = env.get("GITHUB_SERVER_URL"), env.get("GITHUB_REPOSITORY")
-    if not server or not repository:
+    home = env.get("PROJECT_URL")
+    if not home:
         return {}
-    home = f"{server}/{repository}"
     return {
         "Homepage": home,
         "Documentation": f"{home}/tree/main/docs",

@@ -42,7 +42,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     if find_spec("hatch_vcs") is None:
         pytest.skip("hatch-vcs is not installed")
     folder = tmp_path_factory.mktemp("dist")
-    workflow = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "someone/aelastic"}
+    workflow = {"PROJECT_URL": "https://github.com/someone/aelastic"}
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder, **workflow)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
