@@ -167,7 +167,7 @@ class RoundEnd:
         if past.failure is not None:
             at = now - max(0.0, past.failure_age_s)
             self.on_failed(node_id, past.failure, at if loss is None else max(at, loss.at))
-        elif past.ended and loss is not None and self.told is None:  # without contact it stopped its workers by itself
+        elif past.ended and loss is not None:  # without contact it stopped its workers by itself
             self.heard.add(node_id)
             self.losses[node_id] = loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True)
 
