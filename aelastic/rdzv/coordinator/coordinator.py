@@ -13,6 +13,7 @@ that must not cost round 4 a restart.  A node that reconnects with a round that 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
@@ -101,6 +102,8 @@ class Coordinator(Machine[ev.Event, Send]):
         shows_round = is_new and past.round > self.round and has_seat(past, self.rules.max_nodes)
         self.newest_round = max(self.newest_round, past.round)
         self.forming.on_count(past.restart_count, is_paid=past.round > self.round)
+        if self.phase is Phase.FORMING and past.round > self.round and self.roster.is_inherited:
+            self.forming.end.on_free(f"round {past.round} has followed round {self.round}", -inf)
         match self.phase:
             case Phase.FORMING | Phase.TAKING_OVER if shows_round:  # that round is taken over
                 return sends + self._begin_takeover(past, now) + self._take_seat(node, past, since, now)

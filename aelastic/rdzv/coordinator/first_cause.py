@@ -192,7 +192,7 @@ class RoundEnd:
 
     def on_free(self, reason: str, at: float) -> None:
         """Something else ends the round, and costs nothing."""
-        if self.free is None:
+        if self.free is None or at < self.free[0]:
             self.free = at, reason
 
     # What follows.

@@ -160,6 +160,11 @@ class Roster:
         """The last round is one that another coordinator has begun."""
         self.participants, self.departed = dict.fromkeys(participants), departed
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether another coordinator has begun the last round."""
+        return bool(self.participants) and not any(self.participants.values())
+
     def stop_participants(self) -> list[str]:
         """The last round is over; gives the nodes that have workers to stop."""
         nodes = self._with_workers()
