@@ -130,7 +130,8 @@ class Charges:
                 is_certain = fault.is_certain and is_heard and is_kept and node_id in last.heard and not is_own
                 return [Loss(since, fault.since + self.late_s, is_certain)]
             case "break":
-                near = Loss(fault.since, fault.since + self.late_s, node_id in last.heard, fault.since)
+                is_certain = fault.is_certain and node_id in last.heard
+                near = Loss(fault.since, fault.since + self.late_s, is_certain, fault.since)
                 return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]
             case "reset":
                 return [Loss(since, excuses_until=fault.until + self._heartbeat_s)]

@@ -375,8 +375,9 @@ class Checks:
                     self._world.after(delay_s, partial(peer.lose_peer, generation, rank))
 
     def broke(self, agent: Agent) -> None:
-        """A connection of its node broke."""
-        self.charges.add("break", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
+        """A connection of its node breaks; if no agent has the other end any more, it was of no use before."""
+        now, is_certain = self._world.now, agent.stream is not None and agent.stream.peer.is_open
+        self.charges.add("break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
 
     def ends(self, agent: Agent) -> None:
         """A node crashes, or is asked to leave."""
