@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.survivors import election_events as ev
@@ -268,6 +269,21 @@ def test_a_round_that_another_coordinator_has_begun_counts_when_a_node_tells_of_
     found.on_welcome(back, seats)
     assert blocked(found, "02") == "13"
     assert fence in found.rounds
+
+
+def test_a_node_has_no_vote_by_its_own_round_any_more_once_it_follows_the_coordinator_of_another() -> None:
+    """Both began as the first of their epoch, for the endpoint was lost in between: it would elect itself, alone."""
+    found, fence = electorate("012")
+    (late,) = nodes("9")
+    own = m.Seats(fence, 2, "its own", (m.Seat("9", "h", "a", 7),))
+    found.on_welcome(late, own)
+    told = found.newer_than(own)
+    assert told == found.rounds[fence] and found.newer_than(told) is None
+    election, state = Election("9", LEASE_S), NodeState()
+    for seats in (own, told):
+        election.handle(ev.Seated(seats), 0.0)
+        state.on_news(seats)
+        assert election.has_vote == (seats is own) and state.seats is seats
 
 
 def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections() -> None:

@@ -140,8 +140,8 @@ class NodeState:
             case m.Departed(round_, group_rank):
                 if round_ == self.round and self.assigned is not None:
                     self.departed |= {group_rank}
-            case m.Seats(fence):
-                if fence > self.votes_by:
+            case m.Seats():
+                if news.replaces(self.seats):
                     self.seats = news
                     self.ended_nodes &= {seat.node_id for seat in news.seats}
             case _:

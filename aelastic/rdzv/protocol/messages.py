@@ -156,6 +156,13 @@ class Seats(Record):
     def majority(self) -> int:
         return len(self.seats) // 2 + 1
 
+    def replaces(self, known: Seats | None) -> bool:
+        """Whether a node that knows those votes by these from now on.
+
+        Of two rounds with the same fence, which an endpoint that was lost has brought about, the coordinator's counts.
+        """
+        return known is None or self.fence > known.fence or (self.fence == known.fence and self.secret != known.secret)
+
 
 class Hello(Record):
     """The first message on a connection.  Answered by `Welcome` or `Refused`."""

@@ -118,7 +118,7 @@ class Election(Machine[Event, Action]):
     def _on_seated(self, event: ev.Seated) -> list[Action]:
         match self.phase:
             case Phase.FOLLOWING | Phase.ALONE | Phase.ASKING | Phase.CHOSEN:
-                if self.seats is None or event.seats.fence > self.seats.fence:
+                if event.seats.replaces(self.seats):
                     self.seats = event.seats
                 return []  # it votes by the newest that it has heard of
             case _:

@@ -86,8 +86,8 @@ class Electorate:
 
     def newer_than(self, seats: m.Seats | None) -> m.Seats | None:
         """The newest round, if a node that knows this one does not know it."""
-        newest = max(self.rounds, default=0)
-        return self.rounds[newest] if newest > (0 if seats is None else seats.fence) else None
+        newest = self.rounds[max(self.rounds)] if self.rounds else None
+        return newest if newest is not None and newest.replaces(seats) else None
 
     def on_dead(self, node_id: str) -> None:
         """Its process has ended, or it has left the job."""
