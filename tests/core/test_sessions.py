@@ -735,7 +735,7 @@ def test_a_coordinator_that_hears_no_other_node_ends_its_round_and_stands_back()
 @pytest.mark.parametrize("is_elected", [False, True])
 def test_a_coordinator_that_stood_back_goes_on_if_no_other_was_elected(is_elected: bool) -> None:
     term = alone()
-    term.live_until(term.now + LEASE_S, "b", "c")
+    term.live_until(term.now + 2 * LEASE_S, "b", "c")
     term.say("a", ready("a"))
     actions = term.tell(ev.Reclaimed(None) if is_elected else reclaimed(5))
     actions += term.tell(RENEWED)

@@ -392,8 +392,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self._deliver(held, now)
 
     def validate(self) -> None:
-        self.sessions.validate()
-        self.verdict.validate()
+        for part in (self.sessions, self.verdict, self.lease):
+            part.validate()
         assert self.sessions.epoch == self.lease.epoch, "Welcome names the epoch of the record"
         assert self.phase is not Phase.RECLAIMING or self.lease.is_asked, "the board is asked for the epoch"
         assert self.phase is Phase.STEPPED_DOWN or self.deadline is not None, "a leader renews its lease"

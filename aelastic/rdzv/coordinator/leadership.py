@@ -113,3 +113,8 @@ class LeaderLease:
         if record.epoch > self.epoch:
             self.certain_until = self._asked_at + self._trusted_s
         self.epoch, self.renewals, self._asked_at, self.asked_losses = record.epoch, record.renewals or 0, None, 0
+
+    def validate(self) -> None:
+        is_newest = self._asked_at is None or self.certain_until <= self._asked_at + self._trusted_s
+        assert is_newest, "what the board said is trusted for no longer than what it is asked for"
+        assert self.renew_at > self.started, "the first renewal is due after the campaign"
