@@ -9,7 +9,7 @@ import pytest
 from aelastic.core.machine import InvalidTransition
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import Ballot, Cell, Vote, cell_from_bytes, cell_to_bytes
-from aelastic.rdzv.quorum.register import CAME_BETWEEN, FIRST_PATIENCE_S, LIMIT_S, PATIENCE_MAX_S, Register
+from aelastic.rdzv.quorum.register import CAME_BETWEEN, FIRST_PATIENCE_S, LIMIT_S, PATIENCE_MAX_S, STEP_S, Register
 
 
 class Story:
@@ -115,6 +115,31 @@ def test_a_first_vote_waits_a_moment_for_a_store_that_may_know_another() -> None
     assert FIRST_PATIENCE_S <= story.now < 2 * FIRST_PATIENCE_S
 
 
+def test_stores_that_were_empty_at_different_moments_are_not_a_register_without_a_text() -> None:
+    """Its only other store is slow, and each store is empty when it is looked at."""
+    story, late = written(), Register(3, "late")
+    late.handle(ev.Asked(), 0.0)
+    story.forget(1)
+    late.handle(ev.Looked(1, 1, story.cells[1]), 0.0)
+    assert story.ask() == "one", "which takes the store in again"
+    story.forget(0)
+    late.handle(ev.Looked(1, 0, story.cells[0]), 0.0)
+    looks = late.handle(ev.DeadlinePassed(), FIRST_PATIENCE_S)
+    assert [type(look) for look in looks] == [ev.Look] * 3, "it looks again"
+    story.core, story.now = late, FIRST_PATIENCE_S
+    answers = [answer for look in looks[:2] if (answer := story.answer(look))]
+    assert [action for answer in answers for action in late.handle(answer, story.now)] == []
+    assert late.is_known
+
+
+def test_that_there_is_no_text_costs_two_looks_and_the_second_no_patience() -> None:
+    story = Story()
+    story.silent = {2}
+    assert story.ask() == ""
+    assert [type(action) for action in story.asked] == [ev.Look] * 6
+    assert FIRST_PATIENCE_S <= story.now < FIRST_PATIENCE_S + 2 * PATIENCE_MAX_S
+
+
 def test_without_a_majority_it_says_which_stores_are_missing() -> None:
     story = written()
     story.down, story.silent = {0}, {2}
@@ -123,6 +148,36 @@ def test_without_a_majority_it_says_which_stores_are_missing() -> None:
     story.silent, story.down = set(), {0, 2}
     assert story.ask() == ev.NoMajority({0: "refused", 2: "refused"}), "at once, if all have answered"
     assert story.now == pytest.approx(LIMIT_S)
+
+
+@pytest.mark.parametrize("writes", [1, 3])
+def test_a_store_that_goes_in_the_middle_of_a_write_does_not_hold_it_where_another_is_back(writes: int) -> None:
+    """It goes when it is to be locked, or to be written."""
+    story = written()
+    story.down = {0}
+    answer, seen = story.answer, list[ev.Write]()
+
+    def go(action: ev.Action) -> ev.Event | None:
+        if isinstance(action, ev.Write):
+            seen.append(action)
+            if len(seen) == writes:
+                story.down, story.silent = set(), {2}
+        return answer(action)
+
+    story.answer = go  # type: ignore[method-assign]
+    assert story.ask("one", "two") == "two"
+    assert STEP_S <= story.now < 2 * STEP_S
+    assert story.members() == [0, 1, 2]
+
+
+def test_each_try_gives_its_steps_more_time_than_the_one_before() -> None:
+    """Stores on slow lines answer, too."""
+    story = written()
+    story.silent = {1, 2}
+    story.asked.clear()
+    assert story.ask() == ev.NoMajority({1: "", 2: ""})
+    assert story.now == pytest.approx(LIMIT_S)
+    assert len({action.step for action in story.asked if isinstance(action, ev.Look)}) == 3
 
 
 def test_a_store_that_came_back_empty_is_taken_in_by_the_next_operation() -> None:
@@ -179,7 +234,7 @@ def test_a_store_that_is_being_taken_in_does_not_count_for_the_vote_that_does_so
     core, step = story.core, story.begin("one", "two")
     assert core.handle(ev.Written(step, 0, True), 0.0) == []
     assert core.handle(ev.Written(step, 1, True), 0.0) == []
-    assert core.deadline == LIMIT_S, "two of three are locked, and one of them has forgotten: that is no majority"
+    assert core.deadline == STEP_S, "two of three are locked, and one of them has forgotten: that is no majority"
     assert core.handle(ev.Written(step, 2, False), 0.0) == []
     assert core.phase == "pausing"
     assert core._try.missing == {2: CAME_BETWEEN}

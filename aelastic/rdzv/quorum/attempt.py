@@ -41,10 +41,12 @@ class Attempt:
     Args:
         size: how many stores there are.
         began: when its step began.
+        empty_before: the stores in which the look just before this one has found no vote.
     """
 
     size: int
     began: float = 0.0
+    empty_before: frozenset[int] = frozenset()
     seen: dict[int, Cell | None] = field(default_factory=dict)
     locked: dict[int, Cell] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
@@ -125,7 +127,7 @@ class Attempt:
     def holds(self, basis: Basis) -> bool:
         """Whether a majority is seen to have the basis, and no store that answers is to be taken in."""
         if basis.is_first:
-            return basis.vote is None
+            return basis.vote is None and len(basis.voters & self.empty_before) >= self.majority
         with_it = [store for store in basis.voters if (cell := self.seen[store]) and cell.vote == basis.vote]
         return len(with_it) >= self.majority and len(basis.voters) == len(self.seen)
 

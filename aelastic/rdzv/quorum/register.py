@@ -19,6 +19,9 @@ a majority that had not lost it.
 **The first vote** needs a majority that has none.  A store may have forgotten one: so a register that has known a vote
 never takes that for the beginning, nor does another where some stores are locked and some are empty.  When a majority
 has forgotten, only all stores together can begin again, from the newest vote that any of them still has.
+
+**That there is none** is told only when two looks in a row have found a majority without one.  The answers to one look
+come at different moments: a store that had forgotten may have been taken in before another forgets.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ FIRST_PATIENCE_S = 0.25
 PAUSE_MIN_S, PAUSE_MAX_S = 0.004, 0.25
 # Answers of a majority come in milliseconds or, where a connection is made anew, in tenths of seconds.
 LIMIT_S = 2.0
+# A step has so long for its majority; in each further try twice as long.  A store may have gone just now, and another
+# that was away may be back.
+STEP_S = 0.25
 CAME_BETWEEN = "another agent wrote at the same time"
 
 
@@ -171,8 +177,8 @@ class Register(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.PAUSING if now < self._until:
                 return self._look(now)
-            case Phase.LOOKING | Phase.LOCKING if now < self._until:  # a majority goes on without the others
-                return self._go_on(now)
+            case Phase.LOOKING | Phase.LOCKING | Phase.WRITING if now < self._until:
+                return self._go_on(now)  # a majority goes on without the others; without one, another try may have it
             case Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
                 return self._give_up()
             case Phase.IDLE:
@@ -189,14 +195,15 @@ class Register(Machine[ev.Event, ev.Action]):
             case Phase.LOOKING:
                 basis = attempt.find_basis(self.name, is_known=self.is_known)
                 if basis is not None:
-                    return self._when_seen(basis, now) if self._is_patient(now, is_first=basis.is_first) else []
+                    is_first = basis.is_first and not attempt.empty_before
+                    return self._when_seen(basis, now) if self._is_patient(now, is_first=is_first) else []
                 if not self.is_known and attempt.may_have_begun(self.name):  # the first vote may be on its way
                     return self._fail(now) if self._is_patient(now, is_first=True) else []
-                return self._give_up() if attempt.is_heard_of_all else self._wait(self._until)
+                return self._give_up() if attempt.is_heard_of_all else self._wait_for_majority(now)
             case Phase.LOCKING | Phase.WRITING if attempt.is_hopeless:
                 return self._fail(now)
             case Phase.LOCKING | Phase.WRITING if not attempt.has_majority:
-                return self._wait(self._until)
+                return self._wait_for_majority(now)
             case Phase.LOCKING:
                 return self._write(now) if self._is_patient(now) else []
             case Phase.WRITING:
@@ -205,6 +212,15 @@ class Register(Machine[ev.Event, ev.Action]):
                 raise AssertionError("no step is under way")
             case _:
                 assert_never(self.phase)
+
+    @property
+    def _step_until(self) -> float:
+        """When a step that has no majority fails; the last one of an operation has the rest of its time."""
+        until = self._try.began + STEP_S * 2**self._failed
+        return until if until <= self._until - STEP_S else self._until
+
+    def _wait_for_majority(self, now: float) -> list[ev.Action]:
+        return self._fail(now) if now >= self._step_until else self._wait(self._step_until)
 
     def _is_patient(self, now: float, *, is_first: bool = False) -> bool:
         """Whether the stores beyond a majority had their time to answer."""
@@ -217,9 +233,10 @@ class Register(Machine[ev.Event, ev.Action]):
         self._wait(attempt.patient_until)
         return False
 
-    def _look(self, now: float) -> list[ev.Action]:
-        self.phase, self._step, self._try = Phase.LOOKING, self._step + 1, Attempt(self.size, now)
-        self._wait(self._until)
+    def _look(self, now: float, empty_before: frozenset[int] = frozenset()) -> list[ev.Action]:
+        self.phase, self._step = Phase.LOOKING, self._step + 1
+        self._try = Attempt(self.size, now, empty_before)
+        self._wait(self._step_until)
         return [ev.Look(self._step, store) for store in range(self.size)]
 
     def _when_seen(self, basis: Basis, now: float) -> list[ev.Action]:
@@ -228,12 +245,14 @@ class Register(Machine[ev.Event, ev.Action]):
         if text == basis.text:
             if attempt.holds(basis):
                 return self._finish(text)
+            if basis.vote is None:
+                return self._look(now, basis.voters)
             if not self._failed and len(basis.voters) == len(attempt.seen):
                 return self._fail(now)  # a write is on its way: it has a moment to end before it is disturbed
         self.phase, self._step, self.highest = Phase.LOCKING, self._step + 1, self.highest + 1
         attempt.begin_step(now)
         attempt.basis, attempt.text, attempt.ballot = basis, text, Ballot(self.highest, self.name)
-        self._wait(self._until)
+        self._wait(self._step_until)
         return [ev.Write(self._step, store, cell, attempt.lock_of(store)) for store, cell in attempt.seen.items()]
 
     def _write(self, now: float) -> list[ev.Action]:
@@ -242,7 +261,7 @@ class Register(Machine[ev.Event, ev.Action]):
         attempt.begin_step(now)
         vote = attempt.vote = attempt.next_vote()
         self.is_known = True
-        self._wait(self._until)
+        self._wait(self._step_until)
         return [ev.Write(self._step, store, cell, cell.replace(vote=vote)) for store, cell in attempt.locked.items()]
 
     def _finish(self, text: bytes) -> list[ev.Action]:
