@@ -81,6 +81,7 @@ class Register(Machine[ev.Event, ev.Action]):
     _until: float = 0.0  # the limit of the operation
     _step: int = 0  # counts the steps of all tries: answers to an earlier one are void
     _failed: int = 0  # tries of this one that have failed
+    _late: int = 0  # of those, the tries that waited in vain for a majority
     _try: Attempt = field(init=False)  # the last
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class Register(Machine[ev.Event, ev.Action]):
     def _on_asked(self, event: ev.Asked, now: float) -> list[ev.Action]:
         match self.phase:
             case Phase.IDLE:  # the first try
-                self._asked, self._until, self._failed = event, now + self.limit_s, 0
+                self._asked, self._until, self._failed, self._late = event, now + self.limit_s, 0, 0
                 return self._look(now)
             case Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
                 raise self._impossible(event)
@@ -216,11 +217,14 @@ class Register(Machine[ev.Event, ev.Action]):
     @property
     def _step_until(self) -> float:
         """When a step that has no majority fails; the last one of an operation has the rest of its time."""
-        until = self._try.began + STEP_S * 2**self._failed
+        until = self._try.began + STEP_S * 2**self._late
         return until if until <= self._until - STEP_S else self._until
 
     def _wait_for_majority(self, now: float) -> list[ev.Action]:
-        return self._fail(now) if now >= self._step_until else self._wait(self._step_until)
+        if now < self._step_until:
+            return self._wait(self._step_until)
+        self._late += 1
+        return self._fail(now)
 
     def _is_patient(self, now: float, *, is_first: bool = False) -> bool:
         """Whether the stores beyond a majority had their time to answer."""

@@ -71,7 +71,11 @@ class Write(Record):
 
 
 class Done(Record):
-    """Answers `Asked`: the text of the register; it is the new one if that was written."""
+    """Answers `Asked`: the text of the register; it is the new one if that was written.
+
+    Another text does not say that the new one never was there: an agent may have found it in a store that a failed try
+    had reached, and have replaced it.
+    """
 
     text: bytes
 
