@@ -110,12 +110,10 @@ class Supervisor:
         self._mailbox.post(StopRequested(signum))
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
-        if (
-            self._run is not None and self._group.verdict is not None
-        ):  # agents that have not heard it are not waited for
-            self._run.resources.link.hurry()
-        if self._run is not None and self._group.is_done:  # nor is the console
-            self._run.resources.logs.hurry()
+        if self._run is not None and (self._group.verdict is not None or self._group.is_done):
+            self._run.resources.link.hurry()  # agents that have not heard how the job ended are not waited for
+        if self._run is not None and self._group.is_done:
+            self._run.resources.logs.hurry()  # nor is the console
             self._observers.give_up()
 
     async def collect_stacks(self, why: str = "asked") -> StacksTaken:
