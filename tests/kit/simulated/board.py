@@ -39,6 +39,8 @@ class Board:
         hosts: with whose agents it comes and goes.
     """
 
+    asks_again_s = 0.0  # a question whose answer a cut has swallowed is asked again so late, at most
+
     def __init__(self, world: World, ttl_s: float | None, hosts: Sequence[str] = ()) -> None:
         self._world, self._ttl_s, self.hosts = world, ttl_s, hosts
         self.faults = BoardFaults()

@@ -89,6 +89,8 @@ class Charges:
             losses.append(Loss())  # another agent coordinates, and those that do not find it in time are lost
         if not failures and last.token != next_.token and last.named is not None:
             return EITHER  # and what it had told, though it may have heard of a loss after that
+        if not failures and any(_is_gone(fault, last, next_) for fault in faults if fault.until <= next_.began_at):
+            return EITHER  # a node that can be heard again has not told yet that it has stopped its workers
         ended_at = math.inf if last.named is not None else last.ended_at
         return legal_charges(failures, losses, ended_at=ended_at, slack_s=self.slack_s)
 
@@ -127,7 +129,8 @@ class Charges:
                 is_first = all(fault.since < at for at, _, _ in last.failures)
                 # A coordinator that is lost takes along what only it has heard of, after it had told of the failure.
                 is_kept = last.token == next_.token or node_id == last.leader_id or is_first
-                is_certain = fault.is_certain and is_heard and is_kept and node_id in last.heard and not is_own
+                is_noticed = node_id in last.heard and node_id not in next_.heard
+                is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own
                 return [Loss(since, fault.since + self.late_s, is_certain)]
             case "break":
                 is_certain = fault.is_certain and node_id in last.heard
@@ -138,11 +141,7 @@ class Charges:
             case _ if self._is_short(fault):
                 return []
             case _:
-                gone = last.heard.keys() - next_.heard.keys()
-                is_gone = node_id in gone or (fault.host, _host(last.leader_id)) in {
-                    (_host(each), fault.to) for each in gone
-                }
-                is_lost = is_gone and fault.until > next_.began_at and last.token == next_.token
+                is_lost = _is_gone(fault, last, next_) and fault.until > next_.began_at and last.token == next_.token
                 until = fault.since + self.slack_s if is_lost else math.inf
                 return [Loss(since, until, is_lost, fault.until + RESEND_MAX_S + self.lease_s)]
 
@@ -150,6 +149,13 @@ class Charges:
         """No node is lost of it: it is heard in time again."""
         resend_s = RESEND_MAX_S if fault.to else 0.0
         return fault.until - fault.since + self._heartbeat_s + resend_s < self.lease_s
+
+
+def _is_gone(fault: Fault, last: Any, next_: Any) -> bool:
+    """Whether a node that fell silent has no part in the next round."""
+    gone = last.heard.keys() - next_.heard.keys()
+    ways = {(_host(each), _host(last.leader_id)) for each in gone}
+    return fault.kind == "silence" and (fault.node_id in gone or (fault.host, fault.to) in ways)
 
 
 def _host(node_id: str) -> str:

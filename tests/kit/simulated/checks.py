@@ -415,12 +415,14 @@ class Checks:
         """An agent that can read the board stops its workers a lease and a second after a newer round has begun.
 
         Its coordinator may have given it up a lease before it could know: until then it heard the coordinator, which
-        did not hear it.  A new leader gives it as long again.
+        did not hear it.  A new leader gives it as long again; and a coordinator learns of one when it asks the board to
+        renew, and then reads who it is.
         """
         running = self._running
         rounds = [round_ for agent in running if (round_ := self.round_of(agent))]
         newest = max(rounds, key=_fence, default=None)
         board, now = self._board, self._world.now
+        within_s = self.lease_s * 1.02 + 1.0 + board.asks_again_s + 2 * slow_s
         for agent in self.agents:
             round_ = self.round_of(agent)
             is_deaf = board.is_deaf(agent.host)
@@ -436,7 +438,7 @@ class Checks:
                 continue
             elected_at = board.elections[-1][0]
             since = self._beside_since.setdefault(agent.node_id, now)
-            if now - max(since, elected_at) > self.lease_s * 1.02 + 1.0 + slow_s:
+            if now - max(since, elected_at) > within_s:
                 self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
 
     def _is_beside(self, round_: Round, newest: Round | None) -> bool:

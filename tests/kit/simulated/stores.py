@@ -35,6 +35,8 @@ class Stores(Board):
         hosts: of the stores.
     """
 
+    asks_again_s = LIMIT_S / 2  # the last step of an operation that waits in vain
+
     def __init__(self, world: World, hosts: Sequence[str]) -> None:
         super().__init__(world, None, hosts)
         self.stores = [Store(host) for host in hosts]
