@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 FAREWELL_S = 1.0
 
 WAITING = (
-    "the job is over, and the agents on %s have not heard how it ended: this agent, the coordinator, waits %.0f s at "
-    "most until they are back (Ctrl-C ends the wait)"
+    "the job is over, but the agents on %s have not heard how it ended: waiting for them, %.0f s at most (Ctrl-C ends "
+    "the wait)"
 )
 
 

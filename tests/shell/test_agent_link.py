@@ -62,7 +62,7 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
                 while not caplog.messages:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
                 mine.hurry()
-    told = "the job is over, and the agents on host-b have not heard how it ended: this agent, the coordinator, waits"
+    told = "the job is over, but the agents on host-b have not heard how it ended: waiting for them"
     assert [message[: len(told)] for message in caplog.messages] == [told]
 
 
