@@ -120,6 +120,7 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str], fewest: int, most:
     if is_static and config.pop("rank", None) is not None:  # torchrun, too, goes by the option
         _log.info("ignoring rank in %s: use --node-rank", chosen.source("rdzv_conf"))
     endpoint = static_endpoint(chosen) if is_static else _dynamic_endpoint(chosen)
+    is_at_master = is_static and not chosen["rdzv_endpoint"]
     node_rank = _static_rank(chosen, environ, most) if is_static else _preferred_rank(chosen, environ)
     try:
         settings = RendezvousSettings(
@@ -130,7 +131,7 @@ def _rendezvous(chosen: Settings, environ: Mapping[str, str], fewest: int, most:
             node_rank=node_rank,
             local_addr=chosen["local_addr"],
             config=config,
-            endpoint_from=chosen.by_dest["rdzv_endpoint" if chosen["rdzv_endpoint"] else "master_addr"].variable,
+            endpoint_from=chosen.by_dest["master_addr" if is_at_master else "rdzv_endpoint"].variable,
         )
         if backend in BACKENDS and backend.startswith("etcd"):
             from aelastic.rdzv.boards.etcd_settings import etcd_settings

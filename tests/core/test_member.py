@@ -177,15 +177,23 @@ def test_a_board_that_does_not_answer_is_asked_again() -> None:
         assert story.pass_deadline() == [ev.ReadBoard()]
 
 
-def test_while_there_is_no_coordinator_the_user_is_told_why() -> None:
+@pytest.mark.parametrize(
+    "answer, trouble, hint",
+    [
+        (ev.BoardFailed("no process answers at n:1"), "no process answers at n:1", " (the endpoint is from PET_X)"),
+        (ev.NotEligible(), "the coordinator has not started yet", ""),
+    ],
+)
+def test_while_there_is_no_coordinator_the_user_is_told_why_and_the_endpoint_only_if_that_is_the_trouble(
+    answer: ev.Event, trouble: str, hint: str
+) -> None:
     story = reading()
-    story.core.search.hint = "the endpoint is from PET_MASTER_ADDR"
-    trouble, told = "no process answers at node0:29400", []
+    story.core.search.hint = "the endpoint is from PET_X"
+    told: list[ev.Action] = []
     while story.core.phase is not Phase.OVER:
-        assert story.tell(ev.BoardFailed(trouble)) == []
+        assert story.tell(answer) == []
         while story.core.phase is Phase.PAUSING:
             told += [action for action in story.pass_deadline() if action != ev.ReadBoard()]
-    hint = " (the endpoint is from PET_MASTER_ADDR)"
     notes = [
         ev.Deliver(m.Waiting(f"looking for the coordinator ({s} s): {trouble}{hint}")) for s in (10, 20, 30, 40, 50)
     ]

@@ -262,6 +262,8 @@ def test_a_handler_that_a_package_brings_is_known_by_its_name(
     for name in ("zookeeper", "torch:zookeeper", "c10"):
         settings = rendezvous_of(script, f"--nnodes 2:3 --rdzv-backend {name} --rdzv-endpoint zk://a/b")
         assert (settings.backend, settings.endpoint) == (name, "zk://a/b")
+        settings = rendezvous_of(script, f"--nnodes 2:3 --rdzv-backend {name}", PET_MASTER_ADDR="node7")
+        assert (settings.endpoint, settings.endpoint_from) == ("", ""), "only static falls back to the master"
 
 
 # What cannot work.

@@ -147,12 +147,12 @@ class Member(Machine[Event, Action]):
             case Phase.READING | Phase.CAMPAIGNING if isinstance(event, ev.BoardRead):
                 return self._stop_if_given_up(event.record, now) + self._on_record(event.record, now)
             case Phase.READING | Phase.CAMPAIGNING if isinstance(event, ev.BoardFailed):
-                self.search.trouble = event.reason
+                self.search.blame(event.reason, is_of_board=True)
                 if self.record is not None and self.leader.may_reconnect(self.record):
                     return self._connect(self.record, now)
                 return self._pause(now)
             case Phase.READING | Phase.CAMPAIGNING:
-                self.search.trouble = "the coordinator has not started yet"
+                self.search.blame("the coordinator has not started yet")
                 return self._pause(now)
             case Phase.IDLE | Phase.PAUSING | Phase.CONNECTING | Phase.GREETING | Phase.MEMBER | Phase.OVER:
                 raise self._impossible(event)
@@ -214,7 +214,7 @@ class Member(Machine[Event, Action]):
                     self.phase = Phase.GREETING
                     self.leader.on_connected(now)
                     return [ev.Send(self.outbox.greet(self.terms, self.record, self.state, self.leader.epoch, now))]
-                self.search.trouble = event.reason
+                self.search.blame(event.reason)
                 token = self.record.candidate.token
                 if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
                     self.state.ended_nodes |= {self.record.candidate.node_id}
@@ -368,7 +368,7 @@ class Member(Machine[Event, Action]):
     def _lose_leader(self, reason: str, now: float, *, is_lost: bool = False, is_closed: bool = False) -> None:
         """The connection is no more, or about to be closed; `is_lost`: not by this node's own choice."""
         self.state.on_alone(self.leader.heard_at if now >= self.leader.silent_at else now)
-        self.search.trouble = reason
+        self.search.blame(reason)
         self.search.begin(now)
         self.leader.on_disconnected(is_lost=is_lost, is_closed=is_closed)
 

@@ -18,7 +18,7 @@ class Search:
     Args:
         timeout_s: seconds without any coordinator after which this node gives up.
         trouble: why there is no coordinator, as the user is told.
-        hint: what the user is told beside it, each time.
+        hint: what the user is told beside it, each time that the board is the trouble.
     """
 
     timeout_s: float = JOIN_TIMEOUT_S
@@ -27,6 +27,7 @@ class Search:
     since: float | None = None  # `None`: there is a coordinator, or the supervisor is not ready
     read_at: float = 0.0  # when the board is read again
     _note_at: float = 0.0
+    _is_of_board: bool = True  # the trouble: it has not answered yet, or has failed
 
     @property
     def deadline(self) -> float | None:
@@ -35,6 +36,9 @@ class Search:
     def begin(self, now: float) -> None:
         if self.since is None:
             self.since, self._note_at = now, now + NOTE_INTERVAL_S
+
+    def blame(self, trouble: str, *, is_of_board: bool = False) -> None:
+        self.trouble, self._is_of_board = trouble, is_of_board
 
     def pause(self, now: float) -> None:
         self.read_at = now + READ_AGAIN_S
@@ -53,7 +57,7 @@ class Search:
         if self.since is None or now < self._note_at:
             return ""
         self._note_at = now + NOTE_INTERVAL_S
-        hint = f" ({self.hint})" if self.hint else ""
+        hint = f" ({self.hint})" if self.hint and self._is_of_board else ""
         return f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
 
     def _waited_s(self, now: float) -> float:
