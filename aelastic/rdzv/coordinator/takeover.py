@@ -144,7 +144,7 @@ class Takeover:
 
     @property
     def is_presumed(self) -> bool:
-        """Whether a seat may yet be taken: of the coordinator that began the round, and was displaced by an heir."""
+        """Whether the seat of the coordinator that began the round may yet be taken: an heir has followed it since."""
         return self.heir_rank not in {-1, self.gone_rank} and self.gone_rank >= 0 and self._is_empty(self.gone_rank)
 
     @property
