@@ -95,12 +95,12 @@ child.sys = types.SimpleNamespace(executable={python!r})
 """
 
 
-def wait_for(what: str, condition: Callable[[], Any], limit_s: float = DEADLINE_S) -> Any:
+def wait_for(what: str | Callable[[], str], condition: Callable[[], Any], limit_s: float = DEADLINE_S) -> Any:
     """Returns what the condition gives, once that is true."""
     deadline = time.monotonic() + limit_s
     while not (answer := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f"not after {limit_s:g} s: {what}")
+            pytest.fail(f"not after {limit_s:g} s: {what if isinstance(what, str) else what()}")
         time.sleep(LOOK_AGAIN_S)
     return answer
 
@@ -194,7 +194,7 @@ class Job:
                 pytest.fail(f"the job ended (code {self.process.returncode}) without {beginning!r}:\n{self.story}")
             return lines if len(lines) >= count else []
 
-        lines: list[str] = wait_for(f"{count} × {beginning!r} on stdout:\n{self.story}", found)
+        lines: list[str] = wait_for(lambda: f"{count} × {beginning!r} on stdout:\n{self.story}", found)
         return lines
 
     @property

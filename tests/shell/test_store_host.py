@@ -54,10 +54,11 @@ class Child:
         self.is_running = False
 
 
-async def served(child: Child, seconds: float, fork: Fork | None = None) -> StoreHost:
+async def served(child: Child | None, seconds: float, fork: Fork | None = None) -> StoreHost:
     """A host that serves for so long."""
     host = StoreHost({})
-    host._process = child  # type: ignore[assignment]
+    if child is not None:
+        host._process = child  # type: ignore[assignment]
     if fork is not None:
         host.fork_from(fork)
     host._wait_needed = anyio.lowlevel.checkpoint  # type: ignore[method-assign]  # a worker needs it at once
@@ -131,9 +132,26 @@ async def test_a_store_that_dies_after_a_long_life_is_replaced_at_once(caplog: p
     await host.aclose()
 
 
-def gone() -> Any:
+def gone(code: int = 1) -> Any:
     """A process that has ended: its end of the socket is closed."""
-    return SimpleNamespace(pid=0, kill=lambda: None, poll=lambda: 1)
+    return SimpleNamespace(pid=0, kill=lambda: None, poll=lambda: code)
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The children that are started by an exec: each is gone at once."""
+
+    async def at_once(_: int) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    def start_helper(command: list[str], **_: Any) -> Any:
+        started.append(command)
+        return gone()
+
+    started = list[list[str]]()
+    monkeypatch.setattr(children, "wait_ended", at_once)
+    monkeypatch.setattr(children, "start_helper", start_helper)
+    return started
 
 
 @on_virtual_time
@@ -148,24 +166,14 @@ async def test_a_forked_store_starts_at_once() -> None:
 
 @on_virtual_time
 async def test_where_no_process_can_be_forked_or_one_fails_the_store_starts_the_quick_way(
-    monkeypatch: pytest.MonkeyPatch,
+    commands: list[list[str]],
 ) -> None:
-    async def at_once(_: int) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    commands: list[list[str]] = []
     forked = [None, gone()]
 
     async def fork(*_: object) -> Any:
         await anyio.lowlevel.checkpoint()
         return forked.pop(0)
 
-    def start_helper(command: list[str], **_: Any) -> Any:
-        commands.append(command)
-        return gone()
-
-    monkeypatch.setattr(children, "wait_ended", at_once)
-    monkeypatch.setattr(children, "start_helper", start_helper)
     process = StoreProcess({}, "served nothing", fork=fork)
     await process.start()
     assert commands.pop()[-1] == "quick"
@@ -177,6 +185,21 @@ async def test_where_no_process_can_be_forked_or_one_fails_the_store_starts_the_
     await process.start()
     assert commands[0][-1] == "quick"
     await process.aclose()
+
+
+@on_virtual_time
+async def test_a_fork_that_was_killed_before_it_served_is_followed_by_another_and_one_that_failed_is_not(
+    commands: list[list[str]],
+) -> None:
+    codes = [-9, -9, 1]
+
+    async def fork(*_: object) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return gone(codes.pop(0))
+
+    await (await served(None, 10.0, fork)).aclose()
+    assert not codes, "each was forked"
+    assert [command[-1] for command in commands] == ["quick", "careful"]
 
 
 @on_virtual_time
