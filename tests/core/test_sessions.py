@@ -1018,15 +1018,48 @@ def test_the_verdict_is_on_the_board_before_any_node_hears_it() -> None:
     assert term.tell(ev.Published(True)) == []
 
 
-def test_a_board_that_does_not_take_the_verdict_does_not_keep_it_from_all_nodes() -> None:
+def test_a_board_that_does_not_take_the_verdict_does_not_keep_it_from_nodes_that_are_all_heard() -> None:
     term = closing()
     term.say("b", m.Succeeded("b", 1))
-    decided_at = term.now
-    while not of_kind(actions := term.pass_deadline(), m.Ended):
-        pass
-    assert term.now - decided_at == pytest.approx(PUBLISH_TIMEOUT_S)
-    assert term.hears(actions) == {name: [VERDICT] for name in "ab"}
+    actions = term.live_until(term.now + LEASE_S / 3 + PUBLISH_TIMEOUT_S, is_board_up=False)
+    assert of_kind(actions, m.Ended) == [VERDICT] * 2
     assert term.tell(ev.Published(True)) == []
+
+
+@pytest.mark.parametrize("is_displaced", [False, True])
+def test_a_verdict_that_the_board_does_not_take_waits_for_a_node_that_may_go_on_without_it(is_displaced: bool) -> None:
+    term = closing()
+    term.say("b", m.Succeeded("b", 1))
+    until = term.now + LEASE_S + RETURN_S
+    assert of_kind(term.live_until(until, "b", is_board_up=False), m.Ended) == [], "it may be heard until then"
+    if is_displaced:
+        assert of_kind(term.tell(ev.Published(False)), m.Ended) == [], "the others go on, and this node with them"
+    else:
+        told = term.live_until(until + LEASE_S + PUBLISH_TIMEOUT_S, "b", is_board_up=False)
+        assert of_kind(told, m.Ended) == [VERDICT]
+
+
+def test_what_nodes_had_said_before_the_coordinator_woke_up_lets_no_verdict_out() -> None:
+    term = closing()
+    term.say("b", m.Succeeded("b", 1))
+    term.now += LEASE_S * 2 / 3
+    for name in "ab":
+        term.say(name, m.Alive())  # it waited in a socket
+    assert of_kind(term.tell(ev.DeadlinePassed()), m.Ended) == []
+    until = term.now + LEASE_S / 3 + PUBLISH_TIMEOUT_S
+    assert of_kind(term.live_until(until, is_board_up=False), m.Ended) == [VERDICT] * 2
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_where_nodes_elect_a_verdict_that_the_board_does_not_take_waits_for_a_lease_at_most(is_leader: bool) -> None:
+    term = closing()
+    term.leader.sessions.electorate.is_on = True
+    if not is_leader:
+        term.leader.lease.certain_until = term.now
+    term.say("b", m.Succeeded("b", 1))
+    within_s = PUBLISH_TIMEOUT_S if is_leader else LEASE_S
+    assert of_kind(term.live_until(term.now + within_s - 0.01, "b", is_board_up=False), m.Ended) == []
+    assert of_kind(term.live_until(term.now + 0.02, "b", is_board_up=False), m.Ended)[:1] == [VERDICT]
 
 
 def test_a_node_that_comes_before_the_verdict_is_on_the_board_hears_it_with_the_others_and_a_later_one_at_once() -> (

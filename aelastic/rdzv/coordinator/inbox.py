@@ -41,6 +41,14 @@ class Connection:
 
 
 @dataclass(slots=True)
+class Probed:
+    """An agent that is asked whether it lives; those that came with its node rank wait for the answer."""
+
+    until: float
+    hellos: list[tuple[int, m.Hello]] = field(default_factory=list[tuple[int, m.Hello]])
+
+
+@dataclass(slots=True)
 class Inbox:
     """Events of nodes for the coordinator core."""
 

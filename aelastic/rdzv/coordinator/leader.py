@@ -62,13 +62,12 @@ class Leader(Machine[ev.Event, ev.Action]):
     is_replaceable: bool = False  # another agent can coordinate, and reach the board without this one
 
     phase: Phase = Phase.LEADING
-    verdict: VerdictGate = field(init=False)
+    verdict: VerdictGate = field(default_factory=VerdictGate)
     _waiting_text_at: float = field(init=False)
     _has_spares: bool = False  # as all nodes have heard
     _story: Story = field(default_factory=Story)
 
     def __post_init__(self) -> None:
-        self.verdict = VerdictGate(self.lease.lease_s)
         self._waiting_text_at = self.lease.started + WAITING_TEXT_INTERVAL_S
 
     @property
@@ -284,10 +283,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
             actions += self._say_what_is_waited_for(now)
+        if have_slept:
+            self.verdict.asked_at = now  # what was heard meanwhile may be old
         if self.verdict.is_due(now):
             is_leader = self.lease.is_certain(now)
-            held = self.verdict.on_deadline_passed(now, is_leader=is_leader, is_blocked=self.is_blocked)
-            actions += self._let_out(held, now)
+            actions += self._let_out(self.verdict.on_deadline_passed(now, self.sessions, is_leader=is_leader), now)
         return actions + self.verdict.publish_again(now, is_blocked=self.is_blocked)
 
     # Moves.

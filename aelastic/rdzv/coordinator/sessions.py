@@ -22,7 +22,7 @@ from typing import assert_never
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Registered
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.inbox import Connection, Inbox, Stage
+from aelastic.rdzv.coordinator.inbox import Connection, Inbox, Probed, Stage
 from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.protocol import messages as m
@@ -32,14 +32,6 @@ from aelastic.rdzv.survivors.electorate import Electorate
 
 # An agent that lives answers within this, on a machine however busy.
 PROBE_TIMEOUT_S = 0.5
-
-
-@dataclass(slots=True)
-class _Probed:
-    """An agent that is asked whether it lives; those that came with its node rank wait for the answer."""
-
-    until: float
-    hellos: list[tuple[int, m.Hello]] = field(default_factory=list[tuple[int, m.Hello]])
 
 
 @dataclass(slots=True)
@@ -64,7 +56,7 @@ class Sessions:
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its session
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last session that had it
-    _probed: dict[int, _Probed] = field(default_factory=dict[int, _Probed])  # by connection; the oldest first
+    _probed: dict[int, Probed] = field(default_factory=dict[int, Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
     absent: Absent = field(init=False)
     # Hellos that wait for a newer epoch, each with what their node reads after its welcome.
@@ -92,6 +84,11 @@ class Sessions:
     def newest_epoch(self) -> int:
         """The newest that an agent knows which waits for a newer one."""
         return max((hello.seen_epoch for _, hello, _ in self._greeting), default=0)
+
+    def has_heard_all(self, since: float, now: float) -> bool:
+        """Whether each node that may live, as far as it is known, has said something since then."""
+        times = (self._connections[conn].said_at for conn in self._conn_of.values())
+        return not self._graces and self.absent.until <= now and all(time > since for time in times)
 
     def has_session(self, node_id: str) -> bool:
         return node_id in self._conn_of
@@ -238,7 +235,7 @@ class Sessions:
         rival = self._rival_of(hello.node)
         if rival is None or rival == dead:
             return self._admit(conn, hello, now)
-        self._probed.setdefault(rival, _Probed(now + PROBE_TIMEOUT_S)).hellos.append((conn, hello))
+        self._probed.setdefault(rival, Probed(now + PROBE_TIMEOUT_S)).hellos.append((conn, hello))
         return [Say(rival, m.Probe())]
 
     def _rival_of(self, node: m.Node) -> int | None:
@@ -313,7 +310,7 @@ class Sessions:
         if notice:
             actions.append(Say(conn, m.Waiting(notice)))
         if old is not None and old in self._probed:  # whether it lives: it can say so here only
-            self._probed[conn] = _Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).hellos)
+            self._probed[conn] = Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).hellos)
             actions.append(Say(conn, m.Probe()))
         return actions
 

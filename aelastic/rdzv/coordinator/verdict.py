@@ -1,8 +1,13 @@
 """The verdict's way: it is on the board before any node hears it.
 
 So a coordinator that dies while it tells the verdict leaves no node without: the others read it on the board.  A board
-that does not answer delays the verdict, by a lease at most, and only while others may have gone on without this agent.
-It is asked again until it has answered, for nodes that come later.
+that does not answer delays the verdict while other nodes may have gone on without this agent:
+
+- Where nodes elect, for a lease at most, or until most of the round is in contact.
+- Else while a node may live that has not been heard since: it may have another coordinator by now, and this agent is to
+  go on with it.  A node that stays silent is awaited for a lease and a second after it was lost.
+
+The board is asked again until it has answered, for nodes that come later.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from typing import assert_never
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
 
@@ -30,18 +36,13 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class VerdictGate:
-    """Holds the verdict until the board has it.
+    """Holds the verdict until the board has it."""
 
-    Args:
-        lease_s: how long it waits at most for a board that does not answer.
-    """
-
-    lease_s: float
     stage: Stage = Stage.UNDECIDED
+    asked_at: float = 0.0  # when the board was asked first
     _text: str = ""  # for the board
     _look_at: float | None = None  # when to look again whether to wait for the board any longer
     _again_at: float | None = None  # when to ask the board again
-    _last: float = 0.0  # from then on nothing is waited for
     _held: list[Send] = field(default_factory=list[Send])
 
     @property
@@ -67,7 +68,7 @@ class VerdictGate:
         if self.stage is Stage.PUBLISHING:
             return []
         self.stage = Stage.PUBLISHING
-        self._look_at, self._last = now + PUBLISH_TIMEOUT_S, now + max(PUBLISH_TIMEOUT_S, self.lease_s)
+        self._look_at, self.asked_at = now + PUBLISH_TIMEOUT_S, now
         self._text = to_text(_shortened(verdict))
         self._again_at = now
         return self.publish_again(now, is_blocked=is_blocked)
@@ -86,12 +87,18 @@ class VerdictGate:
         self._again_at = None
         return [ev.Publish(self._text)]
 
-    def on_deadline_passed(self, now: float, *, is_leader: bool, is_blocked: bool) -> list[Send]:
-        """The board does not answer: waits on while another agent may lead, but not without end."""
-        if not is_blocked and (is_leader or now >= self._last):
+    def on_deadline_passed(self, now: float, sessions: Sessions, *, is_leader: bool) -> list[Send]:
+        """The board does not answer: waits on while nodes may go on that would not hear the verdict."""
+        if not self._may_go_on(now, sessions, is_leader=is_leader):
             return self.release()
-        self._look_at = now + PUBLISH_TIMEOUT_S if is_blocked else min(now + PUBLISH_TIMEOUT_S, self._last)
+        self._look_at = now + PUBLISH_TIMEOUT_S
         return []
+
+    def _may_go_on(self, now: float, sessions: Sessions, *, is_leader: bool) -> bool:
+        """Whether nodes may go on with another coordinator."""
+        if sessions.electorate.is_on:  # they need most of a round, or the endpoint
+            return bool(sessions.missing) or not (is_leader or now >= self.asked_at + sessions.terms.lease_s)
+        return not sessions.has_heard_all(self.asked_at, now)
 
     def release(self) -> list[Send]:
         """The board has the verdict, or is waited for no longer; gives what was held back."""
