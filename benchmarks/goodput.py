@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from jobs import free_port
+from jobs import free_port, is_healthy
 from one_node import HERE, MeasurementError, describe_machine
-from pods import FIRST_STEP_LIMIT_S, ON_ETCD, ON_THREE, Pods, Training, agent_command, launchers
+from pods import ETCD, FIRST_STEP_LIMIT_S, ON_ETCD, ON_THREE, Pods, Training, agent_command, launchers
 from training_time import KINDS, Pause, counted_each_second, pauses, progress, schedule, share
 
 THEIRS = "torchrun"
@@ -270,6 +270,8 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if unknown := set(options.only) - set(known):
         parser.error(f"--only knows {', '.join(known)}; not {', '.join(sorted(unknown))}")
+    if ON_ETCD in options.only and not is_healthy(ETCD):
+        parser.error(f"no etcd answers at {ETCD}: start one there for {ON_ETCD!r}")
     if options.seeds < 1 or not 1 <= options.min_nodes <= min(options.nodes):
         parser.error("--seeds and --min-nodes need at least 1, and --nodes at least --min-nodes")
     return options

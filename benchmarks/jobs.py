@@ -215,7 +215,7 @@ def etcd() -> Iterator[str]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + LIMIT_S
-            while not _is_healthy(endpoint):
+            while not is_healthy(endpoint):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise MeasurementError(f"{program} does not serve")
                 time.sleep(LOOK_AGAIN_S)
@@ -236,7 +236,7 @@ def _etcd_program() -> str:
     raise SkippedError("there is no etcd here")
 
 
-def _is_healthy(endpoint: str) -> bool:
+def is_healthy(endpoint: str) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{endpoint}/health", timeout=1.0) as answer:
