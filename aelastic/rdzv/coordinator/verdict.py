@@ -3,7 +3,7 @@
 So a coordinator that dies while it tells the verdict leaves no node without: the others read it on the board.  A board
 that does not answer delays the verdict while other nodes may have gone on without this agent:
 
-- Where nodes elect, for a lease at most, or until most of the round is in contact.
+- Where nodes elect: while this agent lacks most of a round; and for a lease, if it is not certain that it leads.
 - Else while a node may live that has not been heard since: it may have another coordinator by now, and this agent is to
   go on with it.  A node that stays silent is awaited for a lease and a second after it was lost.
 
@@ -39,7 +39,7 @@ class VerdictGate:
     """Holds the verdict until the board has it."""
 
     stage: Stage = Stage.UNDECIDED
-    asked_at: float = 0.0  # when the board was asked first
+    asked_at: float = 0.0  # when the board was asked first, or this agent woke up since: nodes are to be heard after it
     _text: str = ""  # for the board
     _look_at: float | None = None  # when to look again whether to wait for the board any longer
     _again_at: float | None = None  # when to ask the board again

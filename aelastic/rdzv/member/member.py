@@ -56,8 +56,7 @@ class Member(Machine[Event, Action]):
     _story: Story = field(default_factory=Story, compare=False)
 
     def __post_init__(self) -> None:
-        self.leader = LeaderWatch(self.terms.lease_s)
-        self.contact = Contact(self.terms.lease_s)
+        self.leader, self.contact = LeaderWatch(self.terms.lease_s), Contact(self.terms.lease_s)
 
     @property
     def deadline(self) -> float | None:
@@ -90,6 +89,7 @@ class Member(Machine[Event, Action]):
             assert self.record is not None, "a connection is to a leader that the board has shown"
         self.state.validate()
         self.leader.validate()
+        self.search.validate()
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  one case for each event
         if self.phase is Phase.OVER:

@@ -60,5 +60,10 @@ class Search:
         hint = f" ({self.hint})" if self.hint and self._is_of_board else ""
         return f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
 
+    def validate(self) -> None:
+        assert self.since is None or self._note_at >= self.since + NOTE_INTERVAL_S, (
+            "nothing is said in the first seconds of a search"
+        )
+
     def _waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since
