@@ -319,7 +319,7 @@ class Team:
         starts: list[Start] = []
         for agent in agents:
             if agent.is_over:
-                pytest.fail(f"{agent} is over")
+                pytest.fail(f"{agent} is over\n{self.story}")
             last = agent.starts[-agent.nproc :]
             if len(last) < agent.nproc:
                 return None

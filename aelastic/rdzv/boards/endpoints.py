@@ -123,9 +123,9 @@ async def probe(endpoint: Endpoint) -> Way:
         RendezvousConnectionError: the host is not known, or cannot be reached.
         InputError: invalid host name.
     """
-    async with await _connect(endpoint) as stream:
-        own, other = _ends(stream)
-    return Way(address=str(other[0]), own_address=plain_address(str(own[0])))
+    stream, way = await _connect(endpoint)
+    await stream.aclose()
+    return way
 
 
 async def first_words(endpoint: Endpoint) -> str:
@@ -133,7 +133,8 @@ async def first_words(endpoint: Endpoint) -> str:
     data = b""
     with anyio.move_on_after(PROBE_TIMEOUT_S):
         try:
-            async with await _connect(endpoint) as stream:
+            stream, _ = await _connect(endpoint)
+            async with stream:
                 await stream.send(b"GET / HTTP/1.0\r\n\r\n")
                 data = await stream.receive(_WORDS_MAX)
         except (OSError, RendezvousConnectionError, anyio.EndOfStream, anyio.BrokenResourceError):
@@ -141,7 +142,7 @@ async def first_words(endpoint: Endpoint) -> str:
     return repr(data.decode(errors="replace").partition("\r\n")[0]) if data else ""
 
 
-async def _connect(endpoint: Endpoint) -> SocketStream:
+async def _connect(endpoint: Endpoint) -> tuple[SocketStream, Way]:
     reasons: list[str] = []
     is_refused = True
     for _, sockaddr in await addresses_of(endpoint):
@@ -158,7 +159,7 @@ async def _connect(endpoint: Endpoint) -> SocketStream:
             # A port that the kernel gave to this very connection, which has met itself (RFC 9293, simultaneous open).
             own, other = _ends(stream)
             if other is not None and own != other:
-                return stream
+                return stream, Way(address=str(other[0]), own_address=plain_address(str(own[0])))
             await stream.aclose()
             is_refused &= other is not None
             reason = os.strerror(errno.ECONNRESET if other is None else errno.ECONNREFUSED)
@@ -168,11 +169,11 @@ async def _connect(endpoint: Endpoint) -> SocketStream:
 
 
 def _ends(stream: SocketStream) -> tuple[Any, Any]:
-    """Our address and that of the other side; `None` for one that has hung up already (ENOTCONN, getpeername(2))."""
-    sock = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  not Django's
+    """Our address and that of the other side; `None` where that has hung up already (ENOTCONN, getpeername(2))."""
     try:
+        sock = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  not Django's
         return sock.getsockname(), sock.getpeername()
-    except OSError:
+    except (OSError, AttributeError):  # uvloop has let go of the socket, which anyio does not expect
         return None, None
 
 

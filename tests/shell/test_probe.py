@@ -1,0 +1,42 @@
+"""Connections that end before the agent has looked at them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+from kit.launching import LOOPS, run
+
+from aelastic.errors import RendezvousConnectionError
+from aelastic.rdzv.boards import endpoints
+from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_endpoint_that_resets_a_connection_at_once_is_not_reached(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_tcp = anyio.connect_tcp
+
+    async def connect(*address: Any) -> SocketStream:
+        stream = await connect_tcp(*address)
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        with pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream)):
+            await stream.receive()  # the loop has noticed
+        return stream
+
+    async def look() -> None:
+        with pytest.raises(RendezvousConnectionError, match="cannot connect .* Connection reset by peer"):
+            await probe(endpoint)
+        assert await first_words(endpoint) == ""
+
+    monkeypatch.setattr(endpoints.anyio, "connect_tcp", connect)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = Endpoint("127.0.0.1", listener.getsockname()[1])
+        run(loop, look())
