@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -114,7 +115,7 @@ class StoreProcess:
         self._env = env
         self._purpose = purpose
         self._popen: Program | None = None
-        self.fork = fork  # until a forked child has failed
+        self.fork = fork  # until a forked child has failed by itself
         self._is_forked = False
         self._control: socket.socket | None = None
         self._mode = mode
@@ -291,10 +292,10 @@ class StoreProcess:
         code = await self._end()
         is_hopeless = self._mode == "careful" and not self._has_worked and not self._is_forked
         death = Death(code, has_worked=self._has_worked, is_hopeless=is_hopeless)
-        if not self._has_worked and self._is_forked:
-            self.fork = None
-        elif not self._has_worked:
+        if not self._has_worked and not self._is_forked:
             self._mode = "careful"
+        elif not self._has_worked and code != -signal.SIGKILL:  # that is for want of memory, or by hand
+            self.fork = None
         return death
 
     async def aclose(self) -> None:

@@ -58,7 +58,6 @@ class StoreHost:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._listeners: list[socket.socket] = []  # of one port; the child forwards from others to the first
         self._process = StoreProcess(env, "served the workers' store")
-        self._fork: Fork | None = None  # until a forked child has failed by itself
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
         self._is_new = False  # no workers have used the store
@@ -68,7 +67,7 @@ class StoreHost:
 
     def fork_from(self, fork: Fork) -> None:
         """Where the child is forked from a process that has torch, and starts at once."""
-        self._process.fork = self._fork = fork
+        self._process.fork = fork
 
     def open(self, port: int, loopback: str = "") -> int:
         """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
@@ -201,8 +200,7 @@ class StoreHost:
         if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.
             self._on_loss(f"the process that serves the workers' store died (exit code {death.code})")
-        elif death.code == -signal.SIGKILL:  # for want of memory, or by hand: nothing is wrong with torch, or a fork
-            self._process.fork = self._fork
+        elif death.code == -signal.SIGKILL:  # for want of memory, or by hand: nothing is wrong with torch
             self._on_loss("the process that is to serve the workers' store was killed (SIGKILL)")
         elif death.is_hopeless:
             self._close_port()
@@ -210,7 +208,6 @@ class StoreHost:
                 "the workers' store cannot be served (exit code %s): can %s import torch?", death.code, sys.executable
             )
         else:
-            self._fork = self._process.fork
             self._on_loss("")  # the quick way to load torch has failed; the careful one is tried next
 
     def _close_port(self) -> None:
