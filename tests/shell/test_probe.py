@@ -12,7 +12,6 @@ from anyio.abc import SocketStream
 from kit.launching import LOOPS, run
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.boards import endpoints
 from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
 
 
@@ -32,11 +31,11 @@ def test_an_endpoint_that_resets_a_connection_at_once_is_not_reached(
         return stream
 
     async def look() -> None:
-        with pytest.raises(RendezvousConnectionError, match="cannot connect .* Connection reset by peer"):
+        with pytest.raises(RendezvousConnectionError, match=r"cannot connect .* Connection reset by peer"):
             await probe(endpoint)
         assert await first_words(endpoint) == ""
 
-    monkeypatch.setattr(endpoints.anyio, "connect_tcp", connect)
+    monkeypatch.setattr(anyio, "connect_tcp", connect)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1])
         run(loop, look())

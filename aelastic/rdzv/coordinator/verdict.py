@@ -1,11 +1,12 @@
 """The verdict's way: it is on the board before any node hears it.
 
 So a coordinator that dies while it tells the verdict leaves no node without: the others read it on the board.  A board
-that does not answer delays the verdict while other nodes may have gone on without this agent:
+that has not taken it after a second delays the verdict further while other nodes may go on without this agent:
 
-- Where nodes elect: while this agent lacks most of a round; and for a lease, if it is not certain that it leads.
-- Else while a node may live that has not been heard since: it may have another coordinator by now, and this agent is to
-  go on with it.  A node that stays silent is awaited for a lease and a second after it was lost.
+- Where most nodes of a round elect: while so many of them are missing here; and for a lease, if this agent is not
+  certain that it leads.
+- Else until each node that may live has been heard after that second: it may have another coordinator by now, and this
+  agent is to go on with it.  A node that stays silent is awaited for a lease and a second after it was lost.
 
 The board is asked again until it has answered, for nodes that come later.
 """
@@ -21,8 +22,9 @@ from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
+from aelastic.rdzv.survivors.absent import RETURN_S
 
-# A board that does not take the verdict must not keep it from all nodes.
+# A board that has not answered by then may be out of this agent's reach; what is waited for is looked at as often.
 PUBLISH_TIMEOUT_S = 1.0
 # A board that is away is asked again so often.
 PUBLISH_AGAIN_S = 0.5
@@ -39,7 +41,7 @@ class VerdictGate:
     """Holds the verdict until the board has it."""
 
     stage: Stage = Stage.UNDECIDED
-    asked_at: float = 0.0  # when the board was asked first, or this agent woke up since: nodes are to be heard after it
+    asked_at: float = 0.0  # when the board was to be asked first, or this agent woke up since
     _text: str = ""  # for the board
     _look_at: float | None = None  # when to look again whether to wait for the board any longer
     _again_at: float | None = None  # when to ask the board again
@@ -96,9 +98,14 @@ class VerdictGate:
 
     def _may_go_on(self, now: float, sessions: Sessions, *, is_leader: bool) -> bool:
         """Whether nodes may go on with another coordinator."""
-        if sessions.electorate.is_on:  # they need most of a round, or the endpoint
-            return bool(sessions.missing) or not (is_leader or now >= self.asked_at + sessions.terms.lease_s)
-        return not sessions.has_heard_all(self.asked_at, now)
+        lease_s = sessions.terms.lease_s
+        if sessions.missing:
+            return True
+        if sessions.electorate.can_elect:
+            return not is_leader and now < self.asked_at + lease_s
+        late_at = self.asked_at + PUBLISH_TIMEOUT_S  # of what was heard before, the cut may have come after
+        last = late_at + 2 * lease_s + RETURN_S  # however often nodes are lost and back meanwhile
+        return now < last and not sessions.has_heard_all(late_at, now)
 
     def release(self) -> list[Send]:
         """The board has the verdict, or is waited for no longer; gives what was held back."""

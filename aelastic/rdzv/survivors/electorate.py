@@ -67,6 +67,11 @@ class Electorate:
         assert all(fence == round_.fence for fence, round_ in self.rounds.items()), "a round has its own fence"
         assert all(len(round_.seats) <= SEATS_MAX for round_ in self.rounds.values()), "a larger round has no elections"
 
+    @property
+    def can_elect(self) -> bool:
+        """Whether most nodes of a round may be others than one of it."""
+        return any(len(round_.seats) > 2 for round_ in self.rounds.values())
+
     def on_said(self, node_id: str, fence: int) -> None:
         self._votes_by[node_id] = max(fence, self._votes_by.get(node_id, 0))
 
