@@ -24,7 +24,7 @@ from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
 from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import Stream, is_other_protocol
-from aelastic.rdzv.survivors.absent import RETURN_S
+from aelastic.rdzv.survivors.absent import awaited_s
 from aelastic.rdzv.survivors.election import is_elected
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class CoordinatorServer:
     async def tell_all(self) -> None:
         """Waits for agents that may have yet to hear the verdict: two leases at most, and some time to connect."""
         leader, began, has_said = self._leader, anyio.current_time(), False
-        most_s = 2 * leader.lease.lease_s + RETURN_S
+        most_s = awaited_s(leader.lease.lease_s)
         while leader.sessions.is_over and not leader.has_stepped_down:
             now = anyio.current_time()
             until = min(leader.sessions.awaited_until, began + most_s)

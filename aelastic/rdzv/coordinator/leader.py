@@ -284,7 +284,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
             actions += self._say_what_is_waited_for(now)
         if have_slept:
-            self.verdict.asked_at = now  # what was heard meanwhile may be old
+            self.verdict.on_woken(now)
         if self.verdict.is_due(now):
             is_leader = self.lease.is_certain(now)
             actions += self._let_out(self.verdict.on_deadline_passed(now, self.sessions, is_leader=is_leader), now)

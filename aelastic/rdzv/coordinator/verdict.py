@@ -22,7 +22,7 @@ from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
-from aelastic.rdzv.survivors.absent import RETURN_S
+from aelastic.rdzv.survivors.absent import awaited_s
 
 # A board that has not answered by then may be out of this agent's reach; what is waited for is looked at as often.
 PUBLISH_TIMEOUT_S = 1.0
@@ -41,7 +41,7 @@ class VerdictGate:
     """Holds the verdict until the board has it."""
 
     stage: Stage = Stage.UNDECIDED
-    asked_at: float = 0.0  # when the board was to be asked first, or this agent woke up since
+    _asked_at: float = 0.0  # when the board was to be asked first, or this agent woke up since
     _text: str = ""  # for the board
     _look_at: float | None = None  # when to look again whether to wait for the board any longer
     _again_at: float | None = None  # when to ask the board again
@@ -70,10 +70,14 @@ class VerdictGate:
         if self.stage is Stage.PUBLISHING:
             return []
         self.stage = Stage.PUBLISHING
-        self._look_at, self.asked_at = now + PUBLISH_TIMEOUT_S, now
+        self._look_at, self._asked_at = now + PUBLISH_TIMEOUT_S, now
         self._text = to_text(_shortened(verdict))
         self._again_at = now
         return self.publish_again(now, is_blocked=is_blocked)
+
+    def on_woken(self, now: float) -> None:
+        """This process was stopped: what was heard meanwhile may be old."""
+        self._asked_at = now
 
     def on_failed(self, now: float) -> None:
         """The board cannot be asked now."""
@@ -102,9 +106,9 @@ class VerdictGate:
         if sessions.missing:
             return True
         if sessions.electorate.can_elect:
-            return not is_leader and now < self.asked_at + lease_s
-        late_at = self.asked_at + PUBLISH_TIMEOUT_S  # of what was heard before, the cut may have come after
-        last = late_at + 2 * lease_s + RETURN_S  # however often nodes are lost and back meanwhile
+            return not is_leader and now < self._asked_at + lease_s
+        late_at = self._asked_at + PUBLISH_TIMEOUT_S  # of what was heard before, the cut may have come after
+        last = late_at + awaited_s(lease_s)  # however often nodes are lost and back meanwhile
         return now < last and not sessions.has_heard_all(late_at, now)
 
     def release(self) -> list[Send]:

@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 RETURN_S = 1.0
 
 
+def awaited_s(lease_s: float) -> float:
+    """For how long a node is awaited that falls silent now: a lease until it is lost, and then until it may be back."""
+    return 2 * lease_s + RETURN_S
+
+
 @dataclass(slots=True)
 class Absent:
     """Nodes that were lost without proof of their agents' end.

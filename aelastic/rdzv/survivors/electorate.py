@@ -69,7 +69,7 @@ class Electorate:
 
     @property
     def can_elect(self) -> bool:
-        """Whether most nodes of a round may be others than one of it."""
+        """Whether nodes of a round can elect another coordinator: two of three can, one of two cannot."""
         return any(len(round_.seats) > 2 for round_ in self.rounds.values())
 
     def on_said(self, node_id: str, fence: int) -> None:
