@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.postmortem import prepare_for_failure
 from aelastic.agent.resources import AgentSettings, Resources
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
@@ -166,7 +167,7 @@ class Generation:
         exit_ = await held.backend.wait(local_rank)
         held.unhealthy.ended(local_rank)
         held.watches.ended(self.number, local_rank)
-        gone_at = anyio.current_time()
+        gone_at = clock.now()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.group.backend import WorkerStart
 from aelastic.group.events import GraceOver
@@ -53,7 +54,7 @@ class GraceWatch:
         generation = self._group.generation
         if self._is_on and self._watched != generation and self._is_restart(generation):
             self._watched = generation
-            tasks.start_soon(self._watch, generation, anyio.current_time(), name="restart grace")
+            tasks.start_soon(self._watch, generation, clock.now(), name="restart grace")
 
     def _is_restart(self, generation: int) -> bool:
         group = self._group
@@ -73,10 +74,10 @@ class GraceWatch:
             await anyio.sleep_until(grace.deadline)
             if not self._is_restart(generation):
                 return
-            actions = grace.handle(DeadlinePassed(), anyio.current_time())
+            actions = grace.handle(DeadlinePassed(), clock.now())
             if rg.Look() in actions:
                 samples = await run_sync(self._look, activity, sessions, abandon_on_cancel=True, limiter=self._limiter)
-                actions = grace.handle(rg.Looked(samples), anyio.current_time())
+                actions = grace.handle(rg.Looked(samples), clock.now())
             for action in actions:
                 if isinstance(action, rg.GiveUp):
                     self._post(GraceOver(generation, action.reason))

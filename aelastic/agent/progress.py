@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.run_events import Progressed
 
@@ -78,7 +79,7 @@ class Progress:
         Args:
             is_last: no more of this generation follows.
         """
-        generation, now = self._generation, anyio.current_time()
+        generation, now = self._generation, clock.now()
         if not (steps := self._logs.steps()):
             return
         local_rank, (step, total) = next(iter(steps.items()))

@@ -16,6 +16,7 @@ from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.progress import Progress
 from aelastic.agent.start_watch import StartWatch
 from aelastic.agent.unhealthy import UnhealthyWorkers
+from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerBackend, WorkerStart
@@ -176,7 +177,7 @@ class Resources:
         """What the agent knows now, for scrapers."""
         from aelastic.observe.exposition import AgentFacts
 
-        silence_max_s, silent_s = self.watches.silence(anyio.current_time())
+        silence_max_s, silent_s = self.watches.silence(clock.now())
         return AgentFacts(self.link.coordinates, silence_max_s, silent_s)
 
     async def finish(self) -> None:

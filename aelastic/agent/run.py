@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 from aelastic.agent.generation import Generation
 from aelastic.agent.node_offer import node_offer
 from aelastic.agent.resources import AgentSettings, Resources
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError
 from aelastic.group import events as ev
@@ -124,7 +125,7 @@ class Run:
         self._mailbox.post(ev.Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or ev.DeadlinePassed()
-            now = anyio.current_time()
+            now = clock.now()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
             for run_event in self._event_source.handle(event, now):
@@ -145,7 +146,7 @@ class Run:
             case ev.CancelSpawn():
                 self._current.cancel()
             case ev.TellFailed(round_, failure, at):
-                held.link.tell(m.Failed(node_id, round_, failure.for_others(), anyio.current_time() - at))
+                held.link.tell(m.Failed(node_id, round_, failure.for_others(), clock.now() - at))
             case ev.TellSucceeded(round_):
                 held.link.tell(m.Succeeded(node_id, round_))
             case ev.TellLeft(reason):
@@ -239,7 +240,7 @@ class Run:
         return result_of(self._group, returned, held.stack_dumps.stacks_of_killed(), held.backend.describe)
 
     def _tell(self, run_event: RunEvent) -> None:
-        now = anyio.current_time()
+        now = clock.now()
         if isinstance(run_event, EndpointChanged):
             self._endpoints[run_event.endpoint] = run_event.trouble, now
         self._observers.tell(run_event, now)
@@ -247,7 +248,7 @@ class Run:
     def _missing_endpoints(self, text: str) -> str:
         """What a line about waiting says of endpoints that are missing, and that it does not name yet."""
         missing = [
-            f"{endpoint} ({trouble}, for {anyio.current_time() - since:.0f} s)"
+            f"{endpoint} ({trouble}, for {clock.now() - since:.0f} s)"
             for endpoint, (trouble, since) in sorted(self._endpoints.items())
             if trouble and endpoint not in text
         ]

@@ -13,6 +13,7 @@ from typing import TypeVar, TypeVarTuple, Unpack
 import anyio
 import anyio.to_thread
 
+from aelastic.aio import clock
 from aelastic.host.limits import is_refused_thread
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ async def run_sync(
         except RuntimeError as error:
             if not is_refused_thread(error):
                 raise
-        now = anyio.current_time()
+        now = clock.now()
         waits_since = now if waits_since is None else waits_since
         if 0 <= now - waits_since - TELL_AFTER_S < LOOK_AGAIN_S:
             _log.warning("no more threads can be started on this host (ulimit -u, pids.max): output may be late")

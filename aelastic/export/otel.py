@@ -19,8 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
@@ -99,7 +98,7 @@ class Traces(Observer):
             id_generator=ids, resource=Resource.create({"service.name": self._service}), shutdown_on_exit=False
         )
         self._provider.add_span_processor(BatchSpanProcessor(_Exporter()))
-        offset_ns = time.time_ns() - int(anyio.current_time() * 1e9)
+        offset_ns = time.time_ns() - int(clock.now() * 1e9)
         self._spans = _Spans(self._provider.get_tracer("aelastic"), offset_ns)
         for event, now in waiting:
             self._spans.tell(event, now)

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload, priority
 from aelastic.forkserver.command import PythonCommand
@@ -155,7 +156,7 @@ class ForkServer:
         return await self._process.take_status(is_importing=self.is_importing)
 
     def _tell(self, event: preload.Event) -> None:
-        for action in self._core.handle(event, anyio.current_time() if self._tasks else 0.0):
+        for action in self._core.handle(event, clock.now() if self._tasks else 0.0):
             match action:
                 case preload.Start():
                     self._start(action.modules)

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
@@ -95,13 +96,13 @@ class ActivitySampler(Watch):
         expected = self._rules.expect_output
         concerned = [start for start in starts if expected is not None and expected.concerns(start.env)]
         self._expecting = {start.local_rank for start in concerned}
-        self._core.handle(Began(tuple(self._places)), anyio.current_time())
+        self._core.handle(Began(tuple(self._places)), clock.now())
         self._changed.set()
 
     def ended(self, generation: int, local_rank: int) -> None:
         if generation == self._generation:
             self._places.pop(local_rank, None)
-            self._core.handle(Ended(local_rank), anyio.current_time())
+            self._core.handle(Ended(local_rank), clock.now())
             self._changed.set()
 
     def silence(self, now: float) -> tuple[float, Mapping[int, float]]:
@@ -114,7 +115,7 @@ class ActivitySampler(Watch):
             if not await self._wait_due():
                 continue
             generation, places = self._generation, dict(self._places)
-            began_at = anyio.current_time()
+            began_at = clock.now()
             samples = await run_sync(self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter)
             sizes = await self._sizes({rank: places[rank] for rank in samples})
             matches = await self._matches(self._expecting & samples.keys())
@@ -150,7 +151,7 @@ class ActivitySampler(Watch):
         return counts
 
     def _judge(self, looked: Looked) -> None:
-        for verdict in self._core.handle(looked, anyio.current_time()):
+        for verdict in self._core.handle(looked, clock.now()):
             # SIGTERM, as for all others: a worker that waits in Python may save what it has; another is killed after
             # the shutdown timeout.
             signum = signal.SIGTERM if verdict.is_stopped else None

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class ConnectionLimits:
     async def _attach(self, conn: socket.socket) -> None:
         handler = self._make_handler()
         await attach([conn], lambda: handler)
-        self._since[handler] = anyio.current_time()  # now: a handler without a transport counts as lost
+        self._since[handler] = clock.now()  # now: a handler without a transport counts as lost
 
     def has_asked(self, handler: Any) -> None:
         """The request of a connection has come."""

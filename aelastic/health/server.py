@@ -30,6 +30,7 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
@@ -320,7 +321,7 @@ class HealthServer(Observer):
         return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
 
     async def _say_status(self, _: BaseRequest) -> Response:
-        described = self._status.describe(anyio.current_time(), datetime.now(UTC), self._exposition.usage())
+        described = self._status.describe(clock.now(), datetime.now(UTC), self._exposition.usage())
         agent = usage_of("self")
         described["agent"] = {
             "version": aelastic.__version__,

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.observe.run_events import StacksTaken
@@ -48,13 +49,13 @@ class StacksEndpoint:
 
     async def take(self) -> Collection:
         """Stacks that are taken now, or were a moment ago."""
-        asked_at = anyio.current_time()
+        asked_at = clock.now()
         async with self._turn:
-            if self._ended_at < asked_at and anyio.current_time() - self._ended_at >= INTERVAL_S:
+            if self._ended_at < asked_at and clock.now() - self._ended_at >= INTERVAL_S:
                 await anyio.sleep_until(self._began_at + INTERVAL_S)  # a client may ask, and go away at once
-                self._began_at = anyio.current_time()
+                self._began_at = clock.now()
                 self._last = await self._collect()
-                self._ended_at = anyio.current_time()
+                self._ended_at = clock.now()
             return self._last
 
     async def _collect(self) -> Collection:

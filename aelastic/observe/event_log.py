@@ -32,8 +32,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
-import anyio
-
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
@@ -114,7 +113,7 @@ class EventLog(Observer):
         if self._thread is None:
             return
         writer = self._writer
-        self._put_down_lost(time.time_ns(), anyio.current_time())
+        self._put_down_lost(time.time_ns(), clock.now())
         writer.entries.put(None)
         try:
             await run_sync(writer.is_over.wait, FINISH_TIMEOUT_S)

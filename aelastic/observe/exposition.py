@@ -11,6 +11,7 @@ from types import MappingProxyType
 import anyio
 
 import aelastic
+from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.host.usage import usage_of
 from aelastic.observe.metrics import RunMetrics
@@ -74,7 +75,7 @@ class Exposition:
             agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
             workers=self.usage(),
             common=common,
-            now=anyio.current_time(),
+            now=clock.now(),
             epoch=self._epoch or 0.0,
             coordinates=facts.coordinates,
             silence=(facts.silence_max_s, facts.silent_s),

@@ -27,6 +27,7 @@ from typing import Any
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.events import WorkerState
@@ -83,7 +84,7 @@ class TorchEvents(Observer):
 
     def __init__(self, spec: WorkerSpec, run_id: str) -> None:
         self._spec = spec
-        self._translator = TorchTranslator(spec.role, spec.max_restarts, anyio.current_time())
+        self._translator = TorchTranslator(spec.role, spec.max_restarts, clock.now())
         self._recorder = _Recorder(spec, run_id)
         self._told: SimpleQueue[tuple[int, Told] | None] = SimpleQueue()
         self._is_over = threading.Event()  # all is recorded, or `aclose` waits no longer
@@ -122,7 +123,7 @@ class TorchEvents(Observer):
     async def fail(self, error: BaseException) -> None:
         """Records that the agent failed before the run began."""
         traceback_ = "".join(traceback.format_exception(error))
-        self.tell(ev.RunEnded(WorkerState.UNKNOWN, str(error), traceback=traceback_), anyio.current_time())
+        self.tell(ev.RunEnded(WorkerState.UNKNOWN, str(error), traceback=traceback_), clock.now())
         await self.aclose()
 
     async def aclose(self) -> None:

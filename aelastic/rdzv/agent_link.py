@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.host.listeners import LOOPBACKS, is_loopback, listen, loopback_address
@@ -101,7 +102,7 @@ class AgentLink:
                     tasks.start_soon(self._open_ballots().run, name="ballots")
                 while True:
                     event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
-                    for action in self._member.handle(event, anyio.current_time()):
+                    for action in self._member.handle(event, clock.now()):
                         self._carry_out(action, deliver, tasks)
                     if isinstance(event, ev.Received) and self._stream is not None:
                         self._stream.handled()
@@ -145,7 +146,7 @@ class AgentLink:
             case ev.ReadBoard():
                 tasks.start_soon(self._read_board, name="read the board")
             case ev.Campaign(seen, above) if seen is not None and self._is_chosen(seen):
-                self._campaigned_at = anyio.current_time()
+                self._campaigned_at = clock.now()
                 self._mailbox.post(ev.BoardRead(seen))
             case ev.Campaign(seen, above):
                 tasks.start_soon(self._campaign, seen, above, name="campaign")
@@ -173,7 +174,7 @@ class AgentLink:
 
     async def _read(self) -> ev.Event:
         record = await self._board.read()
-        if self._election.is_stale(record, anyio.current_time()):
+        if self._election.is_stale(record, clock.now()):
             return ev.BoardFailed(f"{self._board.name}: it knows of no election yet")
         return ev.BoardRead(record)
 
@@ -184,7 +185,7 @@ class AgentLink:
             record = await self._board.campaign(self._candidate, seen, above)
             return ev.NotEligible() if record is None else ev.BoardRead(record)
 
-        self._campaigned_at = anyio.current_time()
+        self._campaigned_at = clock.now()
         await self._ask(campaign)
 
     async def _ask(self, question: Callable[[], Awaitable[ev.Event]]) -> None:
@@ -192,7 +193,7 @@ class AgentLink:
         with anyio.CancelScope() as scope:
             self._questions.add(scope)
             try:
-                self._tell_ballots(BoardSilent(anyio.current_time(), is_refused=False))
+                self._tell_ballots(BoardSilent(clock.now(), is_refused=False))
                 answer = await self._answer(question)
             finally:
                 self._questions.discard(scope)
@@ -211,7 +212,7 @@ class AgentLink:
             return answer
         except (RendezvousError, InputError, TimeoutError) as error:
             if isinstance(error, RefusedError):
-                self._tell_ballots(BoardSilent(anyio.current_time(), is_refused=True))
+                self._tell_ballots(BoardSilent(clock.now(), is_refused=True))
             self._board.is_open = False
             is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch
             if is_hopeless:

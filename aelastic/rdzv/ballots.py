@@ -16,6 +16,7 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
@@ -63,7 +64,7 @@ class Ballots:
                 tasks.start_soon(self._strangers.accept, self._listener, opened, name="accept ballots")
                 while True:
                     event = await self._mailbox.next(self.election.deadline) or ev.DeadlinePassed()
-                    for action in self.election.handle(event, anyio.current_time()):
+                    for action in self.election.handle(event, clock.now()):
                         self._carry_out(action, tasks)
                     if self.election.chosen is not None:
                         self._on_chosen()
@@ -101,7 +102,7 @@ class Ballots:
     def _on_open(self, stream: Stream) -> None:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
-        self._strangers.add(stream, anyio.current_time())
+        self._strangers.add(stream, clock.now())
 
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, Vote):
@@ -111,11 +112,11 @@ class Ballots:
             stream.abort()
 
     def on_unfinished(self, stream: Stream) -> None:
-        self._strangers.note(stream, anyio.current_time())
+        self._strangers.note(stream, clock.now())
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: it asked for a vote, and is not an aelastic agent of this version (%s)"
-        self._strangers.tell(anyio.current_time(), told, stream.peer, error)
+        self._strangers.tell(clock.now(), told, stream.peer, error)
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here

@@ -16,6 +16,7 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.board import Board, LeaderRecord
@@ -81,7 +82,7 @@ class CoordinatorServer:
                 tasks.start_soon(self._strangers.accept, self._listener, opened, name="accept")
                 while not self._leader.has_stepped_down:
                     event = await self._mailbox.next(self._leader.deadline) or ev.DeadlinePassed()
-                    for action in self._leader.handle(event, anyio.current_time()):
+                    for action in self._leader.handle(event, clock.now()):
                         self._carry_out(action, tasks)
                     if isinstance(event, ev.Received) and event.conn in self._streams:
                         self._on_handled(self._streams[event.conn])
@@ -94,10 +95,10 @@ class CoordinatorServer:
 
     async def tell_all(self) -> None:
         """Waits for agents that may have yet to hear the verdict: two leases at most, and some time to connect."""
-        leader, began, has_said = self._leader, anyio.current_time(), False
+        leader, began, has_said = self._leader, clock.now(), False
         most_s = awaited_s(leader.lease.lease_s)
         while leader.sessions.is_over and not leader.has_stepped_down:
-            now = anyio.current_time()
+            now = clock.now()
             until = min(leader.sessions.awaited_until, began + most_s)
             if now >= until:
                 break
@@ -199,7 +200,7 @@ class CoordinatorServer:
     async def _stand_back(self, seconds: float) -> None:
         told = "all other nodes fell silent at once: standing back for %.1f s, in which another agent may coordinate"
         _log.warning(told, seconds)
-        until = anyio.current_time() + seconds
+        until = clock.now() + seconds
         await self._resign()
         await anyio.sleep_until(until)
 
@@ -235,17 +236,17 @@ class CoordinatorServer:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
         self._mailbox.post(ev.Opened(stream.conn, stream.peer, stream.own_address))
-        self._strangers.add(stream, anyio.current_time())
+        self._strangers.add(stream, clock.now())
 
     def on_message(self, stream: Stream, message: Any) -> None:
         self._mailbox.post(ev.Received(stream.conn, message))
 
     def on_unfinished(self, stream: Stream) -> None:
-        self._strangers.note(stream, anyio.current_time())
+        self._strangers.note(stream, clock.now())
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: not an aelastic agent (%s)"
-        self._strangers.tell(anyio.current_time(), told, stream.peer, error)
+        self._strangers.tell(clock.now(), told, stream.peer, error)
         self._mailbox.post(ev.Garbled(stream.conn, str(error), is_other_protocol(error)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here

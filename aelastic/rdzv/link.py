@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import anyio
-
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event
@@ -57,7 +56,7 @@ class InProcessLink:
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         while True:
             event = await self._mailbox.next(self._coordinator.deadline) or DeadlinePassed()
-            for send in self._coordinator.handle(event, anyio.current_time()):
+            for send in self._coordinator.handle(event, clock.now()):
                 if not isinstance(send.message, Departed):  # no other agent will coordinate
                     deliver(send.message)
 

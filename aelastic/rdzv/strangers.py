@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.stream import Stream
@@ -64,7 +65,7 @@ class Strangers:
                 failure = error
             await attach(conns, make_stream)
             if failure is not None:
-                self.tell(anyio.current_time(), "cannot accept connections: %s", failure.strerror)
+                self.tell(clock.now(), "cannot accept connections: %s", failure.strerror)
                 await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     def add(self, stream: Stream, now: float) -> None:

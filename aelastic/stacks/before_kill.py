@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_group import WorkerGroup
@@ -110,7 +111,7 @@ class StackDumps:
 
     def asked(self, local_rank: int, signum: int) -> None:
         """A worker that runs was sent a signal that ends it."""
-        now = anyio.current_time()
+        now = clock.now()
         if signum != signal.SIGKILL:
             self._asked_at.setdefault(local_rank, now)
         elif self._is_local and local_rank not in self._killed:

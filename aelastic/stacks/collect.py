@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.host import proc_table
 from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
@@ -96,7 +97,7 @@ async def take(targets: Mapping[int, Target], tools: Tools, found: dict[int, Sta
         tools: what to ask with.
         found: takes the answers as they come, by local rank: a stack, or why there is none.
     """
-    begun = anyio.current_time()
+    begun = clock.now()
     turns = anyio.CapacityLimiter(PY_SPY_AT_ONCE)
 
     async def look(local_rank: int, target: Target) -> None:
@@ -219,7 +220,7 @@ async def _started(
         raise _not_seen(group) from None
     finally:
         proc_table.kill_group(popen.pid)
-        with anyio.CancelScope(deadline=anyio.current_time() + REAP_TIMEOUT_S, shield=True):
+        with anyio.CancelScope(deadline=clock.now() + REAP_TIMEOUT_S, shield=True):
             await wait_ended(popen.pid)
         popen.poll()
         waited_for.discard(popen.pid)

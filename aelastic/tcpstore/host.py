@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.host.inotify import wait_opened
@@ -167,7 +168,7 @@ class StoreHost:
         except OSError as error:
             self._on_loss(f"the workers' store cannot be started ({shortage_of(error) or error})")
             return
-        self._started_at = anyio.current_time()
+        self._started_at = clock.now()
         self._hand_over()
 
     def _on_loss(self, what: str) -> None:
@@ -195,7 +196,7 @@ class StoreHost:
     def _on_death(self, death: Death) -> None:
         if not self._is_wanted:
             return  # the next round starts another
-        if anyio.current_time() - self._started_at >= LONG_LIFE_S:
+        if clock.now() - self._started_at >= LONG_LIFE_S:
             self._losses = 0
         if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.

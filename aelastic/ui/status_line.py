@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.logs.terminal import LIVE_SHARE, Terminal, streams_in_turns
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
@@ -71,7 +72,7 @@ class StatusLine(Observer):
 
     def redraw(self) -> None:
         """Draws again soon: the terminal has another size."""
-        self._drawn_at, self._drawn = min(self._drawn_at, anyio.current_time() - INTERVAL_S), None
+        self._drawn_at, self._drawn = min(self._drawn_at, clock.now() - INTERVAL_S), None
         self._woken.set()
 
     def suspend(self) -> None:
@@ -88,10 +89,10 @@ class StatusLine(Observer):
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._drawn_at = anyio.current_time()
+        self._drawn_at = clock.now()
         while not self._is_over:
             self._woken = anyio.Event()
-            with anyio.move_on_after(self._look(anyio.current_time())) as waiting:
+            with anyio.move_on_after(self._look(clock.now())) as waiting:
                 await self._woken.wait()
             if self._error is not None:
                 raise self._error

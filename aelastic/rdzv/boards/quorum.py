@@ -18,6 +18,7 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.c10d import C10dBoard, other_list
@@ -142,7 +143,7 @@ class QuorumBoard(KeyBoard):
 
     async def _operate(self, asked: ev.Asked) -> bytes:
         register = self._register
-        actions = register.handle(asked, anyio.current_time())
+        actions = register.handle(asked, clock.now())
         try:
             while True:
                 for action in actions:
@@ -157,9 +158,9 @@ class QuorumBoard(KeyBoard):
                         case ev.Look() | ev.Write():
                             self._requests[action.store].put(action)
                 event = await self._mailbox.next(register.deadline) or ev.DeadlinePassed()
-                actions = register.handle(event, anyio.current_time())
+                actions = register.handle(event, clock.now())
         finally:
-            register.handle(ev.Dropped(), anyio.current_time())
+            register.handle(ev.Dropped(), clock.now())
 
     def _no_majority(self, answer: ev.NoMajority) -> RendezvousError | InputError:
         if self._hopeless is not None and not self._has_worked:

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import anyio
 
+from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import AelasticError, RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.boards.etcd_v3_calls import (
@@ -319,12 +320,12 @@ class JobKeys:
 
 async def patiently(ask: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """What is asked for, asked again for so long while etcd cannot be reached."""
-    deadline = anyio.current_time() + patience_s
+    deadline = clock.now() + patience_s
     while True:
         try:
             return await ask()
         except RendezvousConnectionError:
-            if anyio.current_time() >= deadline:
+            if clock.now() >= deadline:
                 raise
         await anyio.sleep(ASK_AGAIN_S)
 
