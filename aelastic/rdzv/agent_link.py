@@ -327,6 +327,9 @@ class AgentLink:
     def on_closed(self, stream: Stream, reason: str) -> None:
         self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the coordinator: {reason}", stream.is_reset))
 
+    def on_bug(self, error: Exception) -> None:
+        self._mailbox.fail(error)
+
 
 class _OneByOne(Board):
     """A board that the member and the coordinator of this agent share: one operation at a time."""

@@ -85,7 +85,7 @@ class Ballots:
                 assert_never(action)
 
     async def _ask(self, seat: Seat, vote: Vote) -> None:
-        asking = _Asking(lambda voted: self.post(ev.Answered(seat.node_id, vote.leader.epoch, voted)))
+        asking = _Asking(lambda voted: self.post(ev.Answered(seat.node_id, vote.leader.epoch, voted)), self.on_bug)
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             try:
                 stream = await connect((seat.address,), seat.port, lambda: Stream(asking, BALLOT))
@@ -123,12 +123,16 @@ class Ballots:
         del self._streams[stream.conn]
         self._strangers.forget(stream)
 
+    def on_bug(self, error: Exception) -> None:
+        self._mailbox.fail(error)
+
 
 class _Asking:
     """The end of a connection at which an answer is waited for."""
 
-    def __init__(self, on_voted: Callable[[Voted], None]) -> None:
+    def __init__(self, on_voted: Callable[[Voted], None], on_bug: Callable[[Exception], None]) -> None:
         self._on_voted = on_voted
+        self.on_bug = on_bug
 
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, Voted):

@@ -253,3 +253,6 @@ class CoordinatorServer:
         del self._streams[stream.conn]
         self._strangers.forget(stream)
         self._mailbox.post(ev.Closed(stream.conn, stream.is_reset))
+
+    def on_bug(self, error: Exception) -> None:
+        self._mailbox.fail(error)

@@ -9,7 +9,8 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import anyio
@@ -37,11 +38,15 @@ class Listener(Protocol):
 
     def on_closed(self, stream: Stream, reason: str) -> None: ...
 
+    def on_bug(self, error: Exception) -> None: ...
+
 
 class Stream(asyncio.Protocol):
     """A connection, seen from either end.
 
-    Its owner says of each message when it is `handled`: while too many are not, nothing more is read.
+    Its owner says of each message when it is `handled`: while too many are not, nothing more is read.  An exception of
+    the listener closes the connection, and goes back to it as `on_bug`: the loop would only write it down, and agents
+    would connect again for ever.
 
     Args:
         listener: called for each message, for a part of one, once for garbage, and once at the end.
@@ -128,15 +133,17 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         if self._on_open is not None:
-            self._on_open(self)
+            with self._bugs_to_listener():
+                self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_paused:
             self._decoder.hold(data)  # it was on its way
         elif not self._is_deaf:
-            self._pass_on(data)
-            if self._decoder.unfinished_bytes and not self._is_paused:
-                self._listener.on_unfinished(self)
+            with self._bugs_to_listener():
+                self._pass_on(data)
+                if self._decoder.unfinished_bytes and not self._is_paused:
+                    self._listener.on_unfinished(self)
 
     def _pass_on(self, data: bytes) -> None:
         try:
@@ -154,7 +161,16 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_reset |= error is not None
         self.closed.set()
-        self._listener.on_closed(self, "connection closed" if error is None else f"connection broken: {error}")
+        with self._bugs_to_listener():
+            self._listener.on_closed(self, "connection closed" if error is None else f"connection broken: {error}")
+
+    @contextmanager
+    def _bugs_to_listener(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  raised again by the task that reads the listener's mailbox
+            self.abort()
+            self._listener.on_bug(error)
 
 
 class NoConnectionError(Exception):

@@ -112,6 +112,9 @@ class Kept:
 
     def on_closed(self, _: Stream, reason: str) -> None: ...
 
+    def on_bug(self, error: Exception) -> None:
+        raise error
+
     def is_closing(self) -> bool:
         return False
 
@@ -137,6 +140,39 @@ async def test_a_connection_is_not_read_while_too_many_of_its_messages_wait() ->
         assert len(kept.messages) - handled <= UNHANDLED_MAX
         stream.handled()
     assert kept.messages == said and kept.is_reading
+
+
+@on_both_loops
+@pytest.mark.parametrize("broken", ["add", "forget"])
+def test_what_fails_where_the_loop_calls_ends_the_agent_with_its_cause(
+    loop: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a connection opens, and as it closes.  The loop alone would close it, and agents would connect again for ever."""
+
+    def fail(*_: object) -> None:
+        raise LookupError(broken)
+
+    monkeypatch.setattr(Strangers, broken, fail)
+
+    async def main() -> None:
+        listener = listen(0)
+        port = listener.getsockname()[1]
+        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
+        leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
+        board = InProcessBoard("run", SharedWorld())
+        server = CoordinatorServer(leader, record, board, listener, lambda: None, Strangers(TERMS.max_nodes))
+
+        async def connect_and_close() -> None:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
+            tasks.start_soon(connect_and_close)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(loop, asyncio.wait_for(main(), DEADLINE_S))
+    assert caught.group_contains(LookupError, match=broken)
 
 
 @on_both_loops

@@ -1,0 +1,44 @@
+"""Loops that aelastic makes: what they say of exceptions that no task has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from aelastic.aio.loops import LOOPS, TELL_INTERVAL_S, ExceptionsOnce, loop_factory
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_callback_that_fails_again_and_again_is_shown_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        for _ in range(3):
+            asyncio.get_running_loop().call_soon(int, "x")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
+        runner.run(main())
+    assert [record.name for record in caplog.records] == ["asyncio"]
+    assert caplog.records[0].exc_info is not None and caplog.records[0].exc_info[0] is ValueError
+
+
+def test_how_many_were_not_shown_is_said_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    class Loop:
+        now = 0.0
+
+        def time(self) -> float:
+            return self.now
+
+        def default_exception_handler(self, context: dict[str, str]) -> None:
+            logging.getLogger("asyncio").error(context["message"])
+
+    loop, handler = Loop(), ExceptionsOnce()
+    for loop.now in (0.0, 1.0, 2.0, TELL_INTERVAL_S):
+        handler(loop, {"message": f"failed at {loop.now:g}"})  # type: ignore[arg-type]
+    assert [record.getMessage() for record in caplog.records] == [
+        "failed at 0",
+        f"failed at {TELL_INTERVAL_S:g}",
+        "2 more exceptions of this event loop were not shown since the last one",
+    ]
