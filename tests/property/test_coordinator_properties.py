@@ -114,7 +114,7 @@ class World:
     holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
     verdict: m.Ended | None = None
 
-    def tell(self, event: Event) -> None:  # noqa: C901  what is looked at each time, one after the other
+    def tell(self, event: Event) -> None:
         self.check_fence(event)
         replaced = self.replaced_by(event)
         self.note(event)
@@ -122,11 +122,16 @@ class World:
         sends = self.core.handle(event, self.now)
         if was_running and self.core.phase == "forming" and isinstance(event, DeadlinePassed | m.Ready):
             self.free_at = self.now
-        if self.core.forming.is_unconfirmed:
-            sends += self.core.handle(Confirmed(self.core.forming.losses), self.now)
         if replaced is not None:
             assert any(send.node_id == replaced and isinstance(send.message, m.Ended) for send in sends)
             self.nodes[replaced].is_replaced = True
+        self.check_sends(sends, event, replaced)
+        if self.core.forming.is_unconfirmed:  # a round may begin now, after all that has been said
+            self.check_sends(self.core.handle(Confirmed(self.core.forming.losses), self.now), event, replaced)
+        if self.round and self.members == self.known_ready and len(self.members) >= self.core.rules.min_nodes:
+            assert self.core.phase != "forming", "a later round waits for no other node"
+
+    def check_sends(self, sends: list[Send], event: Event, replaced: str | None) -> None:
         for send in sends:
             if isinstance(send.message, m.Interrupted) and "went on without" in send.message.reason:
                 assert isinstance(event, DeadlinePassed)
@@ -140,8 +145,6 @@ class World:
             self.check_send(send, sends, event, replaced)
             if not isinstance(send.message, m.Departed):  # that is for the next coordinator, and no supervisor
                 self.nodes[send.node_id].down.append(send.message)
-        if self.round and self.members == self.known_ready and len(self.members) >= self.core.rules.min_nodes:
-            assert self.core.phase != "forming", "a later round waits for no other node"
 
     def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
         message = send.message
