@@ -181,7 +181,7 @@ class AgentLink:
     async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         async def campaign() -> ev.Event:
             past = self._member.state.past
-            self._candidate = self._new_candidate().replace(round=past.round, group_rank=past.group_rank)
+            self._candidate = self._new_candidate().replace(fence=past.fence, group_rank=past.group_rank)
             record = await self._board.campaign(self._candidate, seen, above)
             return ev.NotEligible() if record is None else ev.BoardRead(record)
 

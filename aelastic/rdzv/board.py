@@ -23,7 +23,7 @@ class Candidate(Record):
     addresses: tuple[str, ...]  # where it listens: hosts, to be tried in this order
     port: int
     token: str  # a member shows it to prove that it has read the board
-    round: int = 0  # the last one that its node took part in; 0: none yet
+    fence: int = 0  # of the last round that its node took part in; 0: none yet
     group_rank: int = -1  # in that round
 
 
@@ -47,10 +47,10 @@ class LeaderRecord(Record):
         return other is not None and (self.epoch, self.candidate) == (other.epoch, other.candidate)
 
     def seat_before(self, before: LeaderRecord | None) -> tuple[int, int]:
-        """Round and group rank of the node that led before, when it was elected; of none if it is the same node."""
+        """The seat of the node that led before, when elected: fence and group rank; none if it is the same node."""
         if before is None or before.candidate.node_id == self.candidate.node_id:
             return 0, -1
-        return before.candidate.round, before.candidate.group_rank
+        return before.candidate.fence, before.candidate.group_rank
 
 
 class Board(ABC):

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 from kit.stories.leader_terms import (
     CANDIDATE,
+    EPOCH,
     FAILURE,
     LEASE_S,
     REASON,
@@ -263,7 +264,7 @@ def test_a_failure_beside_a_connection_that_broke_is_the_networks_and_costs_noth
 def test_a_failure_that_its_node_tells_as_it_reconnects_is_the_networks() -> None:
     """Its agent learns that its connection was reset when it tells of its worker, whose connections were reset before."""
     term = running("abc", max_restarts=0)
-    past = m.Past(m.Standing.FAILED, 1, 0, 0, 3, failure=FAILURE, failure_age_s=0.01)
+    past = m.Past(m.Standing.FAILED, 1, 0, 0, 3, failure=FAILURE, failure_age_s=0.01, epoch=EPOCH)
     told = m.Interrupted(1, "the connection of host-a broke", 0)
     assert term.hears(term.join("a", past=past))["b"] == [told]
 
@@ -293,7 +294,7 @@ def test_a_node_that_was_lost_came_back_and_leaves_takes_nothing_back() -> None:
     term.close("c")
     told = of_kind(term.live_until(term.now + 2 * GRACE_S, "c"), m.Interrupted)
     assert {each.reason for each in told} == {lost("c", "connection closed").reason}
-    term.join("c", past=m.Past(m.Standing.FAILED, 1, 0, 2, 3, failure=FAILURE, failure_age_s=0.01))
+    term.join("c", past=m.Past(m.Standing.FAILED, 1, 0, 2, 3, failure=FAILURE, failure_age_s=0.01, epoch=EPOCH))
     term.say("c", ready("c"))
     term.say("c", m.Left("c", "SIGTERM"))
     term.say("a", ready("a"))
@@ -583,7 +584,7 @@ def test_a_node_that_stopped_its_workers_without_contact_was_lost_since_then() -
     term.now += 0.01
     said = term.close("c") + term.live_until(term.now + 1, "c", is_board_up=False) + term.say("b", failed("b"))
     said += term.live_until(term.now + 1, "c", is_board_up=False)
-    said += term.join("c", past=m.Past(m.Standing.READY, 1, 0, 2, 3, ended="no contact", alone_s=2.2))
+    said += term.join("c", past=m.Past(m.Standing.READY, 1, 0, 2, 3, ended="no contact", alone_s=2.2, epoch=EPOCH))
     term.pass_time_until_renewal()
     said += term.tell(RENEWED)
     assert of_kind(said, ev.Publish) == []
@@ -1106,7 +1107,7 @@ def test_a_node_that_comes_before_the_verdict_is_on_the_board_hears_it_with_the_
     assert term.join("c") == [ev.Say(3, WELCOME)]
     term.close("b")
     assert term.hears(term.tell(ev.Published(True))) == {name: [VERDICT] for name in "ac"}
-    assert term.join("b", past=m.Past(m.Standing.FINISHED, 1, 0, 1, 2)) == [
+    assert term.join("b", past=m.Past(m.Standing.FINISHED, 1, 0, 1, 2, epoch=EPOCH)) == [
         ev.Say(4, WELCOME),
         ev.Say(4, VERDICT),
     ]
@@ -1151,7 +1152,7 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     back = copy.deepcopy(term)
     term.live_until(term.now + 2 * GRACE_S)
     assert term.leader.has_told_all is not is_reset and term.leader.sessions.is_empty
-    past = m.Past(m.Standing.FAILED, 1, 0, 0, 2, failure=FAILURE, failure_age_s=1.0)
+    past = m.Past(m.Standing.FAILED, 1, 0, 0, 2, failure=FAILURE, failure_age_s=1.0, epoch=EPOCH)
     assert of_kind(back.join("a", past=past), m.Ended)
     back.close("a")
     assert back.leader.has_told_all

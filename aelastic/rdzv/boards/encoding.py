@@ -26,7 +26,7 @@ def record_to_bytes(record: LeaderRecord) -> bytes:
         ValueError: there are too many of them.
     """
     candidate = record.candidate
-    seat = {"round": candidate.round, "group_rank": candidate.group_rank} if candidate.round else {}
+    seat = {"fence": candidate.fence, "group_rank": candidate.group_rank} if candidate.fence else {}
     data = {
         "epoch": record.epoch,
         "candidate": {
@@ -70,7 +70,7 @@ def record_from_bytes(text: bytes) -> LeaderRecord:
             addresses=tuple(addresses),
             port=port,
             token=_field(candidate, "token", str),
-            **{name: _field(candidate, name, int) for name in ("round", "group_rank") if name in candidate},
+            **{name: _field(candidate, name, int) for name in ("fence", "group_rank") if name in candidate},
         ),
         verdict=_field(data, "verdict", str),
     )

@@ -36,7 +36,7 @@ class Coordinator(Machine[ev.Event, Send]):
     policy: RestartPolicy
     own_node_id: str = ""  # of the agent that this coordinator runs in
     is_heir: bool = False  # the coordinator before this one is known to be gone
-    seat_before: tuple[int, int] = (0, -1)  # its node's, when it was elected: round and group rank
+    seat_before: tuple[int, int] = (0, -1)  # its node's, when it was elected: fence of the round, and group rank
 
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
@@ -96,18 +96,18 @@ class Coordinator(Machine[ev.Event, Send]):
         sends = self._replace_previous_agent(node, now)
         if self.takeover is None and node.node_id in self.roster.participants:
             self.forming.end.on_back(node, since - event.silent_s, since)
-            if past.round == self.round:
+            if past.fence == self.roster.fence:
                 self.forming.end.on_past(node.node_id, past, since)
         is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
-        shows_round = is_new and past.round > self.round and has_seat(past, self.rules.max_nodes)
+        shows_round = is_new and past.fence > self.roster.fence and has_seat(past, self.rules.max_nodes)
         self.newest_round = max(self.newest_round, past.round)
-        self.forming.on_count(past.restart_count, is_paid=past.round > self.round)
-        if self.phase is Phase.FORMING and past.round > self.round and self.roster.is_inherited:
+        self.forming.on_count(past.restart_count, is_paid=past.fence > self.roster.fence)
+        if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
             self.forming.end.on_free(f"round {past.round} has followed round {self.round}", -inf)
         match self.phase:
             case Phase.FORMING | Phase.TAKING_OVER if shows_round:  # that round is taken over
                 return sends + self._begin_takeover(past, now) + self._take_seat(node, past, since, now)
-            case Phase.TAKING_OVER if past.round == self.round:  # it takes its seat
+            case Phase.TAKING_OVER if past.fence == self.roster.fence:  # it takes its seat
                 return sends + self._take_seat(node, past, since, now)
             case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER:  # it hears what it has missed
                 return sends + self._return(node, past, now)
@@ -119,10 +119,11 @@ class Coordinator(Machine[ev.Event, Send]):
     def _return(self, node: m.Node, past: m.Past, now: float) -> list[Send]:  # noqa: C901  a case for each situation
         """A node reconnects that this coordinator may know: it hears what it has missed, or has news."""
         departed = [Send(node.node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
-        how = how_it_returns(node.node_id, past, self.roster, self.round, is_running=self.phase is Phase.RUNNING)
+        how = how_it_returns(node.node_id, past, self.roster, self.roster.fence, is_running=self.phase is Phase.RUNNING)
         match how:
             case Return.WAITS:
-                return self.forming.tell_excuse_again(node, past, self.round) + self._join(node, now)
+                excuse = self.forming.tell_excuse_again(node, past) if past.fence == self.roster.fence else []
+                return excuse + self._join(node, now)
             case Return.MISSED_ASSIGNMENT:
                 return [Send(node.node_id, each) for each in (self.roster.participants[node.node_id],) if each]
             case Return.NOT_MISSED:
@@ -345,11 +346,11 @@ class Coordinator(Machine[ev.Event, Send]):
         """Gathers the round of a node; nodes that have reconnected with an older one are strays."""
         old_round, self.round, self.phase = self.round, past.round, Phase.TAKING_OVER
         gone = past.coordinator_rank if self.is_heir else -1
-        also_gone = self.seat_before[1] if self.is_heir and self.seat_before[0] == past.round else -1
+        also_gone = self.seat_before[1] if self.is_heir and self.seat_before[0] == past.fence else -1
         self.takeover = Takeover(past.round, past.group_world_size, gone, also_gone, lost_at=now)
         self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s
-        return [self.forming.went_on(node, old_round) for node in self.roster.disown_participants()]
+        return [self.forming.went_on(node, old_round) for node in self.roster.disown_participants(past.fence)]
 
     def _take_seat(self, node: m.Node, past: m.Past, since: float, now: float) -> list[Send]:
         assert self.takeover is not None

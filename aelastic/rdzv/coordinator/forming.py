@@ -280,10 +280,10 @@ class Forming:
         self.end.told, self.reason, self.is_corrected = cause, cause.reason, True
         return [self.interrupted(node_id, round_, self.reason) for node_id in roster.connected_participants()]
 
-    def tell_excuse_again(self, node: m.Node, past: m.Past, round_: int) -> list[Send]:
-        """A node returns that has not heard that."""
-        has_missed_it = past.is_charged and past.round == round_ and self.is_corrected
-        return [self.interrupted(node.node_id, round_, self.reason)] if has_missed_it else []
+    def tell_excuse_again(self, node: m.Node, past: m.Past) -> list[Send]:
+        """A node of the last round returns that may not have heard that."""
+        has_missed_it = past.is_charged and self.is_corrected
+        return [self.interrupted(node.node_id, past.round, self.reason)] if has_missed_it else []
 
     def give_up_stopping(self, roster: Roster, round_: int) -> list[Send]:
         """The next round does not wait for nodes that do not get their workers stopped."""

@@ -39,6 +39,7 @@ class Roster:
     agent_of_rank: dict[int, str] = field(
         default_factory=dict[int, str]
     )  # --node-rank to the node that joined with it last
+    fence: int = 0  # of the last round: what tells it from another one of the same number
     epoch: int = 0  # of the leadership that begins rounds; `leader.py` keeps it
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
@@ -154,6 +155,7 @@ class Roster:
                 round_, restart_count, ranks, address, port, own_rank, epoch=self.epoch
             )
         self.participants, self.departed, self.lost_hosts = dict(assignments), set(), {}
+        self.fence = m.fence_of(self.epoch, round_)
         return assignments
 
     def inherit(self, participants: Iterable[str], departed: set[int]) -> None:
@@ -187,12 +189,12 @@ class Roster:
             i: each.node for i, each in self.members.items() if each.standing is Standing.STOPPING and not each.is_stray
         }
 
-    def disown_participants(self) -> list[m.Node]:
-        """The last round was not the newest one; gives its nodes that have workers, which are strays now."""
+    def disown_participants(self, fence: int) -> list[m.Node]:
+        """The last round was not the newest one, which has this fence; gives the nodes with workers: strays now."""
         nodes = self._with_workers()
         for node in nodes:
             self.put_stray(node)
-        self.participants, self.departed = {}, set()
+        self.participants, self.departed, self.fence = {}, set(), fence
         return nodes
 
     def _with_workers(self) -> list[m.Node]:

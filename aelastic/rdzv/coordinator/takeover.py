@@ -36,20 +36,20 @@ class Return(StrEnum):
     FINISHED = auto()  # its workers have succeeded
 
 
-def how_it_returns(node_id: str, past: Past, roster: Roster, round_: int, *, is_running: bool) -> Return:
+def how_it_returns(node_id: str, past: Past, roster: Roster, fence: int, *, is_running: bool) -> Return:
     """Where a node stands, by its own account and by the roster.
 
     Args:
         node_id: the node.
         past: its account.
         roster: the coordinator's.
-        round_: the last round; `is_running`: whether that goes on.
+        fence: of the last round; `is_running`: whether that goes on.
     """
     is_participant, member = node_id in roster.participants, roster.members.get(node_id)
     if past.standing is Standing.READY:
-        has_assignment = roster.participants.get(node_id) is not None and past.round < round_
+        has_assignment = roster.participants.get(node_id) is not None and past.fence < fence
         return Return.MISSED_ASSIGNMENT if has_assignment and is_running else Return.WAITS
-    if past.round != round_ or not is_participant:
+    if past.fence != fence or not is_participant:
         return Return.STRAY
     if member is None and past.standing is Standing.FINISHED and is_running:
         return Return.NOT_MISSED
@@ -107,7 +107,7 @@ class Takeover:
     def take_seat(self, node_id: str, past: Past, now: float) -> bool:
         """A node of the round has reconnected; gives whether the seat it speaks of is its own."""
         rank = past.group_rank
-        if self.seats.get(rank, node_id) != node_id or not 0 <= rank < self.size:
+        if self.seats.get(rank, node_id) != node_id or not 0 <= rank < self.size == past.group_world_size:
             return False
         self.seats[rank] = node_id
         self.given_up.discard(rank)

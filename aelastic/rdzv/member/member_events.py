@@ -120,7 +120,7 @@ class Lead(Record):
 
     record: LeaderRecord
     is_heir: bool  # the coordinator before is gone
-    seat_before: tuple[int, int] = (0, -1)  # of its node, when it was elected: round and group rank
+    seat_before: tuple[int, int] = (0, -1)  # of its node, when it was elected: fence of the round, and group rank
 
 
 class Connect(Record):

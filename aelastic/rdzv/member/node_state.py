@@ -39,6 +39,7 @@ class NodeState:
         return m.Past(
             standing=self.standing,
             round=self.assigned.round,
+            epoch=self.assigned.epoch,
             restart_count=self.restart_count,
             group_rank=ranks.group_rank,
             group_world_size=ranks.group_world_size,
@@ -95,7 +96,7 @@ class NodeState:
 
     def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete; false if this node has heard so before."""
-        if self.standing is not m.Standing.READY or assigned.round <= self.round:
+        if self.standing is not m.Standing.READY or assigned.fence <= self.past.fence:
             return False
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, frozenset()
         self.restart_count = max(self.restart_count, assigned.restart_count)

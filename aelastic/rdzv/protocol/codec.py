@@ -19,7 +19,7 @@ from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.protocol import messages as m
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 5
+PROTOCOL = 6
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.

@@ -20,6 +20,15 @@ from aelastic.rdzv.settings import LEASE_S
 ROUNDS_OF_AN_EPOCH = 1_000_000
 
 
+def fence_of(epoch: int, round_: int) -> int:
+    """The fencing number of a round: above that of each earlier one, also where two have the same number.
+
+    The story behind the epoch: the coordinator and node A begin round 5, and lose the board.  The others elect another
+    coordinator, which knows of round 4 only, and begins a round 5 of its own.  Rounds are compared by this.
+    """
+    return epoch * ROUNDS_OF_AN_EPOCH + round_
+
+
 class Starts(StrEnum):
     """How the next workers of a node start."""
 
@@ -129,6 +138,12 @@ class Past(Record):
     alone_s: float = 0.0  # since it heard its last coordinator
     ended: str = ""  # what it has heard that has ended that round for free
     is_charged: bool = False  # it has heard that a failure has ended that round
+    epoch: int = 0  # of the coordinator that began that round
+
+    @property
+    def fence(self) -> int:
+        """Of that round: what tells it from another one of the same number."""
+        return fence_of(self.epoch, self.round)
 
 
 class Seat(Record):
@@ -208,12 +223,7 @@ class Assigned(Record):
 
     @property
     def fence(self) -> int:
-        """Above that of each earlier round, also where two coordinators have begun a round of one number.
-
-        The story behind the epoch: the coordinator and node A begin round 5, and lose the board.  The others elect
-        another coordinator, which knows of round 4 only, and begins a round 5 of its own.
-        """
-        return self.epoch * ROUNDS_OF_AN_EPOCH + self.round
+        return fence_of(self.epoch, self.round)
 
 
 class Interrupted(Record):

@@ -413,7 +413,7 @@ class Agent(SimulatedProcess):
     def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         self.campaigned_at = self.now
         past = self.member.state.past
-        candidate = self._new_candidate().replace(round=past.round, group_rank=past.group_rank)
+        candidate = self._new_candidate().replace(fence=past.fence, group_rank=past.group_rank)
         self._ask_board("campaign", lambda: self.board.campaign(candidate, seen, above), is_campaign=True)
 
     def _new_candidate(self) -> Candidate:

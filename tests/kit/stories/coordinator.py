@@ -187,7 +187,9 @@ def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
     boss, spares = number.get("coordinator", -1), "spares" in options
     ages = float(options.get("failed_ago") or 0), float(options.get("alone") or 0)
     base = standing, number["round"], number.get("restarts", 0), own_rank, number["of"], boss, cause, (), spares
-    return m.Past(*base, *ages, "it was told so" if "ended" in options else "", "charged" in options)
+    return m.Past(
+        *base, *ages, "it was told so" if "ended" in options else "", "charged" in options, number.get("epoch", 0)
+    )
 
 
 def said(sends: list[Send]) -> list[str]:

@@ -45,8 +45,12 @@ def hello(
     )
 
 
+EPOCH = 4  # of a term, unless it is said
+
+
 def busy(rank: int = 0, size: int = 2) -> m.Past:
-    return m.Past(m.Standing.BUSY, 1, 0, rank, size)
+    """Of the first round of a term."""
+    return m.Past(m.Standing.BUSY, 1, 0, rank, size, epoch=EPOCH)
 
 
 def ready(name: str) -> m.Ready:
@@ -69,7 +73,7 @@ class Term:
     """A leader, the clock it is told, and connections by the nodes that came on them last."""
 
     def __init__(
-        self, nodes: tuple[int, int] = (1, 3), *, max_restarts: int = 3, renewals: int = 0, epoch: int = 4,
+        self, nodes: tuple[int, int] = (1, 3), *, max_restarts: int = 3, renewals: int = 0, epoch: int = EPOCH,
         has_fixed_ranks: bool = False, **timeouts: float,
     ) -> None:  # fmt: skip
         self.coordinator = Coordinator(RoundRules(*nodes, **timeouts), RestartPolicy(max_restarts))  # type: ignore[arg-type]
