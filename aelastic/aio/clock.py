@@ -7,6 +7,7 @@ in a protocol's callback, a timer or a signal handler it is an exception.  So no
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 
 def now() -> float:
@@ -16,3 +17,8 @@ def now() -> float:
         RuntimeError: no loop runs in this thread.
     """
     return asyncio.get_running_loop().time()
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970 by this host's wall clock, which may jump: for numbers that outlive a process only."""
+    return int(datetime.now(UTC).timestamp() * 1000)

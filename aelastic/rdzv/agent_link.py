@@ -33,7 +33,7 @@ from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMess
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
-from aelastic.rdzv.survivors.election import Election, is_elected
+from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.survivors.election_events import BoardSaid, BoardSilent
 from aelastic.rdzv.term import begin_term
 
@@ -181,7 +181,9 @@ class AgentLink:
     async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         async def campaign() -> ev.Event:
             past = self._member.state.past
-            self._candidate = self._new_candidate().replace(fence=past.fence, group_rank=past.group_rank)
+            self._candidate = self._new_candidate().replace(
+                fence=past.fence, group_rank=past.group_rank, made_ms=clock.wall_ms()
+            )
             record = await self._board.campaign(self._candidate, seen, above)
             return ev.NotEligible() if record is None else ev.BoardRead(record)
 
@@ -277,7 +279,7 @@ class AgentLink:
         listener, self._listener = self._listener, None
         self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down, self._strangers)
         told = "this agent is coordinator now (%s, epoch %d)"
-        if is_elected(record):
+        if record.is_elected:
             told = (
                 "this agent is coordinator now, elected by most nodes of the round without %s, which does not answer: "
                 "new agents find it when the endpoint is served again (epoch %d)"

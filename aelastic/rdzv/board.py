@@ -25,6 +25,15 @@ class Candidate(Record):
     token: str  # a member shows it to prove that it has read the board
     fence: int = 0  # of the last round that its node took part in; 0: none yet
     group_rank: int = -1  # in that round
+    made_ms: int = 0  # when it was made, by this host's wall clock: what a board that is empty counts from
+
+    def epoch_after(self, above: int, known: int) -> int:
+        """The epoch of this candidate's term: above all that its agent and the board know of; 0: of none.
+
+        Where nothing is known of the job, it may have had another life, of which the store has forgotten all, or gone
+        with it.  `AELASTIC_ROUND` is to rise over all of them, so the count begins at the wall clock.
+        """
+        return max(above, known or self.made_ms) + 1
 
 
 class LeaderRecord(Record):
@@ -37,6 +46,18 @@ class LeaderRecord(Record):
     renewals: int | None = None
     # How the job ended, as `codec.to_text` writes it; empty while the job runs.
     verdict: str = ""
+    # Elected by the nodes of a round, without the endpoint; with `renewals`, that knows of it since.
+    is_by_nodes: bool = False
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether nodes of a round have elected this leader, and no endpoint knows of it yet."""
+        return self.is_by_nodes and self.renewals is None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether board and agent knew nothing of the job when this term began."""
+        return not self.candidate.fence and self.epoch == self.candidate.made_ms + 1
 
     def renewed(self) -> LeaderRecord:
         """With one renewal more, where they are counted."""
@@ -96,8 +117,10 @@ class Board(ABC):
             record: ours, as the last operation gave it.
 
         Returns:
-            Our record as the board has it now; `None` if another agent leads.  On a board that certainly does not exist
-            any more (its process has ended) no agent can be elected, so we go on, and count this renewal ourselves.
+            Our record as the board has it now; `None` if another agent leads.  If the nodes of a round have elected us,
+            and another agent leads that knew nothing of the job (`is_first`): its record.  On a board that certainly
+            does not exist any more (its process has ended) no agent can be elected, so we go on, and count this
+            renewal ourselves.
         """
 
     @abstractmethod

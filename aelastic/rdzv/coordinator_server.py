@@ -26,7 +26,6 @@ from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
 from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import Stream, is_other_protocol
 from aelastic.rdzv.survivors.absent import awaited_s
-from aelastic.rdzv.survivors.election import is_elected
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +72,7 @@ class CoordinatorServer:
         self._changed = anyio.Event()
         # An election's coordinator asks the board beside its renewals, which need no answer.
         self._is_claiming = self._is_displaced = False
+        self._rival: LeaderRecord | None = None  # the leader on a board that knew nothing of this job
 
     async def run(self) -> None:
         """Coordinates until another agent leads, this one leaves, or it is cancelled."""
@@ -140,10 +140,11 @@ class CoordinatorServer:
                 if conn in self._streams:
                     self._streams[conn].close()
             case ev.Renew():
-                if is_elected(self._record):  # it needs no answer
-                    self._mailbox.post(ev.Renewed(None if self._is_displaced else self._record, is_assumed=True))
+                if self._record.is_elected:  # it needs no answer
+                    record, rival = None if self._is_displaced else self._record, self._rival
+                    self._mailbox.post(ev.Renewed(record, is_assumed=True, rival_epoch=rival.epoch if rival else 0))
                 if not self._is_claiming:
-                    self._is_claiming = is_elected(self._record)
+                    self._is_claiming = self._record.is_elected
                     tasks.start_soon(self._renew, name="renew")
             case ev.Reclaim(above, stand_back_s):
                 tasks.start_soon(self._reclaim, above, stand_back_s, name="reclaim")
@@ -182,8 +183,11 @@ class CoordinatorServer:
         try:
             with anyio.fail_after(self._leader.lease.lease_s):
                 renewed = await self._board.renew(self._record)
-            self._is_displaced, self._record = renewed is None, renewed or self._record
-            if not is_elected(self._record):
+            if renewed is not None and renewed.candidate != self._record.candidate:
+                self._rival = renewed
+                return
+            self._is_displaced, self._record, self._rival = renewed is None, renewed or self._record, None
+            if not self._record.is_elected:
                 _log.info("%s answers again, and knows this coordinator: new agents find it", self._board.name)
         except (RendezvousError, InputError, TimeoutError):
             pass  # it is asked again
@@ -205,11 +209,14 @@ class CoordinatorServer:
         await anyio.sleep_until(until)
 
     async def _reclaim(self, above: int, stand_back_s: float) -> None:
+        rival, self._rival = self._rival, None
         seen = None if stand_back_s else self._record
         if stand_back_s:
             await self._stand_back(stand_back_s)
         try:
             with anyio.fail_after(self._leader.lease.lease_s):
+                if rival is not None:
+                    seen = await self._board.read()  # it renews its record
                 record = await self._board.campaign(self._record.candidate, seen, above)
         except (RendezvousError, InputError, TimeoutError) as error:
             _log.info("%s: leadership could not be reclaimed (%s)", self._board.name, str(error) or "no answer")

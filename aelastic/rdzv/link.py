@@ -42,12 +42,13 @@ class Link(Protocol):
 
 
 class InProcessLink:
-    """A coordinator in this process, for the one node of its job."""
+    """A coordinator in this process, for the one node of its job; its rounds are of one epoch."""
 
     coordinates = True
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, epoch: int = 0) -> None:
         self._coordinator = coordinator
+        self._coordinator.roster.epoch = epoch
         self._mailbox: Mailbox[Event] = Mailbox()
 
     def tell(self, message: NodeMessage) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.open_files import files_for_connections
@@ -89,7 +90,8 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         from aelastic.rdzv.coordinator.forming import RoundRules
         from aelastic.rdzv.link import InProcessLink
 
-        return InProcessLink(Coordinator(RoundRules(1, 1), RestartPolicy(spec.max_restarts)))
+        # No board has an epoch: the clock's makes the number of a round rise over all starts of the job.
+        return InProcessLink(Coordinator(RoundRules(1, 1), RestartPolicy(spec.max_restarts)), clock.wall_ms())
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.rdzv.agent_link import AgentLink
 

@@ -8,7 +8,6 @@ from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.survivors.election import is_elected
 
 
 def begin_term(
@@ -34,6 +33,6 @@ def begin_term(
     """
     coordinator.roster.epoch = record.epoch
     sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
-    sessions.electorate.is_on, sessions.is_on_board = has_elections, not is_elected(record)
+    sessions.electorate.is_on, sessions.is_on_board = has_elections, not record.is_elected
     lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
     return Leader(coordinator, sessions, lease, is_replaceable)

@@ -11,10 +11,12 @@ from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.survivors import election_events as ev
-from aelastic.rdzv.survivors.election import CHOSEN_S, EPOCHS_APART, Election, is_elected
+from aelastic.rdzv.survivors.election import CHOSEN_S, EPOCHS_APART, Election
 from aelastic.rdzv.survivors.election_events import Phase
 from aelastic.rdzv.survivors.electorate import SEATS_MAX, Electorate
 
+# Of the first election after a coordinator of the board, and of the one after.
+ELECTED, NEXT = 2 * EPOCHS_APART, 3 * EPOCHS_APART
 LEASE_S = 5.0
 SECRET = "s3cret"
 SEATS = m.Seats(1_000_002, 2, SECRET, tuple(m.Seat(each, f"host-{each}", f"10.0.0.{each}", 7) for each in "012"))
@@ -27,7 +29,7 @@ def candidate(node_id: str) -> Candidate:
 LEADER = LeaderRecord(1, candidate("0"), 3)
 
 
-def vote(node_id: str, epoch: int = EPOCHS_APART, *, fence: int = SEATS.fence, secret: str = SECRET) -> m.Vote:
+def vote(node_id: str, epoch: int = ELECTED, *, fence: int = SEATS.fence, secret: str = SECRET) -> m.Vote:
     return m.Vote(fence, secret, m.Elected(epoch, node_id, (f"host-{node_id}",), 4711, f"token of {node_id}"))
 
 
@@ -62,15 +64,15 @@ def asking(node_id: str = "1") -> Election:
 
 def test_most_votes_elect_a_node_which_nothing_but_the_round_knows() -> None:
     election = asking()
-    election.handle(ev.Answered("2", EPOCHS_APART, m.Voted(True, EPOCHS_APART)), 10.2)
-    assert election.chosen == LeaderRecord(EPOCHS_APART, candidate("1"))
-    assert is_elected(election.chosen)
+    election.handle(ev.Answered("2", ELECTED, m.Voted(True, ELECTED)), 10.2)
+    assert election.chosen == LeaderRecord(ELECTED, candidate("1"), is_by_nodes=True)
+    assert election.chosen.is_elected
 
 
 def test_a_vote_is_an_answer_and_the_candidate_is_followed() -> None:
     election = alone("2")
     assert asked(election, vote("1")).is_granted
-    assert election.chosen == LeaderRecord(EPOCHS_APART, candidate("1"))
+    assert election.chosen == LeaderRecord(ELECTED, candidate("1"), is_by_nodes=True)
 
 
 def test_two_nodes_have_no_majority_without_each_other() -> None:
@@ -89,7 +91,7 @@ def test_a_node_votes_for_one_candidate_in_an_epoch() -> None:
     assert asked(election, vote("1")).is_granted
     assert asked(election, vote("1")).is_granted, "the answer was lost, and it asks again"
     assert not asked(election, vote("0")).is_granted
-    assert asked(election, vote("0", 2 * EPOCHS_APART)).is_granted
+    assert asked(election, vote("0", NEXT)).is_granted
 
 
 @pytest.mark.parametrize(
@@ -123,18 +125,18 @@ def test_an_endpoint_that_answers_ends_an_election() -> None:
 
 
 def test_a_node_that_comes_late_hears_which_coordinator_was_elected() -> None:
-    election, elected = asking(), m.Elected(EPOCHS_APART, "2", ("host-2",), 4711, "token of 2")
-    election.handle(ev.Answered("2", EPOCHS_APART, m.Voted(False, EPOCHS_APART, "has a coordinator", elected)), 10.2)
-    assert election.chosen == LeaderRecord(EPOCHS_APART, candidate("2"))
+    election, elected = asking(), m.Elected(ELECTED, "2", ("host-2",), 4711, "token of 2")
+    election.handle(ev.Answered("2", ELECTED, m.Voted(False, ELECTED, "has a coordinator", elected)), 10.2)
+    assert election.chosen == LeaderRecord(ELECTED, candidate("2"), is_by_nodes=True)
 
 
 def test_two_that_ask_at_once_ask_in_a_newer_epoch_then() -> None:
     one, other = asking("1"), asking("2")
     for election, rival in ((one, "2"), (other, "1")):
-        election.handle(ev.Answered(rival, EPOCHS_APART, asked(election, vote(rival))), 10.2)
+        election.handle(ev.Answered(rival, ELECTED, asked(election, vote(rival))), 10.2)
     assert one.deadline is not None
     (_, to_other) = one.handle(ev.DeadlinePassed(), one.deadline)
-    assert isinstance(to_other, ev.Ask) and to_other.vote.leader.epoch == 2 * EPOCHS_APART
+    assert isinstance(to_other, ev.Ask) and to_other.vote.leader.epoch == NEXT
     assert asked(other, to_other.vote, one.deadline).is_granted
 
 
@@ -143,12 +145,12 @@ def test_one_that_was_elected_and_does_not_come_is_replaced() -> None:
     asked(election, vote("1"))
     assert election.deadline is not None and election.deadline <= 10 + CHOSEN_S + 0.2
     asks = election.handle(ev.DeadlinePassed(), election.deadline)
-    assert [ask.vote.leader.epoch for ask in asks if isinstance(ask, ev.Ask)] == [2 * EPOCHS_APART] * 2
+    assert [ask.vote.leader.epoch for ask in asks if isinstance(ask, ev.Ask)] == [NEXT] * 2
 
 
 def test_what_the_endpoint_knew_before_the_election_is_not_believed_for_a_lease() -> None:
-    election, elected = following("2"), LeaderRecord(EPOCHS_APART, candidate("1"))
-    election.handle(ev.Followed(elected, EPOCHS_APART), 10.0)
+    election, elected = following("2"), LeaderRecord(ELECTED, candidate("1"), is_by_nodes=True)
+    election.handle(ev.Followed(elected, ELECTED), 10.0)
     assert not election.is_stale(LEADER, 11.0), "its coordinator is there to say so"
     election.handle(ev.Lost(12.0, False, candidate("2")), 12.0)
     assert election.is_stale(LEADER, 12.1) and election.is_stale(None, 12.1)
@@ -265,7 +267,7 @@ def test_a_round_counts_until_most_of_its_nodes_know_a_newer_one() -> None:
 def test_a_round_that_another_coordinator_has_begun_counts_when_a_node_tells_of_it() -> None:
     found, fence = electorate("012")
     (back,) = nodes("2")
-    seats = m.Seats(EPOCHS_APART * 1_000_000 + 3, 3, "other", (*SEATS.seats[1:], m.Seat("3", "h", "a", 7)))
+    seats = m.Seats(m.fence_of(ELECTED, 3), 3, "other", (*SEATS.seats[1:], m.Seat("3", "h", "a", 7)))
     found.on_welcome(back, seats)
     assert blocked(found, "02") == "13"
     assert fence in found.rounds
@@ -294,3 +296,18 @@ def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections()
     portless = [node.replace(ballot_port=0) for node in nodes("012")]
     assert found.begin(m.Assigned(2, 0, RANKS, "", 0, epoch=1), SECRET, portless, bool) is None
     assert blocked(found, "") == ""
+
+
+def test_a_leader_of_a_board_that_counts_no_renewals_was_not_elected_by_nodes_however_high_its_epoch() -> None:
+    """etcd's revision, which its epochs follow, is in the millions where others use it, too: renewals were not asked for."""
+    assert not LeaderRecord(5_000_000, candidate("0")).is_elected
+
+
+def test_the_first_epoch_on_a_board_that_knows_nothing_is_the_wall_clock_s() -> None:
+    new = candidate("0").replace(made_ms=1_700_000_000_000)
+    assert new.epoch_after(0, 0) == 1_700_000_000_001
+    assert new.epoch_after(0, 7) == 8, "a board that knows an epoch counts on"
+    assert new.epoch_after(1_800_000_000_000, 0) == 1_800_000_000_001, "so does an agent that does"
+    first = LeaderRecord(new.epoch_after(0, 0), new, 0)
+    assert first.is_first and not first.replace(epoch=8).is_first
+    assert not first.replace(candidate=new.replace(fence=3)).is_first, "its node was in a round of the job"

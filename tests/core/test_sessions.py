@@ -1080,6 +1080,24 @@ def elect(term: Term, names: str) -> None:
     term.leader.sessions.electorate.rounds[1] = m.Seats(1, 1, "secret", seats)
 
 
+@pytest.mark.parametrize("in_contact", ["abc", "ab", "a"])
+def test_a_coordinator_that_most_nodes_elected_displaces_one_that_the_board_got_knowing_nothing(
+    in_contact: str,
+) -> None:
+    """The endpoint was served anew by an agent that is new, too; its epoch, from the wall clock, is the higher one."""
+    term = running("abc")
+    elect(term, "abc")
+    for name in sorted(set("abc") - set(in_contact)):
+        term.tell(ev.Closed(term.conns.pop(name), is_reset=True))
+    term.pass_time_until_renewal()
+    told = term.tell(ev.Renewed(LeaderRecord(4, CANDIDATE), is_assumed=True, rival_epoch=1000))
+    if len(in_contact) == 1:
+        assert of_kind(told, ev.StepDown), "most nodes may be with the other one"
+        return
+    assert of_kind(told, ev.Reclaim) == [ev.Reclaim(1000)]
+    assert of_kind(term.tell(reclaimed(1001)), m.Welcome) == [m.Welcome(1001, LEASE_S)] * len(in_contact)
+
+
 def test_two_nodes_elect_none_so_a_verdict_waits_for_the_other_one() -> None:
     term = closing()
     elect(term, "ab")

@@ -34,9 +34,11 @@ def record_to_bytes(record: LeaderRecord) -> bytes:
             "addresses": list(candidate.addresses),
             "port": candidate.port,
             "token": candidate.token,
+            "made_ms": candidate.made_ms,
             **seat,
         },
         "verdict": record.verdict,
+        **({"is_by_nodes": True} if record.is_by_nodes else {}),
     }
     text = json.dumps(data).encode()
     if len(text) > MAX_BYTES:
@@ -70,9 +72,10 @@ def record_from_bytes(text: bytes) -> LeaderRecord:
             addresses=tuple(addresses),
             port=port,
             token=_field(candidate, "token", str),
-            **{name: _field(candidate, name, int) for name in ("fence", "group_rank") if name in candidate},
+            **{name: _field(candidate, name, int) for name in ("fence", "group_rank", "made_ms") if name in candidate},
         ),
         verdict=_field(data, "verdict", str),
+        is_by_nodes="is_by_nodes" in data and _field(data, "is_by_nodes", bool),
     )
 
 

@@ -89,7 +89,8 @@ class EtcdV2Board(HttpBoard):
                 if now != seen:
                     return now
                 floor = await self._get(self._http.settings.floor_key)
-                epoch = max(above, self._floor(floor), node.index, now.epoch if now else 0) + 1
+                known = max(self._floor(floor), now.epoch if now else 0)
+                epoch = max(candidate.epoch_after(above, known), node.index + 1)
                 if epoch > node.index + 1 and await self._put(self._http.settings.floor_key, floor, str(epoch)) is None:
                     continue
                 written = await self._put_record(node, LeaderRecord(epoch=epoch, candidate=candidate))

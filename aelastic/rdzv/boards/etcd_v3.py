@@ -153,7 +153,8 @@ class EtcdV3Board(HttpBoard):
     async def _write_candidate(self, candidate: Candidate, now: _Seen, above: int) -> LeaderRecord | None:
         """The record of `candidate`; `None` if another agent wrote since the read."""
         floor = await self._floor()
-        epoch = max(above, floor.epoch, now.revision, now.record.epoch if now.record else 0) + 1
+        known = max(floor.epoch, now.record.epoch if now.record else 0)
+        epoch = max(candidate.epoch_after(above, known), now.revision + 1)
         lease = secrets.randbelow(2**63 - 1) + 1  # ours to choose, so that asking twice makes one
         # "Lease already exists" says that we were granted it, and the answer was lost.
         await self._etcd.call("lease/grant", {"ID": str(lease), "TTL": str(self._ttl_s)}, or_no=FAILED_PRECONDITION)

@@ -17,7 +17,6 @@ from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import GoneError
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError
-from aelastic.rdzv.survivors.election import is_elected
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class KeyBoard(Board):
         state = await self._look()
         if state.record != seen:
             return state.record
-        record = LeaderRecord(epoch=max(above, state.epoch) + 1, candidate=candidate, renewals=0)
+        record = LeaderRecord(epoch=candidate.epoch_after(above, state.epoch), candidate=candidate, renewals=0)
         state = self._state_of(await self._compare_set(state.text, text_of(record)))
         self._last = state
         return state.record
@@ -98,6 +97,8 @@ class KeyBoard(Board):
         # A renewal that was not answered may have taken effect: to write the same count again would renew nothing.
         last, self._last = self._last, KeyState(b"")
         state = last if record.is_same_term(last.record) else await self._look()
+        if record.is_elected and state.record is not None and state.record.is_first and state.epoch > record.epoch:
+            return state.record
         is_ours = await self._change(state, record, lambda now: text_of(now.renewed()))
         return self._last.record if is_ours else None
 
@@ -119,7 +120,7 @@ class KeyBoard(Board):
         goes on.
         """
         for _ in range(TRIES_MAX):
-            is_older = is_elected(record) and state.epoch < record.epoch  # what it knew before an election without it
+            is_older = record.is_elected and state.epoch < record.epoch  # what it knew before an election without it
             if state.text and not record.is_same_term(state.record) and not is_older:
                 return False
             if not state.text:

@@ -103,7 +103,7 @@ class StaticBoard(Board):
         if state.record != seen:
             return state.record
         await self.open()
-        return self._write(text_of(LeaderRecord(epoch=max(above, state.epoch) + 1, candidate=candidate, renewals=0)))
+        return self._write(text_of(LeaderRecord(candidate.epoch_after(above, state.epoch), candidate, renewals=0)))
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         if not self._is_ours(record):

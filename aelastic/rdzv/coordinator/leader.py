@@ -20,7 +20,6 @@ from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
-from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import ALONE, Confirmed, CutOff, Send
@@ -188,7 +187,9 @@ class Leader(Machine[ev.Event, ev.Action]):
                 losses = self.lease.on_renewed(event.record, now)
                 self.sessions.is_on_board = not event.is_assumed
                 self._lead(now)
-                return self._heartbeat() + self._confirm(losses, now)
+                if event.rival_epoch and self.is_blocked:  # most nodes may be there
+                    return self._step_down(DISPLACED)
+                return self._heartbeat() + self._confirm(losses, now) + self._reclaim_if_needed(now, event.rival_epoch)
             case Phase.RECLAIMING:
                 return []  # it answers about the epoch before
             case Phase.STEPPED_DOWN:
@@ -219,7 +220,10 @@ class Leader(Machine[ev.Event, ev.Action]):
                 return self._step_down("no newer epoch could be had from the board")
             case Phase.RECLAIMING:  # agents that have waited for the epoch are welcomed
                 assert event.record is not None
-                return self._begin_epoch(event.record, now)
+                self.lease.on_reclaimed(event.record)  # it may be our old one, which had been renewed meanwhile
+                self.coordinator.roster.epoch = event.record.epoch
+                self._lead(now)
+                return self.sessions.begin_epoch(event.record.epoch, now) + self._reclaim_if_needed(now)
             case Phase.LEADING | Phase.DOUBTFUL:
                 raise self._impossible(event)
             case Phase.STEPPED_DOWN:
@@ -311,9 +315,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.coordinator.forming.is_behind = self.phase is Phase.LEADING and not self.sessions.inbox.is_empty
         return self._deliver(self.coordinator.handle(event, now), now)
 
-    def _reclaim_if_needed(self, now: float) -> list[ev.Action]:
-        """Asks for a newer epoch if an agent that greets knows of one above ours."""
-        newest = self.sessions.newest_epoch
+    def _reclaim_if_needed(self, now: float, newest: int = 0) -> list[ev.Action]:
+        """Asks for a newer epoch if the board, or an agent that greets, knows of one above ours."""
+        newest = max(newest, self.sessions.newest_epoch)
         if newest <= self.lease.epoch or self.phase in {Phase.RECLAIMING, Phase.STEPPED_DOWN}:
             return []  # or asked for already
         self.phase = Phase.RECLAIMING
@@ -330,13 +334,6 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.phase = Phase.RECLAIMING
         told = self._tell_coordinator(CutOff(ALONE), now) if core.phase is CoordinatorPhase.RUNNING else []
         return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
-
-    def _begin_epoch(self, record: LeaderRecord, now: float) -> list[ev.Action]:
-        """Goes on with the record that the board has, which may be our old one: it had been renewed meanwhile."""
-        self.lease.on_reclaimed(record)
-        self.coordinator.roster.epoch = record.epoch
-        self._lead(now)
-        return self.sessions.begin_epoch(record.epoch, now) + self._reclaim_if_needed(now)
 
     def _lead(self, now: float) -> None:
         """The board has answered that this agent leads."""

@@ -51,6 +51,7 @@ class Renewed(Record):
 
     record: LeaderRecord | None
     is_assumed: bool = False  # it cannot be asked now, and this agent was elected by the nodes of the round
+    rival_epoch: int = 0  # it was asked meanwhile: another agent leads there, which knew nothing of the job
 
 
 class RenewFailed(Record):

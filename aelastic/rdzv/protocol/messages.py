@@ -16,8 +16,10 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import LEASE_S
 
-# In a fencing number an epoch counts as so many rounds, more than any job has: both can be read in the decimals.
-ROUNDS_OF_AN_EPOCH = 1_000_000
+# In a fencing number an epoch counts as so many rounds: both can be read in the decimals.  Epochs begin as milliseconds
+# (`board.py`), so the number fits 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers;
+# a new coordinator would have to miss so many rounds for a lower one.
+ROUNDS_OF_AN_EPOCH = 1_000
 
 
 def fence_of(epoch: int, round_: int) -> int:

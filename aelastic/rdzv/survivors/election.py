@@ -6,7 +6,7 @@ votes.  With more than half of all nodes of the round it is elected, and they fo
 
 - **A vote** is for one candidate in one epoch.  A node gives it only if it has lost the coordinator and the endpoint
   itself, and if the candidate knows of a round as new as this node does.  So of each epoch there is one coordinator.
-- **Epochs** of elections are a thousand apart: an endpoint that comes back with what it knew counts on from there, and
+- **Epochs** of elections are a hundred apart: an endpoint that comes back with what it knew counts on from there, and
   stays below.  What it says is not believed for a lease after an election's coordinator was lost, which may live.
 - **Rounds** are guarded by the coordinators, old and new (`electorate.py`): none begins one while nodes that it has
   not heard of could have elected another.  So nothing depends on an old coordinator that knows it is old.
@@ -23,8 +23,8 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.survivors import election_events as ev
 from aelastic.rdzv.survivors.election_events import Action, Event, Phase
 
-# From one election to the next.
-EPOCHS_APART = 1000
+# From one election to the next, at least.
+EPOCHS_APART = 100
 # The endpoint is asked half a lease after the coordinator was heard last; both are silent when a lease is over.
 SILENT_LEASES = 0.4
 # Nodes ask one after the other, by rank: mostly the first one is elected before the second one asks.
@@ -129,7 +129,7 @@ class Election(Machine[Event, Action]):
             case Phase.FOLLOWING if not self.has_vote:
                 return []  # it has no part in the round
             case Phase.FOLLOWING:
-                if self.record is not None and self.record.epoch >= EPOCHS_APART:
+                if self.record is not None and self._is_after_an_election(self.record):
                     self._elected_epoch, self._elected_until = self.record.epoch, event.since + self.lease_s
                 self.phase, self.record, self.lost = Phase.ALONE, None, event
                 self._wait_for_turn(now)
@@ -188,7 +188,9 @@ class Election(Machine[Event, Action]):
         vote = event.vote
         reason = self._objection(vote, now)
         if reason:
-            leader = self.record if self.phase is Phase.FOLLOWING and self.record is not None else None
+            leader = self.record if self.phase is Phase.FOLLOWING else None
+            if leader is not None and not self._is_after_an_election(leader):
+                leader = None  # the endpoint says which that is
             if self.seats is None or vote.secret != self.seats.secret:
                 leader = None  # it may be anything
             told = None if leader is None else _told(leader)
@@ -222,7 +224,7 @@ class Election(Machine[Event, Action]):
             case Phase.ASKING if voted.is_granted and event.epoch == self.newest:
                 self.granted.add(event.node_id)
                 return self._count(now)
-            case Phase.ASKING if voted.leader is not None and voted.leader.epoch >= EPOCHS_APART:
+            case Phase.ASKING if voted.leader is not None:
                 self._choose(_heard(voted.leader), now)  # it was elected meanwhile
                 return []
             case Phase.ALONE | Phase.ASKING | Phase.CHOSEN | Phase.FOLLOWING:
@@ -253,18 +255,26 @@ class Election(Machine[Event, Action]):
         assert self.seats is not None and self.lost is not None
         self.phase, self.record = Phase.ASKING, None
         if self._asked_epoch != self.newest:  # it is no node's but this one's
-            self.newest = self.newest // EPOCHS_APART * EPOCHS_APART + EPOCHS_APART
+            self.newest = -(-self.newest // EPOCHS_APART) * EPOCHS_APART + EPOCHS_APART
             self._asked_epoch, self.granted = self.newest, {self.node_id}
         self.deadline = now + ASK_AGAIN_S + self._rank * STAGGER_S
-        vote = m.Vote(self.seats.fence, self.seats.secret, _told(LeaderRecord(self.newest, self.lost.candidate)))
+        vote = m.Vote(self.seats.fence, self.seats.secret, _told(self._own(self.newest)))
         others = [seat for seat in self.seats.seats if seat.node_id != self.node_id]
         return [*(ev.Ask(seat, vote) for seat in others), *self._count(now)]
 
     def _count(self, now: float) -> list[Action]:
-        assert self.seats is not None and self.lost is not None
+        assert self.seats is not None
         if len(self.granted) >= self.seats.majority:
-            self._choose(LeaderRecord(self.newest, self.lost.candidate), now)
+            self._choose(self._own(self.newest), now)
         return []
+
+    def _own(self, epoch: int) -> LeaderRecord:
+        assert self.lost is not None
+        return LeaderRecord(epoch, self.lost.candidate, is_by_nodes=True)
+
+    def _is_after_an_election(self, record: LeaderRecord) -> bool:
+        """Whether the endpoint may come back with less than that coordinator's epoch."""
+        return record.is_by_nodes or 0 < self._elected_epoch <= record.epoch
 
     def _choose(self, record: LeaderRecord, now: float) -> None:
         self.phase, self.record = Phase.CHOSEN, record
@@ -273,15 +283,11 @@ class Election(Machine[Event, Action]):
         self.deadline = now + CHOSEN_S + self._rank * STAGGER_S
 
 
-def is_elected(record: LeaderRecord) -> bool:
-    """Whether nodes of a round have elected this leader, and no endpoint knows of it yet."""
-    return record.epoch >= EPOCHS_APART and record.renewals is None
-
-
 def _told(record: LeaderRecord) -> m.Elected:
     leader = record.candidate
     return m.Elected(record.epoch, leader.node_id, leader.addresses, leader.port, leader.token)
 
 
 def _heard(leader: m.Elected) -> LeaderRecord:
-    return LeaderRecord(leader.epoch, Candidate(leader.node_id, leader.addresses, leader.port, leader.token))
+    candidate = Candidate(leader.node_id, leader.addresses, leader.port, leader.token)
+    return LeaderRecord(leader.epoch, candidate, is_by_nodes=True)

@@ -45,7 +45,7 @@ from aelastic.rdzv.protocol.messages import (
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.survivors import election_events as e
 from aelastic.rdzv.survivors.absent import RETURN_S
-from aelastic.rdzv.survivors.election import Election, is_elected
+from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
 from kit.simulated.board import Board
@@ -413,8 +413,11 @@ class Agent(SimulatedProcess):
     def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
         self.campaigned_at = self.now
         past = self.member.state.past
-        candidate = self._new_candidate().replace(fence=past.fence, group_rank=past.group_rank)
+        candidate = self._new_candidate().replace(fence=past.fence, group_rank=past.group_rank, made_ms=self._wall_ms())
         self._ask_board("campaign", lambda: self.board.campaign(candidate, seen, above), is_campaign=True)
+
+    def _wall_ms(self) -> int:
+        return 1 + int(1000 * max(0.0, self.now - self.world.behind_s.get(self.host, 0.0)))
 
     def _new_candidate(self) -> Candidate:
         if self.listener is None:
@@ -504,6 +507,7 @@ class Server:
         self.streams: dict[int, End] = {}
         self._count = 0
         self._is_claiming = self._is_displaced = False
+        self._rival: LeaderRecord | None = None
         self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
         self.shell = agent.open_shell("leader", leader, self.carry_out, c.DeadlinePassed())
         self._nodes: dict[int, str] = {}  # connection to the node at its other end
@@ -540,10 +544,14 @@ class Server:
                 if conn in self.streams:
                     self.streams[conn].close()
             case c.Renew():
-                if is_elected(self.record):
-                    agent.mail(self.shell, c.Renewed(None if self._is_displaced else self.record, is_assumed=True))
+                if self.record.is_elected:
+                    record, rival_epoch = (
+                        None if self._is_displaced else self.record,
+                        self._rival.epoch if self._rival else 0,
+                    )
+                    agent.mail(self.shell, c.Renewed(record, is_assumed=True, rival_epoch=rival_epoch))
                 if not self._is_claiming:
-                    self._is_claiming = is_elected(self.record)
+                    self._is_claiming = self.record.is_elected
                     limit_s = self.leader.lease.lease_s
                     here = {getattr(end.peer.process, "node_id", "") for end in self.streams.values() if end.is_open}
                     done = partial(self._renewed, here)
@@ -569,6 +577,10 @@ class Server:
 
     def _renewed(self, connected: set[str], is_known: bool, value: Any) -> None:
         was_claiming, self._is_claiming = self._is_claiming, False
+        self._rival = None
+        if is_known and value is not None and value.candidate != self.record.candidate:
+            self._rival = value
+            return
         if is_known and value is not None:
             self.agent.watcher.renewed(self.record.candidate.token, connected)
         if is_known:
@@ -581,7 +593,7 @@ class Server:
 
     def _reclaim(self, above: int, stand_back_s: float) -> None:
         agent, record = self.agent, self.record
-        seen = None if stand_back_s else record
+        seen, rival = None if stand_back_s else record, self._rival
         if stand_back_s:
             agent.asking.ask("resign", lambda: agent.board.resign(record), FAREWELL_S, lambda *_: None)
 
@@ -593,7 +605,8 @@ class Server:
                 self.agent.mail(self.shell, c.Reclaimed(value))
 
         def campaign() -> None:
-            ask = lambda: agent.board.campaign(record.candidate, seen, above)  # noqa: E731
+            board = agent.board
+            ask = lambda: board.campaign(record.candidate, board.read() if rival else seen, above)  # noqa: E731
             agent.asking.ask("reclaim", ask, self.leader.lease.lease_s, done)
 
         self.agent.world.after(stand_back_s, lambda: agent.post("reclaim", campaign))

@@ -12,7 +12,6 @@ from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.survivors.election import is_elected
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World
 
@@ -121,7 +120,7 @@ class Board:
             return self.record
         if seen is not None and seen.verdict:
             self.usurper, self.usurped_at = candidate.node_id, self._world.now
-        self._epoch = max(above, self._epoch) + 1
+        self._epoch = candidate.epoch_after(above, self._epoch)
         self._write(LeaderRecord(self._epoch, candidate, renewals=0 if self._ttl_s is None else None))
         assert self._record is not None
         self.elections.append((self._world.now, self._record))
@@ -134,8 +133,10 @@ class Board:
             if self._ttl_s is None:
                 return record.renewed()  # no agent can be elected on what does not exist
             raise
-        now = self._mine(record)
-        if now is None and is_elected(record) and record.epoch > self._epoch:
+        now, held = self._mine(record), self._record
+        if now is None and record.is_elected and held is not None and held.is_first and held.epoch > record.epoch:
+            return held
+        if now is None and record.is_elected and record.epoch > self._epoch:
             self.elections.append((self._world.now, record))  # it was elected by the nodes of its round
             now = record.replace(renewals=0)
         if now is not None:

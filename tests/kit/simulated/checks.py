@@ -18,7 +18,6 @@ from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.survivors.election import EPOCHS_APART
 from kit.simulated.agent import Agent
 from kit.simulated.board import Board
 from kit.simulated.charges import Charges
@@ -126,7 +125,8 @@ class Checks:
         # certain at once: this one trusts the endpoint's last answer until the next.  What holds is that no two rounds which they
         # begin run side by side (`look_at_forks`).
         trusted_s = leader.lease.lease_s * TRUSTED_SHARE * 1.02
-        if newest.epoch >= EPOCHS_APART and self._world.now - displaced_at <= trusted_s:
+        is_of_nodes = newest.is_by_nodes or not newest.candidate.made_ms
+        if is_of_nodes and self._world.now - displaced_at <= trusted_s:
             return
         # An agent whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
         # board, each for those that are connected to it.

@@ -46,6 +46,7 @@ class World:
         self.dark: set[str] = set()  # hosts that are switched off
         self.voters: dict[int, Any] = {}  # agents by the port at which they are asked for votes
         self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
+        self.behind_s: dict[str, float] = {}  # wall clocks of hosts
         self.refused_at: dict[tuple[str, str], float] = {}  # by it: the last time
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()

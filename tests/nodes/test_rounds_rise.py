@@ -1,0 +1,108 @@
+"""`AELASTIC_ROUND` rises over the whole life of a job, however often all its agents go: both recipes of the page, as they stand there."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from kit.launching import Launcher
+from kit.ports import quiet_port
+from kit.servers.etcd_servers import EtcdServers
+
+pytestmark = pytest.mark.timeout(180)
+PAGE = (Path(__file__).parents[2] / "docs/reference/rendezvous.md").read_text()
+(SAVE,) = re.findall(r"```python\n(import os\n\nROUND = .*?)```", PAGE, re.DOTALL)
+(NAME,) = re.findall(r"\(`(ckpt-\{ROUND[^`]*)`\)", PAGE)
+STARTS, STEPS = 3, 2
+
+# Trains some steps, fails in the first round of each start, and ends.  What it resumes from is what the recipes load.
+WORKER = f"""
+import json
+from pathlib import Path
+from types import SimpleNamespace
+{SAVE}
+
+class Storage:
+    path = Path("stored")
+
+    def stored(self):
+        return json.loads(self.path.read_text()) if self.path.exists() else dict(round=0, step=0)
+
+    def put_if(self, state, condition, round):
+        if is_met := condition(SimpleNamespace(**self.stored())):
+            self.path.write_text(json.dumps(dict(round=round, step=state)))
+        return is_met
+
+storage = Storage()
+newest = max(Path(".").glob("ckpt-*"), default=None, key=lambda path: path.name)
+resumed = dict(by_store=storage.stored()["step"], by_name=int(newest.read_text()) if newest else 0)
+with open("rounds", "a") as file:
+    file.write(json.dumps(dict(round=ROUND, **resumed)) + "\\n")
+for step in range(resumed["by_store"] + 1, resumed["by_store"] + {STEPS} + 1):
+    save(storage, step)
+    Path(f"{NAME}").write_text(str(step))
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise SystemExit(5)
+"""
+
+
+def options_of(board: str, etcds: EtcdServers, run_id: str) -> list[str]:
+    port = quiet_port()
+    match board:
+        case "one node":
+            return ["--standalone", "--rdzv-id", run_id]
+        case "static":
+            where = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank", "0"]
+            return ["--nnodes", "1", "--rdzv-backend", "static", "--rdzv-id", run_id, *where]
+        case "c10d":
+            endpoint = f"127.0.0.1:{port}"
+        case _:
+            endpoint = etcds.of("distro").endpoint
+    lease = ["--rdzv-conf", "lease=1,last_call_timeout=0.1"]
+    return ["--nnodes", "1:2", "--rdzv-backend", board, "--rdzv-endpoint", endpoint, "--rdzv-id", run_id, *lease]
+
+
+@pytest.mark.parametrize(
+    "board", ["one node", "c10d", "static", "etcd-v3", pytest.param("etcd-v2", marks=pytest.mark.all)]
+)
+def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
+    launch: Launcher, etcds: EtcdServers, run_id: str, board: str
+) -> None:
+    options = options_of(board, etcds, run_id)
+    for _ in range(STARTS):
+        job = launch(WORKER, *options, "--max-restarts", "1")
+        assert job.wait() == 0, job.story
+    rounds = [json.loads(line) for line in (job.folder / "rounds").read_text().splitlines()]
+    assert (
+        [each["by_store"] for each in rounds]
+        == [each["by_name"] for each in rounds]
+        == [STEPS * before for before in range(2 * STARTS)]
+    )
+    assert all(one["round"] < other["round"] < 2**53 for one, other in pairwise(rounds))
+
+
+def test_the_number_rises_also_where_an_etcd_came_back_empty(launch: Launcher, tmp_path: Path, run_id: str) -> None:
+    from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
+
+    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
+        where = [
+            "--nnodes",
+            "1:2",
+            "--rdzv-backend",
+            "etcd-v3",
+            "--rdzv-endpoint",
+            server.endpoint,
+            "--rdzv-id",
+            run_id,
+        ]
+        for _ in range(STARTS):
+            job = launch(WORKER, *where, "--rdzv-conf", "lease=1,last_call_timeout=0.1", "--max-restarts", "1")
+            assert job.wait() == 0, job.story
+            server.kill()
+            server.forget()
+            server.start()
+    rounds = [json.loads(line)["round"] for line in (job.folder / "rounds").read_text().splitlines()]
+    assert len(rounds) == 2 * STARTS and all(one < other for one, other in pairwise(rounds))
