@@ -15,8 +15,9 @@ QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 
 .DEFAULT_GOAL := help
 RELEASE_TOOLS := build/release/.installed
+CROWDED := build/crowded/.installed
 
-.PHONY: help demo demo-elastic demo-any-host timeline-picture test-core test test-all soak coverage matrix lint types docs dist sbom bench bench-goodput clean
+.PHONY: help demo demo-elastic demo-any-host timeline-picture test-core test test-all crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -42,6 +43,9 @@ test: $(INSTALLED)  ## run what a change can break, in some minutes
 
 test-all: $(INSTALLED)  ## run all tests: both loops, all repetitions, torchrun beside ours, frameworks
 	TEST_EFFORT=all $(PYTEST) $(RING) $(ARGS)
+
+crowded: $(CROWDED)  ## run jobs beside the oldest versions we allow, what training images have, and hooks of Python
+	TEST_EFFORT=all TEST_CROWDED=required $(PYTEST) tests/crowded $(ARGS)
 
 soak: $(INSTALLED)  ## run all tests on thousands of seeds, with each interpreter started anew; takes an hour or more
 	TEST_EFFORT=soak $(PYTEST) --timeout 3600 $(RING) $(ARGS)
@@ -86,6 +90,12 @@ bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures 
 bench-goodput: $(INSTALLED)  ## measure effective training time under faults against torchrun, an hour
 	@$(BIN)/python -m compileall -q aelastic
 	$(BIN)/python benchmarks/goodput.py $(ARGS)
+
+$(CROWDED): $(INSTALLED) tests/crowded/image.txt
+	PYTHON=$(PYTHON) tools/venv_beside.sh build/crowded/oldest $$($(BIN)/python tools/oldest.py)
+	PYTHON=$(PYTHON) tools/venv_beside.sh build/crowded/image -r tests/crowded/image.txt
+	build/crowded/image/bin/pip install --quiet --disable-pip-version-check --no-deps typing_extensions==4.10.0  # an old one
+	@touch $@
 
 $(RELEASE_TOOLS):
 	$(PYTHON) -m venv build/release

@@ -257,7 +257,7 @@ class Team:
         conf = ",".join(f"{key}={value}" for key, value in self.conf.items())
         program = self.launcher.agent_program(name, wrapper or self.wrapper)
         command = [
-            *prefix, sys.executable, *program,
+            *prefix, self.launcher.python, *program,
             "--loop", LOOPS[len(self.agents) % 2],
             "--nnodes", self.nnodes,
             "--nproc-per-node", str(nproc or self.nproc),

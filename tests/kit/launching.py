@@ -260,6 +260,7 @@ class Launcher:
     def __init__(self, folder: Path, warm: Warm) -> None:
         self.folder = folder
         self.warm = warm
+        self.python = sys.executable  # what agents and workers run in
         self.store_python = sys.executable  # what the agents' stores run in
         self.jobs: list[Job] = []
 
@@ -297,7 +298,7 @@ class Launcher:
     def agent_program(self, name: str, wrapper: str) -> list[str]:
         """The arguments of Python that are an agent."""
         wrapper = textwrap.dedent(wrapper)
-        if self.store_python != sys.executable:
+        if self.store_python != self.python:
             wrapper = f"{wrapper}\n{WARM_STORE.format(python=self.store_python)}"
         if not wrapper:
             return ["-m", "aelastic"]
@@ -316,7 +317,7 @@ class Launcher:
     ) -> Job:
         (self.folder / name).mkdir(exist_ok=True)
         agent = self.agent_program(name, wrapper)
-        command = [*prefix, sys.executable, *agent, "--loop", loop, *argv]
+        command = [*prefix, self.python, *agent, "--loop", loop, *argv]
         job = Job(self.folder / name, command, env or {}, **popen)
         self.jobs.append(job)
         return job

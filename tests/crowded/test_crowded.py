@@ -1,0 +1,76 @@
+"""Jobs in environments that are not ours: what training images hold, the oldest versions we allow, interpreters with hooks."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from pathlib import Path
+
+import pytest
+from kit.agents import FAIL, FINISH, Meeting, Team
+from kit.crowded import ENVIRONMENTS, Environment
+from kit.launching import Launcher, wait_for
+from kit.ports import quiet_port
+
+pytestmark = [pytest.mark.all, pytest.mark.cold]
+
+HEALTH = "TORCHELASTIC_HEALTH_CHECK_PORT"
+in_each = pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: each.name)
+
+
+@pytest.fixture
+def crowded(launch: Launcher, environment: Environment, tmp_path: Path) -> dict[str, str]:
+    """Agents run in the environment; gives its variables."""
+    launch.python = launch.store_python = environment.python
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    return environment.variables(folder)
+
+
+def get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+        return str(answer.read(), "utf-8")
+
+
+@in_each
+@pytest.mark.parametrize("board", ["c10d", "three endpoints"])
+def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
+    launch: Launcher, crowded: dict[str, str], board: str
+) -> None:
+    port, health = quiet_port(), quiet_port()
+    hosts = ["127.0.0.1"] if board == "c10d" else ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    env = {**crowded, HEALTH: str(health)}
+    endpoints = ",".join(f"{host}:{port}" for host in hosts)
+    team = Team(launch, Meeting("c10d", endpoints), "2:3", {"lease": 3, "last_call_timeout": 0.5}, env=env)
+    agents = [team.start()]
+    del env[HEALTH]  # one agent of a host serves it
+    agents += team.start_many(2)
+    round_ = team.wait_round(agents)
+    assert '"world_size": 3' in get(health, "/status").replace('":3', '": 3')
+    assert "aelastic_" in get(health, "/metrics")
+    round_.tell(FAIL, 1)
+    round_ = team.wait_round(agents, round_)
+    assert round_.restart == 1, team.story
+    victim = next(agent for agent in agents[1:] if agent is not team.coordinator)
+    victim.crash()
+    left = [agent for agent in agents if agent is not victim]
+    round_ = team.wait_round(left, round_)
+    assert round_.restart == 1, team.story
+    round_.tell(FINISH)
+    assert [agent.wait() for agent in left] == [0, 0], team.story
+
+
+@in_each
+def test_warm_workers_start_again(launch: Launcher, crowded: dict[str, str]) -> None:
+    worker = """
+    say("start", os.getpid(), "colorsys" in sys.modules)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise SystemExit(3)
+    """
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--preload", "colorsys")
+    job = launch(worker, *options, env=crowded)
+    assert job.wait() == 0, job.story
+    assert [line.split()[2] for line in job.lines if line.startswith("start")] == ["True"] * 4, job.story
+    assert "start cold" not in job.stderr, job.story
+    job.assert_nothing_left()
+    wait_for("the folder is empty", lambda: not os.listdir(job.tmp))
