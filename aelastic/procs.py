@@ -33,7 +33,8 @@ from aelastic.workers.guard import is_guard
 from aelastic.workers.guard_process import GuardProcess
 
 if TYPE_CHECKING:
-    from aelastic.forkserver.fork_server import ForkServer, Launch
+    from aelastic.forkserver.fork_server import ForkServer
+    from aelastic.forkserver.parked import Launch
 
 # What shells answer for a program that is not there, or cannot be executed (`sh(1)`).
 NOT_FOUND = 127
@@ -227,7 +228,7 @@ class LocalWorkers(WorkerBackend):
 
         if isinstance(start.entrypoint, str):
             return ForkedProgram(start, launch)
-        return Function(start, self._start_method, forked_context(launch, start.env))
+        return Function(start, self._start_method, forked_context(launch))
 
     def _follow(self, child: Child) -> _Worker:
         self._guard.tell("+", child.pid)

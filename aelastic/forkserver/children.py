@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from aelastic.forkserver.command import PythonCommand, parse
-from aelastic.forkserver.fork_server import Launch
+from aelastic.forkserver.parked import Launch
 from aelastic.group.backend import WorkerStart
 from aelastic.host.reaping import taken_status
 
@@ -18,19 +17,25 @@ class ForkedProgram:
     """A command, started in a forked interpreter (`subprocess.Popen` where it starts cold)."""
 
     def __init__(self, start: WorkerStart, launch: Launch) -> None:
-        assert isinstance(start.entrypoint, str)
-        command = parse(start.entrypoint, [os.fsdecode(arg) for arg in start.args])
-        assert command is not None, "the fork server was started for another command"
         with ExitStack() as opened:
             streams = {0: 0 if _is_open(0) else opened.enter_context(open("/dev/null", "rb")).fileno()}
             for number, path in ((1, start.stdout), (2, start.stderr)):
                 # Appending: the worker's children share the file, and no write may land on another's.
                 file = None if path is None else opened.enter_context(path.open("ab", buffering=0))
                 streams[number] = number if file is None else file.fileno()
-            self.pid = launch(command, start.env, streams)
+            self.pid = launch(command_of(start), streams)
 
     def reap(self) -> int | None:
         return taken_status(self.pid)
+
+
+def command_of(start: WorkerStart) -> PythonCommand:
+    """What a worker's process runs."""
+    if not isinstance(start.entrypoint, str):
+        return function_command()
+    command = parse(start.entrypoint, [os.fsdecode(arg) for arg in start.args])
+    assert command is not None, "the fork server was started for another command"
+    return command
 
 
 def function_command() -> PythonCommand:
@@ -43,14 +48,14 @@ def function_command() -> PythonCommand:
     return command
 
 
-def forked_context(launch: Launch, env: Mapping[str, str]) -> Any:
+def forked_context(launch: Launch) -> Any:
     """A context of `multiprocessing` as for "spawn", whose processes are forked from a warm interpreter."""
     from multiprocessing import context, popen_spawn_posix, util
 
     def spawn(path: bytes, words: list[str], fds: tuple[int, ...]) -> int:
         command = parse(os.fsdecode(path), words[1:])
         assert command is not None
-        return launch(command, env, {number: number for number in (0, 1, 2, *sorted({*fds}))})
+        return launch(command, {number: number for number in (0, 1, 2, *sorted({*fds}))})
 
     # The standard library's own code, but for the one call that executes the interpreter.
     ours = SimpleNamespace(**{**vars(util), "spawnv_passfds": spawn})

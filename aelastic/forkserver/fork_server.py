@@ -21,9 +21,10 @@ from anyio.abc import TaskGroup
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload, priority
+from aelastic.forkserver.children import command_of
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.learning import Imports, KeptImports
-from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of
+from aelastic.forkserver.parked import Launch, NoAnswerError, Parked, memory_of
 from aelastic.forkserver.server_process import ServerProcess
 from aelastic.group.backend import WorkerStart
 from aelastic.host.helpers import ForkedHelper
@@ -43,8 +44,6 @@ MEASURE_INTERVAL_S = 300.0
 
 ChildT = TypeVar("ChildT")
 Preloaded: TypeAlias = tuple[str, ...] | Literal["auto"]
-# Takes the place of an exec: a command, an environment, and descriptors by their numbers there; gives the pid.
-Launch: TypeAlias = Callable[[PythonCommand, Mapping[str, str], Mapping[int, int]], int]
 
 
 class ForkServer:
@@ -120,7 +119,7 @@ class ForkServer:
             try:
                 while self._process.is_there:
                     message = await self._process.receive()
-                    if message is not None:
+                    if message:
                         self._hear(message)
                         continue
                     await self._end()
@@ -265,8 +264,9 @@ class ForkServer:
         if parked is None:
             return None
         try:
-            await parked.announced()
-            self._launch_helper(parked, words, fds)
+            command = PythonCommand(self._command.interpreter, ("-P",), "script", words[0], tuple(words))
+            await parked.prepare(command, self._env, is_helper=True)
+            _launch_helper(parked, command, fds)
         except BaseException as error:
             self._bury(parked)
             if isinstance(error, NoAnswerError | OSError):
@@ -274,11 +274,6 @@ class ForkServer:
             raise
         parked.let_go()
         return ForkedHelper(parked.pid)
-
-    def _launch_helper(self, parked: Parked, words: Sequence[str], fds: Mapping[int, int]) -> None:
-        command = PythonCommand(self._command.interpreter, ("-P",), "script", words[0], tuple(words))
-        with open(os.devnull, "r+b") as null:
-            parked.launch(command, self._env, {**dict.fromkeys(range(3), null.fileno()), **fds}, is_helper=True)
 
     async def _measure(self) -> None:
         """Tells how much memory the process and those that are parked have, where that has changed."""
@@ -315,14 +310,14 @@ class ForkServer:
         refused: dict[str, list[int]],
     ) -> None:
         try:
-            await parked.announced()
+            await parked.prepare(command_of(start), start.env)
             child = begin(start, partial(parked.launch, learning=None if self.imports is None else self.imports.writer))
-            await parked.confirmed()
         except (NoAnswerError, OSError) as error:
             why = str(error) if isinstance(error, NoAnswerError) else f"a forked process takes no request ({error})"
             refused.setdefault(why, []).append(start.local_rank)
             self._bury(parked)
         else:
+            parked.let_go()
             begun[start.local_rank] = child
 
     def _bury(self, parked: Parked) -> None:
@@ -339,3 +334,8 @@ class ForkServer:
         if self.imports is not None:
             self.imports.close()
         self._process.close()
+
+
+def _launch_helper(parked: Parked, command: PythonCommand, fds: Mapping[int, int]) -> None:
+    with open(os.devnull, "r+b") as null:
+        parked.launch(command, {**dict.fromkeys(range(3), null.fileno()), **fds})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 import anyio
 
@@ -20,8 +21,11 @@ from aelastic.observe.run_events import ForkServerMeasured
 # memory, is given more.
 LOOK_INTERVAL_S = 0.01
 SLEEPS_MAX = 5
-CPU_TIMEOUT_S = 2.0
+LOOKS_MAX = 200
 LENGTH_MAX = 65536
+
+# Takes the place of an exec: a command, and descriptors by their numbers there; gives the pid.
+Launch: TypeAlias = Callable[[PythonCommand, Mapping[int, int]], int]
 
 
 class NoAnswerError(Exception):
@@ -41,11 +45,16 @@ class Parked:
         self.forked_by = forked_by
         self.pid = 0  # until it has said it
 
-    async def announced(self) -> None:
-        """Returns when it waits for what it is to be.
+    async def prepare(self, command: PythonCommand, env: Mapping[str, str], *, is_helper: bool = False) -> None:
+        """Has it become what it is to be, up to the word that `launch` gives; what can be refused is refused here.
+
+        Args:
+            env: the whole environment.
+            is_helper: it becomes no worker but a helper of the agent, which goes on to ignore signals.
 
         Raises:
-            NoAnswerError: it was not forked, or does not answer.
+            NoAnswerError: it was not forked, cannot be that, or does not answer.
+            OSError: it takes nothing.
         """
         if not self.pid:
             pid = (await self._answer()).get("parked", 0)
@@ -53,82 +62,65 @@ class Parked:
                 raise NoAnswerError("the fork server has ended, or may fork no more")
             self.pid = int(pid)
             waited_for.add(self.pid)
+        request = {"kind": command.kind, "target": command.target, "env": dict(env), "is_helper": is_helper}
+        self._send({**request, "cwd": _cwd(), "umask": _umask()}, [])
+        answer = await self._answer()
+        if "ready" not in answer:
+            raise NoAnswerError(f"a forked process cannot be used: {answer.get('refused', 'it has ended')}")
 
-    def launch(
-        self,
-        command: PythonCommand,
-        env: Mapping[str, str],
-        fds: Mapping[int, int],
-        learning: int | None = None,
-        *,
-        is_helper: bool = False,
-    ) -> int:
-        """Says what it is to be; gives its pid.
+    def launch(self, command: PythonCommand, fds: Mapping[int, int], learning: int | None = None) -> int:
+        """Lets it run; gives its pid.
+
+        It runs after this word only, and once it has taken it no other start may follow: an agent that gets little of a
+        CPU would find a process ended, or asleep, that has run, and would run the program twice.
 
         Args:
-            env: the whole environment.
             fds: a descriptor of ours for each that it is to have, by its number there.
             learning: where it is to write the names of the modules that it imports.
-            is_helper: it becomes no worker but a helper of the agent, which goes on to ignore signals.
 
         Raises:
             OSError: it takes nothing.
         """
-        request = {
-            "command": command.command,
-            "argv": command.argv,
-            "kind": command.kind,
-            "target": command.target,
-            "env": dict(env),
-            "cwd": _cwd(),
-            "umask": _umask(),
-            "fds": list(fds),
-            "is_learning": learning is not None,
-            "is_helper": is_helper,
-        }
-        with open(os.memfd_create("aelastic-worker"), "wb", buffering=0) as text:
-            text.write(json.dumps(request).encode())
-            socket.send_fds(
-                self._gate, [b"worker"], [text.fileno(), *fds.values(), *([] if learning is None else [learning])]
-            )
+        request = {"command": command.command, "target": command.target, "argv": command.argv}
+        self._send({**request, "fds": list(fds)}, [*fds.values(), *([] if learning is None else [learning])])
         return self.pid
 
-    async def confirmed(self) -> None:
-        """Returns when it runs its program.
-
-        Raises:
-            NoAnswerError: it cannot, or does not answer.
-        """
-        answer = await self._answer()
-        if "running" not in answer:
-            raise NoAnswerError(f"a forked process cannot be used: {answer.get('refused', 'it has ended')}")
-        self._gate.close()  # its status is waited for by what follows it: the pid stays in `waited_for`
+    def _send(self, request: Mapping[str, Any], fds: Sequence[int]) -> None:
+        with open(os.memfd_create("aelastic-worker"), "wb", buffering=0) as text:
+            text.write(json.dumps(request).encode())
+            socket.send_fds(self._gate, [b"request"], [text.fileno(), *fds])
 
     def let_go(self) -> None:
-        """It is on its own; what it answers is not heard."""
+        """It runs on its own: its status is waited for by what follows it (the pid stays in `waited_for`)."""
         self._gate.close()
 
     async def _answer(self) -> dict[str, Any]:
-        """The next message; `{}` is the end.  A process that has something to do is given the time for it."""
-        with anyio.move_on_after(CPU_TIMEOUT_S):
-            sleeps = 0
-            while sleeps < SLEEPS_MAX:
-                with anyio.move_on_after(LOOK_INTERVAL_S):
-                    return await receive(self._gate) or {}
-                entry = proc_table.process(self.pid or self.forked_by)
-                if entry is None or entry.state in "TtZX":
-                    break
-                # Until its pid is known, what sleeps is only the fork server, which may be done.
-                sleeps = sleeps + 1 if self.pid and entry.state not in "RD" else 0
+        """The next message; `{}` is the end.  A process that has something to do is given the time for it.
+
+        Looks are counted, not seconds, and what it has said before a look is heard after it: so it is never judged by
+        the time that we have slept.
+        """
+        sleeps = 0
+        for look in range(1, LOOKS_MAX + 1):
+            with anyio.move_on_after(LOOK_INTERVAL_S):
+                return await receive(self._gate)
+            entry = proc_table.process(self.pid or self.forked_by)
+            is_over = entry is None or entry.state in "TtZX"
+            # Until its pid is known, what sleeps is only the fork server, which may be done.
+            sleeps = sleeps + 1 if entry is not None and self.pid and entry.state not in "RD" else 0
+            if is_over or sleeps == SLEEPS_MAX or look == LOOKS_MAX:
+                if (message := said_by(self._gate)) is not None:
+                    return message
+                break
         raise NoAnswerError(f"{'a forked process' if self.pid else 'the fork server'} does not answer")
 
     async def end(self) -> None:
         """Ends it, wherever it is; returns when its status is taken."""
         try:
             if not self.pid:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(CPU_TIMEOUT_S):
+                with anyio.CancelScope(shield=True), suppress(NoAnswerError):
                     self._gate.shutdown(socket.SHUT_WR)
-                    self.pid = int((await receive(self._gate) or {}).get("parked", 0))
+                    self.pid = int((await self._answer()).get("parked", 0))
         finally:
             self._gate.close()
         if self.pid:
@@ -160,18 +152,23 @@ def _reap(pid: int) -> None:
         pass  # another part of this process took its status
 
 
-async def receive(sock: socket.socket) -> dict[str, Any] | None:
-    """The next message of a fork server, or of a parked process; `None` is its end."""
-    while True:
-        try:
-            message = sock.recv(LENGTH_MAX)
-        except BlockingIOError:
-            await anyio.wait_readable(sock)
-            continue
-        except ConnectionResetError:
-            return None
-        found: dict[str, Any] | None = json.loads(message) if message else None
-        return found
+def said_by(sock: socket.socket) -> dict[str, Any] | None:
+    """The next message of a fork server, or of a parked process; `{}` is its end, `None`: there is none yet."""
+    try:
+        message = sock.recv(LENGTH_MAX)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        return {}
+    found: dict[str, Any] = json.loads(message) if message else {}
+    return found
+
+
+async def receive(sock: socket.socket) -> dict[str, Any]:
+    """The next message; `{}` is its end."""
+    while (message := said_by(sock)) is None:
+        await anyio.wait_readable(sock)
+    return message
 
 
 def memory_of(leader: int) -> ForkServerMeasured:

@@ -87,8 +87,8 @@ class ServerProcess:
         """Whether its end of the socket is not known to be closed."""
         return self._control is not None
 
-    async def receive(self) -> dict[str, Any] | None:
-        """What it says next; `None`: its end of the socket is closed."""
+    async def receive(self) -> dict[str, Any]:
+        """What it says next; `{}`: its end of the socket is closed."""
         assert self._control is not None
         return await receive(self._control)
 

@@ -78,73 +78,83 @@ class Refused(Exception):
 def wait_and_run(gate: socket.socket, template: Template) -> None:
     """Waits until it is told what to be, then runs it.  Without an agent it ends."""
     gate.send(json.dumps({"parked": os.getpid()}).encode())
-    message, fds, *_ = socket.recv_fds(gate, _LENGTH_MAX, _FDS_MAX)
-    if not message:
-        os._exit(0)
+    request, _ = _received(gate)
     try:
-        request = _read(fds[0])
-        learning = fds.pop() if request["is_learning"] else -1
-        _become(request, fds[1:], template)
+        _prepare(request, template)
     except Exception as error:  # noqa: BLE001  whatever it is, the agent starts another one
         gate.send(json.dumps({"refused": str(error) if isinstance(error, Refused) else repr(error)}).encode())
         os._exit(0)
+    gate.send(b'{"ready": true}')
+    word, fds = _received(gate)  # from here on no other one is started, whatever becomes of this process
+    gate.close()  # its number may be that of a descriptor of the worker's
+    request |= word
+    learning = _become(request, fds, template)
     if not request["is_helper"]:
         _hook_stacks()
-        gate.send(b'{"running": true}')
-    gate.close()
-    if learning >= 0:
-        tell_imports(learning)
+    for pipe in learning:
+        tell_imports(pipe)
     _forget_ourselves()
     _run(request)
 
 
-def _read(fd: int) -> dict[str, Any]:
-    with open(fd, "rb") as file:
+def _received(gate: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next request, and the descriptors that came with it."""
+    message, fds, *_ = socket.recv_fds(gate, _LENGTH_MAX, _FDS_MAX)
+    if not message:
+        os._exit(0)
+    with open(fds[0], "rb") as file:
         file.seek(0)
         request: dict[str, Any] = json.load(file)
-    return request
+    return request, fds[1:]
 
 
-def _become(request: dict[str, Any], fds: list[int], template: Template) -> None:
-    os.setsid()
+def _prepare(request: dict[str, Any], template: Template) -> None:
+    """Does what can fail, or be refused."""
     os.umask(request["umask"])
     if request["cwd"]:
         os.chdir(request["cwd"])
-    _put_in_place(fds, request["fds"])
     env = template.env_of(request["env"])
-    clone.rename(request["command"], request["env"])
     checks.unwatch_environ()
     os.environ.clear()
     os.environ.update(env)
-    _set_up_interpreter(request, template)
+    if not sys.flags.safe_path and not request["is_helper"]:
+        folder = _first_on_path(request)
+        _check_shadows(folder, template.baseline)
+        sys.path.insert(0, folder)
+    sys.path_importer_cache.clear()
+
+
+def _become(request: dict[str, Any], fds: list[int], template: Template) -> list[int]:
+    """Becomes a worker, or a helper; gives the descriptor for the names of imported modules, if there is one."""
+    os.setsid()
+    others = _put_in_place(fds, request["fds"])
+    clone.rename(request["command"], request["env"])
+    _set_up_interpreter(request)
     if request["is_helper"]:
-        return  # no signal to the whole process tree is for it
+        return others  # no signal to the whole process tree is for it
     for number, handler in template.handlers.items():
         if handler is not None and signal.getsignal(number) != handler:
             signal.signal(number, handler)
+    return others
 
 
-def _put_in_place(fds: list[int], numbers: list[int]) -> None:
-    """Gives descriptors the numbers that the worker is to have them by."""
+def _put_in_place(fds: list[int], numbers: list[int]) -> list[int]:
+    """Gives descriptors the numbers that the worker is to have them by; gives the others, which no exec passes on."""
     import fcntl
 
     above = max(numbers) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for fd in fds:
         os.close(fd)
-    for fd, number in zip(moved, numbers, strict=True):
+    for fd, number in zip(moved, numbers, strict=False):
         os.dup2(fd, number)
         os.close(fd)
+    return moved[len(numbers) :]
 
 
-def _set_up_interpreter(request: dict[str, Any], template: Template) -> None:
+def _set_up_interpreter(request: dict[str, Any]) -> None:
     sys.argv = list(request["argv"])
     sys.orig_argv = list(request["command"])
-    if not sys.flags.safe_path and not request["is_helper"]:
-        folder = _first_on_path(request)
-        _check_shadows(folder, template.baseline)
-        sys.path.insert(0, folder)
-    sys.path_importer_cache.clear()
     if not sys.stdout.write_through:  # type: ignore[union-attr]
         sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     # Python's own generator does it by itself; those of torch's devices are seeded when they are first used.
