@@ -3,9 +3,11 @@
 `clone(2)` with `CLONE_PARENT` makes the difference.  For the agent the new process is a child like one it started by
 itself: it is waited for, reaped and signalled the same way, and nothing depends on the fork server any more.
 
-The C library is passed by, so two things of its `fork()` are done here, two cannot be.  The thread's id, which the C
+The C library is passed by, so three things of its `fork()` are done here, two cannot be.  The thread's id, which the C
 library keeps, is renewed by the kernel (`CLONE_CHILD_SETTID`, at the address that the C library told the kernel,
-`PR_GET_TID_ADDRESS`), and Python's own hooks run.  `pthread_atfork` handlers do not run, and locks of the C library are
+`PR_GET_TID_ADDRESS`).  The kernel is told again where the C library lists the robust mutexes that the thread holds
+(`set_robust_list(2)`): it unlocks them when the process is killed, and forgets the list in each child.  Python's own
+hooks run.  `pthread_atfork` handlers do not run, and locks of the C library are
 not taken: hence one thread only, which `checks` sees to.
 
 Part of the fork server's program: imports nothing of the package.
@@ -18,6 +20,7 @@ import os
 import signal
 
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+_SYS_SET_ROBUST_LIST, _SYS_GET_ROBUST_LIST = {"x86_64": 273, "aarch64": 99}, {"x86_64": 274, "aarch64": 100}
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _PR_SET_MM, _PR_SET_MM_MAP, _PR_GET_TID_ADDRESS = 35, 14, 40
 
@@ -42,11 +45,17 @@ def sibling() -> int:
     machine = os.uname().machine
     # The last two are the address of the id and the thread's storage, whose order depends on the CPU.
     last = (address, 0) if machine == "x86_64" else (0, address)
+    robust, size = ctypes.c_void_p(), ctypes.c_size_t()
+    _libc.syscall(
+        ctypes.c_long(_SYS_GET_ROBUST_LIST[machine]), ctypes.c_long(0), ctypes.byref(robust), ctypes.byref(size)
+    )
     _python.PyOS_BeforeFork()
     pid = int(
         _libc.syscall(ctypes.c_long(_SYS_CLONE[machine]), ctypes.c_ulong(flags), *map(ctypes.c_void_p, (0, 0, *last)))
     )
     error = ctypes.get_errno()
+    if pid == 0 and robust.value:  # else a kernel without them
+        _libc.syscall(ctypes.c_long(_SYS_SET_ROBUST_LIST[machine]), robust, size)
     (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
     if pid < 0:
         raise OSError(error, os.strerror(error))

@@ -220,13 +220,16 @@ def tell_imports(pipe: int) -> None:
 
     They are written with the next `import`: that of `importlib.import_module` is no event.
     """
-    ours, told = os.getpid(), 0
+    ours, told, place = os.getpid(), 0, os.fstat(pipe)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:  # noqa: ARG001
         nonlocal told
         if told < 0 or os.getpid() != ours:
             return
         try:
+            if not os.path.samestat(os.fstat(pipe), place):  # the program has closed what it found open
+                told = -1
+                return
             torch = sys.modules.get("torch.distributed.distributed_c10d")
             is_over = torch is not None and getattr(torch, "is_initialized", bool)()
             if event == "import" or is_over:
@@ -236,6 +239,7 @@ def tell_imports(pipe: int) -> None:
                 told = len(names)
             if is_over:
                 os.write(pipe, b".\n")
+                os.close(pipe)
                 told = -1
         except (OSError, AttributeError):  # the agent listens no more, or the module is half imported
             told = -1
