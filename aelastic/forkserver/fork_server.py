@@ -137,6 +137,8 @@ class ForkServer:
                 self._warn(f"{module} prints while it is imported: {self._process.read_printed()}")
             case {"refused": why}:
                 self._tell(preload.Refused(why))
+            case {"again": _}:
+                self._tell(preload.Tripped())
             case {"ready": _}:
                 self._tell(preload.Ready())
                 self._park(self._count)

@@ -37,6 +37,10 @@ class LeftOut(Record):
     why: str
 
 
+class Tripped(Record):
+    """The process has told which modules must not be preloaded, and is of no use."""
+
+
 class Ready(Record):
     """All is imported that can be."""
 
@@ -70,7 +74,7 @@ class Ended(Record):
         return f"(exit code {self.exitcode}{said})"
 
 
-Event: TypeAlias = Importing | LeftOut | Ready | Learned | Refused | Ended
+Event: TypeAlias = Importing | LeftOut | Tripped | Ready | Learned | Refused | Ended
 
 
 class Start(Record):
@@ -111,6 +115,7 @@ class Preload(Machine[Event, Action]):
     is_learning: bool = False
     phase: Phase = Phase.IMPORTING
     _importing: str = ""
+    _has_tripped: bool = False  # and so ends, whatever its exit code
     _starts: int = 1
     _deaths: int = 0
     _story: Story = field(default_factory=Story)
@@ -127,6 +132,8 @@ class Preload(Machine[Event, Action]):
                 return self._on_importing(event)
             case LeftOut():
                 return self._on_left_out(event)
+            case Tripped():
+                return self._on_tripped(event)
             case Ready():
                 return self._on_ready(event)
             case Learned():
@@ -162,6 +169,18 @@ class Preload(Machine[Event, Action]):
             case _:
                 assert_never(self.phase)
 
+    def _on_tripped(self, event: Tripped) -> list[Action]:
+        match self.phase:
+            case Phase.IMPORTING:  # a process that a module has started may keep its socket open
+                self._has_tripped = True
+                return [Stop()]
+            case Phase.READY:
+                raise self._impossible(event)
+            case Phase.OFF:
+                return []  # it was given up
+            case _:
+                assert_never(self.phase)
+
     def _on_ready(self, event: Ready) -> list[Action]:
         match self.phase:
             case Phase.IMPORTING:  # workers are forked from now on
@@ -179,7 +198,7 @@ class Preload(Machine[Event, Action]):
         match self.phase:
             case Phase.IMPORTING | Phase.READY:  # from here on workers are forked warm
                 self.is_learning, self.modules = False, event.modules
-                self._importing = ""
+                self._importing, self._has_tripped = "", False
                 self.phase = Phase.IMPORTING
                 return [Replace(event.modules)]
             case Phase.OFF:
@@ -211,7 +230,7 @@ class Preload(Machine[Event, Action]):
 
     def _after_imports(self, event: Ended) -> list[Action]:
         warnings: list[Action] = []
-        if event.exitcode != 0:
+        if not self._has_tripped:  # then it would have gone on
             if not self._importing:
                 return self._give_up(f"the fork server cannot start {event.how}")
             module = self._importing
@@ -225,7 +244,7 @@ class Preload(Machine[Event, Action]):
         if self._starts == STARTS_MAX or self._deaths > DEATHS_MAX:
             return self._give_up(why or f"the fork server was started {STARTS_MAX} times")
         self._starts += 1
-        self._importing = ""
+        self._importing, self._has_tripped = "", False
         self.phase = Phase.IMPORTING
         warning = [Warn(f"{why}; starting another")] if why else []
         return [*warning, Start(self.modules)]

@@ -3,9 +3,8 @@
 It is a program of its own, started with the interpreter, the options and the common environment of the workers, and run
 by path: `python OPTIONS program.py CONTROL SETTINGS`.  It has one thread, talks through one socket, and ends with it.
 
-    to the agent    {"importing": NAME}, {"imported": NAME, "seconds": S}, {"printed": NAME},
-                    {"left_out": NAME, "why": TEXT}, {"again": true} (it has tripped over modules, and is of no use),
-                    {"refused": TEXT}, {"ready": COUNT}
+    to the agent    {"importing": NAME}, {"printed": NAME}, {"left_out": NAME, "why": TEXT}, {"refused": TEXT},
+                    {"again": true} (it has tripped over modules, and is of no use), {"ready": true}
     to it           any message with one descriptor: a gate, at which another process is to wait (`worker`)
 """
 
@@ -19,7 +18,6 @@ import json  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
-import time  # noqa: E402
 from types import ModuleType  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
@@ -57,7 +55,7 @@ def main() -> None:
     template.imported(read, dict(os.environ))
     gc.collect()
     gc.freeze()
-    _say(control, ready=len(sys.modules))
+    _say(control, ready=True)
     while True:
         message, fds, *_ = socket.recv_fds(control, 64, 1)
         if not message:
@@ -89,7 +87,7 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
         if settings["is_learned"] and (name in sys.modules or not _is_installed(name)):
             continue
         _say(control, importing=name)
-        before, loaded, start = checks.State(), len(sys.modules), time.perf_counter()
+        before, loaded = checks.State(), len(sys.modules)
         printed = _printed_bytes()
         why = _import(name) or "; ".join(checks.State().reasons_against(before))
         if _printed_bytes() > printed:
@@ -100,7 +98,6 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
         if settings["is_learned"] and why.startswith(_OPTIONAL):
             continue
         if not why:
-            _say(control, imported=name, seconds=time.perf_counter() - start)
             continue
         _say(control, left_out=name, why=why[:ERROR_CHARS_MAX])
         is_clean = is_clean and len(sys.modules) == loaded

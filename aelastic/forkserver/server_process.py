@@ -7,15 +7,16 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
 from aelastic.forkserver.command import PythonCommand
-from aelastic.forkserver.parked import Parked, receive
+from aelastic.forkserver.parked import Parked, said_by
 from aelastic.host import proc_table
 from aelastic.host.helpers import start_helper
 from aelastic.host.reaping import wait_ended, waited_for
@@ -88,9 +89,20 @@ class ServerProcess:
         return self._control is not None
 
     async def receive(self) -> dict[str, Any]:
-        """What it says next; `{}`: its end of the socket is closed."""
+        """What it says next; `{}`: it has ended, or its end of the socket is closed.
+
+        A process that a module has started may hold that open for longer.
+        """
         assert self._control is not None
-        return await receive(self._control)
+        while True:
+            is_there = proc_table.is_alive(self.pid)
+            if (message := said_by(self._control)) is not None:
+                return message
+            if not is_there:
+                return {}
+            async with anyio.create_task_group() as tasks:
+                for wait in (partial(wait_ended, self.pid), partial(anyio.wait_readable, self._control)):
+                    tasks.start_soon(_cancel_after, wait, tasks.cancel_scope)
 
     def fork(self) -> Parked:
         """Has a process forked, which announces itself at its gate.
@@ -140,3 +152,8 @@ class ServerProcess:
         if self._printed >= 0:
             os.close(self._printed)
             self._printed = -1
+
+
+async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+    await wait()
+    scope.cancel()

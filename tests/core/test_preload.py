@@ -26,6 +26,7 @@ from aelastic.forkserver.preload import (
     Replace,
     Start,
     Stop,
+    Tripped,
     Warn,
 )
 
@@ -56,8 +57,8 @@ def test_what_is_learned_too_late_starts_nothing() -> None:
 
 def test_a_module_that_is_left_out_is_told_once_and_not_imported_again() -> None:
     core = Preload(("a", "b"))
-    actions = told(core, Importing("a"), LeftOut("a", "starts a thread"), Importing("b"), Ended(0))
-    assert actions == [Warn("a starts a thread; it is left out"), Start(("b",))]
+    actions = told(core, Importing("a"), LeftOut("a", "starts a thread"), Importing("b"), Tripped(), Ended(0))
+    assert actions == [Warn("a starts a thread; it is left out"), Stop(), Start(("b",))]
     assert told(core, Importing("b"), Ready()) == []
 
 
@@ -68,10 +69,26 @@ def test_a_module_that_ends_the_process_is_the_one_that_was_being_imported() -> 
     assert again == Start(("a",))
 
 
+def test_a_module_that_ends_the_process_as_if_all_were_well_is_left_out_too() -> None:
+    core = Preload(("a", "b"))
+    actions = told(core, Importing("a"), Importing("b"), Ended(0))
+    assert actions == [Warn("b ends the process (exit code 0); it is left out"), Start(("a",))]
+
+
+def test_a_process_that_has_said_what_it_tripped_over_may_end_as_it_likes() -> None:
+    core = Preload(("a", "b"))
+    actions = told(core, Importing("a"), LeftOut("a", "fails"), Importing("b"), Tripped(), Ended(-9))
+    assert actions[-2:] == [Stop(), Start(("b",))]
+    assert told(core, Importing("b"), Ended(0)) == [
+        Warn("b ends the process (exit code 0); it is left out"),
+        Warn("no module is left to preload; workers start cold"),
+    ]
+
+
 def test_with_no_module_left_workers_start_cold() -> None:
     core = Preload(("a",))
-    actions = told(core, Importing("a"), LeftOut("a", "is not installed"), Ended(0))
-    assert actions[1:] == [Warn("no module is left to preload; workers start cold")]
+    actions = told(core, Importing("a"), LeftOut("a", "is not installed"), Tripped(), Ended(0))
+    assert actions[2:] == [Warn("no module is left to preload; workers start cold")]
     assert core.phase is Phase.OFF
 
 
@@ -96,8 +113,9 @@ def test_one_that_is_killed_is_replaced_but_not_without_end() -> None:
 def test_modules_that_hide_behind_each_other_are_tried_so_often_and_no_more() -> None:
     core = Preload(tuple(f"m{number}" for number in range(100)))
     for number in range(STARTS_MAX - 1):
-        assert told(core, Importing(f"m{number}"), LeftOut(f"m{number}", "fails"), Ended(0))[-1] == Start(core.modules)
-    actions = told(core, Importing("m50"), LeftOut("m50", "fails"), Ended(0))
+        module = f"m{number}"
+        assert told(core, Importing(module), LeftOut(module, "fails"), Tripped(), Ended(0))[-1] == Start(core.modules)
+    actions = told(core, Importing("m50"), LeftOut("m50", "fails"), Tripped(), Ended(0))
     assert actions[-1] == Warn(f"the fork server was started {STARTS_MAX} times; workers start cold")
 
 
@@ -110,10 +128,10 @@ def test_a_machine_that_cannot_fork_so_is_not_asked_again(before: tuple[Event, .
         Stop(),
         Warn("the fork server cannot fork: riscv64 is not among the CPUs it knows; workers start cold"),
     ]
-    assert told(core, Refused("again"), Ended(0), Importing("a"), Ready(), LeftOut("a", "fails")) == []
+    assert told(core, Refused("again"), Ended(0), Importing("a"), Ready(), LeftOut("a", "fails"), Tripped()) == []
 
 
-@pytest.mark.parametrize("event", [Importing("a"), LeftOut("a", "fails"), Ready()])
+@pytest.mark.parametrize("event", [Importing("a"), LeftOut("a", "fails"), Tripped(), Ready()])
 def test_a_ready_process_imports_no_more(event: Event) -> None:
     core = Preload(("a",))
     told(core, Importing("a"), Ready())

@@ -291,6 +291,28 @@ def test_a_module_that_must_not_be_preloaded_is_left_out_in_one_line(launch: Lau
     job.assert_nothing_left()
 
 
+# Its child holds what it was given open, and lives longer than the test.
+FORKS = "import os, time\nif os.fork() == 0:\n    time.sleep(600)"
+BAD_ENDS = {
+    FORKS: "mod starts a process; it is left out",
+    f"{FORKS}\nos._exit(3)": "mod ends the process (exit code 3); it is left out",
+    "import os; os._exit(0)": "mod ends the process (exit code 0); it is left out",
+}
+
+
+@pytest.mark.parametrize("code, why", BAD_ENDS.items(), ids=["forks", "forks and ends", "ends"])
+def test_a_module_that_forks_or_ends_the_process_is_left_out_at_once(launch: Launcher, code: str, why: str) -> None:
+    launch.write("lib/mod.py", code, preamble="")
+    # Without a limit to the wait for imports: it would be a time-out's work.
+    wrapper = "from aelastic.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 600.0\n"
+    env = {"PYTHONPATH": str(launch.folder / "lib")}
+    job = launch(IS_WARM, "--preload", f"mod,{MODULE}", env=env, wrapper=wrapper)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["up 0 0 True"]
+    assert [line.partition(" W ")[2] for line in job.stderr.splitlines()] == [f"--preload: {why}"]
+    job.assert_nothing_left()
+
+
 # In the agent: local rank 1 gets a variable of its own, as a user's `LogsSpecs` may do.
 SPECS = """
 from aelastic.agent.generation import Generation
