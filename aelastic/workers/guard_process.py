@@ -134,9 +134,9 @@ class GuardProcess:
             os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open
         except BrokenPipeError:
             pass  # it has died; the pipe's reader is gone with it
-        with anyio.move_on_after(GUARD_TIMEOUT_S) as waited:
+        with anyio.move_on_after(GUARD_TIMEOUT_S):
             await wait_ended(popen.pid)
-        return not waited.cancelled_caught and popen.poll() == 0
+        return popen.poll() == 0
 
     def _forget(self) -> None:
         assert self._popen is not None
