@@ -43,7 +43,8 @@ class CacheFolder:
     def __init__(self, folder: Path) -> None:
         folder = folder.absolute()
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for made in reversed((folder, *folder.parents)):  # also those on the way, whatever the umask is
+                made.mkdir(mode=0o700, exist_ok=True)
             folder = folder.resolve()  # a link on the way may be another user's, and lead elsewhere later
             _check_parents(folder)
             self.folder = folder / key()
@@ -79,11 +80,19 @@ class CacheFolder:
 
 
 def _check_parents(folder: Path) -> None:
-    """In a folder that all can write, and that is not sticky as /tmp is, others could put theirs in its place."""
+    """Where others can rename a folder on the way, they could put theirs in its place: sshd's rule for its files.
+
+    In a sticky folder, as /tmp is, entries are renamed by their owner and by that of the folder (`unlink(2)`).
+    """
     for parent in folder.parents:
-        if parent.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        found, why = parent.stat(), ""
+        if found.st_uid not in {0, os.geteuid()}:
+            why = f"which belongs to user {found.st_uid}"
+        elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+            why = f"which others can write to (chmod go-w {parent} mends that)"
+        if why:
             raise InputError(
-                f"cache_dir {folder} lies in {parent}, where all users can rename it: a cache is code that your "
+                f"cache_dir {folder} lies in {parent}, {why}, so others can replace it: a cache is code that your "
                 "workers run; name another folder"
             )
 

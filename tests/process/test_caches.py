@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -62,8 +62,44 @@ def test_a_folder_in_it_that_others_can_write_or_that_they_can_replace_is_refuse
         caches.CacheFolder(tmp_path / "mine")
     inner.chmod(0o700)
     tmp_path.chmod(0o777)
-    with pytest.raises(InputError, match=f"mine lies in {tmp_path}, where all users can rename it"):
+    with pytest.raises(InputError, match=f"mine lies in {tmp_path}, which others can write to"):
         caches.CacheFolder(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    "mode, is_refused", [(0o755, False), (0o775, True), (0o757, True), (0o1777, False), (0o1775, False)]
+)
+def test_a_folder_above_it_is_not_written_by_others_unless_it_is_sticky(
+    tmp_path: Path, mode: int, is_refused: bool
+) -> None:
+    above = tmp_path / "above"
+    (above / "between").mkdir(parents=True)
+    above.chmod(mode)
+    refused = pytest.raises(InputError, match=f"lies in {above}, which others can write to .chmod go-w {above} mends")
+    with refused if is_refused else nullcontext():
+        caches.CacheFolder(above / "between" / "mine").close()
+
+
+def test_folders_that_are_made_on_the_way_are_the_users_own_whatever_the_umask_is(tmp_path: Path) -> None:
+    usual = os.umask(0)
+    try:
+        caches.CacheFolder(tmp_path / "a" / "b" / "mine").close()
+    finally:
+        os.umask(usual)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_a_folder_below_one_of_another_user_is_refused(tmp_path: Path, mode: int) -> None:
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(mode)
+    os.chown(above, 65534, -1)
+    with pytest.raises(
+        InputError, match=f"mine lies in {above}, which belongs to user 65534, so others can replace it"
+    ):
+        caches.CacheFolder(above / "mine")
 
 
 def test_a_link_to_a_folder_is_followed_once(tmp_path: Path) -> None:
