@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 # Devices that any process may hold.  All others below /dev belong to hardware, whose driver knows one process.
 _PLAIN_DEVICES = (
@@ -21,6 +23,14 @@ _PLAIN_DEVICES = (
     "/dev/pts/",
     "/dev/shm/",  # noqa: S108  not written to
 )
+
+_GENERATORS = (
+    ("random", "Random"),
+    ("numpy.random", "Generator"),
+    ("numpy.random", "RandomState"),
+    ("torch", "Generator"),
+)
+_SEEDED_ANEW = (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch", "default_generator"))
 
 
 class State:
@@ -124,6 +134,28 @@ def _initialized_accelerator() -> str:
         if module is not None and getattr(module, "is_initialized", bool)():
             return name.upper()
     return ""
+
+
+def kept_generators() -> list[tuple[str, str]]:
+    """Generators of random numbers that modules keep, as module and attribute: each worker has the same, as it is now.
+
+    Those that libraries use where none is named are not among them: a worker seeds them anew.
+    """
+    kinds = {kind for place in _GENERATORS if (kind := _value_at(*place)) is not None}
+    seen = {id(_value_at(*place)) for place in _SEEDED_ANEW}
+    found = []
+    for module_name, module in sorted(sys.modules.items()):
+        if not isinstance(module, ModuleType) or kinds.isdisjoint(map(type, vars(module).values())):
+            continue
+        for name, value in vars(module).items():
+            if type(value) in kinds and id(value) not in seen:
+                seen.add(id(value))
+                found.append((module_name, name))
+    return found
+
+
+def _value_at(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None)
 
 
 class WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001  its class is the only way to see reads of it

@@ -135,6 +135,9 @@ class ForkServer:
                 self._tell(preload.LeftOut(module, why))
             case {"printed": module}:
                 self._warn(f"{module} prints while it is imported: {self._process.read_printed()}")
+            case {"generators": names, "count": count}:
+                some = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
+                self._warn(f"all workers have the same random numbers from {some}: make generators in the script")
             case {"refused": why}:
                 self._tell(preload.Refused(why))
             case {"again": _}:

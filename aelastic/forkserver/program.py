@@ -4,7 +4,8 @@ It is a program of its own, started with the interpreter, the options and the co
 by path: `python OPTIONS program.py CONTROL SETTINGS`.  It has one thread, talks through one socket, and ends with it.
 
     to the agent    {"importing": NAME}, {"printed": NAME}, {"left_out": NAME, "why": TEXT}, {"refused": TEXT},
-                    {"again": true} (it has tripped over modules, and is of no use), {"ready": true}
+                    {"again": true} (it has tripped over modules, and is of no use), {"generators": NAMES, "count": N},
+                    {"ready": true}
     to it           any message with one descriptor: a gate, at which another process is to wait (`worker`)
 """
 
@@ -31,6 +32,7 @@ else:
     from _forkserver import checks, clone, priority, worker
 
 ERROR_CHARS_MAX = 300
+GENERATORS_MAX = 3
 # What a worker tried to import, and did without.
 _OPTIONAL = ("is not installed", "cannot be imported")
 
@@ -55,6 +57,8 @@ def main() -> None:
     template.imported(read, dict(os.environ))
     gc.collect()
     gc.freeze()
+    if names := _generators(set() if settings["is_learned"] else set(settings["modules"])):
+        _say(control, generators=names[:GENERATORS_MAX], count=len(names))
     _say(control, ready=True)
     while True:
         message, fds, *_ = socket.recv_fds(control, 64, 1)
@@ -102,6 +106,13 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
         _say(control, left_out=name, why=why[:ERROR_CHARS_MAX])
         is_clean = is_clean and len(sys.modules) == loaded
     return is_clean
+
+
+def _generators(named: set[str]) -> list[str]:
+    """Generators that the user's own modules keep, or named packages; those of other libraries are their own affair."""
+    own = {name.partition(".")[0] for name in named}
+    found = checks.kept_generators()
+    return [f"{place}.{name}" for place, name in found if place.partition(".")[0] in own or not _is_installed(place)]
 
 
 def _is_installed(name: str) -> bool:

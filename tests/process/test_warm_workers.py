@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kit.effort import EFFORT
-from kit.launching import Job, Launcher, cmdline, stand_still, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, cmdline, stand_still, wait_for
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.host import proc_table
@@ -327,6 +327,28 @@ def test_a_module_that_prints_is_told_and_preloaded(launch: Launcher) -> None:
     assert job.wait() == 0, job.story
     assert job.lines == ["True"]
     assert "W --preload: mod prints while it is imported: 'welcome'" in job.stderr
+
+
+def test_generators_that_modules_keep_are_told_but_not_those_of_the_libraries(launch: Launcher) -> None:
+    mod = "import random\nfrom random import _inst, random as draw\nrng = again = random.Random()"
+    more = "import library, numpy\nfrom mod import rng\na, b, c = map(numpy.random.default_rng, range(3))"
+    launch.write("lib/mod.py", mod, preamble="")
+    launch.write("lib/more.py", more, preamble="")
+    launch.write("lib/site-packages/library.py", "import random\nrng = random.Random()", preamble="")
+    code = "import mod, more, numpy\nsay(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())"
+    env = {"PYTHONPATH": f"{launch.folder / 'lib'}:{launch.folder / 'lib' / 'site-packages'}"}
+    job = launch(code, "--nproc-per-node", "2", "--preload", "mod,more", env=env)
+    assert job.wait() == 0, job.story
+    assert len(job.lines) == 4 and len({*job.lines}) == 3, "what is told is so"
+    told = "all workers have the same random numbers from mod.rng, more.a, more.b and 1 more: make generators in the script"
+    assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [told]
+
+
+@pytest.mark.parametrize("modules", ["random,tempfile,uuid,numpy,numpy.random", "torch,torch.utils.data,torch._dynamo"])
+def test_plain_libraries_keep_no_generators(launch: Launcher, modules: str) -> None:
+    job = launch("say('up')", "--preload", modules)
+    assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    assert (job.lines, job.stderr) == (["up"], "")
 
 
 def test_what_a_module_changes_in_the_environment_is_changed_for_workers(launch: Launcher) -> None:
