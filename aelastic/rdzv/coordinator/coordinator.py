@@ -22,7 +22,7 @@ from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import Forming, Newcomers, RoundRules, Step
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.roster import Roster
+from aelastic.rdzv.coordinator.roster import Roster, hosts_of
 from aelastic.rdzv.coordinator.takeover import TAKEN, Return, Takeover, credible, has_seat, how_it_returns
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Outcome, Standing
@@ -62,7 +62,7 @@ class Coordinator(Machine[ev.Event, Send]):
     @property
     def has_spares(self) -> bool:
         """Whether nodes wait for a place in the round that runs."""
-        return self.phase is Phase.RUNNING and self.roster.counts[Standing.READY] > 0
+        return self.phase is Phase.RUNNING and bool(self.roster.ready)
 
     def _dispatch(self, event: ev.Event, now: float) -> list[Send]:
         match event:
@@ -314,7 +314,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case Step.END:
                 return self._close(self.forming.verdict)
             case Step.TIME_OUT:
-                return self._close(self.rules.timed_out(self.roster.hosts(Standing.READY)))
+                return self._close(self.rules.timed_out(hosts_of(self.roster.ready)))
             case _:
                 assert_never(step)
 
@@ -331,7 +331,7 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _close_if_finished(self) -> list[Send]:
         verdict = m.Ended(Outcome.SUCCEEDED, "every worker succeeded")
-        return [] if self.roster.counts[Standing.BUSY] else self._close(verdict)
+        return [] if self.roster.busy else self._close(verdict)
 
     def _close(self, verdict: m.Ended | None, late: m.Node | None = None) -> list[Send]:
         """The job is over: all nodes hear so, or one that comes late."""

@@ -27,10 +27,9 @@ from aelastic.core.record import Record
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
 from aelastic.rdzv.coordinator.first_cause import Cause, RoundEnd
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.roster import Roster, some_of
+from aelastic.rdzv.coordinator.roster import Roster, hosts_of, some_of
 from aelastic.rdzv.coordinator.takeover import Takeover
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.messages import Standing
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.
@@ -119,7 +118,7 @@ class Newcomers:
 
     def on_come(self, deadline: float | None, now: float) -> float | None:
         """Nodes may have come; gives when to look at them, which others may have set before."""
-        if deadline is not None or not self.has_room or not self.roster.counts[Standing.READY]:
+        if deadline is not None or not self.has_room or not self.roster.ready:
             return deadline
         self.came_at, self.why = now, ""
         return self.settled_at
@@ -130,23 +129,23 @@ class Newcomers:
 
     def look(self, now: float) -> tuple[list[str], float | None, list[Send]]:
         """Hosts of newcomers that interrupt the round now; or none, when to look again, and what they read."""
-        newcomers, was_told = self.roster.newcomers, bool(self.why)
+        newcomers, was_told = self.roster.ready, bool(self.why)
         if not newcomers or not self.has_room:
             return [], None, []
-        if now < (due := self._due(newcomers)):
-            return [], due, [] if was_told else self.tell([node.node_id for node in newcomers], due, now)
-        for node in newcomers:  # those that prepare still have had their time
+        if now < (due := self._due()):
+            return [], due, [] if was_told else self.tell(newcomers, due, now)
+        for node in list(newcomers.values()):  # those that prepare still have had their time
             if node.starts is m.Starts.PREPARING:
                 self.roster.set_starts(node.node_id, m.Starts.COLD)
         self.on_ended(now, by_newcomers=True)
-        return [node.host for node in newcomers], None, []
+        return hosts_of(newcomers), None, []
 
-    def _due(self, newcomers: Sequence[m.Node]) -> float:
+    def _due(self) -> float:
         due, self.why = self.settled_at, ""
-        if any(node.starts is m.Starts.PREPARING for node in newcomers):
+        if self.roster.are_preparing:
             due, self.why = max(due, self.came_at + PREPARE_MAX_S), "until the fork servers of new nodes have imported"
         spared_until = self.began_at + self.spared_s
-        if spared_until > due and any(node.starts is m.Starts.COLD for node in (*newcomers, *self.roster.running)):
+        if spared_until > due and self.roster.start_cold:
             due, self.why = spared_until, "because new nodes have stopped workers that had just started"
         return due
 
@@ -196,14 +195,14 @@ class Forming:
 
     def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
         """What the round does now, with the nodes that there are.  O(1)."""
-        rules, ready, stopping = self.rules, roster.counts[Standing.READY], roster.counts[Standing.STOPPING]
+        rules, ready = self.rules, len(roster.ready)
         if self.since is None:
             self.since = now
         if self.is_behind:  # what is heard next may be the first cause
             return self._wait(now)
         if self.end.untold:
             return self._explain(now)
-        if stopping:  # their agents bound that, each as its user wants it
+        if roster.stopping:  # their agents bound that, each as its user wants it
             stop_by = self.since + rules.join_timeout_s
             return Step.GIVE_UP_STOPPING if now >= stop_by else self._wait(stop_by)
         if self.join_by is None:

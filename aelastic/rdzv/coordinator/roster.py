@@ -1,14 +1,15 @@
 """Nodes that a coordinator knows of: what each does, which take part in the round, which were lost.
 
-A book without decisions: `coordinator.py` writes and reads it.  Counts are kept as nodes change, so that an event of
-one node costs the same in a job of two and of four thousand.
+A book without decisions: `coordinator.py` writes and reads it.  Which nodes do what is kept as nodes change, so that
+an event of one node costs the same in a job of two and of four thousand.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import master_address
@@ -27,13 +28,20 @@ class Member:
     standing: Standing
     is_stray: bool = False  # it stops the workers of a round that went on without it; no round waits for it
 
+    @property
+    def kind(self) -> tuple[bool, m.Starts]:
+        """Whether it waits, and how its workers start."""
+        return self.standing is Standing.READY, self.node.starts
+
 
 @dataclass(slots=True)
 class Roster:
     """Nodes of a job, as its coordinator sees them."""
 
     members: dict[str, Member] = field(default_factory=dict[str, Member])  # by node id, in the order of the last change
-    counts: Counter[Standing] = field(default_factory=Counter[Standing])  # of members that are no strays
+    # Members that are no strays, in that order, too; and how many members wait or not, by how their workers start.
+    _of: dict[Standing, dict[str, m.Node]] = field(default_factory=lambda: {standing: {} for standing in Standing})
+    _starts: Counter[tuple[bool, m.Starts]] = field(default_factory=Counter[tuple[bool, m.Starts]])
     # Nodes of the last round by group rank, each with its assignment if this coordinator made it.
     participants: dict[str, m.Assigned | None] = field(default_factory=dict[str, m.Assigned | None])
     agent_of_rank: dict[int, str] = field(
@@ -47,7 +55,7 @@ class Roster:
 
     def put(self, node: m.Node, standing: Standing) -> None:
         self._replace(Member(node, standing))
-        self.counts[standing] += 1
+        self._of[standing][node.node_id] = node
 
     def put_stray(self, node: m.Node) -> bool:
         """Gives whether it was a member, and no stray."""
@@ -58,7 +66,7 @@ class Roster:
     @property
     def is_awaited(self) -> bool:
         """Whether nodes stop their workers, or may yet come back."""
-        return self.counts[Standing.STOPPING] > 0 or bool(self.broken)
+        return bool(self.stopping or self.broken)
 
     def on_broken(self, node_id: str) -> bool:
         """The connection of a node broke; gives whether the coordinator cares."""
@@ -71,12 +79,14 @@ class Roster:
     def _replace(self, member: Member) -> None:
         self.remove(member.node.node_id)
         self.members[member.node.node_id] = member
+        self._starts[member.kind] += 1
 
     def remove(self, node_id: str) -> Member | None:
         member = self.members.pop(node_id, None)
         self.broken.discard(node_id)
-        if member is not None and not member.is_stray:
-            self.counts[member.standing] -= 1
+        if member is not None:
+            self._starts[member.kind] -= 1
+            self._of[member.standing].pop(node_id, None)
         return member
 
     def on_connected(self, node: m.Node) -> str | None:
@@ -93,40 +103,49 @@ class Roster:
         return member.node if member is not None and node_id in self.participants else None
 
     @property
-    def ready(self) -> dict[str, m.Node]:
-        """Nodes that wait for the next round."""
-        return {i: member.node for i, member in self.members.items() if member.standing is Standing.READY}
+    def ready(self) -> Mapping[str, m.Node]:
+        """Nodes that wait for the next round: while one runs, these had no part in it."""
+        return self._of[Standing.READY]
 
     @property
-    def finished(self) -> list[str]:
+    def stopping(self) -> Mapping[str, m.Node]:
+        """Nodes whose workers are to end before the next round begins."""
+        return self._of[Standing.STOPPING]
+
+    @property
+    def busy(self) -> Mapping[str, m.Node]:
+        """Nodes whose workers run."""
+        return self._of[Standing.BUSY]
+
+    @property
+    def finished(self) -> Mapping[str, m.Node]:
         """Nodes whose workers have succeeded."""
-        return [i for i, member in self.members.items() if member.standing is Standing.FINISHED]
+        return self._of[Standing.FINISHED]
 
     @property
-    def newcomers(self) -> list[m.Node]:
-        """Nodes that wait for the next round and had no part in the last one."""
-        return [node for i, node in self.ready.items() if i not in self.participants]
+    def are_preparing(self) -> bool:
+        """Whether fork servers of nodes that wait import still."""
+        return self._starts[True, m.Starts.PREPARING] > 0
 
     @property
-    def running(self) -> Iterator[m.Node]:
-        """Nodes of the last round that are connected."""
-        return (self.members[node_id].node for node_id in self.connected_participants())
+    def start_cold(self) -> bool:
+        """Whether workers of a node start cold."""
+        return self._starts[True, m.Starts.COLD] > 0 or self._starts[False, m.Starts.COLD] > 0
 
     def set_starts(self, node_id: str, starts: m.Starts) -> bool:
         """Notes how the workers of a node that waits will start; gives whether it waits."""
-        member = self.members.get(node_id)
-        if member is None or member.standing is not Standing.READY:
+        if node_id not in self.ready:
             return False
-        member.node = member.node.replace(starts=starts)
+        member = self.members[node_id]
+        self._starts[member.kind] -= 1
+        member.node = self._of[Standing.READY][node_id] = member.node.replace(starts=starts)
+        self._starts[member.kind] += 1
         return True
 
     @property
     def has_finished(self) -> bool:
         """Whether a node of the last round has done its work."""
-        return bool(self.departed) or self.counts[Standing.FINISHED] > 0
-
-    def hosts(self, standing: Standing) -> list[str]:
-        return [each.node.host for each in self.members.values() if each.standing is standing and not each.is_stray]
+        return bool(self.departed or self.finished)
 
     def assign(self, round_: int, restart_count: int, limits: tuple[int, int], own: str) -> dict[str, m.Assigned]:
         """Begins a round of the nodes that are ready: their ranks, and where their workers meet.
@@ -182,13 +201,6 @@ class Roster:
             self.lost_hosts[node.host] = "its workers do not stop"
         return nodes
 
-    @property
-    def stopping(self) -> dict[str, m.Node]:
-        """Nodes whose workers are to end before the next round begins."""
-        return {
-            i: each.node for i, each in self.members.items() if each.standing is Standing.STOPPING and not each.is_stray
-        }
-
     def disown_participants(self, fence: int) -> list[m.Node]:
         """The last round was not the newest one, which has this fence; gives the nodes with workers: strays now."""
         nodes = self._with_workers()
@@ -215,15 +227,16 @@ class Roster:
         return [node_id for node_id in self.participants if node_id in self.members]
 
     def validate(self, *, is_forming: bool, is_running: bool) -> None:
-        counts = self.counts
-        workers = counts[Standing.BUSY] + counts[Standing.FAILED] + counts[Standing.FINISHED]
-        is_over = counts[Standing.STOPPING] + counts[Standing.FAILED]
+        failed = self._of[Standing.FAILED]
+        workers, is_over = self.busy or failed or self.finished, self.stopping or failed
         assert not (is_forming and workers), "before the next round, all workers of the last one are being stopped"
         assert not (is_running and is_over), "a round that is over does not run"
-        tracked = [member for member in self.members.values() if not member.is_stray]
-        assert +self.counts == Counter(member.standing for member in tracked), (
-            "counts are those of members, strays apart"
-        )
+        assert not (is_running and self.ready.keys() & self.participants.keys()), "nodes that run do not wait"
+        for standing, nodes in self._of.items():
+            tracked = [i for i, each in self.members.items() if each.standing is standing and not each.is_stray]
+            assert list(nodes) == tracked, "what nodes do is what their members do, strays apart"
+            assert all(node is self.members[i].node for i, node in nodes.items()), "a node is as its member has it"
+        assert +self._starts == Counter(each.kind for each in self.members.values()), "each start is counted"
         assert self.broken <= self.members.keys(), "a node that is gone does not come back"
         for node_id, member in self.members.items():
             assert member.node.node_id == node_id, "a node is found by its id"
@@ -233,7 +246,11 @@ class Roster:
                 assert node_id in self.participants, "workers of a node that is no stray belong to the last round"
 
 
-def some_of(names: Sequence[str]) -> str:
+def some_of(names: Collection[str]) -> str:
     """At most so many names that a line of a log stays one."""
-    named, rest = sorted(names)[:NAMES_MAX], len(names) - NAMES_MAX
+    named, rest = nsmallest(NAMES_MAX, names), len(names) - NAMES_MAX
     return (", ".join(named) + (f" and {rest} more" if rest > 0 else "")) or "none"
+
+
+def hosts_of(nodes: Mapping[str, m.Node]) -> list[str]:
+    return [node.host for node in nodes.values()]

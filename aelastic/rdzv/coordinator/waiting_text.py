@@ -7,9 +7,8 @@ from typing import assert_never
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
-from aelastic.rdzv.coordinator.roster import some_of
+from aelastic.rdzv.coordinator.roster import hosts_of, some_of
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.messages import Standing
 
 
 def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat] = ()) -> list[Send]:
@@ -26,7 +25,7 @@ def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat
             nodes = roster.ready
             text = forming_text(
                 joined=list(nodes.values()),
-                stopping=roster.hosts(Standing.STOPPING),
+                stopping=hosts_of(roster.stopping),
                 lost=roster.lost_hosts,
                 nodes=(rules.min_nodes, rules.max_nodes),
                 waited_s=coordinator.forming.waited_s(now),
@@ -37,7 +36,9 @@ def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat
                 text = f"{text}; {missing_text(missing)}"
             return [Send(node_id, m.Waiting(text)) for node_id in nodes]
         case Phase.RUNNING:
-            text = f"finished; waiting for the workers of {some_of(roster.hosts(Standing.BUSY))}"
+            if not roster.finished:
+                return []
+            text = f"finished; waiting for the workers of {some_of(hosts_of(roster.busy))}"
             return [Send(node_id, m.Waiting(text)) for node_id in roster.finished]
         case Phase.CLOSED:
             return []
