@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aelastic.failures.failure import ProcessFailure
-from aelastic.group.phases import KILL_COUNT_MAX, Left
+from aelastic.group.phases import KILL_COUNT_MAX
 
 
 @dataclass(slots=True)
@@ -16,13 +16,9 @@ class Exits:
     failed: dict[int, ProcessFailure] = field(default_factory=dict[int, ProcessFailure])  # as they failed
     # Those that ended because we asked them to, with what they raised themselves, if they did.
     stopped: dict[int, ProcessFailure | None] = field(default_factory=dict[int, ProcessFailure | None])
-    left: dict[int, Left] = field(default_factory=dict[int, Left])  # not of those that are gone
+    alive: set[int] = field(default_factory=set[int])  # those whose own process has not ended
+    left: set[int] = field(default_factory=set[int])  # those of which something is alive
     kill_count: int = 0  # how often what is left was sent SIGKILL
-
-    @property
-    def alive(self) -> frozenset[int]:
-        """Local ranks of workers whose own process has not ended."""
-        return frozenset(rank for rank, left in self.left.items() if left is Left.ALL)
 
     @property
     def unended(self) -> tuple[int, ...]:
@@ -32,7 +28,7 @@ class Exits:
     @property
     def has_children(self) -> bool:
         """Whether a worker has ended whose children may be alive."""
-        return Left.CHILDREN in self.left.values()
+        return len(self.left) > len(self.alive)
 
     @property
     def is_killing(self) -> bool:
@@ -46,10 +42,11 @@ class Exits:
 
     def begin(self, local_ranks: Iterable[int]) -> None:
         """The workers are started."""
-        self.left = dict.fromkeys(local_ranks, Left.ALL)
+        self.alive = set(local_ranks)
+        self.left = set(self.alive)
 
     def on_exited(self, local_rank: int) -> None:
-        self.left[local_rank] = Left.CHILDREN
+        self.alive.discard(local_rank)
 
     def on_stopping(self, local_rank: int, failure: ProcessFailure | None, raised: ProcessFailure | None) -> None:
         """A worker has ended while all are stopped: it failed before it could be asked, or is a victim."""
@@ -62,8 +59,10 @@ class Exits:
 
     def on_cleared(self, local_rank: int) -> None:
         """Nothing of a worker is left."""
-        del self.left[local_rank]
+        self.alive.discard(local_rank)
+        self.left.remove(local_rank)
 
     def validate(self) -> None:
+        assert self.alive <= self.left, "of a worker that is alive something is left"
         assert self.failed.keys().isdisjoint(self.stopped), "a worker is a culprit or a victim"
         assert self.kill_count <= KILL_COUNT_MAX, "SIGKILL is tried a limited number of times"

@@ -62,10 +62,3 @@ class End(Record):
 
 
 Wish: TypeAlias = Rejoin | Await | End
-
-
-class Left(StrEnum):
-    """What is left of a worker."""
-
-    ALL = auto()  # its own process has not ended
-    CHILDREN = auto()  # it has ended; what it started may be alive

@@ -140,13 +140,15 @@ class HangRules:
             case Began(local_ranks):
                 self._lives = {rank: _Life(dict.fromkeys(self._timeouts, now)) for rank in sorted(local_ranks)}
                 self._looked_at = now
-            case Ended(local_rank):
+                self.deadline = self._next_look()
+            case Ended(local_rank):  # the next look may come earlier than the others need it
                 self._lives.pop(local_rank, None)
+                self.deadline = self.deadline if self._lives else None
             case Looked():
                 verdicts = self._judge(event, now)
+                self.deadline = self._next_look()
             case _:
                 assert_never(event)
-        self.deadline = self._next_look()
         return verdicts
 
     def silence(self, now: float) -> tuple[float, dict[int, float]]:

@@ -22,6 +22,7 @@ import signal
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
+from heapq import heapify, heappop, heappush
 from json import JSONDecoder
 from typing import TypeAlias, assert_never
 
@@ -40,6 +41,8 @@ TOLD_MAX = 10
 PID_MAX = 1 << 22
 # Lines that clear a timer are the same each time, for there are only so many places in a program that set one.
 CLEARS_MAX = 1_000
+# Timers that run no longer, and are still in the heap.
+STALE_MAX = 1_000
 # Of a line that is dropped, which may be long.
 QUOTE_CHARS = 200
 
@@ -134,6 +137,8 @@ class Timers:
         self._workers: Mapping[int, int] = {}  # those of them that are workers themselves
         self._asked: dict[int, dict[str, _Timer]] = {}  # pid to its timers, by scope, until `Belongs`
         self._timers: dict[tuple[int, str], _Timer] = {}  # by pid and scope
+        # A heap of these, and of some that were set anew or cleared since; the first one runs.
+        self._due: list[tuple[_Timer, tuple[int, str]]] = []
         self._clears: dict[bytes, tuple[int, str]] = {}  # lines that clear, and what
         self._rest = b""  # of a line whose end has not come
         self._is_skipping = False  # until the end of a line that is too long
@@ -143,8 +148,8 @@ class Timers:
 
     @property
     def deadline(self) -> float | None:
-        """When the next timer expires.  Looks at each: few run at a time, and this is asked once for many lines."""
-        return min(self._timers.values())[0] if self._timers else None
+        """When the next timer expires."""
+        return self._due[0][0][0] if self._due else None
 
     def __len__(self) -> int:
         """How many timers run."""
@@ -170,7 +175,7 @@ class Timers:
             return []  # an earlier generation's
         self._generation = event.generation
         self._workers, self._owners = dict(event.owners), dict(event.owners)
-        self._timers, self._asked = {}, {}
+        self._timers, self._asked, self._due = {}, {}, []
         self._told.clear()
         return []
 
@@ -181,6 +186,7 @@ class Timers:
         for pid in gone:
             del self._owners[pid]
         self._timers = {key: timer for key, timer in self._timers.items() if key[0] not in gone}
+        self._drop_stale()
         return []
 
     def _on_belongs(self, event: Belongs) -> list[Action]:
@@ -196,8 +202,21 @@ class Timers:
         return [action for scope, timer in timers.items() for action in _some(self._set(event.pid, scope, timer))]
 
     def _on_deadline_passed(self, now: float) -> list[Action]:
-        expired = sorted((timer, key) for key, timer in self._timers.items() if timer[0] <= now)
-        return [action for timer, key in expired for action in self._expire(*key, timer, now)]
+        actions: list[Action] = []
+        while self._due and self._due[0][0][0] <= now:
+            timer, key = self._due[0]
+            actions += self._expire(*key, timer, now)
+            self._drop_stale()
+        return actions
+
+    def _drop_stale(self) -> None:
+        """Timers that run no longer leave the heap when they are its first, or are most of it."""
+        due, timers = self._due, self._timers
+        while due and timers.get(due[0][1]) is not due[0][0]:
+            heappop(due)
+        if len(due) > 2 * len(timers) + STALE_MAX:
+            due[:] = [(timer, key) for key, timer in timers.items()]
+            heapify(due)
 
     def _expire(self, pid: int, scope: str, timer: _Timer, now: float) -> list[Action]:
         del self._timers[pid, scope]
@@ -260,14 +279,18 @@ class Timers:
         return None if is_asked else Ask(self._generation, pid)
 
     def _clear(self, pid: int, scope: str) -> None:
-        self._timers.pop((pid, scope), None)
+        if self._timers.pop((pid, scope), None) is not None:
+            self._drop_stale()
         if pid in self._asked:
             self._asked[pid].pop(scope, None)
 
     def _set(self, pid: int, scope: str, timer: _Timer) -> Action | None:
         if len(self._timers) >= TIMERS_MAX and (pid, scope) not in self._timers:
             return self._complain(Kind.EXCESS, repr(scope))
-        self._timers[pid, scope] = timer
+        key = pid, scope
+        self._timers[key] = timer
+        heappush(self._due, (timer, key))
+        self._drop_stale()
         return None
 
     def _complain(self, kind: Kind, what: bytes | str) -> Action | None:

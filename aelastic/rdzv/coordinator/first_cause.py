@@ -121,6 +121,8 @@ class RoundEnd:
     free: tuple[float, str] | None = None  # what else has ended it, and when
     untold: list[str] = field(default_factory=list[str])  # nodes that are to hear that it is over
     told: Cause | None = None  # what they have heard
+    _ending: Loss | None = None  # the first loss that ends the round
+    _excuse: Loss | None = None  # the first one whose victim the first failure is
 
     # What happens.
 
@@ -136,12 +138,13 @@ class RoundEnd:
         self.failed.add(node_id)
         if self.first is None or report.place < self.first.place:
             self.first = report
+            self._ending, self._excuse = self._weighed()
 
     def on_broken(self, node_id: str, at: float, seen_at: float) -> None:
         """A node's connection broke; it may come back within the grace."""
         if self._stays(self.losses.get(node_id)):
             return
-        self.losses[node_id] = Loss(node_id, at, seen_at, "", ends_round=False)
+        self._note(Loss(node_id, at, seen_at, "", ends_round=False))
         self.broken.add(node_id)
 
     def on_back(self, node: m.Node, at: float, seen_at: float) -> None:
@@ -153,12 +156,14 @@ class RoundEnd:
             return
         self.broken.discard(node.node_id)
         reason = f"the connection of {node.host} broke"
-        self.losses[node.node_id] = Loss(node.node_id, at, seen_at, reason, ends_round=False)
+        self._note(Loss(node.node_id, at, seen_at, reason, ends_round=False))
 
     def on_seat(self, node_id: str, past: m.Past, now: float) -> None:
         """A node of the round has found the new coordinator."""
-        self.losses.pop(node_id, None)
+        loss = self.losses.pop(node_id, None)
         self.broken.discard(node_id)
+        if loss is not None and (loss is self._ending or loss is self._excuse):
+            self._ending, self._excuse = self._weighed()
         self.on_past(node_id, past, now)
 
     def on_past(self, node_id: str, past: m.Past, now: float) -> None:
@@ -169,7 +174,7 @@ class RoundEnd:
             self.on_failed(node_id, past.failure, at if loss is None else max(at, loss.at))
         elif past.ended and loss is not None:  # without contact it stopped its workers by itself
             self.heard.add(node_id)
-            self.losses[node_id] = loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True)
+            self._note(loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True))
 
     def on_gone(self, node: m.Node, event: m.Left | Lost, now: float, *, ends_round: bool) -> None:
         """A node of the round was lost, or has left; `ends_round`: its workers had not finished."""
@@ -180,7 +185,7 @@ class RoundEnd:
             at, has_left = known.at, known.has_left  # it came back, and goes once more
         self.broken.discard(node.node_id)
         self.heard.add(node.node_id)
-        self.losses[node.node_id] = Loss(node.node_id, at, now, reason, has_left, ends_round)
+        self._note(Loss(node.node_id, at, now, reason, has_left, ends_round))
 
     def _stays(self, known: Loss | None) -> bool:
         """Whether a loss of a node counts, whatever becomes of that node after it."""
@@ -188,7 +193,7 @@ class RoundEnd:
 
     def on_missing(self, reason: str, at: float) -> None:
         """A new coordinator does not hear of nodes of the round."""
-        self.losses[""] = Loss("", at, at, reason)
+        self._note(Loss("", at, at, reason))
 
     def on_free(self, reason: str, at: float) -> None:
         """Something else ends the round, and costs nothing."""
@@ -197,17 +202,34 @@ class RoundEnd:
 
     # What follows.
 
+    def _note(self, loss: Loss) -> None:
+        """A loss is new, or more is known of it."""
+        before, self.losses[loss.node_id] = self.losses.get(loss.node_id), loss
+        if before is not None and (before is self._ending or before is self._excuse):
+            self._ending, self._excuse = self._weighed()  # of a thousand losses, few come before all others
+            return
+        if loss.ends_round and (self._ending is None or _age(loss) < _age(self._ending)):
+            self._ending = loss
+        is_excuse = self.first is not None and loss.excuses(self.first)
+        if is_excuse and (self._excuse is None or _order(loss) < _order(self._excuse)):
+            self._excuse = loss
+
+    def _weighed(self) -> tuple[Loss | None, Loss | None]:
+        """The first of all losses that ends the round, and the first whose victim the first failure is."""
+        first, losses = self.first, self.losses.values()
+        ending = min((each for each in losses if each.ends_round), key=_age, default=None)
+        excuses = (each for each in losses if first is not None and each.excuses(first))
+        return ending, min(excuses, key=_order, default=None)
+
     @property
     def cause(self) -> Cause | None:
         """The first cause, as far as it is known; `None`: nothing has ended the round."""
         first, free = self.first, self.free
-        if first is not None:
-            excuse = min((each for each in self.losses.values() if each.excuses(first)), key=_order, default=None)
-            if excuse is None and (free is None or first.at < free[0]):
-                return Cause(f"rank {first.failure.rank} failed on {first.failure.host}", first.failure)
-            if excuse is not None:
-                return Cause(excuse.reason)
-        ends = [(each.at, each.reason) for each in self.losses.values() if each.ends_round]
+        if self._excuse is not None:
+            return Cause(self._excuse.reason)
+        if first is not None and (free is None or first.at < free[0]):
+            return Cause(f"rank {first.failure.rank} failed on {first.failure.host}", first.failure)
+        ends = [(self._ending.at, self._ending.reason)] if self._ending is not None else []
         ends += [free] if free is not None else []
         return Cause(min(ends)[1]) if ends else None
 
@@ -238,7 +260,12 @@ class RoundEnd:
     def validate(self) -> None:
         assert self.broken <= self.losses.keys(), "a broken connection is a loss until its node is back"
         assert self.told is None or not self.untold, "all nodes hear the same, at once"
+        assert (self._ending, self._excuse) == self._weighed(), "the losses that come first are known"
 
 
-def _order(loss: Loss) -> tuple[bool, float]:
-    return not loss.reason, loss.at
+def _age(loss: Loss) -> tuple[float, str, str]:
+    return loss.at, loss.reason, loss.node_id
+
+
+def _order(loss: Loss) -> tuple[bool, float, str]:
+    return not loss.reason, loss.at, loss.node_id

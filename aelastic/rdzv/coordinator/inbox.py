@@ -6,7 +6,7 @@ reconnected** is outdated: its registration says where it stands now.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
@@ -52,11 +52,14 @@ class Probed:
 class Inbox:
     """Events of nodes for the coordinator core."""
 
-    # Node, event, and when it came in.
-    _queue: deque[tuple[str, Event, float]] = field(default_factory=deque[tuple[str, Event, float]])
+    # Node, event, and when it came in; by number, in this order.
+    _queue: OrderedDict[int, tuple[str, Event, float]] = field(
+        default_factory=OrderedDict[int, tuple[str, Event, float]]
+    )
+    _numbers_of: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # of a node's events in the queue
+    _number: int = 0  # the last
     # Of those in the queue, by node, the registration of its present connection.
     _registrations: dict[str, Registered] = field(default_factory=dict[str, Registered])
-    _counts: Counter[str] = field(default_factory=Counter[str])  # of events in the queue, by node
 
     @property
     def is_empty(self) -> bool:
@@ -77,27 +80,36 @@ class Inbox:
         if isinstance(event, Registered):
             self._drop_outdated(node_id)
             self._registrations[node_id] = event
-        self._counts[node_id] += 1
-        self._queue.append((node_id, event, now))
+        self._number += 1
+        self._queue[self._number] = node_id, event, now
+        self._numbers_of.setdefault(node_id, []).append(self._number)
 
     def _drop_outdated(self, node_id: str) -> None:
-        if not self._counts[node_id]:  # the usual case: thousands of nodes register at once after a take-over
-            return
-        kept = [each for each in self._queue if each[0] != node_id or isinstance(each[1], m.Left)]
-        self._counts[node_id] -= len(self._queue) - len(kept)
-        self._queue = deque(kept)
+        for number in self._numbers_of.get(node_id, ())[:]:
+            if not isinstance(self._queue[number][1], m.Left):
+                self._drop(number)
 
     def pop(self, now: float) -> Event | None:
         """What is to be heard next."""
         if not self._queue:
             return None
-        node_id, event, since = self._queue.popleft()
-        self._counts[node_id] -= 1
+        node_id, event, since = self._drop(next(iter(self._queue)))
         if isinstance(event, Registered):
             del self._registrations[node_id]
         return event.replace(age_s=event.age_s + now - since) if isinstance(event, _AGEING) else event
 
+    def _drop(self, number: int) -> tuple[str, Event, float]:
+        dropped = self._queue.pop(number)
+        numbers = self._numbers_of[dropped[0]]
+        numbers.remove(number)
+        if not numbers:
+            del self._numbers_of[dropped[0]]
+        return dropped
+
     def validate(self) -> None:
-        assert +self._counts == Counter(node_id for node_id, _, _ in self._queue), "the counts are the queue's"
-        registrations = [event for _, event, _ in self._queue if isinstance(event, Registered)]
+        numbers_of: dict[str, list[int]] = {}
+        for number, (node_id, _, _) in self._queue.items():
+            numbers_of.setdefault(node_id, []).append(number)
+        assert numbers_of == self._numbers_of, "each event is found by its node"
+        registrations = [event for _, event, _ in self._queue.values() if isinstance(event, Registered)]
         assert len(registrations) == len(self._registrations), "a node has one registration in the queue at most"

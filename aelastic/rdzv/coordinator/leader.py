@@ -329,7 +329,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         core, at_least = self.coordinator, max(2, self.coordinator.rules.min_nodes)
         if not self.is_replaceable or core.is_closed or self.phase is Phase.RECLAIMING:
             return []
-        if not self.sessions.are_all_silent(core.own_node_id, at_least, now):
+        if not self.sessions.are_all_silent(core.own_node_id, at_least):
             return []
         self.phase = Phase.RECLAIMING
         told = self._tell_coordinator(CutOff(ALONE), now) if core.phase is CoordinatorPhase.RUNNING else []

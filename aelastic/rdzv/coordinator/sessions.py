@@ -61,6 +61,7 @@ class Sessions:
     absent: Absent = field(init=False)
     # Hellos that wait for a newer epoch, each with what their node reads after its welcome.
     _greeting: list[tuple[int, m.Hello, str]] = field(default_factory=list[tuple[int, m.Hello, str]])
+    newest_epoch: int = 0  # the newest that one of them knows
 
     def __post_init__(self) -> None:
         self.absent = Absent(self.terms.lease_s)
@@ -80,23 +81,18 @@ class Sessions:
         node_ids = {*self._conn_of, *self._graces, *self.absent.node_ids}
         return some_of([self.electorate.host_of(i) for i in node_ids])
 
-    @property
-    def newest_epoch(self) -> int:
-        """The newest that an agent knows which waits for a newer one."""
-        return max((hello.seen_epoch for _, hello, _ in self._greeting), default=0)
-
     def has_heard_all(self, since: float, now: float) -> bool:
         """Whether each node that may live, as far as it is known, has said something since then."""
-        times = (self._connections[conn].said_at for conn in self._conn_of.values())
-        return not self._graces and self.absent.until <= now and all(time > since for time in times)
+        said_at = next((each.said_at for each in self._connections.values() if each.is_session), math.inf)
+        return not self._graces and self.absent.until <= now and said_at > since
 
     def has_session(self, node_id: str) -> bool:
         return node_id in self._conn_of
 
-    def are_all_silent(self, own_node_id: str, at_least: int, now: float) -> bool:
+    def are_all_silent(self, own_node_id: str, at_least: int) -> bool:
         """Whether no other node is in contact, and so many were given up within a lease that may live."""
         is_alone = not self._graces and self._conn_of.keys() <= {own_node_id}
-        return is_alone and self.absent.count_unheard(own_node_id, now) >= at_least
+        return is_alone and self.absent.count_unheard(own_node_id) >= at_least
 
     @property
     def deadline(self) -> float | None:
@@ -108,7 +104,7 @@ class Sessions:
         """Every node is told the verdict: a connection that closes in order is no loss."""
         if not self.is_over:
             self.is_over = True
-            self.absent.on_over(now)
+            self.absent.on_time(now)
 
     # What happens to connections.
 
@@ -162,6 +158,7 @@ class Sessions:
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
         lease_s = self.terms.lease_s
+        self.absent.on_time(now)
         if have_slept:
             for connection in self._connections.values():
                 connection.heard_at = now
@@ -271,6 +268,7 @@ class Sessions:
             return self._welcome(conn, hello, notice, now)
         self._connections[conn].stage = Stage.GREETED
         self._greeting.append((conn, hello, notice))
+        self.newest_epoch = max(self.newest_epoch, hello.seen_epoch)
         return []
 
     def begin_epoch(self, epoch: int, now: float) -> list[Action]:
@@ -279,7 +277,7 @@ class Sessions:
         actions: list[Action] = [Say(conn, m.Welcome(epoch, self.terms.lease_s)) for conn in self._conn_of.values()]
         if self.newest_epoch > epoch:
             return actions
-        greeting, self._greeting = self._greeting, []
+        greeting, self._greeting, self.newest_epoch = self._greeting, [], 0
         for conn, hello, notice in greeting:
             if conn in self._connections and self._connections[conn].stage is Stage.GREETED:  # else gone meanwhile
                 actions += self._welcome(conn, hello, notice, now)
@@ -330,10 +328,11 @@ class Sessions:
 
     def seat(self, assigned: dict[str, m.Assigned], roster: Roster) -> list[Action]:
         """All nodes hear which are assigned to a round: a coordinator after this one is to know it."""
-        if not assigned or not self.electorate.is_on:
+        round_ = next(iter(assigned.values()), None)
+        if round_ is None or not self.electorate.may_vote_by(round_):
             return []
         nodes = [roster.members[i].node for i in roster.participants if i in roster.members]
-        seats = self.electorate.begin(next(iter(assigned.values())), self.token, nodes, self.has_session)
+        seats = self.electorate.begin(round_, self.token, nodes, self.has_session)
         return [] if seats is None else [each for i in self._conn_of for each in self.say(i, seats)]
 
     @property
@@ -359,7 +358,10 @@ class Sessions:
 
     def validate(self) -> None:
         heard = [connection.heard_at for connection in self._connections.values()]
-        assert heard == sorted(heard), "the longest silent connection is the first"
+        said = [connection.said_at for connection in self._connections.values()]
+        assert heard == sorted(heard) and said == sorted(said), "the longest silent connection is the first"
+        newest = max((hello.seen_epoch for _, hello, _ in self._greeting), default=0)
+        assert self.newest_epoch == newest, "the newest epoch is one that an agent knows which waits"
         assert list(self._graces.values()) == sorted(self._graces.values()), "graces end in their order"
         untils = [probed.until for probed in self._probed.values()]
         assert untils == sorted(untils), "probes end in their order"

@@ -98,6 +98,8 @@ class Takeover:
     seats: dict[int, str] = field(default_factory=dict[int, str])  # group rank to node
     given_up: set[int] = field(default_factory=set[int])
     departed: set[int] = field(default_factory=set[int])  # finished and left: not missed
+    _seats_of: dict[str, set[int]] = field(default_factory=dict[str, set[int]])  # node to group ranks
+    _settled: set[int] = field(default_factory=set[int])  # group ranks that are taken, given up or departed
     lost_at: float = 0.0  # when the first of its nodes lost the previous coordinator; the seats that are missing, too
     is_charged: bool = False  # the previous coordinator has said that a failure has ended the round
     ended: str = ""  # what the previous coordinator has said that has ended the round for free
@@ -110,8 +112,10 @@ class Takeover:
         if self.seats.get(rank, node_id) != node_id or not 0 <= rank < self.size == past.group_world_size:
             return False
         self.seats[rank] = node_id
+        self._seats_of.setdefault(node_id, set()).add(rank)
         self.given_up.discard(rank)
         self.departed.update(past.departed)
+        self._settled.update(past.departed, (rank,))
         self.lost_at = min(self.lost_at, now - past.alone_s)
         self.ended = self.ended or past.ended
         self.is_charged |= past.is_charged
@@ -121,26 +125,22 @@ class Takeover:
 
     def on_ready(self, node_id: str) -> None:
         """A node that has a seat has no workers any more, so the round is over."""
-        self.is_over |= node_id in self.seats.values()
+        self.is_over |= node_id in self._seats_of
 
     def give_up(self, node_id: str, *, was_finished: bool) -> None:
         """A node that had reconnected is gone again."""
-        for rank in [rank for rank, holder in self.seats.items() if holder == node_id]:
+        for rank in self._seats_of.pop(node_id, ()):
             del self.seats[rank]
             (self.departed if was_finished else self.given_up).add(rank)
 
     @property
     def is_complete(self) -> bool:
-        """True once every group rank has reconnected, left or been given up.
-
-        Asked for each node that reconnects: nothing but what has departed is counted anew.
-        """
+        """True once every group rank has reconnected, left or been given up."""
         gone = sum(self._is_empty(rank) for rank in {self.gone_rank, self.heir_rank} if 0 <= rank < self.size)
-        departed = sum(rank not in self.seats and rank not in self.given_up for rank in self.departed)
-        return len(self.seats) + len(self.given_up) + departed + gone >= self.size
+        return len(self._settled) + gone >= self.size
 
     def _is_empty(self, rank: int) -> bool:
-        return not (rank in self.seats or rank in self.given_up or rank in self.departed)
+        return rank not in self._settled
 
     @property
     def is_presumed(self) -> bool:
@@ -173,3 +173,6 @@ class Takeover:
     def validate(self) -> None:
         assert not self.seats.keys() & self.given_up, "a seat that is taken is not given up"
         assert all(0 <= rank < self.size for rank in self.seats), "seats are those of the round"
+        assert self._settled == self.seats.keys() | self.given_up | self.departed, "what is settled is known of a seat"
+        holders = {(node_id, rank) for node_id, ranks in self._seats_of.items() for rank in ranks}
+        assert holders == {(node_id, rank) for rank, node_id in self.seats.items()}, "a node has the seats that it took"

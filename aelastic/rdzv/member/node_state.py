@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from aelastic.failures.failure import ProcessFailure
@@ -22,7 +22,7 @@ class NodeState:
     ended: str = ""  # what this node has heard that has ended that round for free
     is_charged: bool = False  # this node has heard that a failure has ended that round
     alone_since: float | None = None  # without a coordinator
-    departed: frozenset[int] = frozenset()  # group ranks of this round that finished, and left the job
+    departed: set[int] = field(default_factory=set[int])  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
     ended_nodes: frozenset[str] = frozenset()  # coordinators whose process has ended since, or that have left the job
@@ -98,7 +98,7 @@ class NodeState:
         """A round is complete; false if this node has heard so before."""
         if self.standing is not m.Standing.READY or assigned.fence <= self.past.fence:
             return False
-        self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, frozenset()
+        self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged = None, "", False
         return True
@@ -140,7 +140,7 @@ class NodeState:
         match news:
             case m.Departed(round_, group_rank):
                 if round_ == self.round and self.assigned is not None:
-                    self.departed |= {group_rank}
+                    self.departed.add(group_rank)
             case m.Seats():
                 if news.replaces(self.seats):
                     self.seats = news

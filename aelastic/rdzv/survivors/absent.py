@@ -8,6 +8,7 @@ with them.  A process that has ended closes its connection in order, and is not 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 # After a lease in which a lost agent may come back: for its next look at the board, and to connect.
 RETURN_S = 1.0
@@ -27,33 +28,31 @@ class Absent:
     """
 
     lease_s: float
-    _lost_at: dict[str, float] = field(default_factory=dict[str, float])
-    _unheard: set[str] = field(default_factory=set[str])  # those that may not hear this agent either
+    _lost_at: dict[str, float] = field(default_factory=dict[str, float])  # the first that was lost is the first
+    # Of those that were lost within a lease, the ones that may not hear this agent either.
+    _unheard: dict[str, float] = field(default_factory=dict[str, float])
 
     def on_lost(self, node_id: str, now: float, *, is_unheard: bool) -> None:
-        self._forget_those_before(now)
+        self.on_back(node_id)
         self._lost_at[node_id] = now
         if is_unheard:
-            self._unheard.add(node_id)
-        else:
-            self._unheard.discard(node_id)
+            self._unheard[node_id] = now
+        self.on_time(now)
 
     def on_back(self, node_id: str) -> None:
         """It is connected, or another agent has its place."""
         self._lost_at.pop(node_id, None)
-        self._unheard.discard(node_id)
+        self._unheard.pop(node_id, None)
 
-    def count_unheard(self, own_node_id: str, now: float) -> int:
+    def count_unheard(self, own_node_id: str) -> int:
         """How many other nodes may not hear this agent, of those that were lost within a lease."""
-        since = now - self.lease_s
-        return sum(i != own_node_id and self._lost_at[i] >= since for i in self._unheard)
+        return len(self._unheard) - (own_node_id in self._unheard)
 
-    def on_over(self, now: float) -> None:
-        """The job is over: those that were lost long ago are not waited for."""
-        self._forget_those_before(now)
-
-    def _forget_those_before(self, now: float) -> None:
-        for node_id in [i for i in self._lost_at if self._until(i) <= now]:
+    def on_time(self, now: float) -> None:
+        """Those that were lost long ago are not waited for."""
+        for node_id, _ in list(takewhile(lambda each: each[1] < now - self.lease_s, self._unheard.items())):
+            del self._unheard[node_id]
+        for node_id, _ in list(takewhile(lambda each: self._until(each[1]) <= now, self._lost_at.items())):
             self.on_back(node_id)
 
     @property
@@ -63,10 +62,13 @@ class Absent:
     @property
     def until(self) -> float:
         """Until when one of them may come back."""
-        return max(map(self._until, self._lost_at), default=0.0)
+        last = next(reversed(self._lost_at.values()), None)
+        return 0.0 if last is None else self._until(last)
 
     def validate(self) -> None:
-        assert self._unheard <= self._lost_at.keys(), "a node that may not hear this agent is lost"
+        for lost_at in (self._lost_at.values(), self._unheard.values()):
+            assert list(lost_at) == sorted(lost_at), "nodes are in the order in which they were lost"
+        assert self._unheard.items() <= self._lost_at.items(), "a node that may not hear this agent is lost"
 
-    def _until(self, node_id: str) -> float:
-        return self._lost_at[node_id] + self.lease_s + RETURN_S
+    def _until(self, lost_at: float) -> float:
+        return lost_at + self.lease_s + RETURN_S

@@ -47,12 +47,15 @@ class Electorate:
     _place_of: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])  # host and address
     _way: str = ""  # this host's address, as others have reached it
 
+    def may_vote_by(self, assigned: m.Assigned) -> bool:
+        """Whether a round may have elections that its nodes have not heard of: a welcome tells of them, too."""
+        is_small = assigned.ranks.group_world_size <= SEATS_MAX
+        return self.is_on and is_small and assigned.fence not in self.rounds
+
     def begin(
         self, assigned: m.Assigned, secret: str, nodes: list[m.Node], is_connected: Callable[[str], bool]
     ) -> m.Seats | None:
         """A round has begun; gives what its nodes are to know; `None`: they have no vote."""
-        if assigned.fence in self.rounds:
-            return self.rounds[assigned.fence]  # a node has missed it
         is_all = len(nodes) == assigned.ranks.group_world_size <= SEATS_MAX
         if not is_all or not all(node.ballot_port for node in nodes):
             return None

@@ -1,0 +1,110 @@
+"""A coordinator's term in a job of any number of nodes: what has happened before an event that is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.coordinator_events import Phase
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
+from aelastic.rdzv.protocol import messages as m
+from kit.stories.leader_terms import Term, hello, node
+from kit.visits import Act, Name
+
+MORE = 5  # nodes that do something, one after the other
+
+
+def names(count: int, start: int = 0) -> list[Name]:
+    return [Name(f"n{number}") for number in range(start, start + count)]
+
+
+def act(term: Term, event: Any) -> Act:
+    return Act(term.leader, event, term.now)
+
+
+def said(term: Term, name: str, message: Any) -> Act:
+    return act(term, ev.Received(term.conns[name], message))
+
+
+def due(term: Term) -> Act:
+    """Time passes until something is due."""
+    assert term.leader.deadline is not None
+    term.now = max(term.now, term.leader.deadline)
+    return act(term, ev.DeadlinePassed())
+
+
+def greets(term: Term, name: str, rank: int | None = None, starts: m.Starts = m.Starts.COLD, **others: Any) -> Act:
+    """A node connects, and is about to say hello."""
+    term.open(name)
+    greeting = hello(name, rank, terms=term.terms, **others)
+    return said(term, name, greeting.replace(node=node(name, rank).replace(starts=starts)))
+
+
+def join(term: Term, name: str, rank: int | None = None, **others: Any) -> None:
+    term.tell(greets(term, name, rank, **others).event)
+
+
+def gathered(count: int, room: int = MORE + 1, **others: Any) -> Term:
+    """So many nodes wait for the first round, which waits for more."""
+    term = Term((count + room, count + room), **others)
+    term.leader.sessions.electorate.is_on = True
+    for name in names(count):
+        join(term, name)
+    return term
+
+
+def running(count: int, room: int = 0, **others: Any) -> Term:
+    """A round of so many nodes is on."""
+    term = Term((1, count + room), last_call_timeout_s=0.01, settle_time_s=0.02, **others)
+    term.leader.sessions.electorate.is_on = True
+    for name in names(count):
+        join(term, name)
+    if room:
+        term.pass_deadline()
+    assert term.coordinator.phase is Phase.RUNNING and len(term.coordinator.roster.participants) == count
+    return term
+
+
+def over(count: int, **others: Any) -> Term:
+    """The round is over: its nodes have heard so, and stop their workers."""
+    term = running(count, **others)
+    term.fail(names(1)[0])
+    assert term.coordinator.phase is Phase.FORMING and not term.coordinator.forming.end.untold
+    term.now += 2 * GRACE_S
+    for name in names(count):
+        term.say(name, m.Alive())  # so that what is lost from now on has not caused it
+    return term
+
+
+def decided(count: int) -> Term:
+    """The job has failed; the board is to take the verdict."""
+    term = running(count, max_restarts=0)
+    term.fail(names(1)[0])
+    assert term.coordinator.is_closed and term.leader.verdict.is_asked
+    return term
+
+
+def doubtful(count: int) -> Term:
+    """The board is away, and decisions wait."""
+    term = running(count)
+    while term.leader.lease.is_certain(term.now):
+        for name in names(count):
+            term.say(name, m.Alive())
+        if ev.Renew() in term.pass_deadline():
+            term.tell(ev.RenewFailed("no answer"))
+    return term
+
+
+def past(rank: int, size: int, standing: m.Standing = m.Standing.BUSY, **others: Any) -> m.Past:
+    return m.Past(standing, 7, 0, rank, size, 0, **others)
+
+
+def taking_over(count: int, standing: m.Standing = m.Standing.BUSY, departed: int = 0) -> Term:
+    """So many nodes of a round are back, of which another coordinator had begun it."""
+    size = count + departed + MORE + 1
+    term = Term((1, size))
+    gone = tuple(range(count, count + departed))
+    for rank, name in enumerate(names(count)):
+        join(term, name, past=past(rank, size, standing, departed=gone if rank == 0 else ()))
+    assert term.coordinator.phase is Phase.TAKING_OVER
+    return term
