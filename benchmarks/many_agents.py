@@ -1,9 +1,13 @@
-"""Runs many agents' links in this process, over real sockets, and prints how long a round takes them, as JSON.
+"""Runs many agents' links in one process, over real sockets, and prints how long a round takes them, as JSON.
 
-    python benchmarks/many_agents.py 1000 [--rounds 3]
+    python benchmarks/many_agents.py 1000 4000 8000 [--rounds 3]
 
 What `many_nodes.py` runs for its last rows.  The agents have no workers: this is the rendezvous alone, with the
-coordinator's end and all the others' in one thread, so a job of as many nodes has less to do in each process.
+coordinator's end and all the others' in one thread, so a job of as many nodes has less to do in each process.  One
+agent leads before the others start, and leases are long: heartbeats of all in one thread, every other second, would be
+a part of each round that grows with the time it takes.  Of
+several counts, each in a process of its own, it also prints the growth: how much more processor time a round takes
+than that of the count before, and how many times as many agents that is.
 """
 
 from __future__ import annotations
@@ -11,10 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -37,9 +43,28 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from kit.shared_board import InProcessBoard, SharedWorld
 
 RUN_ID = "many"
-LIMIT_S = 120.0
+LIMIT_S = 280.0
+POLL_S = 0.001
 PAUSE_S = 0.5  # between two rounds, so that one does not pay for the other's rests
-DESCRIPTORS = 3  # of each agent: the listener of its claim, its end of the connection, the coordinator's end
+LEASE_S = 60.0
+DESCRIPTORS = 2  # of each agent: its end of the connection, the coordinator's end
+# A round of as many nodes has no elections; without them, no agent listens for votes.
+CONFIG = {"lease": str(LEASE_S), "survivor": "endpoint"}
+
+
+class Instant(NamedTuple):
+    """A point in time, or how long something took."""
+
+    clock_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Instant:
+        return cls(time.perf_counter(), time.process_time())
+
+    @classmethod
+    def since(cls, began: Instant) -> Instant:
+        return cls(*(end - start for end, start in zip(cls.now(), began, strict=True)))
 
 
 class Agents:
@@ -47,7 +72,9 @@ class Agents:
 
     def __init__(self, count: int, rounds: int) -> None:
         self._count = count
-        self._settings = RendezvousSettings(backend="c10d", endpoint="localhost", min_nodes=count, max_nodes=count)
+        self._settings = RendezvousSettings(
+            backend="c10d", endpoint="localhost", min_nodes=count, max_nodes=count, config=CONFIG
+        )
         self._policy = RestartPolicy(rounds)
         self._world = SharedWorld()
         self._links: list[AgentLink] = []
@@ -56,10 +83,13 @@ class Agents:
         self._all_told = anyio.Event()
 
     async def measure(self, rounds: int) -> dict[str, float | list[float]]:
-        """Seconds from the first agent's start to the last one's ranks; from a failure to the last one's new ranks."""
+        """Seconds from the first agent's start to the last one's ranks; from a failure to the last one's new ranks.
+
+        Each by the clock, and of processor time.
+        """
         with anyio.fail_after(LIMIT_S):
             async with anyio.create_task_group() as tasks:
-                began = time.perf_counter()
+                began = Instant.now()
                 for number in range(self._count):
                     node = Node(f"id-{number}", f"host-{number}", "default", 1, "", 29500)
                     board = InProcessBoard(RUN_ID, self._world)
@@ -67,22 +97,30 @@ class Agents:
                     self._links.append(link)
                     tasks.start_soon(link.run, self._listener_of(link, node))
                     link.tell(Ready(node))
+                    while not self._links[0].coordinates:  # noqa: ASYNC110  a link tells only of what agents have to do
+                        await anyio.sleep(POLL_S)
+                    await anyio.lowlevel.checkpoint()  # else all connect at once, in one thread, and time out
                 await self._all_told.wait()
-                first_s = time.perf_counter() - began
-                again_s = [await self._fail() for _ in range(rounds)]
+                first = Instant.since(began)
+                again = [await self._fail() for _ in range(rounds)]
                 tasks.cancel_scope.cancel()
-        return {"first_s": first_s, "again_s": again_s}
+        return {
+            "first_s": first.clock_s,
+            "again_s": [each.clock_s for each in again],
+            "first_cpu_s": first.cpu_s,
+            "again_cpu_s": [each.cpu_s for each in again],
+        }
 
-    async def _fail(self) -> float:
+    async def _fail(self) -> Instant:
         """Seconds from one agent's failure until all agents are in the next round."""
         await anyio.sleep(PAUSE_S)
         self._told, self._all_told = 0, anyio.Event()
         victim = self._count // 2
         failure = ProcessFailure.from_elsewhere(f"host-{victim}", victim, 0, 1, 1, "exit code 1", "", 0)
-        began = time.perf_counter()
+        began = Instant.now()
         self._links[victim].tell(Failed(f"id-{victim}", self._round, failure))
         await self._all_told.wait()
-        return time.perf_counter() - began
+        return Instant.since(began)
 
     def _listener_of(self, link: AgentLink, node: Node) -> Callable[[CoordinatorMessage], None]:
         def deliver(message: CoordinatorMessage) -> None:
@@ -103,17 +141,46 @@ class Agents:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Many agents in one process.")
-    parser.add_argument("count", type=int)
+    parser.add_argument("counts", type=int, nargs="+", metavar="count")
     parser.add_argument("--rounds", type=int, default=3, help="after the first one (default: %(default)s)")
     options = parser.parse_args()
+    if len(options.counts) == 1:
+        print(json.dumps(measure(options.counts[0], options.rounds)))
+        return
+    taken = {count: measure_apart(count, options.rounds) for count in sorted(options.counts)}
+    print(json.dumps({"agents": taken, "growth": growth(taken)}, indent=2))
+
+
+def measure(count: int, rounds: int) -> dict[str, Any]:
+    needed = count * DESCRIPTORS + 100
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if most != resource.RLIM_INFINITY and most < options.count * DESCRIPTORS + 100:
-        sys.exit(f"{options.count} agents need more files than `ulimit -Hn` allows ({most})")
-    agents = Agents(options.count, options.rounds)
+    if most != resource.RLIM_INFINITY and most < needed:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, needed))
+        except (ValueError, OSError):
+            sys.exit(f"{count} agents need {needed} files, more than `ulimit -Hn` allows ({most})")
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    agents = Agents(count, rounds)
     collect_rarely()  # as the command line does
     use_uvloop = {"use_uvloop": sys.platform != "win32"}
-    print(json.dumps(anyio.run(agents.measure, options.rounds, backend_options=use_uvloop)))
+    return anyio.run(agents.measure, rounds, backend_options=use_uvloop)
+
+
+def measure_apart(count: int, rounds: int) -> Any:
+    command = [sys.executable, __file__, str(count), "--rounds", str(rounds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else sys.exit(done.returncode)
+
+
+def growth(taken: dict[int, Any]) -> list[dict[str, float]]:
+    """From each count to the next: times as many agents, and times as much processor time."""
+    found = []
+    for few, many in zip(taken, list(taken)[1:], strict=False):
+        first = taken[many]["first_cpu_s"] / taken[few]["first_cpu_s"]
+        again = min(taken[many]["again_cpu_s"]) / min(taken[few]["again_cpu_s"])  # those that least came between
+        found.append({"from": few, "to": many, "agents": many / few, "first": first, "again": again})
+    return found
 
 
 if __name__ == "__main__":

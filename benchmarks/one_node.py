@@ -438,7 +438,7 @@ def main() -> int:
 
 
 def take_in_turn(measure: Measure, launchers: tuple[Launcher, ...], repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Figures by key and launcher."""
+    """Figures by key and launcher: those of the measure, and others that are reckoned with."""
     taken: dict[str, dict[str, list[float]]] = {
         figure.key: {launcher.name: [] for launcher in launchers} for figure in measure.figures
     }
@@ -452,7 +452,7 @@ def take_in_turn(measure: Measure, launchers: tuple[Launcher, ...], repeats: int
             )
             if turn >= measure.warm_up:
                 for key, value in figures.items():
-                    taken[key][launcher.name].append(value)
+                    taken.setdefault(key, {}).setdefault(launcher.name, []).append(value)
     return taken
 
 
