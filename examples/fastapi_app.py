@@ -1,9 +1,10 @@
-"""An HTTP service that starts trainings on its machine, shows how they are, and stops them.
+r"""An HTTP service that starts trainings on its machine, shows how they are, and stops them.
 
-    pip install fastapi uvicorn
+    pip install fastapi uvicorn scikit-learn
     TRAININGS=examples uvicorn --app-dir examples fastapi_app:app
 
-    curl localhost:8000/jobs -d '{"script": "train_digits.py", "workers": 2}' -H 'content-type: application/json'
+    curl localhost:8000/jobs -H 'content-type: application/json' \
+        -d '{"script": "train_digits.py", "args": ["--checkpoint", "digits.pt"], "workers": 2}'
     curl localhost:8000/jobs/1
     curl -X DELETE localhost:8000/jobs/1
 
@@ -57,6 +58,8 @@ class Job(Observer):
         try:
             result = await self.supervisor.run()
             self.end = result.reason or result.state.name
+            if result.cause is not None:
+                self.end += f"; cause: {result.failures[result.cause].message}"
         except AelasticError as error:
             self.end = str(error)
 

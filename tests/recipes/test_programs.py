@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import urllib.error
 import urllib.request
@@ -26,7 +28,7 @@ def save(*_):
 
 signal.signal(signal.SIGTERM, save)
 say(f"rank {rank} of {os.environ['WORLD_SIZE']}, restart {restart}")
-if sys.argv[1:] == ["fail"] and restart == 0:
+if "fail" in sys.argv and restart == 0:
     sys.exit(7)
 if sys.argv[1:] == ["long"]:
     rest()
@@ -44,11 +46,12 @@ def folder(tmp_path: Path) -> Path:
 class Service:
     """The example, served by uvicorn."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trainings: Path | None = None) -> None:
         self._at = f"127.0.0.1:{quiet_port()}"
         host, port = self._at.split(":")
         uvicorn = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_app:app", "--host", host, "--port", port]
-        self.job = Job(folder / "job", [python_with("fastapi", "uvicorn"), *uvicorn], {"TRAININGS": str(folder)})
+        command = [python_with("fastapi", "uvicorn"), *uvicorn]
+        self.job = Job(folder / "job", command, {"TRAININGS": str(trainings or folder)}, cwd=folder)
 
     def ask(self, method: str, path: str, **fields: Any) -> tuple[int, Any]:
         data = json.dumps(fields).encode() if fields else None
@@ -84,6 +87,29 @@ def test_a_service_starts_jobs_shows_and_stops_them(service: Service) -> None:
     assert service.ask("DELETE", "/jobs/2")[0] == 200
     wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/2")[1]["end"])
     assert service.job.stdout.count("saved") == 2
+
+
+@pytest.mark.all
+def test_a_service_says_why_a_job_has_failed(service: Service) -> None:
+    service.ask("POST", "/jobs", script="train.py", workers=2, args=["fail"])
+    wait_for("its end", lambda: service.ask("GET", "/jobs/1")[1]["end"])
+    job = service.ask("GET", "/jobs/1")[1]
+    assert job["state"] == "FAILED"
+    assert re.search(r"^rank \d failed on .*; cause: exited with code 7", job["end"])
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("place", ["docs/how-to/fastapi.md", "examples/fastapi_app.py"])
+def test_a_service_trains_what_its_page_and_its_docstring_ask_for(tmp_path: Path, place: str) -> None:
+    (wanted,) = re.findall(r"-d '(\{.*\})'", (ROOT / place).read_text())
+    service = Service(tmp_path, trainings=EXAMPLES)
+    try:
+        wait_for("the service", lambda: service.ask("GET", "/jobs/1")[0] == 404, LIMIT_S)
+        assert service.ask("POST", "/jobs", **json.loads(wanted)) == (201, {"job": 1})
+        wait_for("its end", lambda: service.ask("GET", "/jobs/1")[1]["end"], LIMIT_S)
+        assert service.ask("GET", "/jobs/1")[1]["state"] == "SUCCEEDED", service.job.story
+    finally:
+        service.job.kill_all()
 
 
 @pytest.mark.all
@@ -141,8 +167,12 @@ print(json.dumps(["".join(each.get("text", "") for each in cell.get("outputs", (
 
 
 @pytest.mark.all
-def test_agents_in_tasks_of_ray_train_together_and_restart_workers(folder: Path) -> None:
-    command = [python_with("ray"), str(EXAMPLES / "ray_nodes.py"), "--nodes", "2", "--workers", "1", "train.py", "fail"]
+def test_agents_in_tasks_of_ray_train_together_and_restart_workers_as_the_page_starts_them(folder: Path) -> None:
+    (shown,) = re.findall(
+        r"^\$ python examples/ray_nodes.py (.*)", (ROOT / "docs/how-to/ray.md").read_text(), re.MULTILINE
+    )
+    options = shlex.split(shown.replace("--workers 8", "--workers 1").replace("/shared/", ""))
+    command = [python_with("ray"), str(EXAMPLES / "ray_nodes.py"), *options, "fail"]
     env = {"HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     job = Job(folder / "job", command, env, cwd=folder)
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from kit.servers.recipes import python_with
+from kit.servers.recipes import ROOT, python_with
 
 LIMIT_S = 100.0
 WORKER = """
@@ -36,6 +38,14 @@ def test_a_component_starts_a_job_and_restarts_its_workers(tmp_path: Path, nodes
     done = torchx(tmp_path, "run", *options, "fail")
     assert done.returncode == 0 and "SUCCEEDED" in done.stderr, done.stdout + done.stderr
     assert all(f"rank {rank} of 2, restart 1 fail" in done.stdout + done.stderr for rank in (0, 1))
+
+
+def test_the_command_of_the_page_starts_a_job(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/torchx.md").read_text()
+    (shown,) = re.findall(r"^\$ torchx (run .*)", page, re.MULTILINE)
+    done = torchx(tmp_path, *shlex.split(shown))
+    assert done.returncode == 0 and "SUCCEEDED" in done.stderr, done.stdout + done.stderr
+    assert "rank 1 of 2, restart 0 --epochs 5" in done.stdout + done.stderr
 
 
 def test_torchxs_own_components_are_still_there(tmp_path: Path) -> None:
