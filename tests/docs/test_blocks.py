@@ -129,6 +129,12 @@ def names_metrics(block: Block) -> None:
     assert names and [name for name in names if f"`{re.sub('_sum$', '', name)}`" not in page] == []
 
 
+def is_in_status(block: Block) -> None:
+    page = (ROOT / "docs/reference/http.md").read_text()
+    names = re.findall(r"[\[ ]\.(\w+)", block.text)
+    assert names and [name for name in names if f"| `{name}`" not in page] == []
+
+
 def runs_in_an_image(block: Block) -> None:
     named()(block)
     (words,) = re.findall(r"docker run.* training (.*)", block.text.replace("\\\n", " "))
@@ -191,6 +197,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/fastapi.md": [Run("ln -s $ROOT/examples", "kill %1; wait %1; true", needs=("fastapi", "uvicorn", "curl"))],
     "docs/how-to/hardening.md": [Checked("needs etcd with certificates; tests/nodes has one for each option", options_exist)],
     "docs/how-to/hangs.md": [Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",))],
+    "docs/how-to/install.md": [Run(), Run()],
     "docs/how-to/jupyter.md": [
         Checked("opens a browser; tests/recipes/test_programs.py runs the notebook", named()),
         Run("import asyncio\nasync def cell():\n", "    print(result.state)\nasyncio.run(cell())"),
@@ -209,6 +216,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     ],
     "docs/how-to/ray.md": [Checked("tests/recipes/test_programs.py runs it with a smaller script", named(r"(--[\w-]+) \d+ ", within="examples/ray_nodes.py"))],
     "docs/how-to/slurm.md": [Checked("tests/recipes/test_slurm.py submits the script in a Slurm", named(r"train\.sbatch", within="deploy/slurm/train.sbatch"))],
+    "docs/how-to/stop.md": [
+        Run(after="wait %1", code=143, script="rest()"),
+        Checked("asks several hosts; one is asked by what docs/reference/http.md shows", is_in_status),
+    ],
     "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],
     "docs/how-to/timeline.md": [Run()],
     "docs/how-to/torchx.md": [Checked("tests/recipes/test_torchx.py runs it with a shorter script", named(r"--(max_restarts|script)", within="aelastic/under/torchx.py"))],

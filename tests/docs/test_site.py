@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import site_hooks
+from kit.servers.browser import dom_of
 from sources import ROOT
 
 pytest.importorskip("mkdocs")
@@ -29,34 +32,97 @@ def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_the_site_is_built_with_all_links_alive_and_no_page_fetches_anything(tmp_path: Path) -> None:
-    done = build(tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(folder)
     assert done.returncode == 0, done.stderr
-    pages = sorted((tmp_path / "site").glob("**/*.html"))
+    return folder / "site"
+
+
+def test_the_site_is_built_with_all_links_alive_and_no_page_fetches_anything(site: Path) -> None:
+    pages = sorted(site.glob("**/*.html"))
     assert len(pages) >= len([*ROOT.glob("docs/**/*.md")])
     assert [page for page in pages if FETCHED.search(page.read_text())] == []
-    tables = (tmp_path / "site/reference/cli.html").read_text()
-    assert "--nproc-per-node" in tables and "<td>" in tables
-    listed = re.findall(r"^- \[.+\]\((.+)\): \S", (tmp_path / "site/llms.txt").read_text(), re.MULTILINE)
-    assert len(listed) > 40 and all((tmp_path / "site" / address).exists() for address in listed)
+    listed = re.findall(r"^- \[.+\]\((.+)\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert len(listed) > 40 and all((site / address).exists() for address in listed)
+    assert {"how-to/install.html", "how-to/slurm.html"} <= set(listed)
+
+
+def test_no_page_names_a_file_by_a_path_that_leads_nowhere(site: Path) -> None:
+    left = [
+        (page.name, path)
+        for page in site.glob("**/*.html")
+        for path in re.findall(r"<code>((?:\.\./)+[^<]*)</code>", page.read_text())
+    ]
+    assert left == []
+
+
+@pytest.mark.parametrize("folder", ["deploy", "examples", "benchmarks/results"])
+def test_files_of_the_repository_are_on_the_site_as_they_are_and_to_be_read(site: Path, folder: str) -> None:
+    files = [
+        path
+        for path in (ROOT / folder).glob("**/*.*[a-z]")
+        if path.is_file() and path.suffix in {".py", ".sbatch", ".yaml", ".json", ".service", ".sh"}
+    ]
+    assert files
+    contents = (site / folder / "files.html").read_text()
+    for path in files:
+        name = path.relative_to(ROOT).as_posix()
+        assert (site / name).read_text() == path.read_text()
+        assert path.name in contents
+        if path.suffix != ".json":
+            assert f'href="{quote(path.name)}"' in (site / f"{name}.html").read_text()
+
+
+def test_a_cell_of_a_wide_table_has_the_name_of_its_column_for_a_phone(site: Path) -> None:
+    page = (site / "reference/cli.html").read_text()
+    assert '<td data-column="default"><code>1:1</code></td>' in page
+    assert (
+        "<table data-wide>" in page
+        and "<table data-wide>" not in (site / "explanation/charging.html").read_text().partition("<table")[0]
+    )
+    assert "stylesheets/site.css" in page and (site / "stylesheets/site.css").exists()
+
+
+def test_a_page_has_the_title_of_its_first_heading_and_guides_come_before_decisions(site: Path) -> None:
+    assert "<title>Command line - aelastic</title>" in (site / "reference/cli.html").read_text()
+    index = json.loads((site / "search/search_index.json").read_text())
+    boosts = {each["location"]: each.get("boost", 1) for each in index["docs"]}
+    assert boosts["how-to/hangs.html"] > boosts["reference/cli.html"] > boosts["adr/0001-a-guard-process.html"]
+    assert not [address for address in boosts if address.startswith(("deploy/slurm", "examples/train"))]
+
+
+@pytest.mark.usefixtures("_browser")
+def test_the_search_works_in_pages_that_are_opened_from_a_folder(site: Path, tmp_path: Path) -> None:
+    url = f"{(site / 'index.html').as_uri()}?q=hang"
+    dom = dom_of(url, tmp_path, "--virtual-time-budget=20000")
+    assert re.search(r"\d+ matching documents", dom)
+    found = re.findall(r'<a href="([^"?#]*)[^"]*" class="md-search-result__link"', dom)
+    assert any(address.endswith("how-to/hangs.html") for address in found[:2]), found[:5]
 
 
 def test_a_dead_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("# One\n\n[there](#one) [no page](two.md) [no anchor](index.md#three)\n")
     config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
-    config = re.sub("docs_dir: docs|hooks: .*", "", config)
+    config = re.sub("docs_dir: docs|hooks: .*|extra_css: .*", "", config)
     (tmp_path / "mkdocs.yml").write_text(config)
     done = build(tmp_path, "--config-file", str(tmp_path / "mkdocs.yml"))
     assert done.returncode != 0
     assert "'two.md'" in done.stderr and "'index.md#three'" in done.stderr
 
 
-def test_a_link_that_leaves_the_documentation_becomes_a_name() -> None:
+def test_a_link_that_leaves_the_documentation_leads_to_the_file_on_the_site() -> None:
     text = "[it](../SECURITY.md#x) [core](../../aelastic/spec.py) [page](../index.md) [all](../adr/) [web](https://x.y/z.md)"
     assert site_hooks.within_the_site(text.replace("../S", "../../S"), "how-to/caches.md") == (
-        "[it](../SECURITY.md#x) core (`../../aelastic/spec.py`) [page](../index.md) all (`../adr/`) [web](https://x.y/z.md)"
+        "[it](../SECURITY.md#x) [core](../aelastic/spec.py) [page](../index.md) [all](../adr/index.md) [web](https://x.y/z.md)"
     )
+    assert site_hooks.within_the_site("`deploy/slurm/train.sbatch` `a`", "how-to/slurm.md") == (
+        "[`deploy/slurm/train.sbatch`](../deploy/slurm/train.sbatch.md) `a`"
+    )
+    fenced = "```console\n$ cp `deploy/slurm/train.sbatch` [a](../x)\n```\n"
+    assert site_hooks.within_the_site(fenced, "how-to/slurm.md") == fenced
     assert site_hooks.within_the_site("[a](docs/how-to/caches.md)", "CHANGELOG.md") == "[a](how-to/caches.md)"
 
 
@@ -64,4 +130,6 @@ def test_a_folder_in_the_navigation_stands_for_its_pages_that_are_not_named() ->
     nav = site_hooks.with_folders([{"How-to": ["how-to/index.md", "how-to/hangs.md", "how-to/"]}])
     (pages,) = (entry["How-to"] for entry in nav)
     assert pages[:2] == ["how-to/index.md", "how-to/hangs.md"] and len(pages) == len(set(pages))
+    grouped = site_hooks.with_folders([{"How-to": [{"Speed": ["how-to/caches.md"]}, "how-to/"]}])
+    assert grouped[0]["How-to"][0] == {"Speed": ["how-to/caches.md"]} and "how-to/caches.md" not in grouped[0]["How-to"]
     assert set(pages) == {f"how-to/{page.name}" for page in (ROOT / "docs/how-to").glob("*.md")}
