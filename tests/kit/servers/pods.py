@@ -163,7 +163,7 @@ class Cluster(Team):
         self._hosts.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
 
     def _environment(self) -> dict[str, str]:
-        return {each["name"]: each.get("value", UID) for each in self.container["env"]}
+        return {each["name"]: each.get("value") or _field(each) for each in self.container["env"]}
 
     def delete(self, pod: Agent) -> None:
         """As kubelet ends a pod that is deleted or evicted: preStop, SIGTERM to the container's process."""
@@ -178,6 +178,11 @@ class Cluster(Team):
         """The pod's machine is gone: all of its processes at once, without a word."""
         pod.kill_all()
         pod.tmp.mkdir()  # empty, as its end is looked at
+
+
+def _field(variable: dict[str, Any]) -> str:
+    """What the kubelet has for a field of the pod: the names of the TrainJob and its JobSet are one."""
+    return "llm" if "jobset-name" in str(variable["valueFrom"]) else UID
 
 
 def _talks(pod: Agent) -> bool:
