@@ -426,7 +426,20 @@ def test_a_node_that_hangs_up_is_in_no_round_that_begins_before_its_connection_c
     assert term.say("c", m.HungUp()) == []
     assert of_kind(term.join("d"), m.Assigned) == []
     assert term.close("c") == []
-    assert len(of_kind(term.join("c"), m.Assigned)) == 3, "it was back within the grace"
+    assert ev.Renew() in term.join("c"), "it was back within the grace"
+    assert len(of_kind(term.tell(RENEWED), m.Assigned)) == 3
+
+
+def test_a_later_round_with_a_newcomer_begins_once_the_board_was_asked_after_the_last_node_was_ready() -> None:
+    """A machine that was suspended, its clock too, may read both before it reads that the others have hung up."""
+    term = running("abc", nodes=(3, 3))
+    term.say("a", m.Left("a", "SIGTERM"))
+    term.join("d")
+    term.say("b", ready("b"))
+    assert term.say("c", ready("c")) == [ev.Renew()]
+    assert term.say("c", m.HungUp()) == []
+    assert of_kind(term.tell(RENEWED), m.Assigned) == []
+    assert len(of_kind(term.live_until(term.now + GRACE_S, "c"), m.Assigned)) == 0
 
 
 def test_a_renewal_that_was_asked_for_before_the_loss_begins_no_round() -> None:
@@ -529,8 +542,10 @@ def test_that_a_node_waits_is_not_unsaid_while_it_takes_its_place() -> None:
     term.close("a")
     assert m.Heartbeat(8) not in of_kind(term.live_until(term.now + GRACE_S), m.Heartbeat)
     actions = [action for name in "bc" for action in term.say(name, ready(name))]
+    assert actions == [ev.Renew()]
+    actions = term.tell(RENEWED)
     assert len(of_kind(actions, m.Assigned)) == 3
-    assert of_kind(actions, m.Heartbeat) == [m.Heartbeat(8)] * 3
+    assert of_kind(actions, m.Heartbeat)[-3:] == [m.Heartbeat(9)] * 3
 
 
 def test_the_count_of_renewals_is_that_of_the_board_also_after_an_answer_was_lost() -> None:
@@ -941,6 +956,7 @@ def test_an_agent_that_was_replaced_says_nothing_more() -> None:
     assert ev.Drop(1) in term.pass_deadline()
     assert term.say("a", m.Ready(node("a", 0))) == []
     assert term.say("b", m.Ready(node("b", 1))) == [], "the board was asked for the first time since a was lost"
+    assert ev.Renew() in term.tell(RENEWED), "and is asked again, since b was read after that"
     assigned = of_kind(term.tell(RENEWED), m.Assigned)
     assert [each.ranks.group_rank for each in assigned] == [0, 1]
 

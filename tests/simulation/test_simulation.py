@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kit.effort import SIMULATION_SEEDS
+from kit.effort import SIMULATION_SEEDS, WAKE_UPS
 from kit.simulated.agent import WAYS_TO_FAIL, Agent
 from kit.simulated.board import BOARD, BoardFaults
 from kit.simulated.checks import Round
@@ -619,6 +619,38 @@ def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_
     coordinator.thaw()
     assert restart_count(story.until_run_by("012", LEASE_S)) == 0
     assert len(story.checks.rounds) == rounds + 1, "the others took it in, and it began no round of its own"
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {},
+        {"is_leased": True},
+        {"is_board_on_node0": True},
+        {"survivor": "endpoint"},
+    ],
+    ids=["counting board", "leased board", "board on node0", "survivor=endpoint"],
+)
+def test_a_machine_that_was_suspended_with_its_clock_asks_the_board_before_it_begins_a_round_with_a_newcomer(
+    size: dict[str, Any],
+) -> None:
+    """A newcomer completes a round that has waited for it, and is heard before the nodes that have hung up."""
+    for seed in range(WAKE_UPS):
+        story = Story(min_nodes=3, **size)
+        story.until_run_by("012")
+        coordinator = story.coordinator
+        host = next(host for host in "12" if host != coordinator.host[-1])
+        story.agent(host).ask_to_leave()
+        story.until(lambda story=story, host=host: story.on(f"node{host}") is None, LEASE_S)
+        newcomer = story.begin(host)
+        story.until(lambda newcomer=newcomer: newcomer.stream is not None, SOON_S)
+        coordinator.suspend()
+        story.pass_time(11)
+        assert len(story.checks.rounds) == 1
+        story.world.random.seed(seed)
+        coordinator.thaw()
+        story.until_run_by("012", 2 * LEASE_S)
+        assert len(story.checks.rounds) == 2, f"seed {seed}: {story.story(60)}"
 
 
 # The board.

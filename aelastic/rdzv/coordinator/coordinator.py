@@ -161,6 +161,7 @@ class Coordinator(Machine[ev.Event, Send]):
         match self.phase:
             case Phase.FORMING:  # it takes part in the next round
                 self.roster.put(node, Standing.READY)
+                self.forming.is_greeted = True
                 return self._form(now)
             case Phase.TAKING_OVER:  # it waits; if it has a seat, the round is over
                 self.roster.put(node, Standing.READY)

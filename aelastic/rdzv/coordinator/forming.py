@@ -9,7 +9,8 @@
 - A node that takes longer than the join timeout to **stop** its workers has no seat in the next round.
 - A round that has **lost** nodes begins only after the board was asked once more, after the loss, whether this agent
   leads.  The story behind it: the machine is suspended, its clock with it; the others elect another and go on; ours
-  wakes up sure of its lease, sees that all connections are closed, and would start a second job beside theirs.
+  wakes up sure of its lease, sees that all connections are closed, and would start a second job beside theirs.  A later
+  round with **newcomers** waits as well, after the last of its nodes has come: these may be read before what is closed.
 - A node whose **connection** has broken is back at once, or lost after a grace: no round begins before that is known.
 - A coordinator that is **new** waits a little longer, twice.  Before its first round: the round that runs may be known
   to nodes that have not reconnected yet.  After a takeover: spares find the new coordinator at the same time as the
@@ -189,8 +190,9 @@ class Forming:
     last_call_until: float | None = None
     older_round_until: float | None = None  # until then a round that is older than this coordinator may show itself
     spares_until: float | None = None  # until then spares of a round that was taken over may reconnect
-    losses: int = 0  # nodes that rounds have lost
+    losses: int = 0  # nodes that rounds have lost, and rounds that were to begin with newcomers
     confirmed: int = 0  # of these, how many before the board was asked last
+    is_greeted: bool = False  # nodes have come since the round was to begin last
     is_behind: bool = False  # nodes have said more than the coordinator has heard yet
 
     def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
@@ -213,7 +215,12 @@ class Forming:
         until = self._more_until(ready=ready, is_first=is_first, now=now)
         if until is not None and now < until:
             return self._wait(until)
-        return self._wait(None) if roster.broken or self.is_unconfirmed else self._settle()
+        if roster.broken:
+            return self._wait(None)
+        if self.is_greeted and not is_first and roster.newcomers:
+            self.losses += 1
+        self.is_greeted = False
+        return self._wait(None) if self.is_unconfirmed else self._settle()
 
     def _more_until(self, *, ready: int, is_first: bool, now: float) -> float | None:
         """How long the round waits for more nodes than it needs."""
