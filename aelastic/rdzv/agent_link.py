@@ -323,7 +323,7 @@ class AgentLink:
         pass  # the coordinator's messages come whole, sooner or later
 
     def on_garbage(self, stream: Stream, error: WireError) -> None:
-        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_reset=True))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_reset=True, is_garbage=True))
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:

@@ -13,7 +13,7 @@ from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.survivors import election_events as ev
 from aelastic.rdzv.survivors.election import CHOSEN_S, EPOCHS_APART, Election
 from aelastic.rdzv.survivors.election_events import Phase
-from aelastic.rdzv.survivors.electorate import SEATS_MAX, Electorate
+from aelastic.rdzv.survivors.electorate import Electorate
 
 # Of the first election after a coordinator of the board, and of the one after.
 ELECTED, NEXT = 2 * EPOCHS_APART, 3 * EPOCHS_APART
@@ -290,7 +290,7 @@ def test_a_node_has_no_vote_by_its_own_round_any_more_once_it_follows_the_coordi
 
 def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections() -> None:
     found = Electorate(is_on=True)
-    many = [node.replace(node_id=str(i)) for i, node in enumerate(nodes("0") * (SEATS_MAX + 1))]
+    many = [node.replace(node_id=str(i)) for i, node in enumerate(nodes("0") * (m.SEATS_MAX + 1))]
     ranks = RANKS.replace(group_world_size=len(many))
     assert found.begin(m.Assigned(2, 0, ranks, "", 0, epoch=1), SECRET, many, bool) is None
     portless = [node.replace(ballot_port=0) for node in nodes("012")]

@@ -217,6 +217,8 @@ class Sessions:
             return self._refuse(conn, reason, now, is_final=False)
         if difference := _difference(hello.terms, self.terms):
             return self._refuse(conn, difference, now)
+        if hello.seen_epoch > self.epoch + m.EPOCHS_AHEAD_MAX:  # a board's epochs end there
+            return self._refuse(conn, f"Hello.seen_epoch is {hello.seen_epoch}, and the job's is {self.epoch}", now)
         connection.stage = Stage.RIVAL
         return self._admit_unless_rivalled(conn, hello, now)
 

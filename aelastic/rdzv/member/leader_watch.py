@@ -139,13 +139,12 @@ class LeaderWatch:
     def _is_dead(self, token: str) -> bool:
         return token == self._refused_token == self._closed_token
 
-    def on_welcome(self, record: LeaderRecord, epoch: int, lease_s: float, now: float) -> bool:
+    def on_welcome(self, record: LeaderRecord, epoch: int, now: float) -> bool:
         """The coordinator has taken this node in, or goes on in a newer epoch.
 
         Args:
             record: of the leader, as the board has shown it.
             epoch: as the leader says it; newer than the record's if it was elected again meanwhile.
-            lease_s: the coordinator's.
             now: the time.
 
         Returns:
@@ -157,8 +156,8 @@ class LeaderWatch:
             self.renewals = -1
         # It lives after what the board has shown of it, or after it was elected again.
         self.renewals = max(self.renewals, (record.renewals or 0) if epoch == record.epoch else 0)
-        self.phase, self.lease_s = WatchPhase.FOLLOWING, lease_s
-        self._check_s = CHECK_LEASES * lease_s
+        self.phase = WatchPhase.FOLLOWING
+        self._check_s = CHECK_LEASES * self.lease_s
         self.check_at = now + self._check_s
         self.epoch, self._token, self._refused_token = epoch, token, ""
         self._closed_token = ""

@@ -27,23 +27,17 @@ from aelastic.rdzv.member.member_events import Action, Event, Phase
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.member.outbox import Outbox
 from aelastic.rdzv.member.search import Search
+from aelastic.rdzv.member.trust import last_word, not_followed, objection
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import verdict_from_text
 
 
 @dataclass(slots=True)
 class Member(Machine[Event, Action]):
-    """One node's side of the rendezvous.
+    """One node's side of the rendezvous."""
 
-    Args:
-        node_id: new each time an agent starts.
-        terms: what the user told this agent about the job.
-        search: how long to look for a coordinator.
-    """
-
-    node_id: str
-    terms: m.Terms
-    search: Search
+    node_id: str  # new each time an agent starts
+    terms: m.Terms  # what the user told this agent about the job
+    search: Search  # how long to look for a coordinator
 
     phase: Phase = Phase.IDLE
     state: NodeState = field(default_factory=NodeState)
@@ -182,7 +176,8 @@ class Member(Machine[Event, Action]):
         if record is None:
             return self._campaign(None, now)
         if record.verdict and self.leader.epoch:  # else of a job before, as where a scheduler requeues one under its id
-            return self._end(record.verdict)
+            self.phase = Phase.OVER
+            return [last_word(record.verdict)]
         if record.candidate.node_id == self.node_id and not self.is_leader:
             if not was_campaigning:
                 return self._campaign(record, now)  # of an earlier term, or the answer to the campaign was lost
@@ -229,6 +224,8 @@ class Member(Machine[Event, Action]):
 
     def _on_connection_lost(self, event: ev.ConnectionLost, now: float) -> list[Action]:
         match self.phase:
+            case Phase.GREETING | Phase.MEMBER if event.is_garbage:
+                return self._distrust(event.reason, now)
             case Phase.MEMBER:
                 assert self.record is not None
                 self._lose_leader(event.reason, now, is_lost=True, is_closed=not event.is_reset)
@@ -246,8 +243,10 @@ class Member(Machine[Event, Action]):
     def _on_received(self, event: ev.Received, now: float) -> list[Action]:
         match self.phase:
             case Phase.GREETING | Phase.MEMBER:
+                assert self.record is not None
                 self.leader.heard_at = now
-                return self._on_message(event.message, now)
+                why = objection(event.message, self.terms, self.state, self.record.epoch, self.leader.epoch)
+                return self._distrust(why, now) if why else self._on_message(event.message, now)
             case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
                 return []  # this node has hung up
             case Phase.IDLE | Phase.CONNECTING | Phase.OVER:
@@ -291,12 +290,12 @@ class Member(Machine[Event, Action]):
         if welcome.epoch < self.leader.epoch:
             self._lose_leader("a coordinator of an older epoch answered", now)
             return [ev.Disconnect(), *self._pause(now)]
-        self.state.on_welcome(is_new=self.leader.on_welcome(self.record, welcome.epoch, welcome.lease_s, now))
+        self.state.on_welcome(is_new=self.leader.on_welcome(self.record, welcome.epoch, now))
         self.record = self.record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
         self.phase = Phase.MEMBER
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
-        self.outbox.heartbeat_at = now + welcome.lease_s / 3
+        self.outbox.heartbeat_at = now + self.terms.lease_s / 3
         return [] if (unsent := self.outbox.take_unsent()) is None else [ev.Send(unsent)]
 
     def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
@@ -372,6 +371,13 @@ class Member(Machine[Event, Action]):
         self.search.begin(now)
         self.leader.on_disconnected(is_lost=is_lost, is_closed=is_closed)
 
+    def _distrust(self, why: str, now: float) -> list[Action]:
+        """The coordinator says what none can say: it is asked again, later each time."""
+        assert self.record is not None
+        self._lose_leader(told := not_followed(self.record, why), now)
+        self.phase = Phase.PAUSING
+        return [ev.Disconnect(), *([ev.Deliver(m.Waiting(told))] if self.search.back_off(now) else [])]
+
     def _read_board(self) -> list[Action]:
         self.phase = Phase.READING
         return [ev.ReadBoard()]
@@ -392,9 +398,3 @@ class Member(Machine[Event, Action]):
         self.contact.look_again(now)
         self.conn += 1
         return [ev.Connect(self.conn, record)]
-
-    def _end(self, verdict: str) -> list[Action]:
-        self.phase = Phase.OVER
-        if (ended := verdict_from_text(verdict)) is not None:
-            return [ev.Deliver(ended)]
-        return [ev.GiveUp("the job has ended, but its result in the rendezvous store is unreadable", is_refused=False)]

@@ -78,6 +78,7 @@ class ConnectionLost(Record):
     conn: int
     reason: str
     is_reset: bool = False  # it broke: by the other end, or by something in between; else the other end has closed it
+    is_garbage: bool = False  # it was closed here: what came in is no message, or makes no sense
 
 
 class LeadershipLost(Record):

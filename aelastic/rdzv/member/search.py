@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from aelastic.rdzv.member.leader_watch import READ_AGAIN_S
@@ -9,6 +10,10 @@ from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 # So often the user is told what this node waits for.
 NOTE_INTERVAL_S = 10.0
+# A coordinator that cannot be followed is asked again after twice as long each time, up to this.
+BACK_OFF_MAX_S = 4.0
+# Without a reason to distrust the coordinator for so long, the next one is the first again.
+TRUST_AGAIN_S = 30.0
 
 
 @dataclass(slots=True)
@@ -27,6 +32,8 @@ class Search:
     since: float | None = None  # `None`: there is a coordinator, or the supervisor is not ready
     read_at: float = 0.0  # when the board is read again
     _note_at: float = 0.0
+    _back_off_s: float = 0.0
+    _distrusted_at: float = -math.inf
     _is_of_board: bool = True  # the trouble: it has not answered yet, or has failed
 
     @property
@@ -42,6 +49,13 @@ class Search:
 
     def pause(self, now: float) -> None:
         self.read_at = now + READ_AGAIN_S
+
+    def back_off(self, now: float) -> bool:
+        """A coordinator cannot be followed; gives whether it is the first time for long."""
+        is_first = now >= self._distrusted_at + TRUST_AGAIN_S
+        self._back_off_s = READ_AGAIN_S if is_first else min(2 * self._back_off_s, BACK_OFF_MAX_S)
+        self._distrusted_at, self.read_at = now, now + self._back_off_s
+        return is_first
 
     def end(self) -> None:
         self.since = None

@@ -2,8 +2,9 @@
 
 - `messages`: facts and decisions, greetings and signs of life
 - `codec`: their bytes
+- `sense`: which values of their fields make sense
 - `ranks`: which node gets which rank
 - `addresses`: where workers find the store of group rank 0
 """
 
-__all__ = ["addresses", "codec", "messages", "ranks"]
+__all__ = ["addresses", "codec", "messages", "ranks", "sense"]

@@ -1,8 +1,8 @@
 """Messages between agent and coordinator as bytes.
 
 A frame is its length in four bytes, then JSON: `["Ready", {…}]`.  What comes in is checked against the types of
-`messages.py`, field by field, before anything else reads it; nothing of it is ever executed.  Frames have a limit, so
-neither garbage nor a hostile peer can make an agent hold more than that.
+`messages.py`, field by field, and for sense (`sense.py`), before anything else reads it; none of it is ever executed.
+Frames have a limit, so neither garbage nor a hostile peer can make an agent hold more than that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from aelastic.core.record import Record
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.sense import Rule, contradiction, rule_of
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
 PROTOCOL = 6
@@ -233,14 +234,31 @@ def _reader_of_record(kind: type[Record]) -> _Reader:
     make, names = (
         (ProcessFailure.from_elsewhere, SHARED_FIELDS) if kind is ProcessFailure else (kind, kind.__match_args__)
     )
-    readers = [(name, _reader_of(hints[name])) for name in names]
+    readers = [(name, _sensible(_reader_of(hints[name]), rule_of(kind, name))) for name in names]
 
     def read(value: Any, where: str) -> Record:
         if not isinstance(value, dict) or len(value) != len(readers):
             raise WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(names)}")
         try:
-            return make(*[reader(value[name], f"{where}.{name}") for name, reader in readers])
+            record = make(*[reader(value[name], f"{where}.{name}") for name, reader in readers])
         except KeyError as missing:
             raise WireError(f"{where} lacks {missing}") from None
+        if problem := contradiction(record):
+            raise WireError(f"{where} contradicts itself: {problem}")
+        return record
+
+    return read
+
+
+def _sensible(reader: _Reader, rule: Rule | None) -> _Reader:
+    """Reads a value by its type, and then by what it may be in a field of that name."""
+    if rule is None:
+        return reader
+
+    def read(value: Any, where: str) -> Any:
+        try:
+            return rule(reader(value, where))
+        except ValueError as error:
+            raise WireError(f"{where} is {value!r:.80}, and {error}") from None
 
     return read

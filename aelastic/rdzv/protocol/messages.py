@@ -20,6 +20,12 @@ from aelastic.rdzv.settings import LEASE_S
 # (`board.py`), so the number fits 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers;
 # a new coordinator would have to miss so many rounds for a lower one.
 ROUNDS_OF_AN_EPOCH = 1_000
+# Epochs that agents skip where they elect without an endpoint, and lose one that has counted, a thousand times over.
+EPOCHS_AHEAD_MAX = 1_000_000
+# So many fit into a message of some kilobytes that goes to each of them; a larger round has no elections.
+SEATS_MAX = 128
+# What may serve the workers' store: the agent of group rank 0, or the worker of rank 0.
+STORE_SERVERS = "agent", "worker"
 
 
 def fence_of(epoch: int, round_: int) -> int:
@@ -29,6 +35,10 @@ def fence_of(epoch: int, round_: int) -> int:
     coordinator, which knows of round 4 only, and begins a round 5 of its own.  Rounds are compared by this.
     """
     return epoch * ROUNDS_OF_AN_EPOCH + round_
+
+
+def last_fence_of(epoch: int) -> int:
+    return fence_of(epoch, ROUNDS_OF_AN_EPOCH - 1)
 
 
 class Starts(StrEnum):
@@ -219,8 +229,7 @@ class Assigned(Record):
     master_addr: str
     master_port: int
     coordinator_rank: int = -1
-    # What serves the workers' store: the agent of group rank 0, or the worker of rank 0.
-    store_server: str = "agent"
+    store_server: str = "agent"  # one of `STORE_SERVERS`
     epoch: int = 0  # of the coordinator that began the round; 0: there are no coordinators
 
     @property

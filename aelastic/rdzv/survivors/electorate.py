@@ -27,9 +27,6 @@ from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import master_address
 
-# So many fit into a message of some kilobytes that goes to each of them; a larger round has no elections.
-SEATS_MAX = 128
-
 
 @dataclass(slots=True)
 class Electorate:
@@ -56,7 +53,7 @@ class Electorate:
         self, assigned: m.Assigned, secret: str, nodes: list[m.Node], is_connected: Callable[[str], bool]
     ) -> m.Seats | None:
         """A round has begun; gives what its nodes are to know; `None`: they have no vote."""
-        is_all = len(nodes) == assigned.ranks.group_world_size <= SEATS_MAX
+        is_all = len(nodes) == assigned.ranks.group_world_size <= m.SEATS_MAX
         if not is_all or not all(node.ballot_port for node in nodes):
             return None
         is_bound = any(round_.needs_endpoint for round_ in self.rounds.values() if round_.secret != secret)
@@ -68,7 +65,8 @@ class Electorate:
 
     def validate(self) -> None:
         assert all(fence == round_.fence for fence, round_ in self.rounds.items()), "a round has its own fence"
-        assert all(len(round_.seats) <= SEATS_MAX for round_ in self.rounds.values()), "a larger round has no elections"
+        most = max((len(round_.seats) for round_ in self.rounds.values()), default=0)
+        assert most <= m.SEATS_MAX, "a larger round has no elections"
 
     @property
     def can_elect(self) -> bool:
@@ -84,7 +82,7 @@ class Electorate:
         is_here = is_loopback(node.master_addr)
         self._place_of[node.node_id] = node.host, "" if is_here else node.master_addr
         self._way = self._way if is_here else node.way_address
-        if seats is not None and self.is_on and len(seats.seats) <= SEATS_MAX:
+        if seats is not None and self.is_on:
             self.rounds.setdefault(seats.fence, seats)
             self.on_said(node.node_id, seats.fence)
 

@@ -33,7 +33,7 @@ SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
 def record(
     epoch: int = 4, *, node_id: str = "boss", renewals: int | None = None, verdict: str = "", token: str = ""
 ) -> LeaderRecord:
-    candidate = Candidate(node_id, ("10.0.0.1",), 4000 + epoch, token or f"{node_id} {epoch}")
+    candidate = Candidate(node_id, ("10.0.0.1",), 4000 + epoch, token or f"{node_id}-{epoch}")
     return LeaderRecord(epoch, candidate, renewals, verdict)
 
 

@@ -1,0 +1,194 @@
+"""Which values make sense in a message: what has the right type may still be no rank, no port and no address.
+
+`codec.py` asks for every record that comes in, before anything else reads it; a message without sense costs its sender
+the connection.  Fields of one name have one rule, whatever the message.  What only one of the two ends can judge, by
+what it was started with, it judges itself: `sessions.py` a greeting, `trust.py` a coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aelastic.core.record import Record
+from aelastic.failures.error_file import printable
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.ranks import NodeRanks
+
+# A name in DNS has at most 255 characters (RFC 1035); ids and tokens of agents are shorter.
+NAME_MAX = 255
+# More than any job has, and so small that sums and fencing numbers stay whole numbers of 64 bits.
+COUNT_MAX = 1 << 31
+EPOCH_MAX = (1 << 62) // m.ROUNDS_OF_AN_EPOCH
+ROUND_MAX = m.ROUNDS_OF_AN_EPOCH - 1
+SECONDS_MAX = 1e9
+
+Rule = Callable[[Any], Any]
+
+
+def rule_of(kind: type[Record], name: str) -> Rule | None:
+    """Gives the value as it is to be read, or raises a `ValueError` that says what it should be."""
+    return _OWN_RULES.get((kind, name), _RULES.get(name))
+
+
+def contradiction(record: Record) -> str:
+    """What in a record contradicts itself, though each of its fields makes sense; empty if nothing."""
+    check = _CHECKS.get(type(record))
+    return "" if check is None else next((text for text, is_wrong in check(record) if is_wrong), "")
+
+
+def one_line(text: str) -> str:
+    """A peer's text as it may be shown: nothing in it moves the cursor, sets a title, or begins a line."""
+    return printable(text).replace("\n", " ")
+
+
+def _number(least: float, most: float) -> Rule:
+    def read(value: Any) -> Any:
+        if value is None or least <= value <= most:
+            return value
+        raise ValueError(f"should be between {least:.15g} and {most:.15g}")
+
+    return read
+
+
+def _word(least: int) -> Rule:
+    def read(value: Any) -> Any:
+        if least <= len(value) <= NAME_MAX and value.isprintable() and " " not in value:
+            return value
+        raise ValueError(f"should be a word of {least} to {NAME_MAX} characters")
+
+    return read
+
+
+def _shown_name(value: Any) -> Any:
+    if len(value) <= NAME_MAX:
+        return one_line(value)
+    raise ValueError(f"should be a text of at most {NAME_MAX} characters")
+
+
+def _distinct(each: Rule, most: float) -> Rule:
+    def read(values: Any) -> Any:
+        for value in values:
+            each(value)
+        if len(values) <= most and len(set(values)) == len(values):
+            return values
+        raise ValueError(f"should be at most {most}, and different ones")
+
+    return read
+
+
+def _store_server(value: Any) -> Any:
+    if value in m.STORE_SERVERS:
+        return value
+    raise ValueError(f"should be one of {', '.join(m.STORE_SERVERS)}")
+
+
+def _exactly(value: Any) -> Any:
+    return value
+
+
+_NAME, _WORD = _word(1), _word(0)
+_COUNT, _SIZE, _RANK = _number(0, COUNT_MAX), _number(1, COUNT_MAX), _number(0, COUNT_MAX)
+_RANK_OR_NONE = _number(-1, COUNT_MAX)
+_EPOCH, _ROUND = _number(0, EPOCH_MAX), _number(0, ROUND_MAX)
+_FENCE = _number(0, m.last_fence_of(EPOCH_MAX))
+_SECONDS = _number(0, SECONDS_MAX)
+_PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
+
+_RULES: dict[str, Rule] = {
+    "node_id": _NAME, "token": _NAME, "secret": _NAME, "run_id": _exactly, "protocol": _exactly,
+    "host": _shown_name, "role": _shown_name, "reason": one_line, "text": one_line, "ended": one_line,
+    "master_addr": _WORD, "way_address": _WORD, "address": _WORD, "addresses": _distinct(_NAME, 16),
+    "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE,
+    "epoch": _EPOCH, "seen_epoch": _EPOCH, "round": _ROUND, "fence": _FENCE,
+    "restart_count": _COUNT, "max_restarts": _COUNT, "renewals": _COUNT, "min_nodes": _SIZE, "max_nodes": _SIZE,
+    "preferred_rank": _RANK, "group_rank": _RANK, "coordinator_rank": _RANK_OR_NONE,
+    "first_rank": _RANK, "first_role_rank": _RANK, "departed": _distinct(_RANK, COUNT_MAX),
+    "local_world_size": _SIZE, "role_world_size": _SIZE, "group_world_size": _SIZE, "world_size": _SIZE,
+    "lease_s": _number(1e-3, SECONDS_MAX), "age_s": _SECONDS, "failure_age_s": _SECONDS, "alone_s": _SECONDS,
+    "store_server": _store_server,
+    # Of a failure, where -1 is what is not known; its texts have their own limits.
+    "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
+    "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,
+    "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
+    "log_file": _exactly,
+}  # fmt: skip
+_OWN_RULES: dict[tuple[type[Record], str], Rule] = {
+    (m.Hello, "ended"): _distinct(_NAME, COUNT_MAX),
+    (m.Past, "group_rank"): _RANK_OR_NONE,
+    (m.Past, "group_world_size"): _COUNT,
+    (m.Assigned, "master_addr"): _NAME,
+    (ProcessFailure, "host"): _exactly,
+    (ProcessFailure, "world_size"): _COUNT,
+}
+
+_Check = Callable[[Any], list[tuple[str, bool]]]
+
+
+def _check_terms(terms: m.Terms) -> list[tuple[str, bool]]:
+    return [("max_nodes is below min_nodes", terms.max_nodes < terms.min_nodes)]
+
+
+def _check_past(past: m.Past) -> list[tuple[str, bool]]:
+    size = past.group_world_size
+    if not past.round:
+        has_past = past.restart_count or size or past.departed or past.standing is not m.Standing.READY
+        return [("a node without a round has a past", bool(has_past))]
+    return [
+        ("group_rank is none of the round's", not 0 <= past.group_rank < size),
+        ("coordinator_rank is none of the round's", past.coordinator_rank >= size),
+        ("departed has a rank that is none of the round's", any(rank >= size for rank in past.departed)),
+        ("a node that failed does not say how", past.standing is m.Standing.FAILED and past.failure is None),
+    ]
+
+
+def _check_hello(hello: m.Hello) -> list[tuple[str, bool]]:
+    past, terms = hello.past, hello.terms
+    fence, seats = (hello.seats.fence, len(hello.seats.seats)) if hello.seats is not None else (0, 0)
+    return [
+        ("seats.fence is of an epoch above seen_epoch", fence > m.last_fence_of(hello.seen_epoch)),
+        ("seats are more than terms.max_nodes", seats > terms.max_nodes),
+        ("past.restart_count is above terms.max_restarts", past.restart_count > terms.max_restarts),
+        ("past.group_world_size is above terms.max_nodes", past.group_world_size > terms.max_nodes),
+    ]
+
+
+def _check_seats(seats: m.Seats) -> list[tuple[str, bool]]:
+    names = {seat.node_id for seat in seats.seats}
+    return [
+        ("fence is none of the round's", seats.fence % m.ROUNDS_OF_AN_EPOCH != seats.round),
+        (f"seats are none, or more than {m.SEATS_MAX}", not 0 < len(seats.seats) <= m.SEATS_MAX),
+        ("seats name a node twice", len(names) != len(seats.seats)),
+    ]
+
+
+def _check_ranks(ranks: NodeRanks) -> list[tuple[str, bool]]:
+    size, end, role_end = ranks.local_world_size, ranks.world_size, ranks.role_world_size
+    return [
+        ("group_rank is not below group_world_size", ranks.group_rank >= ranks.group_world_size),
+        ("group_world_size is above world_size", ranks.group_world_size > end),
+        ("its ranks are not below world_size", ranks.first_rank + size > end),
+        ("its role ranks are not below role_world_size", ranks.first_role_rank + size > role_end),
+        ("role_world_size is above world_size", role_end > end),
+    ]
+
+
+def _check_assigned(assigned: m.Assigned) -> list[tuple[str, bool]]:
+    is_none = assigned.coordinator_rank >= assigned.ranks.group_world_size
+    return [("round is 0", not assigned.round), ("coordinator_rank is none of the round's", is_none)]
+
+
+def _check_ended(ended: m.Ended) -> list[tuple[str, bool]]:
+    return [("a job that failed has no cause", ended.outcome is m.Outcome.FAILED and ended.cause is None)]
+
+
+_CHECKS: dict[type[Record], _Check] = {
+    m.Terms: _check_terms,
+    m.Past: _check_past,
+    m.Hello: _check_hello,
+    m.Seats: _check_seats,
+    m.Assigned: _check_assigned,
+    m.Ended: _check_ended,
+    NodeRanks: _check_ranks,
+}
