@@ -163,7 +163,7 @@ BY_KIND: dict[Any, Any] = {  # of fields that belong together
     m.Ended: lambda ended: ended.replace(cause=ended.cause or FAILURE),
     m.Hello: lambda hello: hello.replace(
         terms=hello.terms.replace(max_nodes=max(65535, hello.terms.max_nodes), max_restarts=65535),
-        seen_epoch=hello.seen_epoch if hello.seats is None else hello.seats.fence // 1_000_000,
+        seen_epoch=hello.seen_epoch if hello.seats is None else hello.seats.fence // m.ROUNDS_OF_AN_EPOCH,
         ended=tuple({each.replace(" ", "") or "n" for each in hello.ended}),
     ),
 }  # fmt: skip

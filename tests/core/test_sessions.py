@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from typing import Any, get_args
 
 import pytest
@@ -1302,3 +1303,51 @@ def test_while_the_board_does_not_answer_all_nodes_read_that_what_they_say_waits
     for name in "ab":
         (told,) = [each.text for each in heard[name] if isinstance(each, m.Waiting)]
         assert told == text.format(20) + "no round begins"
+
+
+# Books.
+
+
+def entries(thing: Any, seen: set[int]) -> int:
+    """How many entries all books have that a core holds."""
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        return len(thing) + sum(entries(each, seen) for each in thing.values())
+    if isinstance(thing, list | set | deque | tuple):
+        return len(thing) + sum(entries(each, seen) for each in thing)
+    fields = getattr(type(thing), "__dataclass_fields__", {})
+    return sum(entries(getattr(thing, name), seen) for name in fields)
+
+
+@pytest.mark.parametrize("has_elections", [False, True])
+@pytest.mark.parametrize("leave", ["close", "say Left", "reset"])
+def test_the_books_of_a_coordinator_do_not_grow_with_agents_that_came_and_went(leave: str, has_elections: bool) -> None:
+    term = running("ab")
+    term.leader.sessions.electorate.is_on = has_elections
+    sizes = list[int]()
+    for number in range(5000):
+        name = f"s{number}"
+        term.join(name, number % 8)
+        if leave == "say Left":
+            term.say(name, m.Left(name, "done"))
+        term.tell(ev.Closed(term.conns.pop(name), leave == "reset"))
+        if number % 10 == 9:
+            term.live_until(term.now + 0.5)
+        if number % 1000 == 999:
+            term.live_until(term.now + 4 * LEASE_S)
+            sizes.append(entries(term.leader, set()))
+    assert max(sizes) < 4000, sizes
+
+
+def test_a_query_changes_no_books() -> None:
+    term = running("abc", nodes=(3, 3))
+    sessions = term.leader.sessions
+    sessions.electorate.is_on = True
+    seats = m.Seats(4_000_001, 1, "t0k3n", tuple(m.Seat(i, f"host-{i}", "10.0.0.1", 1) for i in "abc"))
+    sessions.electorate.rounds[seats.fence] = seats
+    for name in "abc":
+        term.close(name)
+        before = repr(sessions)
+        assert [sessions.missing, sessions.missing] and repr(sessions) == before

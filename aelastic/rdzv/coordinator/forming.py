@@ -217,7 +217,7 @@ class Forming:
             return self._wait(until)
         if roster.broken:
             return self._wait(None)
-        if self.is_greeted and not is_first and roster.newcomers:
+        if self.is_greeted and not is_first and not roster.ready.keys() <= roster.participants.keys():
             self.losses += 1
         self.is_greeted = False
         return self._wait(None) if self.is_unconfirmed else self._settle()

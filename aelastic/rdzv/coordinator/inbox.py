@@ -39,6 +39,12 @@ class Connection:
     def is_session(self) -> bool:
         return self.stage is Stage.WELCOMED or self.stage is Stage.LEFT
 
+    def locate(self, node: m.Node) -> m.Node:
+        """A node with the addresses that its connection shows, and the rank it was admitted with."""
+        return node.replace(
+            master_addr=node.master_addr or self.peer, preferred_rank=self.preferred_rank, way_address=self.way
+        )
+
 
 @dataclass(slots=True)
 class Probed:

@@ -27,6 +27,7 @@ from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.protocol.sense import objection_to
 from aelastic.rdzv.survivors.absent import Absent
 from aelastic.rdzv.survivors.electorate import Electorate
 
@@ -80,6 +81,9 @@ class Sessions:
     def awaited_hosts(self) -> str:
         node_ids = {*self._conn_of, *self._graces, *self.absent.node_ids}
         return some_of([self.electorate.host_of(i) for i in node_ids])
+
+    def _is_awaited(self, node_id: str) -> bool:
+        return node_id in self._conn_of or node_id in self._graces or node_id in self.absent.node_ids
 
     def has_heard_all(self, since: float, now: float) -> bool:
         """Whether each node that may live, as far as it is known, has said something since then."""
@@ -195,7 +199,7 @@ class Sessions:
                 return self._refuse(conn, "protocol error: second Hello", now)
             case m.Ready(node) if node.node_id == node_id:
                 connection.stage = Stage.WELCOMED
-                self.inbox.add(node_id, m.Ready(_located(node, connection)), now)
+                self.inbox.add(node_id, m.Ready(connection.locate(node)), now)
                 return []
             case m.Left() if message.node_id == node_id:
                 connection.stage = Stage.LEFT
@@ -215,10 +219,8 @@ class Sessions:
         if not compare_digest(hello.token.encode(errors="surrogatepass"), self.token.encode()):
             reason = "this agent read an outdated coordinator entry; retrying"
             return self._refuse(conn, reason, now, is_final=False)
-        if difference := _difference(hello.terms, self.terms):
-            return self._refuse(conn, difference, now)
-        if hello.seen_epoch > self.epoch + m.EPOCHS_AHEAD_MAX:  # a board's epochs end there
-            return self._refuse(conn, f"Hello.seen_epoch is {hello.seen_epoch}, and the job's is {self.epoch}", now)
+        if objection := objection_to(hello, self.terms, self.epoch):
+            return self._refuse(conn, objection, now)
         connection.stage = Stage.RIVAL
         return self._admit_unless_rivalled(conn, hello, now)
 
@@ -300,9 +302,10 @@ class Sessions:
         if connection.preferred_rank is not None:
             self._conn_of_rank[connection.preferred_rank] = conn
         knew_another = 0 < hello.seen_epoch < self.epoch
-        node = _located(hello.node, connection)
+        node = connection.locate(hello.node)
         self.electorate.on_welcome(node, hello.seats)
         self.electorate.on_ended(each for each in hello.ended if not self.has_session(each))
+        self.electorate.forget(self._is_awaited)
         self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s), now)
         actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
         if (seats := self.electorate.newer_than(hello.seats)) is not None:
@@ -356,6 +359,8 @@ class Sessions:
         connection = self._connections.pop(conn, None)
         if connection is not None and connection.is_session:
             del self._conn_of[connection.node_id]
+            if (rank := connection.preferred_rank) is not None and self._conn_of_rank[rank] == conn:
+                del self._conn_of_rank[rank]
         return connection
 
     def validate(self) -> None:
@@ -375,26 +380,3 @@ class Sessions:
         self.inbox.validate()
         self.absent.validate()
         self.electorate.validate()
-
-
-def _located(node: m.Node, connection: Connection) -> m.Node:
-    """A node with the addresses that its connection shows, and the rank it was admitted with."""
-    return node.replace(
-        master_addr=node.master_addr or connection.peer,
-        preferred_rank=connection.preferred_rank,
-        way_address=connection.way,
-    )
-
-
-def _difference(theirs: m.Terms, ours: m.Terms) -> str:
-    """What an agent was told otherwise than the job's others, and what to do; empty if nothing."""
-    theirs_nodes, our_nodes = f"{theirs.min_nodes}:{theirs.max_nodes}", f"{ours.min_nodes}:{ours.max_nodes}"
-    for what, here, there, remedy in (
-        ("the run id", repr(theirs.run_id), repr(ours.run_id), " --rdzv-id"),
-        ("--nnodes", theirs_nodes, our_nodes, ""),
-        ("--max-restarts", theirs.max_restarts, ours.max_restarts, ""),
-        ("the lease", f"{theirs.lease_s:g} s", f"{ours.lease_s:g} s", " --rdzv-conf"),
-    ):
-        if here != there:
-            return f"{what} is {here} here and {there} in the job that runs: give all nodes the same{remedy}"
-    return ""

@@ -20,8 +20,10 @@ from aelastic.rdzv.settings import LEASE_S
 # (`board.py`), so the number fits 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers;
 # a new coordinator would have to miss so many rounds for a lower one.
 ROUNDS_OF_AN_EPOCH = 1_000
-# Epochs that agents skip where they elect without an endpoint, and lose one that has counted, a thousand times over.
-EPOCHS_AHEAD_MAX = 1_000_000
+# More than any job has.
+ROUND_MAX = 1_000_000
+# Epochs are milliseconds: a wall clock may be behind by thirty years, and no further.
+EPOCHS_AHEAD_MAX = 1_000_000_000_000
 # So many fit into a message of some kilobytes that goes to each of them; a larger round has no elections.
 SEATS_MAX = 128
 # What may serve the workers' store: the agent of group rank 0, or the worker of rank 0.
@@ -38,7 +40,7 @@ def fence_of(epoch: int, round_: int) -> int:
 
 
 def last_fence_of(epoch: int) -> int:
-    return fence_of(epoch, ROUNDS_OF_AN_EPOCH - 1)
+    return fence_of(epoch, ROUND_MAX)
 
 
 class Starts(StrEnum):

@@ -2,7 +2,7 @@
 
 `codec.py` asks for every record that comes in, before anything else reads it; a message without sense costs its sender
 the connection.  Fields of one name have one rule, whatever the message.  What only one of the two ends can judge, by
-what it was started with, it judges itself: `sessions.py` a greeting, `trust.py` a coordinator.
+what it was started with: `objection_to` a greeting, `trust.py` a coordinator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ NAME_MAX = 255
 # More than any job has, and so small that sums and fencing numbers stay whole numbers of 64 bits.
 COUNT_MAX = 1 << 31
 EPOCH_MAX = (1 << 62) // m.ROUNDS_OF_AN_EPOCH
-ROUND_MAX = m.ROUNDS_OF_AN_EPOCH - 1
 SECONDS_MAX = 1e9
 
 Rule = Callable[[Any], Any]
@@ -91,7 +90,7 @@ def _exactly(value: Any) -> Any:
 _NAME, _WORD = _word(1), _word(0)
 _COUNT, _SIZE, _RANK = _number(0, COUNT_MAX), _number(1, COUNT_MAX), _number(0, COUNT_MAX)
 _RANK_OR_NONE = _number(-1, COUNT_MAX)
-_EPOCH, _ROUND = _number(0, EPOCH_MAX), _number(0, ROUND_MAX)
+_EPOCH, _ROUND = _number(0, EPOCH_MAX), _number(0, m.ROUND_MAX)
 _FENCE = _number(0, m.last_fence_of(EPOCH_MAX))
 _SECONDS = _number(0, SECONDS_MAX)
 _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
@@ -157,7 +156,7 @@ def _check_hello(hello: m.Hello) -> list[tuple[str, bool]]:
 def _check_seats(seats: m.Seats) -> list[tuple[str, bool]]:
     names = {seat.node_id for seat in seats.seats}
     return [
-        ("fence is none of the round's", seats.fence % m.ROUNDS_OF_AN_EPOCH != seats.round),
+        ("fence is none of the round's", (seats.fence - seats.round) % m.ROUNDS_OF_AN_EPOCH != 0),
         (f"seats are none, or more than {m.SEATS_MAX}", not 0 < len(seats.seats) <= m.SEATS_MAX),
         ("seats name a node twice", len(names) != len(seats.seats)),
     ]
@@ -192,3 +191,20 @@ _CHECKS: dict[type[Record], _Check] = {
     m.Ended: _check_ended,
     NodeRanks: _check_ranks,
 }
+
+
+def objection_to(hello: m.Hello, ours: m.Terms, epoch: int) -> str:
+    """What an agent was told otherwise than the job's others, and what to do; empty if nothing."""
+    theirs = hello.terms
+    theirs_nodes, our_nodes = f"{theirs.min_nodes}:{theirs.max_nodes}", f"{ours.min_nodes}:{ours.max_nodes}"
+    for what, here, there, remedy in (
+        ("the run id", repr(theirs.run_id), repr(ours.run_id), " --rdzv-id"),
+        ("--nnodes", theirs_nodes, our_nodes, ""),
+        ("--max-restarts", theirs.max_restarts, ours.max_restarts, ""),
+        ("the lease", f"{theirs.lease_s:g} s", f"{ours.lease_s:g} s", " --rdzv-conf"),
+    ):
+        if here != there:
+            return f"{what} is {here} here and {there} in the job that runs: give all nodes the same{remedy}"
+    if hello.seen_epoch > epoch + m.EPOCHS_AHEAD_MAX:  # a board's numbers would come to their end
+        return f"Hello.seen_epoch is {hello.seen_epoch}, and the job's is {epoch}"
+    return ""

@@ -27,6 +27,9 @@ from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import master_address
 
+# Nodes that have ended before a round is heard of that they were in, and agents that came and went, so many at most.
+REMEMBERED_MAX = 256
+
 
 @dataclass(slots=True)
 class Electorate:
@@ -39,14 +42,15 @@ class Electorate:
     is_on: bool = False
     rounds: dict[int, m.Seats] = field(default_factory=dict[int, m.Seats])  # by fence
     _votes_by: dict[str, int] = field(default_factory=dict[str, int])  # node to fence, as it said last
-    _dead: set[str] = field(default_factory=set[str])
-    _ended: set[str] = field(default_factory=set[str])  # coordinators before this one, as nodes have said
+    _dead: dict[str, None] = field(default_factory=dict[str, None])  # the first first
+    _ended: dict[str, None] = field(default_factory=dict[str, None])  # coordinators before this one, as nodes have said
     _place_of: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])  # host and address
     _way: str = ""  # this host's address, as others have reached it
+    _forget_above: int = 2 * REMEMBERED_MAX
 
     def may_vote_by(self, assigned: m.Assigned) -> bool:
         """Whether a round may have elections that its nodes have not heard of: a welcome tells of them, too."""
-        is_small = assigned.ranks.group_world_size <= SEATS_MAX
+        is_small = assigned.ranks.group_world_size <= m.SEATS_MAX
         return self.is_on and is_small and assigned.fence not in self.rounds
 
     def begin(
@@ -74,17 +78,20 @@ class Electorate:
         return any(len(round_.seats) > 2 for round_ in self.rounds.values())
 
     def on_said(self, node_id: str, fence: int) -> None:
-        self._votes_by[node_id] = max(fence, self._votes_by.get(node_id, 0))
+        if fence > self._votes_by.get(node_id, 0):
+            self._votes_by[node_id] = fence
+            self._forget_outvoted()
 
     def on_welcome(self, node: m.Node, seats: m.Seats | None) -> None:
-        self._dead.discard(node.node_id)
-        self._ended.discard(node.node_id)
+        self._dead.pop(node.node_id, None)
+        self._ended.pop(node.node_id, None)
         is_here = is_loopback(node.master_addr)
         self._place_of[node.node_id] = node.host, "" if is_here else node.master_addr
         self._way = self._way if is_here else node.way_address
         if seats is not None and self.is_on:
             self.rounds.setdefault(seats.fence, seats)
             self.on_said(node.node_id, seats.fence)
+            self._forget_outvoted()
 
     def host_of(self, node_id: str) -> str:
         """The host of a node that was welcomed."""
@@ -97,20 +104,37 @@ class Electorate:
 
     def on_dead(self, node_id: str) -> None:
         """Its process has ended, or it has left the job."""
-        self._dead.add(node_id)
+        if self.is_on:
+            self._dead[node_id] = None
+            self._forget_outvoted()
 
     def on_ended(self, node_ids: Iterable[str]) -> None:
         """Coordinators before this one whose process has ended, as a node has seen."""
-        self._ended.update(node_ids)
+        self._ended.update(dict.fromkeys(node_ids))
+
+    def forget(self, is_known: Callable[[str], bool]) -> None:
+        """Forgets nodes that are neither known nor seated, once there are many: agents come and go all the time."""
+        if max(map(len, (self._place_of, self._votes_by, self._dead, self._ended))) <= self._forget_above:
+            return
+        seated = {seat.node_id for round_ in self.rounds.values() for seat in round_.seats}
+        self._place_of = {i: place for i, place in self._place_of.items() if is_known(i)}
+        self._votes_by = {i: fence for i, fence in self._votes_by.items() if i in seated or is_known(i)}
+        for book in (self._dead, self._ended):
+            for node_id in [i for i in book if i not in seated][:-REMEMBERED_MAX]:
+                del book[node_id]
+        self._forget_above = 2 * (REMEMBERED_MAX + len(seated) + len(self._place_of))
+
+    def _forget_outvoted(self) -> None:
+        """Forgets rounds that too few nodes vote by still."""
+        for fence, round_ in list(self.rounds.items()):
+            if 2 * sum(self._may_vote(seat.node_id, fence) for seat in round_.seats) < len(round_.seats):
+                del self.rounds[fence]
 
     def missing(self, is_connected: Callable[[str], bool], *, is_on_board: bool) -> list[m.Seat]:
         """Nodes that could go on with another coordinator; none, if this one may begin a round."""
         for fence, round_ in sorted(self.rounds.items()):
             size = len(round_.seats)
             voters = [seat for seat in round_.seats if self._may_vote(seat.node_id, fence)]
-            if 2 * len(voters) < size:
-                del self.rounds[fence]  # too few vote by it still
-                continue
             gone = self._ended if is_on_board else ()
             missing = [seat for seat in voters if seat.node_id not in gone and not is_connected(seat.node_id)]
             if 2 * len(missing) >= size + is_on_board and (rest := self._unreplaced(round_, missing, is_connected)):
