@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 import pytest
 from kit.costs import groups, nodes, rounds, workers
-from kit.visits import Act, Visits, median, visits
+from kit.costs.terms import names
+from kit.visits import Act, Name, Visits, median, visits
 
 import aelastic
 from aelastic.core.machine import Machine, check_invariants
@@ -103,7 +104,7 @@ def test_the_invariants_hold_in_each_story(story: Story) -> None:
 def test_a_loop_a_copy_and_a_search_are_seen() -> None:
     class Core:
         def __init__(self, count: int, do: Callable[[Any], Any]) -> None:
-            self.of, self.do = dict.fromkeys(nodes.names(count), 0), do
+            self.of, self.do = dict.fromkeys(names(count), 0), do
 
         def handle(self, event: Any, now: float) -> None:
             self.do(self.of)
@@ -113,10 +114,10 @@ def test_a_loop_a_copy_and_a_search_are_seen() -> None:
         return Visits(many.steps - few.steps, many.held_bytes - few.held_bytes)
 
     assert growth(lambda of: any(of[name] for name in of)).steps > 10 * STEPS
-    assert growth(lambda of: nodes.Name("none") in of.values()).steps > 10 * STEPS
+    assert growth(lambda of: Name("none") in of.values()).steps > 10 * STEPS
     assert growth(set).held_bytes > HELD_BYTES
     assert growth(lambda of: [*of]).held_bytes > HELD_BYTES
-    found = growth(lambda of: of.get(nodes.Name("n0")))
+    found = growth(lambda of: of.get(Name("n0")))
     assert abs(found.steps) <= STEPS and abs(found.held_bytes) <= HELD_BYTES
 
 
