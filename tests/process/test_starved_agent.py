@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.effort import EFFORT
 from kit.faults.starving import starved
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
 
 MODULE = "colorsys"
 # One sleeps, one ends at once: both looked like a process that never began.
@@ -24,3 +24,84 @@ def test_a_warm_worker_runs_once(launch: Launcher, attempt: int) -> None:
         assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
     assert sorted(job.lines) == [f"ran {rank} {restart} True" for rank in range(2) for restart in range(3)], job.story
     job.assert_nothing_left()
+
+
+# Rank 0 fails; rank 1 saves for longer than one that does nothing is waited for, or does nothing.
+STOPPED = """
+def save(*_):
+    file = open("checkpoint", "wb", buffering=0)
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        file.write(bytes(1000))
+        time.sleep(0.05)
+    say("saved")
+    sys.exit(0)
+
+
+def be_stuck():
+    while True:
+        time.sleep(600)
+
+
+if restart == 0 and rank == 1:
+    signal.signal(signal.SIGTERM, save if "save" in sys.argv else signal.SIG_IGN)
+    open("up", "w")
+    be_stuck()
+if restart == 0:
+    wait_for("up")
+    sys.exit(1)
+"""
+
+
+@pytest.mark.all
+def test_a_worker_that_saves_is_waited_for(launch: Launcher) -> None:
+    script = launch.write("job/worker.py", STOPPED)
+    job = launch.command("--nproc-per-node", "2", "--max-restarts", "1", str(script), "save")
+    with starved(job.pid):
+        assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    assert job.lines == ["saved"]
+    assert "killed" not in job.stderr
+    job.assert_nothing_left()
+
+
+@pytest.mark.all
+def test_a_worker_that_does_nothing_is_killed_and_where_it_was_is_said(launch: Launcher) -> None:
+    script = launch.write("job/worker.py", STOPPED)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--preload", MODULE)
+    job = launch.command(*options, str(script), "idle")
+    with starved(job.pid):
+        assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    assert "W rank 1 neither wrote nor computed for 2 s after SIGTERM: killed" in job.stderr
+    assert "in be_stuck" in job.stderr
+    job.assert_nothing_left()
+
+
+BUSY = """
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    sum(range(100_000))
+"""
+
+
+@pytest.mark.all
+def test_a_worker_that_computes_does_not_hang(launch: Launcher) -> None:
+    job = launch(BUSY, "--hang-timeout", "2", "--nproc-per-node", "2")
+    with starved(job.pid):
+        assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    assert not job.stderr
+    job.assert_nothing_left()
+
+
+@pytest.mark.all
+def test_how_far_a_start_has_come_is_told_late_and_all_the_same(launch: Launcher) -> None:
+    job = launch("say('up')\nwait_for('go')", "--preload", MODULE, "--log-dir", "logs", "--redirects", "1")
+    with starved(job.pid):
+        wait_for("the first output is told", lambda: '"output"' in told(job))
+        job.go()
+        assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
+    assert told(job).count('"worker_reached"') == 1
+    job.assert_nothing_left()
+
+
+def told(job: Job) -> str:
+    return "".join(path.read_text() for path in (job.folder / "logs").glob("**/events.jsonl"))
