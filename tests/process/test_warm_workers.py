@@ -163,7 +163,11 @@ def test_a_module_of_the_users_goes_before_one_that_is_preloaded(launch: Launche
     assert is_first == (text in job.stderr) == bool(job.stderr), job.stderr
 
 
-def double(value: int) -> int:
+MORE_BYTES = 1 << 20  # than a pipe holds: the process reads its arguments while the agent writes them
+
+
+def double(value: int, more: bytes) -> int:
+    assert len(more) == MORE_BYTES
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise ValueError("first")
     return value * int(os.environ["RANK"]) if MODULE in sys.modules else -1
@@ -172,7 +176,8 @@ def double(value: int) -> int:
 def test_functions_start_warm_too() -> None:
     import asyncio
 
-    spec = WorkerSpec(entrypoint=double, args=(2,), local_world_size=3, max_restarts=1, preload=(MODULE,))
+    args = (2, bytes(MORE_BYTES))
+    spec = WorkerSpec(entrypoint=double, args=args, local_world_size=3, max_restarts=1, preload=(MODULE,))
     result = asyncio.run(Supervisor(spec).run())
     assert result.state is WorkerState.SUCCEEDED
     assert result.return_values == {0: 0, 1: 2, 2: 4}
