@@ -33,8 +33,8 @@ from aelastic.workers.guard import is_guard
 from aelastic.workers.guard_process import GuardProcess
 
 if TYPE_CHECKING:
+    from aelastic.forkserver.command import Launch
     from aelastic.forkserver.fork_server import ForkServer
-    from aelastic.forkserver.parked import Launch
 
 # What shells answer for a program that is not there, or cannot be executed (`sh(1)`).
 NOT_FOUND = 127

@@ -144,7 +144,8 @@ def kept_generators() -> list[tuple[str, str]]:
     kinds = {kind for place in _GENERATORS if (kind := _value_at(*place)) is not None}
     seen = {id(_value_at(*place)) for place in _SEEDED_ANEW}
     found = []
-    for module_name, module in sorted(sys.modules.items()):
+    modules: dict[str, Any] = dict(sorted(sys.modules.items()))  # a program may have put anything there
+    for module_name, module in modules.items():
         if not isinstance(module, ModuleType) or kinds.isdisjoint(map(type, vars(module).values())):
             continue
         for name, value in vars(module).items():

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from aelastic.forkserver.command import PythonCommand, parse
-from aelastic.forkserver.parked import Launch
+from aelastic.forkserver.command import Launch, PythonCommand, parse
 from aelastic.group.backend import WorkerStart
 from aelastic.host.reaping import taken_status
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from aelastic.core.record import Record
@@ -38,6 +38,10 @@ class PythonCommand(Record):
         """The command as it was given."""
         flag = {"script": [], "module": ["-m"], "code": ["-c"]}[self.kind]
         return [self.interpreter, *self.options, *flag, self.target, *self.argv[1:]]
+
+
+# Takes the place of an exec: a command, and descriptors by their numbers there; gives the pid.
+Launch: TypeAlias = Callable[[PythonCommand, Mapping[int, int]], int]
 
 
 def parse(entrypoint: str, args: Sequence[str]) -> PythonCommand | None:

@@ -22,9 +22,9 @@ from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload, priority
 from aelastic.forkserver.children import command_of
-from aelastic.forkserver.command import PythonCommand
+from aelastic.forkserver.command import Launch, PythonCommand
 from aelastic.forkserver.learning import Imports, KeptImports
-from aelastic.forkserver.parked import Launch, NoAnswerError, Parked, memory_of
+from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of
 from aelastic.forkserver.server_process import ServerProcess
 from aelastic.group.backend import WorkerStart
 from aelastic.host.helpers import ForkedHelper

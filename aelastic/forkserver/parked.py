@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 
@@ -23,9 +23,6 @@ LOOK_INTERVAL_S = 0.01
 SLEEPS_MAX = 5
 LOOKS_MAX = 200
 LENGTH_MAX = 65536
-
-# Takes the place of an exec: a command, and descriptors by their numbers there; gives the pid.
-Launch: TypeAlias = Callable[[PythonCommand, Mapping[int, int]], int]
 
 
 class NoAnswerError(Exception):

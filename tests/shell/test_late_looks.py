@@ -17,6 +17,7 @@ from kit.virtual_clock import on_virtual_time
 from aelastic.host.reaping import waited_for
 from aelastic.tcpstore import child as children
 from aelastic.tcpstore.child import FORKED_CONTROL, StoreProcess, Unanswered
+from aelastic.workers import guard as guard_program
 from aelastic.workers import guard_process
 from aelastic.workers.guard_process import GuardProcess
 
@@ -86,7 +87,7 @@ async def test_a_store_that_is_forked_after_all_serves_beside_no_other(controls:
 @pytest.mark.usefixtures("ended_unseen")
 @on_virtual_time
 async def test_a_guard_that_has_done_its_work_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_process.guard, "sweep", lambda *_: pytest.fail("its work is done a second time"))
+    monkeypatch.setattr(guard_program, "sweep", lambda *_: pytest.fail("its work is done a second time"))
     killed = SimpleNamespace(pid=PID, poll=lambda: 0, kill=lambda: pytest.fail("killed"))
     monkeypatch.setattr(guard_process, "start_helper", lambda *_, **__: killed)
     guard = GuardProcess("mark", None)

@@ -13,6 +13,7 @@ from kit.virtual_clock import on_virtual_time
 from aelastic.forkserver import parked
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.parked import NoAnswerError, Parked
+from aelastic.host import proc_table
 from aelastic.host.proc_table import Process
 from aelastic.host.reaping import waited_for
 
@@ -63,7 +64,7 @@ async def test_what_a_process_said_before_the_agent_looked_is_heard(
             say(theirs, ready=True)
         return in_state(state)
 
-    monkeypatch.setattr(parked.proc_table, "process", look)
+    monkeypatch.setattr(proc_table, "process", look)
     await process.prepare(COMMAND, {})
     assert looks
 
@@ -80,7 +81,7 @@ async def test_a_process_that_says_nothing_is_given_up_after_so_many_looks(
         looks.append(pid)
         return in_state(state)
 
-    monkeypatch.setattr(parked.proc_table, "process", look)
+    monkeypatch.setattr(proc_table, "process", look)
     with pytest.raises(NoAnswerError, match="a forked process does not answer"):
         await process.prepare(COMMAND, {})
     assert looks == [PID] * looks_max
