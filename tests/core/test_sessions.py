@@ -1305,6 +1305,31 @@ def test_while_the_board_does_not_answer_all_nodes_read_that_what_they_say_waits
         assert told == text.format(20) + "no round begins"
 
 
+def be_late(term: Term, late_s: float) -> list[Any]:
+    """The loop lags: what is due is done so much later."""
+    assert term.leader.deadline is not None
+    term.now = max(term.now, term.leader.deadline + late_s)
+    done = term.tell(ev.DeadlinePassed())
+    return done + (term.tell(RENEWED) if ev.Renew() in done else [])
+
+
+def test_a_loop_that_lags_at_each_deadline_gives_up_a_dead_machine_all_the_same() -> None:
+    term = running("ab", nodes=(1, 3))
+    began, dropped = term.now, term.conns["b"]
+    while ev.Drop(dropped) not in be_late(term, 0.4 * LEASE_S):
+        term.say("a", m.Alive())
+        assert term.now < began + 4 * LEASE_S, "b has said nothing since"
+
+
+def test_a_loop_that_lags_gives_up_a_node_whose_connection_broke_all_the_same() -> None:
+    term = running("ab", nodes=(1, 3))
+    term.tell(ev.Closed(term.conns["b"], is_reset=True))
+    for _ in range(3):
+        be_late(term, 0.4 * LEASE_S)
+        term.say("a", m.Alive())
+    assert not term.leader.sessions._graces
+
+
 # Books.
 
 

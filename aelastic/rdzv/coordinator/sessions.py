@@ -5,7 +5,7 @@
 - An agent that joins with the **node rank** of one that is connected replaces it if that one does not answer a probe;
   if it does, the same rank was given to two nodes.
 - A **lease** ends by silence.  If we were the ones that slept (SIGSTOP, a frozen container), what the others said
-  meanwhile is still in our sockets, so each gets another lease first.
+  meanwhile is still in our sockets, so each gets another lease first, once.
 - An agent that knows a **newer epoch** than ours, and each that greets after it, is welcomed once we have a newer one:
   a board that has lost what it knew has elected this agent with an epoch that the others take for an old one.
 
@@ -54,6 +54,7 @@ class Sessions:
     inbox: Inbox = field(default_factory=Inbox)
     electorate: Electorate = field(default_factory=Electorate)
     is_on_board: bool = True  # the board has answered the last renewal
+    _woke_at: float = -math.inf  # when this process was last found to have slept
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its session
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last session that had it
@@ -164,11 +165,7 @@ class Sessions:
         lease_s = self.terms.lease_s
         self.absent.on_time(now)
         if have_slept:
-            for connection in self._connections.values():
-                connection.heard_at = now
-            self._graces = dict.fromkeys(self._graces, now + GRACE_S)
-            for probed in self._probed.values():
-                probed.until = now + PROBE_TIMEOUT_S
+            self._excuse(now)
         actions: list[Action] = []
         # As `deadline` reckons it, to the last bit.
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
@@ -184,6 +181,22 @@ class Sessions:
         for conn, _ in list(takewhile(lambda each: each[1].until <= now, self._probed.items())):
             actions += self._answer_rivals(conn, now, is_alive=False)
         return actions
+
+    def _excuse(self, now: float) -> None:
+        """We have slept: what is silent gets its time anew, but only once before it says something.
+
+        The story behind it: the loop lags, and is late for each deadline; a dead machine would never be given up.
+        """
+        for connection in self._connections.values():
+            if connection.heard_at > self._woke_at:
+                connection.heard_at = now
+        for node_id, until in self._graces.items():
+            if until > self._woke_at + GRACE_S:
+                self._graces[node_id] = now + GRACE_S
+        for probed in self._probed.values():
+            if probed.until > self._woke_at + PROBE_TIMEOUT_S:
+                probed.until = now + PROBE_TIMEOUT_S
+        self._woke_at = now
 
     # What nodes say.
 
