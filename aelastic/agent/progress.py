@@ -74,7 +74,7 @@ class Progress:
             self.look()
 
     def look(self, *, is_last: bool = False) -> None:
-        """Tells of what is new.
+        """Emits `Progressed` for new steps.
 
         Args:
             is_last: no more of this generation follows.

@@ -115,7 +115,7 @@ def _check_arguments(chosen: Settings) -> None:
 
 
 def _check_meeting_point(chosen: Settings) -> None:
-    """Says so before this node waits where no other machine can come."""
+    """Warns if the endpoint of a job with several nodes is a loopback address."""
     is_static = chosen["rdzv_backend"] == "static" and chosen["nnodes"][1] > 1 and not chosen["rdzv_endpoint"]
     if is_static and chosen.by_dest["master_addr"].is_default:
         here = chosen["master_addr"]

@@ -1,4 +1,4 @@
-"""The lowest priority, for a process that must have its own back: its workers are to be what cold ones are.
+"""Lowers the fork server's CPU priority during imports, and restores it before forks.
 
 Part of the fork server's program: imports nothing of the package.
 """

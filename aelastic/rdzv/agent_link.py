@@ -281,8 +281,8 @@ class AgentLink:
         told = "this agent is coordinator now (%s, epoch %d)"
         if record.is_elected:
             told = (
-                "this agent is coordinator now, elected by most nodes of the round without %s, which does not answer: "
-                "new agents find it when the endpoint is served again (epoch %d)"
+                "this agent was elected coordinator by a majority of the round: %s is down, and new agents can join "
+                "once it is back (epoch %d)"
             )
         _log.info(told, self._board.name, record.epoch)
         tasks.start_soon(self._server.run, name="coordinator")

@@ -32,10 +32,7 @@ _log = logging.getLogger(__name__)
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
 
-WAITING = (
-    "the job is over, but the agents on %s have not heard how it ended: waiting for them, %.0f s at most (Ctrl-C ends "
-    "the wait)"
-)
+WAITING = "job finished; waiting up to %.0f s for the agents on %s to receive the result (Ctrl-C skips the wait)"
 
 
 class CoordinatorServer:
@@ -104,7 +101,7 @@ class CoordinatorServer:
                 break
             if now >= began + FAREWELL_S and not has_said:
                 has_said = True
-                _log.warning(WAITING, leader.sessions.awaited_hosts, until - now)
+                _log.warning(WAITING, until - now, leader.sessions.awaited_hosts)
             self._changed = anyio.Event()
             with anyio.move_on_after(until - now if has_said else min(until, began + FAREWELL_S) - now):
                 await self._changed.wait()
@@ -188,7 +185,7 @@ class CoordinatorServer:
                 return
             self._is_displaced, self._record, self._rival = renewed is None, renewed or self._record, None
             if not self._record.is_elected:
-                _log.info("%s answers again, and knows this coordinator: new agents find it", self._board.name)
+                _log.info("%s is back and has the record of this coordinator: new agents can join", self._board.name)
         except (RendezvousError, InputError, TimeoutError):
             pass  # it is asked again
         finally:
@@ -202,7 +199,7 @@ class CoordinatorServer:
                 _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
 
     async def _stand_back(self, seconds: float) -> None:
-        told = "all other nodes fell silent at once: standing back for %.1f s, in which another agent may coordinate"
+        told = "lost all other nodes at once: giving up coordination for %.1f s, so that another agent can take over"
         _log.warning(told, seconds)
         until = clock.now() + seconds
         await self._resign()

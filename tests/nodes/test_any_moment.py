@@ -196,7 +196,7 @@ def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them(
         assert there.fence == fence, "no worker has noticed"
         there.worker_raises(0)
         for agent in there.agents:
-            agent.wait_said("aelastic: W rendezvous: the board has not confirmed the coordinator for .*")
+            agent.wait_said("aelastic: W rendezvous: no answer from the endpoint for .*")
         if board == "c10d on three":
             assert all(agent.has_said("begins; rendezvous endpoints missing: .*, .*") for agent in there.agents)
         assert there.restart == 0

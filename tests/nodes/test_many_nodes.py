@@ -115,7 +115,7 @@ def test_a_node_whose_fork_server_imports_joins_when_it_has_imported(launch: Lau
         two = team.wait_round(agents)
         gate.unlink()
         agents.append(team.start())
-        agents[2].wait_said("until the fork servers of new nodes have imported")
+        agents[2].wait_said("after the fork servers of new nodes have imported")
         team.assert_untouched(two)
         gate.touch()
         three = team.wait_round(agents, after=two)

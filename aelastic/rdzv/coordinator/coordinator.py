@@ -104,7 +104,7 @@ class Coordinator(Machine[ev.Event, Send]):
         if (is_new or node.node_id in self.roster.participants) and past.fence >= self.roster.fence and past.round:
             self.forming.on_count(past.restart_count, is_paid=past.fence > self.roster.fence)
         if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
-            self.forming.end.on_free(f"round {past.round} has followed round {self.round}", -inf)
+            self.forming.end.on_free(f"superseded by round {past.round}", -inf)
         match self.phase:
             case Phase.FORMING | Phase.TAKING_OVER if shows_round:  # that round is taken over
                 return sends + self._begin_takeover(past, now) + self._take_seat(node, past, since, now)

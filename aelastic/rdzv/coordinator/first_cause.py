@@ -58,7 +58,7 @@ class Weight(IntEnum):
         return cls.OWN if failure.is_signal and failure.exitcode != -signal.SIGABRT else cls.PLAIN
 
 
-# How much later, in effect, a failure of a weight is than one that says nothing of the kind.
+# Offset added to the time of a failure, by its weight, when causes are ordered.
 _DELAY_S = {Weight.OWN: -KILLED_LEAD_S, Weight.PLAIN: 0.0, Weight.ECHO: GRACE_S}
 # How long its naming waits for an earlier one.
 _NAMING_S = {Weight.OWN: 0.0, Weight.PLAIN: NAMING_S, Weight.ECHO: GRACE_S}

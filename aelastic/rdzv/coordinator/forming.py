@@ -54,7 +54,7 @@ class RoundRules(Record):
     def spare_text(self, *, has_finished: bool) -> str:
         """What a node reads for which the round that runs has no place."""
         if has_finished:
-            return "a node has finished its work: this node takes part if the others have to start again"
+            return "standby: another node has finished already; this node joins only if the job restarts"
         return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
 
     @staticmethod
@@ -144,10 +144,13 @@ class Newcomers:
     def _due(self) -> float:
         due, self.why = self.settled_at, ""
         if self.roster.are_preparing:
-            due, self.why = max(due, self.came_at + PREPARE_MAX_S), "until the fork servers of new nodes have imported"
+            due, self.why = (
+                max(due, self.came_at + PREPARE_MAX_S),
+                "after the fork servers of new nodes have imported their modules",
+            )
         spared_until = self.began_at + self.spared_s
         if spared_until > due and self.roster.start_cold:
-            due, self.why = spared_until, "because new nodes have stopped workers that had just started"
+            due, self.why = spared_until, "because new nodes have interrupted workers that had just started"
         return due
 
     def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
@@ -155,7 +158,7 @@ class Newcomers:
         if not self.has_room:
             text = self.rules.spare_text(has_finished=self.roster.has_finished)
         elif self.why and deadline is not None:
-            text = f"the round that runs goes on for {deadline - now:.0f} s at most without this node, {self.why}"
+            text = f"joining in at most {deadline - now:.0f} s, {self.why}"
         else:
             return []
         return [Send(node_id, m.Waiting(text)) for node_id in nodes]

@@ -1,4 +1,4 @@
-"""Nodes that bring a past along: to a coordinator that knows their round, and to one that inherits it.
+"""Reconnecting nodes: what each has missed, and recovery of a round that an earlier coordinator started.
 
 `how_it_returns` says what a node has missed that reconnects to a coordinator with rounds of its own.
 

@@ -85,17 +85,16 @@ def forming_text(
 def doubt_text(unconfirmed_s: float) -> str:
     """Why what nodes have said has no consequences."""
     return (
-        f"rendezvous: the board has not confirmed the coordinator for {unconfirmed_s:.0f} s: until it does, workers "
-        "that run go on, and no round begins"
+        f"rendezvous: no answer from the endpoint for {unconfirmed_s:.0f} s: running workers continue, no new round "
+        "can start"
     )
 
 
 def missing_text(missing: Sequence[m.Seat]) -> str:
     """Why no round begins, though enough nodes are ready."""
     return (
-        f"no contact with {some_of([seat.host for seat in missing])}, and no sign that the agents there have ended: "
-        "they may go on without this side; waiting for them: start an agent on each of these hosts, or all agents anew "
-        "with --rdzv-conf survivor=endpoint, which does not wait"
+        f"cannot start a round: {some_of([seat.host for seat in missing])} cannot be reached and may be running "
+        "without this node; restart an agent on each, or all agents with --rdzv-conf survivor=endpoint"
     )
 
 

@@ -66,7 +66,8 @@ class Contact:
             return ""
         if record.renewals is not None and record.renewals < self._renewals + RENEWALS_OF_A_LIVING_LEADER:
             return ""
-        return f"the coordinator, which lives, was silent for {now - self.since:.1f} s: it has given this node up"
+        silent_s = now - self.since
+        return f"no message from the coordinator for {silent_s:.1f} s, but it renews its lease: this node was removed"
 
     @property
     def given_up_at(self) -> float:

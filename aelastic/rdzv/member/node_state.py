@@ -52,7 +52,7 @@ class NodeState:
         )
 
     def past_at(self, now: float) -> m.Past:
-        """With how long ago things were."""
+        """The `Past` snapshot, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
         alone_s = 0.0 if self.alone_since is None else now - self.alone_since
         return self.past.replace(failure_age_s=failure_age_s, alone_s=alone_s)

@@ -1,4 +1,4 @@
-"""Whether nodes that a coordinator has not heard of could go on without it, with another one.
+"""Quorum check: may this coordinator start a round, or could unreachable nodes have elected another?
 
 Nodes of a round elect by majority (`election.py`).  So a coordinator begins a round only while it has contact with more
 than half of *all* nodes of each round that a node may still vote by; half is enough where the endpoint answers it:
@@ -114,7 +114,8 @@ class Electorate:
 
     def forget(self, is_known: Callable[[str], bool]) -> None:
         """Forgets nodes that are neither known nor seated, once there are many: agents come and go all the time."""
-        if max(map(len, (self._place_of, self._votes_by, self._dead, self._ended))) <= self._forget_above:
+        sizes = len(self._place_of), len(self._votes_by), len(self._dead), len(self._ended)
+        if max(sizes) <= self._forget_above:
             return
         seated = {seat.node_id for round_ in self.rounds.values() for seat in round_.seats}
         self._place_of = {i: place for i, place in self._place_of.items() if is_known(i)}
