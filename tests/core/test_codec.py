@@ -50,9 +50,9 @@ RANKS = NodeRanks(
 )
 ELECTED = m.Elected(1000, "n1", ("10.0.0.1", "node1"), 4711, "t0k3n")
 MESSAGES: list[Any] = [
-    m.Seats(5_000_007, 7, "t0k3n", (m.Seat("n1", "host-1", "10.0.0.1", 4712),)),
+    m.Seats(5_007, 7, "t0k3n", (m.Seat("n1", "host-1", "10.0.0.1", 4712),)),
     m.HungUp(),
-    m.Vote(5_000_007, "t0k3n", ELECTED),
+    m.Vote(5_007, "t0k3n", ELECTED),
     m.Voted(True, 1000),
     m.Voted(False, 2000, "this node has a coordinator", ELECTED),
     HELLO,
@@ -154,7 +154,7 @@ BY_KIND: dict[Any, Any] = {  # of fields that belong together
         failure=past.failure or FAILURE,
     ),
     m.Seats: lambda seats: seats.replace(
-        fence=seats.fence * 1_000_000 + seats.round,
+        fence=m.fence_of(seats.fence, seats.round),
         seats=tuple({seat.node_id: seat for seat in seats.seats}.values()) or (m.Seat("n1", "h", "a", 1),),
     ),
     m.Assigned: lambda assigned: assigned.replace(

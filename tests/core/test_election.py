@@ -19,7 +19,7 @@ from aelastic.rdzv.survivors.electorate import Electorate
 ELECTED, NEXT = 2 * EPOCHS_APART, 3 * EPOCHS_APART
 LEASE_S = 5.0
 SECRET = "s3cret"
-SEATS = m.Seats(1_000_002, 2, SECRET, tuple(m.Seat(each, f"host-{each}", f"10.0.0.{each}", 7) for each in "012"))
+SEATS = m.Seats(1_002, 2, SECRET, tuple(m.Seat(each, f"host-{each}", f"10.0.0.{each}", 7) for each in "012"))
 
 
 def candidate(node_id: str) -> Candidate:
@@ -300,7 +300,7 @@ def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections()
 
 def test_a_leader_of_a_board_that_counts_no_renewals_was_not_elected_by_nodes_however_high_its_epoch() -> None:
     """etcd's revision, which its epochs follow, is in the millions where others use it, too: renewals were not asked for."""
-    assert not LeaderRecord(5_000_000, candidate("0")).is_elected
+    assert not LeaderRecord(5_000, candidate("0")).is_elected
 
 
 def test_the_first_epoch_on_a_board_that_knows_nothing_is_the_wall_clock_s() -> None:

@@ -727,7 +727,7 @@ def test_a_port_that_refuses_after_a_reset_proves_nothing_unless_it_is_of_this_m
 def test_the_next_coordinator_hears_that_the_agent_of_the_last_one_has_ended(how: str) -> None:
     story = busy()
     seats = tuple(m.Seat(each, f"host-{each}", "10.0.0.1", 7) for each in ("boss", "me", "other"))
-    story.hear(m.Seats(4_000_001, 1, "secret", seats))
+    story.hear(m.Seats(4_001, 1, "secret", seats))
     if how in {"its process ended", "cut off"}:
         refused(story, is_reset=how == "cut off")
     else:

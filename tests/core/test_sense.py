@@ -52,10 +52,10 @@ def decode(message: Any) -> Any:
         ("age_s", m.Failed("a", 1, FAILURE, -1.0)),
         ("node_id", m.Succeeded("", 1)),
         ("fence", m.Seats(2**62, 1, "s", (SEAT,))),
-        ("fence", m.Seats(4_000_002, 1, "s", (SEAT,))),
-        ("seats", m.Seats(4_000_001, 1, "s", (SEAT, SEAT))),
-        ("seats", m.Seats(4_000_001, 1, "s", ())),
-        ("seats", m.Seats(4_000_001, 1, "s", tuple(SEAT.replace(node_id=str(i)) for i in range(m.SEATS_MAX + 1)))),
+        ("fence", m.Seats(4_002, 1, "s", (SEAT,))),
+        ("seats", m.Seats(4_001, 1, "s", (SEAT, SEAT))),
+        ("seats", m.Seats(4_001, 1, "s", ())),
+        ("seats", m.Seats(4_001, 1, "s", tuple(SEAT.replace(node_id=str(i)) for i in range(m.SEATS_MAX + 1)))),
         ("host", m.Ready(NODE.replace(host="h" * 256))),
         ("local_world_size", m.Ready(NODE.replace(local_world_size=0))),
         ("preferred_rank", m.Ready(NODE.replace(preferred_rank=-1))),
@@ -68,10 +68,10 @@ def decode(message: Any) -> Any:
         ("group_world_size", hello("a", past=PAST.replace(group_world_size=4))),
         ("round", hello("a", past=m.Past(m.Standing.READY, restart_count=3))),
         ("failed", hello("a", past=PAST.replace(standing=m.Standing.FAILED))),
-        ("seen_epoch", hello("a").replace(seats=m.Seats(4_000_001, 1, "s", (SEAT,)), seen_epoch=3)),
+        ("seen_epoch", hello("a").replace(seats=m.Seats(4_001, 1, "s", (SEAT,)), seen_epoch=3)),
         ("ended", hello("a").replace(ended=("b", "b"))),
         ("min_nodes", hello("a", terms=m.Terms("job", 3, 2, 0))),
-        ("addresses", m.Vote(4_000_001, "s", m.Elected(1, "a", ("h\x1b[2J",), 1, "t"))),
+        ("addresses", m.Vote(4_001, "s", m.Elected(1, "a", ("h\x1b[2J",), 1, "t"))),
         ("port", m.Voted(True, 1, "", m.Elected(1, "a", ("h",), 0, "t"))),
     ],
 )  # fmt: skip
@@ -120,13 +120,13 @@ def test_texts_that_people_read_move_no_cursor_and_begin_no_line(text: str) -> N
     "message",
     [
         m.Welcome(4, LEASE_S / 2),
-        m.Welcome(4 + 10**6 + 1, LEASE_S),
+        m.Welcome(4 + m.EPOCHS_AHEAD_MAX + 1, LEASE_S),
         assigned(1, 4),
         assigned(1).replace(ranks=RANKS.replace(local_world_size=1)),
         assigned(1).replace(ranks=RANKS.replace(group_world_size=4)),
         interrupted(1, 4),
-        m.Seats(5_000_007, 7, "secret", (SEAT,)),
-        m.Seats(4_000_007, 7, "secret", tuple(SEAT.replace(node_id=str(i)) for i in range(4))),
+        m.Seats(5_007, 7, "secret", (SEAT,)),
+        m.Seats(4_007, 7, "secret", tuple(SEAT.replace(node_id=str(i)) for i in range(4))),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -184,5 +184,5 @@ def test_a_node_that_was_not_in_the_round_uses_up_none_of_its_restarts(past: m.P
 
 def test_an_epoch_that_no_board_has_counted_to_is_refused() -> None:
     term = running("ab")
-    (said, _) = term.join("s", seen_epoch=10**9)
-    assert said.message == m.Refused(f"Hello.seen_epoch is {10**9}, and the job's is {EPOCH}", True)
+    (said, _) = term.join("s", seen_epoch=10**13)
+    assert said.message == m.Refused(f"Hello.seen_epoch is {10**13}, and the job's is {EPOCH}", True)

@@ -1368,7 +1368,7 @@ def test_a_query_changes_no_books() -> None:
     term = running("abc", nodes=(3, 3))
     sessions = term.leader.sessions
     sessions.electorate.is_on = True
-    seats = m.Seats(4_000_001, 1, "t0k3n", tuple(m.Seat(i, f"host-{i}", "10.0.0.1", 1) for i in "abc"))
+    seats = m.Seats(4_001, 1, "t0k3n", tuple(m.Seat(i, f"host-{i}", "10.0.0.1", 1) for i in "abc"))
     sessions.electorate.rounds[seats.fence] = seats
     for name in "abc":
         term.close(name)

@@ -81,7 +81,8 @@ def test_a_member_bears_what_a_coordinator_says(make: Any, said: list[Any]) -> N
             story.hear(what)
         assert core.leader.lease_s == LEASE_S
         assert core.state.restart_count <= TERMS.max_restarts
-        assert core.state.votes_by <= m.last_fence_of(max(core.leader.epoch, 4))
+        seats = core.state.seats
+        assert seats is None or m.epoch_of(seats.fence, seats.round) <= max(core.leader.epoch, 4)
         greeted = core.outbox.greet(TERMS, core.record, core.state, core.leader.epoch, story.now)
         (again,) = Decoder(UPWARD).feed(encode(greeted))  # another agent takes what comes of it
         assert again == greeted

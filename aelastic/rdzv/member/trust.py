@@ -35,7 +35,7 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, read: int, 
             return f"Assigned.ranks.group_world_size is {ranks.group_world_size}, and {terms.max_nodes} nodes may join"
         case m.Assigned(_, _, ranks) if ranks.local_world_size != (own := state.node and state.node.local_world_size):
             return f"Assigned.ranks.local_world_size is {ranks.local_world_size}, and this node has {own}"
-        case m.Seats(fence) if fence > m.last_fence_of(epoch):
+        case m.Seats(fence, round_) if m.epoch_of(fence, round_) > epoch:
             return f"Seats.fence is {fence}, and the newest epoch is {epoch}"
         case m.Seats() if len(message.seats) > terms.max_nodes:
             return f"Seats.seats are {len(message.seats)}, and {terms.max_nodes} nodes may join"

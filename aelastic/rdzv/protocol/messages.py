@@ -39,8 +39,9 @@ def fence_of(epoch: int, round_: int) -> int:
     return epoch * ROUNDS_OF_AN_EPOCH + round_
 
 
-def last_fence_of(epoch: int) -> int:
-    return fence_of(epoch, ROUND_MAX)
+def epoch_of(fence: int, round_: int) -> int:
+    """Of the coordinator that began a round."""
+    return (fence - round_) // ROUNDS_OF_AN_EPOCH
 
 
 class Starts(StrEnum):

@@ -91,7 +91,7 @@ _NAME, _WORD = _word(1), _word(0)
 _COUNT, _SIZE, _RANK = _number(0, COUNT_MAX), _number(1, COUNT_MAX), _number(0, COUNT_MAX)
 _RANK_OR_NONE = _number(-1, COUNT_MAX)
 _EPOCH, _ROUND = _number(0, EPOCH_MAX), _number(0, m.ROUND_MAX)
-_FENCE = _number(0, m.last_fence_of(EPOCH_MAX))
+_FENCE = _number(0, m.fence_of(EPOCH_MAX, m.ROUND_MAX))
 _SECONDS = _number(0, SECONDS_MAX)
 _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
 
@@ -144,9 +144,10 @@ def _check_past(past: m.Past) -> list[tuple[str, bool]]:
 
 def _check_hello(hello: m.Hello) -> list[tuple[str, bool]]:
     past, terms = hello.past, hello.terms
-    fence, seats = (hello.seats.fence, len(hello.seats.seats)) if hello.seats is not None else (0, 0)
+    epoch = 0 if hello.seats is None else m.epoch_of(hello.seats.fence, hello.seats.round)
+    seats = 0 if hello.seats is None else len(hello.seats.seats)
     return [
-        ("seats.fence is of an epoch above seen_epoch", fence > m.last_fence_of(hello.seen_epoch)),
+        ("seats.fence is of an epoch above seen_epoch", epoch > hello.seen_epoch),
         ("seats are more than terms.max_nodes", seats > terms.max_nodes),
         ("past.restart_count is above terms.max_restarts", past.restart_count > terms.max_restarts),
         ("past.group_world_size is above terms.max_nodes", past.group_world_size > terms.max_nodes),
