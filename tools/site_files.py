@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from package_metadata import LINK
 
@@ -84,7 +84,7 @@ def _page(path: str, text: str) -> str:
     return f"{head}````{LANGUAGES.get(Path(path).suffix, '')}\n{text}````\n"
 
 
-def _cells(cells: Iterable[dict[str, list[str]]]) -> Iterator[str]:
+def _cells(cells: Iterable[dict[str, Any]]) -> Iterator[str]:
     for cell in cells:
         text = "".join(cell["source"])
         yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
