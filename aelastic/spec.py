@@ -127,7 +127,8 @@ class WorkerSpec:
         rdzv: where and how the agents of several nodes meet; `None` is one node on its own, whose coordinator
             is in this process.
         rdzv_handler: a torch `RendezvousHandler` to meet through instead, as torchelastic's spec has it.
-        master_addr: what workers get as `MASTER_ADDR`; with `rdzv` only `static` uses it, the others find one.
+        master_addr: what workers get as `MASTER_ADDR`, with `rdzv_handler`, too; with `rdzv` only `static` uses it, the
+            others find one.
         master_port: what workers get as `MASTER_PORT`, as above; `None` or 0 picks a free one.
         run_id: the job's name, the same on all of its nodes; `None` picks a random one, for one node.
         redirects: streams that go to files only; a map may name ranks that other nodes have and this one has not.

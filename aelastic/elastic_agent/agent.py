@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import anyio.from_thread
@@ -79,6 +80,7 @@ class LocalElasticAgent:
         self._starting: tuple[Sequence[WorkerStart], StartFunction] | None = None
         self._has_started = False  # by `_start_workers`, the last time it was called
         self._job: BlockingRun | None = None
+        self._total_execution_time = 0  # seconds that `run` took (torch: the same name)
 
     def run(self, role: str = "default") -> RunResult:  # noqa: ARG002  torch's agent, too, has one role
         """Runs the job to its end, and gives how it ended (torch: `run`).
@@ -87,7 +89,7 @@ class LocalElasticAgent:
             SignalException: a signal stopped the job, whose workers have all ended; also torch's, if that is imported.
             AelasticError: no rendezvous, a fault of the host, a value that cannot work.
         """
-        self._environ = dict(os.environ)
+        self._environ, began_at = dict(os.environ), monotonic()
         try:
             signals = signals_in(self._environ.get(SIGNALS_VARIABLE, SIGNALS))
             is_watched = self._health_check_server is not None
@@ -98,6 +100,7 @@ class LocalElasticAgent:
             delegate(self._health_check_server, self._job.last_seen_alive)
             result = self._job.run()
         finally:
+            self._total_execution_time = int(monotonic() - began_at)
             if self._health_check_server is not None:
                 self._health_check_server.stop()
         self._worker_group.state = result.state

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from kit.stories import launches as stories
 
 from aelastic import InputError, SignalException
 from aelastic import elastic_agent as ours
+from aelastic.elastic_agent import agent as agent_module
 from aelastic.logs_specs import DefaultLogsSpecs, Std
 
 pytestmark = [
@@ -57,6 +59,18 @@ def test_a_failure_is_a_result_after_the_restarts() -> None:
     result = agent.run()
     assert result.is_failed() and "no batch left" in next(iter(result.failures.values())).message
     assert agent._remaining_restarts == 0 and agent.get_worker_group().restart_count == 1
+
+
+@pytest.mark.parametrize("entrypoint", [stories.ranks, "no-such-program"])
+def test_an_agent_knows_how_many_seconds_its_run_took_whatever_it_ended_with(
+    entrypoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "monotonic", iter((100.0, 107.9)).__next__)
+    agent = agent_of(entrypoint)
+    assert agent._total_execution_time == 0
+    with suppress(InputError):
+        agent.run()
+    assert agent._total_execution_time == 7
 
 
 def test_a_subclass_starts_workers_with_what_it_changes_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +270,21 @@ def test_agents_of_both_give_the_same_for_a_handler_of_torchs(torchs: Any, tmp_p
             assert result.is_failed() == (result.state == torchs.WorkerState.FAILED) == (entrypoint is stories.fail)
             assert group.state == result.state
         assert told[0] == told[1]
+
+
+@pytest.mark.all
+def test_the_address_in_the_spec_is_what_workers_of_both_get_though_the_handlers_store_is_shared(torchs: Any) -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+    told: list[Any] = []
+    for module in (torchs, ours):
+        parameters = RendezvousParameters("c10d", f"localhost:{quiet_port()}", "job", 1, 1, local_addr="127.0.0.1")
+        spec = torchs.WorkerSpec(
+            role="trainer", local_world_size=2, rdzv_handler=registry.get_rendezvous_handler(parameters),
+            entrypoint=stories.where_workers_meet, monitor_interval=0.05, master_addr="gateway", master_port=2345,
+        )  # fmt: skip
+        told.append(module.LocalElasticAgent(spec, torchs.DefaultLogsSpecs(), start_method="fork").run().return_values)
+    assert told[0] == told[1] == {rank: ["gateway", "2345", "True"] for rank in range(2)}
 
 
 @pytest.mark.all

@@ -183,14 +183,15 @@ async def test_nodes_agree_on_their_ranks_as_torchs_agents_do_whatever_their_rol
         ({"master_port": 1234, "rdzv": RendezvousSettings("torch:c10d", "node1:29400")}, ("node0", 29511)),
     ],
 )
-async def test_a_handler_that_shares_no_store_leaves_it_to_the_worker_of_rank_0(
-    options: dict[str, Any], where: tuple[str, int]
+@pytest.mark.parametrize("is_shared, store_server", [(False, "worker"), (True, "rendezvous")])
+async def test_the_handler_says_who_serves_the_workers_store_and_the_spec_by_which_address_they_know_it(
+    options: dict[str, Any], where: tuple[str, int], is_shared: bool, store_server: str
 ) -> None:
     handler = Handler((0, 1))
-    handler.use_agent_store = False
+    handler.use_agent_store = is_shared
     async with agent_with(handler, **options) as agent:
         assigned = await agent.join()
-    assert (assigned.store_server, assigned.master_addr, assigned.master_port) == ("worker", *where)
+    assert (assigned.store_server, assigned.master_addr, assigned.master_port) == (store_server, *where)
 
 
 async def test_a_handler_that_names_no_address_has_the_nodes_agree_on_one() -> None:

@@ -81,8 +81,9 @@ class HandlerCalls:
             info = self._handler.next_rendezvous()
             self._store, self._group_world_size = info.store, info.world_size
             master_addr, master_port, store_server = self._master(info)
-            if store_server == "rendezvous":
-                _empty_workers_store(self._handler, master_addr, master_port)
+            if store_server == "rendezvous":  # where the handler serves it, whatever name workers know it by
+                where = info.bootstrap_store_info
+                _empty_workers_store(self._handler, where.master_addr, where.master_port)
             # All it reads of torch's `WorkerSpec`; of its agent, nothing.
             spec = SimpleNamespace(role=node.role, local_world_size=node.local_world_size)
             first = assign(None, info.store, info.rank, info.world_size, spec)[0]
@@ -99,16 +100,15 @@ class HandlerCalls:
 
     def _master(self, info: Any) -> tuple[str, int, str]:
         where = info.bootstrap_store_info
-        if where is not None and self._handler.use_agent_store:
-            return where.master_addr, where.master_port, "rendezvous"
+        store_server = "rendezvous" if where is not None and self._handler.use_agent_store else "worker"
         if where is None:  # torchrun fails here; torch's way to agree on one is at hand
             where = _part("torch.distributed.elastic.rendezvous:RendezvousStoreInfo").build(
                 info.rank, info.store, self._local_addr
             )
         spec = self._spec
         if spec.rdzv is not None:  # a back end by its name: torchrun puts nothing into its spec either
-            return where.master_addr, where.master_port, "worker"
-        return spec.master_addr or where.master_addr, spec.master_port or where.master_port, "worker"
+            return where.master_addr, where.master_port, store_server
+        return spec.master_addr or where.master_addr, spec.master_port or where.master_port, store_server
 
     def num_nodes_waiting(self) -> int:
         with _errors_of("asked"):

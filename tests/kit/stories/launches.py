@@ -29,6 +29,10 @@ def ranks() -> list[str]:
     return [os.environ[name] for name in KNOWN_RANKS]
 
 
+def where_workers_meet() -> list[str]:
+    return [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")]
+
+
 def pids() -> list[int]:
     return [os.getpid(), os.getppid()]
 
