@@ -10,21 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
-from aelastic.rdzv.settings import BACKENDS
+from aelastic.rdzv.settings import BACKENDS, KEYS, is_used
 from aelastic.spec import Std, streams_of
 
 _log = logging.getLogger(__name__)
 
-# What our back ends read of `--rdzv-conf`, and what torch's own do: a command line of torchrun's is right as it is.
-RDZV_KEYS = frozenset(
-    (
-        *("join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt"),
-        *("read_timeout", "is_host", "protocol", "cacert", "cert", "key", "user", "password", "password_file"),
-        *("ca_cert", "ssl_cert", "ssl_cert_key", "etcd_prefix"),
-        *("timeout", "rank", "close_timeout", "heartbeat_timeout", "store_type", "use_libuv", "ttl"),
-        *("cas_backoff_max_seconds", "endpoints"),
-    )
-)
 # Options that few scripts have themselves.
 _OF_THE_AGENT = (
     "nproc_per_node",
@@ -100,9 +90,14 @@ def _known(there: range) -> str:
 def _check_rdzv_keys(chosen: Settings) -> None:
     if chosen["rdzv_backend"] not in BACKENDS:
         return  # its handler may read any
+    backend = chosen["rdzv_backend"]
+    # Such a node has no others to wait for, so that no key has an effect.
+    is_alone = chosen["standalone"] or (backend == "static" and chosen["nnodes"][1] == 1)
     for key in chosen["rdzv_conf"]:
-        if key not in RDZV_KEYS:
-            _log.warning("--rdzv-conf: unknown key %s is ignored%s", key, did_you_mean(key, RDZV_KEYS))
+        if key not in KEYS:
+            _log.warning("--rdzv-conf: unknown key %s is ignored%s", key, did_you_mean(key, KEYS))
+        elif not is_alone and not is_used(key, backend):
+            _log.warning("--rdzv-conf: key %s has no effect with %s: it is for %s", key, backend, ", ".join(KEYS[key]))
 
 
 def _check_arguments(chosen: Settings) -> None:

@@ -1,7 +1,7 @@
 """How the agents of a job find each other: what the user chose, checked once.
 
-The names and defaults of `config` are those of torchelastic's rendezvous (`--rdzv-conf`); unknown ones
-are for the back end, and no error.
+The names and defaults of `config` are those of torchelastic's rendezvous (`--rdzv-conf`).  `KEYS` has all of them, and
+the back ends that use each; with another back end a key is without effect, whatever its value.
 """
 
 from __future__ import annotations
@@ -28,9 +28,36 @@ C10D_PORT = 29400
 ETCD_PORT = 2379
 
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")
+_ETCD = ("etcd", "etcd-v2", "etcd-v3")
+_DYNAMIC = ("c10d", "etcd-v2", "etcd-v3")  # in torch all of one kind
+# Each key, and the back ends that use it.  Keys that only torch's back ends of these names read are among them: a
+# command line of torchrun's is right as it is.
+KEYS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("join_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt"), BACKENDS
+    ),
+    "last_call_timeout": ("c10d", *_ETCD),
+    "timeout": ("static", "etcd"),  # what these two call `join_timeout` in torch
+    "read_timeout": ("c10d", "static", "etcd-v2"),
+    **dict.fromkeys(("survivor", "is_host"), ("c10d",)),
+    "endpoints": ("c10d", "static"),
+    **dict.fromkeys(("protocol", "cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key"), _ETCD),
+    **dict.fromkeys(("user", "password", "password_file", "etcd_prefix"), _ETCD),
+    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds"), _DYNAMIC),
+    **dict.fromkeys(("store_type", "use_libuv"), ("c10d",)),
+    "ttl": ("etcd-v3",),
+    "rank": ("static",),
+}
+# For a back end of another package, too: they are the agent's.
 _TIMES = ("join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt")
-# Of some back ends of torch's; refused where they are no times, also where they have no effect.
+# Refused where they are no times, also where only torch's back end of that name reads them.
 _TORCH_TIMES = ("timeout", "read_timeout", "close_timeout", "heartbeat_timeout")
+
+
+def is_used(key: str, backend: str) -> bool:
+    """Whether a back end may do something with a key of `config`; one of another package may with any."""
+    backend = backend.removeprefix("torch:")
+    return backend not in BACKENDS or backend in KEYS.get(key, ())
 
 
 def split_endpoint(endpoint: str, default_port: int | None = None) -> tuple[str, int]:
@@ -109,7 +136,7 @@ class RendezvousSettings(Record):
             raise InputError(f"node rank is {self.node_rank}: count from 0")
         # `torch:c10d` meets by the same rules.
         backend = self.backend.removeprefix("torch:")
-        if "endpoints" in self.config and backend in BACKENDS:
+        if backend in KEYS["endpoints"] and "endpoints" in self.config:
             self._check_count(self.config["endpoints"])
         match backend:
             case "static":
@@ -209,7 +236,8 @@ class RendezvousSettings(Record):
 
     @property
     def endpoint_count(self) -> int:
-        return int(self.config.get("endpoints", self.endpoint.count(",") + 1))
+        listed = self.endpoint.count(",") + 1
+        return int(self.config.get("endpoints", listed)) if self.backend in KEYS["endpoints"] else listed
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
@@ -227,14 +255,15 @@ class RendezvousSettings(Record):
 
         if self.local_addr:
             return is_loopback(self.local_addr)
-        if self.max_nodes > 1 or self.backend not in {"c10d", "static"} or "is_host" in self.config:
+        is_told = is_used("is_host", self.backend) and "is_host" in self.config
+        if self.max_nodes > 1 or self.backend not in {"c10d", "static"} or is_told:
             return False
         return all(is_loopback(host) for host, _ in split_endpoints(self.endpoint or "localhost", C10D_PORT))
 
     @property
     def join_timeout_s(self) -> float:
-        if "join_timeout" not in self.config and self.backend in {"static", "etcd"}:
-            return self._seconds("timeout", JOIN_TIMEOUT_S)  # what these two call it in torch
+        if "join_timeout" not in self.config and self.backend in KEYS["timeout"]:
+            return self._seconds("timeout", JOIN_TIMEOUT_S)
         return self._seconds("join_timeout", JOIN_TIMEOUT_S)
 
     @property
@@ -265,7 +294,7 @@ class RendezvousSettings(Record):
 
     def _seconds(self, name: str, default: float, *, is_zero_fine: bool = False) -> float:
         text = self.config.get(name)
-        if text is None:
+        if text is None or not is_used(name, self.backend):
             return default
         try:
             value = float(text)

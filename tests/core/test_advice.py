@@ -8,9 +8,19 @@ import pytest
 from kit.arguments import complaint, invoke, spec_of
 
 ENDPOINT = "--rdzv-backend c10d --rdzv-endpoint node0"
+ETCD = "--rdzv-backend etcd --rdzv-endpoint a"
 WARNED = [
     (f"{ENDPOINT} --rdzv-conf join_timout=3", "unknown key join_timout is ignored: did you mean join_timeout?"),
     ("--nnodes 2 --master-addr a --rdzv-conf zzz=3", "--rdzv-conf: unknown key zzz is ignored"),
+    (f"{ENDPOINT} --rdzv-conf timeout=5'", "key timeout has no effect with c10d: it is for static, etcd"),
+    (f"{ENDPOINT} --rdzv-conf password=p4ss", "key password has no effect with c10d: it is for etcd, etcd-v2, etcd-v3"),
+    (
+        f"{ETCD} --rdzv-conf endpoints=soon",
+        "--rdzv-conf: key endpoints has no effect with etcd: it is for c10d, static",
+    ),
+    (f"{ETCD} --rdzv-conf survivor=endpoint", "key survivor has no effect with etcd: it is for c10d"),
+    ("--nnodes 2 --master-addr a --rdzv-conf last_call_timeout=x", "last_call_timeout has no effect with static"),
+    ("--nnodes 2 --master-addr a --rdzv-conf is_host=perhaps", "key is_host has no effect with static: it is for c10d"),
     ("--tee 0:1,9:3 --nproc-per-node 2", "--tee 0:1,9:3: no worker here has local rank 9: ranks are 0 to 1"),
     ("--nnodes 2", "the nodes meet at 127.0.0.1, which is this machine: use --master-addr with node rank 0's address"),
     ("-r 7:1", "--redirects 7:1: no worker here has local rank 7: the only rank is 0"),
@@ -25,6 +35,8 @@ WARNED = [
 ]
 QUIET = [
     f"{ENDPOINT} --rdzv-conf join_timeout=3,last_call_timeout=1,close_timeout=3,is_host=1,read_timeout=9",
+    f"{ENDPOINT} --nnodes 1:2 --rdzv-conf survivor=endpoint",
+    "--standalone --rdzv-conf timeout=5,last_call_timeout=3,rank=0",
     "--rdzv-backend etcd-v3 --rdzv-endpoint a --rdzv-conf user=me,password=x,etcd_prefix=/p",
     "--rdzv-backend torch:c10d --rdzv-endpoint node0:1 --rdzv-conf whatever=1",
     "--tee 0:1,1:3 --nproc-per-node 2 --local-ranks-filter 1",

@@ -82,7 +82,7 @@ OPTIONS = [
     (f"{C10D} --rdzv-conf lease=inf train.py", "lease=inf: use a number above 0"),
     (f"{C10D} --rdzv-conf max_nodes=3 train.py", "max_nodes has an option of its own: use --nnodes"),
     ("--nnodes 2 --rdzv-conf timeout=-1 train.py", "timeout=-1: use a number above 0"),
-    (f"{C10D} --rdzv-conf timeout=abc train.py", "timeout=abc: use a number above 0"),
+    (f"{C10D} --rdzv-conf read_timeout=abc train.py", "read_timeout=abc: use a number above 0"),
     ("--node-rank 1 --master-port 29511 train.py", "--node-rank 1: a single node has rank 0"),
     ("--node-rank x train.py", "--node-rank x: use a whole number"),
     ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: the node ranks of 2 nodes are 0 to 1 "),

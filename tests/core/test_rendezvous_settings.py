@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aelastic.errors import InputError
+from aelastic.rdzv import registry
 from aelastic.rdzv.settings import (
+    BACKENDS,
     JOIN_TIMEOUT_S,
+    KEYS,
     LAST_CALL_TIMEOUT_S,
     LEASE_S,
     SETTLE_TIME_S,
     RendezvousSettings,
+    is_used,
     split_endpoint,
 )
 
@@ -167,12 +172,56 @@ def test_a_list_or_an_address_is_no_name_with_several_addresses(endpoint: str) -
     assert str(caught.value) == f"rendezvous setting {told}"
 
 
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v3", "etcd-v2", "torch:c10d"])
-def test_only_stores_of_the_agents_are_at_the_addresses_of_a_name(backend: str) -> None:
+def test_only_stores_of_the_agents_are_at_the_addresses_of_a_name() -> None:
     with pytest.raises(InputError) as caught:
-        c10d(config={"endpoints": "3"}, backend=backend)
-    assert str(caught.value) == f"rendezvous setting endpoints=3 is for c10d and static, not {backend}: leave it out"
+        c10d(config={"endpoints": "3"}, backend="torch:c10d")
+    assert str(caught.value) == "rendezvous setting endpoints=3 is for c10d and static, not torch:c10d: leave it out"
 
 
 def test_what_endpoints_is_to_a_handler_of_another_package_is_its_own_matter() -> None:
     assert c10d(config={"endpoints": "a+b"}, backend="mine").config["endpoints"] == "a+b"
+
+
+# The table of keys.
+
+
+class Recorded(dict[str, str]):
+    """A config that notes which keys are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_key_that_a_back_end_reads_is_in_the_table(backend: str) -> None:
+    config = Recorded()
+    rank = 0 if backend == "static" else None
+    settings = RendezvousSettings(backend, "node0:1", 1 if rank is None else 2, 2, node_rank=rank, config=config)
+    look_at_all(settings)
+    registry._FACTORIES[backend](settings, registry.AgentContext("job", {}, None))  # it contacts nothing yet
+    assert {"join_timeout", "lease"} < config.asked <= KEYS.keys()
+
+
+def look_at_all(settings: RendezvousSettings) -> None:
+    for name, kind in vars(RendezvousSettings).items():
+        if isinstance(kind, property):
+            getattr(settings, name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("key", sorted(KEYS))
+@pytest.mark.parametrize("value", ["5'", "", "nan", "-1"])
+def test_a_key_that_a_back_end_does_not_use_may_have_any_value(key: str, backend: str, value: str) -> None:
+    is_checked = is_used(key, backend) and key.endswith((*TIMES, "timeout", "seconds", "endpoints", "survivor"))
+    with pytest.raises(InputError, match=f"{key}={value}: use") if is_checked else nullcontext():
+        rank = 0 if backend == "static" else None
+        look_at_all(RendezvousSettings(backend, "node0:1", 2, 2, node_rank=rank, config={key: value}))
