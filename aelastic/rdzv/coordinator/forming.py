@@ -302,8 +302,9 @@ class Forming:
         return [*strays, *(Send(node_id, text) for node_id in roster.ready)]
 
     def correct(self, roster: Roster, round_: int) -> list[Send]:
-        """Nodes that have heard another cause of the round's end hear the one that was settled."""
-        text = m.Waiting(f"round {round_}: {self.reason}")
+        """Nodes that have heard another cause of the round's end hear the one that was settled, and if it is free."""
+        is_free = self.restart_count == self.end.restart_count
+        text = m.Waiting(f"round {round_}: {self.reason}{'; this restart costs none' * is_free}")
         return [Send(node_id, text) for node_id in roster.ready] if self.is_corrected else []
 
     @property
