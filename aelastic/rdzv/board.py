@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from aelastic.core.record import Record
+from aelastic.rdzv.protocol.messages import Seats
 
 
 class Candidate(Record):
@@ -48,6 +49,8 @@ class LeaderRecord(Record):
     verdict: str = ""
     # Elected by the nodes of a round, without the endpoint; with `renewals`, that knows of it since.
     is_by_nodes: bool = False
+    # The last round whose nodes may live, where these elect: whoever leads next accounts for them before it begins one.
+    seats: Seats | None = None
 
     @property
     def is_elected(self) -> bool:
@@ -114,7 +117,7 @@ class Board(ABC):
         """Renews our leadership, a few times in each lease.
 
         Args:
-            record: ours, as the last operation gave it.
+            record: ours, as the last operation gave it, with the round that the board is to know from now on.
 
         Returns:
             Our record as the board has it now; `None` if another agent leads.  If the nodes of a round have elected us,
@@ -133,7 +136,7 @@ class Board(ABC):
 
     @abstractmethod
     async def resign(self, record: LeaderRecord) -> None:
-        """Gives up the leadership, so that no node need wait for its lease to end."""
+        """Gives up the leadership, so that no node need wait for its lease to end; the record's round stays known."""
 
     @abstractmethod
     async def aclose(self) -> None:

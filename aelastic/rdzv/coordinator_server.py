@@ -23,6 +23,7 @@ from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
+from aelastic.rdzv.protocol.messages import Seats
 from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.stream import Stream, is_other_protocol
 from aelastic.rdzv.survivors.absent import awaited_s
@@ -121,7 +122,7 @@ class CoordinatorServer:
             return  # a node that reconnects reads on the board how the job ended, as long as that keeps it
         # First: as soon as the board has been told another agent may lead, and its answer may take a while to come.
         self._mailbox.post(ev.Resigned())
-        await self._resign()
+        await self._resign(self._record.seats if self._leader.is_blocked else None)  # those may go on, and hear nothing
         with anyio.move_on_after(FAREWELL_S):
             for stream in list(self._streams.values()):
                 await stream.closed.wait()
@@ -136,13 +137,13 @@ class CoordinatorServer:
             case ev.Drop(conn):
                 if conn in self._streams:
                     self._streams[conn].close()
-            case ev.Renew():
+            case ev.Renew(seats):
                 if self._record.is_elected:  # it needs no answer
                     record, rival = None if self._is_displaced else self._record, self._rival
                     self._mailbox.post(ev.Renewed(record, is_assumed=True, rival_epoch=rival.epoch if rival else 0))
                 if not self._is_claiming:
                     self._is_claiming = self._record.is_elected
-                    tasks.start_soon(self._renew, name="renew")
+                    tasks.start_soon(self._renew, seats, name="renew")
             case ev.Reclaim(above, stand_back_s):
                 tasks.start_soon(self._reclaim, above, stand_back_s, name="reclaim")
             case ev.Publish(verdict):
@@ -160,13 +161,13 @@ class CoordinatorServer:
 
     # The board.
 
-    async def _renew(self) -> None:
+    async def _renew(self, seats: Seats | None) -> None:
         if self._is_claiming:
-            await self._claim()
+            await self._claim(seats)
             return
         try:
             with anyio.fail_after(self._leader.lease.lease_s):
-                renewed = await self._board.renew(self._record)
+                renewed = await self._board.renew(self._record.replace(seats=seats))
             if renewed is not None:
                 self._record = renewed
             self._mailbox.post(ev.Renewed(renewed))
@@ -175,11 +176,11 @@ class CoordinatorServer:
             _log.info("%s: lease could not be renewed (%s); retrying", self._board.name, reason)
             self._mailbox.post(ev.RenewFailed(str(error)))
 
-    async def _claim(self) -> None:
+    async def _claim(self, seats: Seats | None) -> None:
         """Looks for the board that is to know of this coordinator, which was elected without it."""
         try:
             with anyio.fail_after(self._leader.lease.lease_s):
-                renewed = await self._board.renew(self._record)
+                renewed = await self._board.renew(self._record.replace(seats=seats))
             if renewed is not None and renewed.candidate != self._record.candidate:
                 self._rival = renewed
                 return
@@ -191,10 +192,10 @@ class CoordinatorServer:
         finally:
             self._is_claiming = False
 
-    async def _resign(self) -> None:
+    async def _resign(self, seats: Seats | None) -> None:
         with anyio.move_on_after(FAREWELL_S):
             try:
-                await self._board.resign(self._record)
+                await self._board.resign(self._record.replace(seats=seats))
             except (RendezvousError, InputError) as error:
                 _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
 
@@ -202,7 +203,7 @@ class CoordinatorServer:
         told = "lost all other nodes at once: giving up coordination for %.1f s, so that another agent can take over"
         _log.warning(told, seconds)
         until = clock.now() + seconds
-        await self._resign()
+        await self._resign(self._record.seats)
         await anyio.sleep_until(until)
 
     async def _reclaim(self, above: int, stand_back_s: float) -> None:

@@ -34,5 +34,7 @@ def begin_term(
     coordinator.roster.epoch = record.epoch
     sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
     sessions.electorate.is_on, sessions.is_on_board = has_elections, not record.is_elected
+    sessions.electorate.on_board_knows(record.seats)
+    coordinator.forming.losses += bool(sessions.electorate.rounds)  # its nodes, until they are heard
     lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
     return Leader(coordinator, sessions, lease, is_replaceable)

@@ -264,6 +264,17 @@ def test_a_round_counts_until_most_of_its_nodes_know_a_newer_one() -> None:
     assert blocked(found, "034") == ""
 
 
+@pytest.mark.parametrize("is_on, needs_endpoint, waits", [(True, False, "012"), (False, False, ""), (True, True, "")])
+def test_a_round_that_the_board_knows_counts_unless_its_nodes_elect_none(
+    is_on: bool, needs_endpoint: bool, waits: str
+) -> None:
+    seats = begin(Electorate(is_on=True), 2, "012").replace(needs_endpoint=needs_endpoint)
+    found = Electorate(is_on=is_on)
+    found.on_board_knows(seats)
+    assert blocked(found, "34") == waits
+    assert not found.has_any({"3", "4"}.__contains__)
+
+
 def test_a_round_that_another_coordinator_has_begun_counts_when_a_node_tells_of_it() -> None:
     found, fence = electorate("012")
     (back,) = nodes("2")

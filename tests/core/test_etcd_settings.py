@@ -13,8 +13,9 @@ from kit.servers.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import InputError
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
+from aelastic.rdzv.boards.encoding import MAX_BYTES, record_from_bytes, record_to_bytes, state_of, text_without_leader
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
+from aelastic.rdzv.protocol.messages import Seat, Seats
 
 # --- what the user chose
 
@@ -100,11 +101,33 @@ candidates = st.builds(
 )
 
 
-@given(candidates, st.integers(1), texts)
-def test_a_record_written_is_read_as_it_was(candidate: Candidate, epoch: int, verdict: str) -> None:
-    record = LeaderRecord(epoch=epoch, candidate=candidate, verdict=verdict)
+seats = st.builds(Seat, texts, texts, texts, st.integers(1, 65535))
+rounds = st.none() | st.builds(Seats, st.integers(1, 2**53), st.integers(1), texts, st.tuples(seats, seats))
+
+
+@given(candidates, st.integers(1), texts, rounds)
+def test_a_record_written_is_read_as_it_was(
+    candidate: Candidate, epoch: int, verdict: str, round_: Seats | None
+) -> None:
+    record = LeaderRecord(epoch=epoch, candidate=candidate, verdict=verdict, seats=round_)
 
     assert record_from_bytes(record_to_bytes(record)) == record
+
+
+@given(candidates, st.integers(1), rounds)
+def test_the_round_that_a_coordinator_leaves_behind_is_read_as_it_was(
+    candidate: Candidate, epoch: int, round_: Seats | None
+) -> None:
+    state = state_of(text_without_leader(LeaderRecord(epoch=epoch, candidate=candidate, seats=round_)))
+
+    assert (state.record, state.epoch, state.seats) == (None, epoch, round_)
+
+
+def test_a_round_whose_hosts_names_are_too_long_for_a_board_is_left_out() -> None:
+    record = LeaderRecord(epoch=1, candidate=Candidate("a", ("host",), 1, "token"))
+    long = Seats(1, 1, "token", (Seat("a", "h" * MAX_BYTES, "address", 1),))
+
+    assert record_from_bytes(record_to_bytes(record.replace(seats=long))) == record
 
 
 json_values = st.recursive(
@@ -126,6 +149,12 @@ def test_nothing_else_is_read_as_a_record(text: bytes) -> None:
 def test_garbage_is_no_record(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         record_from_bytes(text)
+
+
+@pytest.mark.parametrize("told", [7, "x", '["Waiting", {"text": "x"}]', '["Seats", {"fence": 1}]'])
+def test_what_is_no_round_is_no_record(told: object) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        record_from_bytes(json.dumps({**GOOD, "seats": told}).encode())
 
 
 def test_what_later_versions_add_to_a_reign_is_left_out() -> None:

@@ -429,6 +429,30 @@ def test_while_the_board_is_cut_off_workers_run_on_and_a_restart_waits_for_it(v4
 
 
 @pytest.mark.all
+def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_off_with_them(
+    v4: Net, launch: Launcher
+) -> None:
+    """The endpoint is no agent's: it goes on naming a coordinator that is silent, and the round that this one began."""
+    board = v4.node("board")
+    agents = Agents(launch, serve_board(v4, board), "2:5")
+    at_work, new = ([v4.node(f"node{i}") for i in each] for each in (range(3), range(3, 5)))
+    jobs = [agents.start(node) for node in at_work]
+    agents.wait_round(jobs)
+    for node in at_work:
+        for other in (board, *new):
+            v4.cut(node, other)
+    newcomers = [agents.start(node) for node in new]
+    # So they say every 10 s; until a lease had passed they would have waited in any case.
+    waits = "2 of 2-5 nodes joined", "no contact with node0, node1, node2, and no sign that the agents there have ended"
+    wait_for("they wait", lambda: any(all(words in job.stderr for words in waits) for job in newcomers))
+    assert agents.counts() == [1, 1, 1, 0, 0]
+    v4.heal()
+    agents.wait_round(agents.jobs, after=[1, 1, 1, 0, 0])
+    assert agents.counts() == [2, 2, 2, 1, 1], "none of the three was stopped before there was a round with the others"
+    agents.finish()
+
+
+@pytest.mark.all
 def test_a_node_that_stays_cut_off_gives_up_in_the_end(v4: Net, launch: Launcher) -> None:
     nodes = [v4.node(f"node{i}") for i in range(2)]
     agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", join_timeout_s=JOIN_TIMEOUT_S)

@@ -532,6 +532,48 @@ def test_a_minority_goes_on_where_the_coordinator_and_others_end_at_once_and_the
     story.until_run_by(rest[len(hosts) // 2 :], LEASE_S + SOON_S)
 
 
+# The endpoint is no agent's, and is cut off together with new agents.
+
+
+def cut_off_with_newcomers(**size: Any) -> Story:
+    """Nodes 0, 1 and 2 are at work; nodes 3 and 4 have the endpoint."""
+    story = Story("012", **{"nodes": 5, "min_nodes": 2, "max_nodes": 4, **size})
+    story.until_run_by("012", LEASE_S + SOON_S)
+    story.pass_time(1)
+    for host in "012":
+        story.cut_off(host, "3", "4", BOARD)
+    for host in "34":
+        story.begin(host)
+    return story
+
+
+def test_newcomers_begin_no_round_beside_one_that_the_endpoint_knows() -> None:
+    story = cut_off_with_newcomers()
+    story.assert_undisturbed("012", lambda: None, 8 * LEASE_S)
+    round_ = story.until_run_by("012")
+    assert story.agent("3").server or story.agent("4").server, "the board has taken one of them"
+    told = [text for agent in "34" for text in story.agent(agent).told if "no contact with node0, node1, node2" in text]
+    assert told, "which nodes are waited for"
+    story.heal_all()
+    story.until(lambda: len({a.host for a in story.living if a.alive}) == 4, 2 * LEASE_S)
+    newest = max(story.checks.rounds.values(), key=lambda each: each.fence)
+    assert newest.before is round_ and round_.heard.keys() <= newest.heard.keys()
+
+
+def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_goes_on() -> None:
+    story = cut_off_with_newcomers(join_timeout_s=30.0)
+    round_ = story.until_run_by("012")
+    story.until(lambda: len(story.living) == 3, 30 + 2 * LEASE_S)
+    for host in "34":  # a scheduler starts them again
+        story.begin(host)
+    story.until(lambda: len(story.living) == 3, 30 + 4 * LEASE_S)
+    assert story.run_by("012") is round_ and len(story.checks.rounds) == 1
+    story.heal_all()
+    story.assert_undisturbed("012", lambda: None)
+    story.begin("3")
+    story.until_run_by("0123", 2 * LEASE_S)
+
+
 # What costs a restart, among workers that die of each other.
 
 # A worker's end is seen, all are stopped, and started again.

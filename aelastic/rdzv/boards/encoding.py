@@ -4,7 +4,8 @@ JSON, so that people can read it with the board's own tools.  What is read may h
 reach the board: every type is checked, and what no agent wrote is a `ValueError` that says why, never half a record.
 
 On a TCPStore one key holds two lines: the count of renewals, and the leader record; or, when no agent leads any more,
-the epoch of the last one, so that the next is above it.  A key that is not there is an empty text.
+the epoch of the last one, so that the next is above it, and the round that was left behind.  A key that is not there is
+an empty text.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.protocol.codec import WireError, from_text, to_text
+from aelastic.rdzv.protocol.messages import Seats
 
 # etcd takes 1.5 MiB by default (`--max-request-bytes`).  A candidate has a few hundred bytes, a verdict a few thousand.
 MAX_BYTES = 64 * 1024
@@ -39,8 +42,11 @@ def record_to_bytes(record: LeaderRecord) -> bytes:
         },
         "verdict": record.verdict,
         **({"is_by_nodes": True} if record.is_by_nodes else {}),
+        **_seats_field(record.seats),
     }
     text = json.dumps(data).encode()
+    if len(text) > MAX_BYTES and record.seats is not None:  # the names of its hosts are very long
+        return record_to_bytes(record.replace(seats=None))
     if len(text) > MAX_BYTES:
         raise ValueError(f"a leader record of {len(text)} bytes: at most {MAX_BYTES} fit")
     return text
@@ -76,7 +82,22 @@ def record_from_bytes(text: bytes) -> LeaderRecord:
         ),
         verdict=_field(data, "verdict", str),
         is_by_nodes="is_by_nodes" in data and _field(data, "is_by_nodes", bool),
+        seats=_seats_in(data),
     )
+
+
+def _seats_field(seats: Seats | None) -> dict[str, str]:
+    return {} if seats is None else {"seats": to_text(seats)}
+
+
+def _seats_in(data: Any) -> Seats | None:
+    if "seats" not in data:
+        return None
+    try:
+        seats = from_text(_field(data, "seats", str))
+    except WireError as error:
+        raise ValueError(str(error)) from None
+    return _field({"seats": seats}, "seats", Seats)
 
 
 def _field(data: Any, name: str, kind: type) -> Any:
@@ -98,6 +119,7 @@ class KeyState(Record):
     text: bytes
     epoch: int = 0  # the last one
     record: LeaderRecord | None = None
+    seats: Seats | None = None  # of the last round whose nodes may live
 
 
 def state_of(text: bytes) -> KeyState:
@@ -117,10 +139,12 @@ def state_of(text: bytes) -> KeyState:
         data = json.loads(rest)
     except (ValueError, RecursionError):
         raise ValueError("no JSON") from None
-    if isinstance(data, dict) and data.keys() == {"epoch"} and type(data["epoch"]) is int and data["epoch"] > 0:
-        return KeyState(text, data["epoch"])
+    if isinstance(data, dict) and data.keys() - {"seats"} == {"epoch"}:
+        if (epoch := _field(data, "epoch", int)) < 1:
+            raise ValueError(f"epoch {epoch:.9g}")
+        return KeyState(text, epoch, seats=_seats_in(data))
     record = record_from_bytes(rest)
-    return KeyState(text, record.epoch, record.replace(renewals=int(renewals)))
+    return KeyState(text, record.epoch, record.replace(renewals=int(renewals)), record.seats)
 
 
 def text_of(record: LeaderRecord) -> bytes:
@@ -134,4 +158,4 @@ def text_of(record: LeaderRecord) -> bytes:
 
 def text_without_leader(record: LeaderRecord) -> bytes:
     """The text that says that no agent leads any more; `record` was the last leader's."""
-    return b"0\n" + json.dumps({"epoch": record.epoch}).encode()
+    return b"0\n" + json.dumps({"epoch": record.epoch, **_seats_field(record.seats)}).encode()

@@ -81,7 +81,8 @@ class KeyBoard(Board):
         state = await self._look()
         if state.record != seen:
             return state.record
-        record = LeaderRecord(epoch=candidate.epoch_after(above, state.epoch), candidate=candidate, renewals=0)
+        epoch = candidate.epoch_after(above, state.epoch)
+        record = LeaderRecord(epoch=epoch, candidate=candidate, renewals=0, seats=state.seats)
         state = self._state_of(await self._compare_set(state.text, text_of(record)))
         self._last = state
         return state.record
@@ -99,16 +100,18 @@ class KeyBoard(Board):
         state = last if record.is_same_term(last.record) else await self._look()
         if record.is_elected and state.record is not None and state.record.is_first and state.epoch > record.epoch:
             return state.record
-        is_ours = await self._change(state, record, lambda now: text_of(now.renewed()))
+        is_ours = await self._change(state, record, lambda now: text_of(now.renewed().replace(seats=record.seats)))
         return self._last.record if is_ours else None
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         await self._reach(may_serve=False)
-        return await self._change(await self._look(), record, lambda now: text_of(now.replace(verdict=verdict)))
+        over = lambda now: text_of(now.replace(verdict=verdict, seats=None))  # noqa: E731
+        return await self._change(await self._look(), record, over)
 
     async def resign(self, record: LeaderRecord) -> None:
         await self._reach(may_serve=False)
-        await self._change(await self._look(), record, text_without_leader)
+        without = lambda now: text_without_leader(now.replace(seats=record.seats))  # noqa: E731
+        await self._change(await self._look(), record, without)
 
     async def _look(self) -> KeyState:
         return self._state_of(await self._get())

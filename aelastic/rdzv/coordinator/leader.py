@@ -28,7 +28,7 @@ from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPha
 from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator.verdict import VerdictGate
-from aelastic.rdzv.coordinator.waiting_text import doubt_text, waiting_texts
+from aelastic.rdzv.coordinator.waiting_text import doubt_text, ended_in_vain, waiting_texts
 from aelastic.rdzv.protocol import messages as m
 
 # So often nodes that wait read what for.
@@ -339,9 +339,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         """The board has answered that this agent leads."""
         self.phase = Phase.LEADING if self.lease.is_certain(now) else Phase.DOUBTFUL
 
-    def _step_down(self, reason: str, *, is_gone: bool = False) -> list[ev.Action]:
+    def _step_down(self, reason: str, *, is_gone: bool = False, ended: m.Ended | None = None) -> list[ev.Action]:
         self.phase = Phase.STEPPED_DOWN
-        return [*self.sessions.dismiss(m.Goodbye(reason, is_gone)), ev.StepDown(reason)]
+        return [*self.sessions.dismiss(ended or m.Goodbye(reason, is_gone)), ev.StepDown(reason)]
 
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
@@ -353,6 +353,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
             if (event := inbox.pop(now)) is not None:
                 actions += self._tell_coordinator(event, now)
+            elif ended := ended_in_vain(core, self.sessions.unaccounted, now):
+                return actions + self._step_down(ended.reason, ended=ended)
             elif core.is_due(now):
                 actions += self._tell_coordinator(ev.DeadlinePassed(), now)
                 assert not core.is_due(now), "what is due is done at once"
@@ -361,13 +363,14 @@ class Leader(Machine[ev.Event, ev.Action]):
         if core.phase is CoordinatorPhase.RUNNING and core.has_spares != self._has_spares:
             self._has_spares = core.has_spares
             actions += self._heartbeat()  # the coordinator after this one is to know it, however soon that is
-        is_new_loss = core.forming.losses > max(self.lease.asked_losses, core.forming.confirmed)
-        if self.phase is Phase.LEADING and is_new_loss and not self.lease.is_asked:
+        forming, fence = core.forming, self.sessions.electorate.newest_fence
+        if self.phase is Phase.LEADING and self.lease.is_behind(forming.losses, forming.confirmed, fence):
             actions += self._renew(now)
         return actions
 
     def _renew(self, now: float) -> list[ev.Action]:
-        return [ev.Renew()] if self.lease.renew(now, self.coordinator.forming.losses) else []
+        known, losses = self.sessions.electorate, self.coordinator.forming.losses
+        return [ev.Renew(known.newest)] if self.lease.renew(now, losses, known.newest_fence) else []
 
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []

@@ -44,6 +44,7 @@ class LeaderLease:
     certain_until: float = 0.0
     renew_at: float = 0.0
     asked_losses: int = 0  # nodes that rounds had lost when the board was asked last
+    told_fence: int = 0  # of the round that the board was told with it
     _asked_at: float | None = None  # since when the board owes an answer
 
     def __post_init__(self) -> None:
@@ -66,18 +67,29 @@ class LeaderLease:
         """For how long the board has not said that leadership is ours."""
         return now - self.certain_until + self._trusted_s
 
-    def renew(self, now: float, losses: int) -> bool:
-        """A renewal is due; gives whether to ask the board: not while it owes an answer.
+    def renew(self, now: float, losses: int, fence: int = 0) -> bool:
+        """A renewal is due, or there is news for it; gives whether to ask the board: not while it owes an answer.
 
         Args:
             now: the time.
             losses: nodes that rounds have lost so far.
+            fence: of the round that the board is told.
         """
-        self.renew_at = now + self.lease_s / 3
+        if now >= self.renew_at:
+            self.renew_at = now + self.lease_s / 3
         if self._asked_at is not None:
             return False
-        self._asked_at, self.asked_losses = now, losses
+        self._asked_at, self.asked_losses, self.told_fence = now, losses, fence
         return True
+
+    def is_behind(self, losses: int, confirmed: int, fence: int) -> bool:
+        """Whether the board is to be asked at once: nodes were lost since it was, or a round has begun.
+
+        Args:
+            losses: nodes that rounds have lost so far; `confirmed`: of these, those that need no new answer.
+            fence: of the last round.
+        """
+        return not self.is_asked and (losses > max(self.asked_losses, confirmed) or fence > self.told_fence)
 
     def on_renewed(self, record: LeaderRecord, now: float) -> int:
         """The board says that leadership is ours; gives how many nodes rounds had lost when it was asked.

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.rdzv.board import LeaderRecord
-from aelastic.rdzv.protocol.messages import Downward, Upward
+from aelastic.rdzv.protocol.messages import Downward, Seats, Upward
 
 # Events.
 
@@ -112,6 +112,8 @@ class Drop(Record):
 
 class Renew(Record):
     """Renew our record on the board.  Answered by `Renewed` or `RenewFailed`."""
+
+    seats: Seats | None = None  # the round that the board is to know
 
 
 class Reclaim(Record):

@@ -358,12 +358,16 @@ class Sessions:
         """Nodes that could go on with another coordinator: no round begins while they could."""
         return self.electorate.missing(self.has_session, is_on_board=self.is_on_board)
 
+    def unaccounted(self) -> list[m.Seat]:
+        """Those of them, if no node of a round that they may vote by is here: the board alone tells of them."""
+        return [] if self.electorate.has_any(self.has_session) else self.missing
+
     def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
         return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
 
-    def dismiss(self, goodbye: m.Goodbye) -> list[Action]:
+    def dismiss(self, last_word: m.Goodbye | m.Ended) -> list[Action]:
         """This agent leads no longer."""
-        actions = [*self.say_all(goodbye), *(Drop(conn) for conn in self._connections)]
+        actions = [*self.say_all(last_word), *(Drop(conn) for conn in self._connections)]
         self._connections, self._conn_of, self._graces, self._probed = {}, {}, {}, {}
         return actions
 

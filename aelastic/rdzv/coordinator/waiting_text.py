@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
@@ -96,6 +96,18 @@ def missing_text(missing: Sequence[m.Seat]) -> str:
         f"cannot start a round: {some_of([seat.host for seat in missing])} cannot be reached and may be running "
         "without this node; restart an agent on each, or all agents with --rdzv-conf survivor=endpoint"
     )
+
+
+def ended_in_vain(coordinator: Coordinator, unaccounted: Callable[[], Sequence[m.Seat]], now: float) -> m.Ended | None:
+    """How these agents end, and not the job, if they have waited for too long for nodes that may be at work."""
+    limit_s = coordinator.rules.join_timeout_s
+    if coordinator.phase is not Phase.FORMING or coordinator.forming.waited_s(now) < limit_s:
+        return None
+    if not (missing := unaccounted()):
+        return None
+    hosts = some_of([seat.host for seat in missing])
+    reason = f"the endpoint knows of a round with {hosts}, which may go on: no contact with them for {limit_s:g} s"
+    return m.Ended(m.Outcome.TIMED_OUT, reason)
 
 
 def _names_of_missing(joined: Sequence[m.Node], lost: Mapping[str, str], fewest: int) -> list[str]:

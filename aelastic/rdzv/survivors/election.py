@@ -68,7 +68,7 @@ class Election(Machine[Event, Action]):
     def _dispatch(self, event: Event, now: float) -> list[Action]:
         match event:
             case ev.Followed(leader, epoch):
-                return self._on_followed(leader.replace(epoch=epoch, verdict=""))
+                return self._on_followed(leader.replace(epoch=epoch, verdict="", seats=None))
             case ev.Seated():
                 return self._on_seated(event)
             case ev.Lost():

@@ -97,9 +97,26 @@ class Electorate:
         """The host of a node that was welcomed."""
         return self._place_of[node_id][0]
 
+    def on_board_knows(self, seats: m.Seats | None) -> None:
+        """The board knows of a round, of which no node need have been heard; one that needs the board has ended."""
+        if seats is not None and self.is_on and not seats.needs_endpoint and len(seats.seats) <= SEATS_MAX:
+            self.rounds.setdefault(seats.fence, seats)
+
+    @property
+    def newest(self) -> m.Seats | None:
+        return self.rounds[max(self.rounds)] if self.rounds else None
+
+    @property
+    def newest_fence(self) -> int:
+        return max(self.rounds, default=0)
+
+    def has_any(self, is_connected: Callable[[str], bool]) -> bool:
+        """Whether a node of one of the rounds is connected."""
+        return any(is_connected(seat.node_id) for round_ in self.rounds.values() for seat in round_.seats)
+
     def newer_than(self, seats: m.Seats | None) -> m.Seats | None:
         """The newest round, if a node that knows this one does not know it."""
-        newest = self.rounds[max(self.rounds)] if self.rounds else None
+        newest = self.newest
         return newest if newest is not None and newest.replaces(seats) else None
 
     def on_dead(self, node_id: str) -> None:

@@ -136,6 +136,7 @@ class Agent(SimulatedProcess):
             entrypoint="x", local_world_size=local_world_size, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0
         )
         self.group = WorkerGroup(spec)
+        self.told: list[str] = []  # what it waits for
         self.member = Member(self.node_id, terms, Search(settings.join_timeout_s))
         self.election = Election(self.node_id, self.member.leader.lease_s)
         self.ballot_port = number if settings.has_elections else 0
@@ -267,7 +268,9 @@ class Agent(SimulatedProcess):
 
     def _deliver(self, message: CoordinatorMessage) -> None:
         self.watcher.heard(self, message)
-        if not isinstance(message, Waiting):
+        if isinstance(message, Waiting):
+            self.told.append(message.text)
+        else:
             self.mail(self._group_shell, message)
 
     def _finish(self) -> None:
@@ -543,7 +546,7 @@ class Server:
             case c.Drop(conn):
                 if conn in self.streams:
                     self.streams[conn].close()
-            case c.Renew():
+            case c.Renew(seats):
                 if self.record.is_elected:
                     record, rival_epoch = (
                         None if self._is_displaced else self.record,
@@ -555,7 +558,8 @@ class Server:
                     limit_s = self.leader.lease.lease_s
                     here = {getattr(end.peer.process, "node_id", "") for end in self.streams.values() if end.is_open}
                     done = partial(self._renewed, here)
-                    agent.asking.ask("renew", lambda: agent.board.renew(self.record), limit_s, done)
+                    renew = lambda: agent.board.renew(self.record.replace(seats=seats))  # noqa: E731
+                    agent.asking.ask("renew", renew, limit_s, done)
             case c.Reclaim(above, stand_back_s):
                 self._reclaim(above, stand_back_s)
             case c.Publish(verdict):
@@ -638,7 +642,7 @@ class Server:
             if leader.has_stepped_down or (leader.coordinator.is_closed and not leader.has_told_all):
                 then()
             else:
-                record = self.record
+                record = self.record.replace(seats=self.record.seats if leader.is_blocked else None)
                 agent.mail(self.shell, c.Resigned())  # first: what the board has been told must not be decided here
                 agent.asking.ask("resign", lambda: agent.board.resign(record), FAREWELL_S, lambda *_: then())
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.protocol.messages import Seats
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World
 
@@ -53,6 +54,7 @@ class Board:
         self.usurped_at = 0.0
         self._record: LeaderRecord | None = None
         self._epoch = 0
+        self._seats: Seats | None = None
         self._is_new = True
         self._forgets_at = 0.0
 
@@ -109,6 +111,7 @@ class Board:
 
     def wipe(self) -> None:
         self._record, self._epoch, self._is_new, self.wiped_at = None, 0, True, self._world.now
+        self._seats = None
 
     def read(self) -> LeaderRecord | None:
         self._reach()
@@ -121,7 +124,8 @@ class Board:
         if seen is not None and seen.verdict:
             self.usurper, self.usurped_at = candidate.node_id, self._world.now
         self._epoch = candidate.epoch_after(above, self._epoch)
-        self._write(LeaderRecord(self._epoch, candidate, renewals=0 if self._ttl_s is None else None))
+        renewals = 0 if self._ttl_s is None else None
+        self._write(LeaderRecord(self._epoch, candidate, renewals=renewals, seats=self._seats))
         assert self._record is not None
         self.elections.append((self._world.now, self._record))
         return self._record
@@ -140,7 +144,7 @@ class Board:
             self.elections.append((self._world.now, record))  # it was elected by the nodes of its round
             now = record.replace(renewals=0)
         if now is not None:
-            self._write(now.renewed())
+            self._write(now.renewed().replace(seats=record.seats))
         return None if now is None else self._record
 
     def publish(self, record: LeaderRecord, verdict: str) -> bool:
@@ -158,7 +162,7 @@ class Board:
     def resign(self, record: LeaderRecord) -> None:
         self._reach()
         if record.is_same_term(self.record):
-            self._record = None
+            self._record, self._seats = None, record.seats
 
     def _mine(self, record: LeaderRecord) -> LeaderRecord | None:
         if self._is_new and self._ttl_s is None:
@@ -173,6 +177,7 @@ class Board:
 
     def _write(self, record: LeaderRecord) -> None:
         self._record, self._epoch, self._is_new = record, max(self._epoch, record.epoch), False
+        self._seats = record.seats
         if self._ttl_s is not None:  # etcd forgets with the next of its ticks
             self._forgets_at = (
                 self._world.now + self._ttl_s + self._world.random.uniform(0, 0.5)

@@ -26,6 +26,9 @@ from kit.simulated.world import World
 LEASE_S = 5.0
 
 
+UNACCOUNTED = "the endpoint knows of a round"
+
+
 class BrokenPromiseError(AssertionError):
     """An invariant does not hold."""
 
@@ -204,10 +207,22 @@ class Checks:
         """Two coordinators have begun a round of other nodes after the same one."""
         known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
         round_.before = max(known, default=None, key=_began)
+        self._check_accounted(round_)
         for other in self.rounds.values():
             is_fork = other.token != round_.token and other.before is round_.before
             if is_fork and round_.before and not other.heard.keys() & round_.heard.keys():
                 self._forks[other, round_] = None
+
+    def _check_accounted(self, round_: Round) -> None:
+        """Newcomers begin no round beside one that the board knows, of which half of the nodes or more are at work."""
+        record = self._board.record
+        if record is None or record.seats is None or record.seats.needs_endpoint or round_.before is not None:
+            return
+        known = record.seats
+        others = [self.round_of(agent) for agent in self._running]
+        at_work = [other for other in others if other and other.fence == known.fence < round_.fence]
+        if 2 * len(at_work) >= len(known.seats):
+            self.fail(f"{round_} begins, and the board knows of {known} at work")
 
     def look_at_forks(self, slow_s: float) -> None:
         """Where nodes elect a coordinator, of two that follow the same round one side ends a lease and a second later.
@@ -402,6 +417,8 @@ class Checks:
                 self._on_verdict(message)
 
     def _on_verdict(self, verdict: m.Ended) -> None:
+        if UNACCOUNTED in verdict.reason:
+            return  # these newcomers end, and the job goes on elsewhere
         if self.verdict_at is None:
             self.verdict_at, self._is_published = self._world.now, self._board.closed_at is not None
         if verdict not in self.verdicts:
