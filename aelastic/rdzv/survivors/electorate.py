@@ -99,7 +99,7 @@ class Electorate:
 
     def on_board_knows(self, seats: m.Seats | None) -> None:
         """The board knows of a round, of which no node need have been heard; one that needs the board has ended."""
-        if seats is not None and self.is_on and not seats.needs_endpoint and len(seats.seats) <= SEATS_MAX:
+        if seats is not None and self.is_on and not seats.needs_endpoint and len(seats.seats) <= m.SEATS_MAX:
             self.rounds.setdefault(seats.fence, seats)
 
     @property
