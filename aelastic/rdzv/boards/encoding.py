@@ -97,7 +97,9 @@ def _seats_in(data: Any) -> Seats | None:
         seats = from_text(_field(data, "seats", str))
     except WireError as error:
         raise ValueError(str(error)) from None
-    return _field({"seats": seats}, "seats", Seats)
+    if isinstance(seats, Seats):
+        return seats
+    raise ValueError("its seats are something else")
 
 
 def _field(data: Any, name: str, kind: type) -> Any:

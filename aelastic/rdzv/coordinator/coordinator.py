@@ -101,7 +101,7 @@ class Coordinator(Machine[ev.Event, Send]):
         is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
         shows_round = is_new and past.fence > self.roster.fence and has_seat(past, self.rules.max_nodes)
         self.newest_round = max(self.newest_round, past.round)
-        if (is_new or node.node_id in self.roster.participants) and past.fence >= self.roster.fence and past.round:
+        if past.round and (is_new or node.node_id in self.roster.participants or past.fence != self.roster.fence):
             self.forming.on_count(past.restart_count, is_paid=past.fence > self.roster.fence)
         if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
             self.forming.end.on_free(f"superseded by round {past.round}", -inf)

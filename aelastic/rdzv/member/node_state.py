@@ -139,7 +139,7 @@ class NodeState:
         """About the other nodes of the round."""
         match news:
             case m.Departed(round_, group_rank):
-                if round_ == self.round and self.assigned is not None:
+                if self.assigned is not None and round_ == self.round and group_rank < self.assigned.ranks.group_world_size:
                     self.departed.add(group_rank)
             case m.Seats():
                 if news.replaces(self.seats):
