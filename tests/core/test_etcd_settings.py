@@ -102,7 +102,7 @@ candidates = st.builds(
 
 
 seats = st.builds(Seat, texts, texts, texts, st.integers(1, 65535))
-rounds = st.none() | st.builds(Seats, st.integers(1, 2**53), st.integers(1), texts, st.tuples(seats, seats))
+rounds = st.none() | st.builds(Seats, st.integers(1, 2**53), st.integers(1, 2**53), texts, st.tuples(seats, seats))
 
 
 @given(candidates, st.integers(1), texts, rounds)
