@@ -158,7 +158,7 @@ class World:
             case m.Waiting() if message.text.startswith(("round ", "the workers of ")):
                 assert send.node_id in self.known_ready | set(self.participants), "as it begins, or a moment before"
             case m.Waiting():
-                self.check_waiting(send, sends, event, is_spare=not message.text.startswith("the round that runs"))
+                self.check_waiting(send, sends, event, is_spare=not message.text.startswith("joining in at most"))
             case m.Departed():
                 assert message.round == self.round
                 gone = self.participants[message.group_rank]

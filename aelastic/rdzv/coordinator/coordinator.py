@@ -3,8 +3,7 @@
 - **Forming**: nodes gather; `forming.py` says when the round begins.
 - **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.  A
   newcomer that does not fit, or that comes once a node has finished, waits as a spare.
-- **Taking over**: this coordinator is new, the round is older.  Nodes register with their past until each seat of that
-  round is taken or given up (`takeover.py`).
+- **Taking over**: the round is older than this coordinator.  Its nodes register until each seat is taken or given up.
 
 Messages about an earlier round change nothing: node A fails in round 3, its second worker fails on the way down, and
 that must not cost round 4 a restart.  A node that reconnects with a round that went on without it is a stray.
@@ -99,9 +98,10 @@ class Coordinator(Machine[ev.Event, Send]):
             if past.fence == self.roster.fence:
                 self.forming.end.on_past(node.node_id, past, since)
         is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
-        shows_round = is_new and past.fence > self.roster.fence and has_seat(past, self.rules.max_nodes)
+        has_place = has_seat(past, self.rules.max_nodes)
+        shows_round = is_new and past.fence > self.roster.fence and has_place
         self.newest_round = max(self.newest_round, past.round)
-        if past.round and (is_new or node.node_id in self.roster.participants or past.fence != self.roster.fence):
+        if has_place and (is_new or past.epoch != self.roster.epoch or node.node_id in self.roster.participants):
             self.forming.on_count(past.restart_count, is_paid=past.fence > self.roster.fence)
         if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
             self.forming.end.on_free(f"superseded by round {past.round}", -inf)

@@ -139,7 +139,8 @@ class NodeState:
         """About the other nodes of the round."""
         match news:
             case m.Departed(round_, group_rank):
-                if self.assigned is not None and round_ == self.round and group_rank < self.assigned.ranks.group_world_size:
+                size = 0 if self.assigned is None else self.assigned.ranks.group_world_size
+                if round_ == self.round and group_rank < size:
                     self.departed.add(group_rank)
             case m.Seats():
                 if news.replaces(self.seats):
