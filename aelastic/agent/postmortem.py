@@ -167,8 +167,8 @@ class Postmortem:
         )
 
     def _log_file(self, start: WorkerStart) -> str:
-        """The file of its stderr, if that outlives the run."""
-        return str(start.stderr) if start.stderr is not None and self._logs.kept is not None else ""
+        """The file of its stderr, if that outlives the run: a folder that is kept may hold the event log alone."""
+        return str(start.stderr) if start.stderr is not None and self._logs.kept in start.stderr.parents else ""
 
 
 class _Left(Record):

@@ -80,6 +80,17 @@ def test_ranks_that_raise_together_are_all_told_and_none_of_them_was_stopped(lau
     assert report.count("batch is empty\n") == 1, "the traceback comes once"
 
 
+@pytest.mark.parametrize("options", ["", "--tee=3"])
+def test_the_log_file_of_the_report_is_there_when_the_job_is_over(
+    launch: Launcher, tmp_path: Path, options: str
+) -> None:
+    job = launch("sys.exit('no batch left')", f"--log-dir={tmp_path / 'logs'}", *options.split())
+
+    assert job.wait() == 1
+    named = re.findall(r"^  log       : (.+)$", job.stderr, re.MULTILINE)
+    assert [Path(path).read_text() for path in named] == (["no batch left\n"] if options else [])
+
+
 def test_an_exception_that_was_handled_and_printed_is_not_the_cause(launch: Launcher) -> None:
     job = launch(
         """
