@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S
 from kit.warm.interpreters import Warm
-from kit.workers.environments import AELASTIC, DUMP, assert_same_env, both
+from kit.workers.environments import AELASTIC, DUMP, OF_AN_ENDPOINT, SHAPES, assert_same_env, both
 from kit.workers.torch_versions import SINCE, TORCH, picks_a_free_port
 
 STRANGE = ["", "$", "$$", "${rank}", "$HOME", "${local_rank}${local_rank}", "a\nb", "ünïcode", "--", "-m", "'\"\\"]
@@ -100,6 +101,92 @@ def test_workers_find_what_torchrun_gives_them(folder: Path, warm: Warm, case: s
             # Ours leads a session as any worker does, so that what it leaves behind can be found.
             assert our.pop("leads its session") and not their.pop("leads its session")
         assert our == their
+
+
+# Where workers meet, and how they are started; of the others any may be there together.
+MEETING = [
+    *("", "--standalone", "--master-port PORT", "--master-addr localhost --master-port PORT", "--local-addr 127.0.0.5"),
+    *("--standalone --local-addr 127.0.0.5", "--rdzv-endpoint localhost:PORT", "--standalone --master-port PORT"),
+    "--rdzv-backend static --rdzv-endpoint 127.0.0.1:PORT --rdzv-id q --rdzv-conf timeout=30,rank=0",
+    "--nnodes 1 --rdzv-backend c10d --rdzv-id job-17 --rdzv-endpoint localhost:0",
+    "--nnodes 1:1 --rdzv-backend c10d --rdzv-id j --rdzv-endpoint 127.0.0.1:PORT --rdzv-conf join_timeout=60,is_host=1",
+    "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint localhost:PORT --rdzv-conf last_call_timeout=1",
+]
+STARTED = [
+    "dump.py",
+    "dump.py --x 1",
+    "-m package.dump --flag",
+    "--no-python ./dump.sh ${local_rank}",
+    "--run-path dump.py 1",
+]
+FLAGS = {
+    "--nproc-per-node": ("1", "2", "3", "cpu", "auto"),
+    "--role": ("trainer", "ünï", "a b"),
+    "--max-restarts": ("0", "1", "7"),
+    "--monitor-interval": ("0.1", "2"),
+    "--start-method": ("spawn", "fork", "forkserver"),
+    "--signals-to-handle": ("SIGTERM", "SIGTERM,SIGUSR1"),
+    "--log-dir": ("logs",),
+    "--tee": ("3", "0:1"),
+    "--redirects": ("1", "0:2"),
+    "--local-ranks-filter": ("0",),
+    "--virtual-local-rank": ("",),
+    "--node-rank": ("0",),
+    "--event-log-handler": ("null",),
+    "--shutdown-timeout": ("5",),
+}
+VARIABLES = {
+    "OMP_NUM_THREADS": ("", "3"),
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": ("0", "1"),
+    "TORCHELASTIC_ENABLE_FILE_TIMER": ("0", "1"),
+    "TORCHELASTIC_USE_AGENT_STORE": ("False", "x"),
+    "TORCHELASTIC_RUN_ID": ("older",),
+    "TORCHELASTIC_ERROR_FILE": ("/nowhere/error.json",),
+    "TORCHELASTIC_MAX_RESTARTS": ("99",),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0",),
+    "NCCL_ASYNC_ERROR_HANDLING": ("0",),
+    "CUDA_VISIBLE_DEVICES": ("", "1,0"),
+    "RANK": ("7",),
+    "LOCAL_WORLD_SIZE": ("9",),
+    "GROUP_RANK": ("5",),
+    "ROLE_NAME": ("older",),
+    "MASTER_ADDR": ("elsewhere",),
+    "MASTER_PORT": ("1",),
+    "PYTHONUNBUFFERED": ("1",),
+    "LOGLEVEL": ("INFO",),
+    "PYTHON_EXEC": ("./python-of-theirs",),
+    "SLURM_NODEID": ("3",),
+}
+
+
+def drawn(seed: int) -> tuple[list[str], dict[str, str]]:
+    """A command line and variables; an option is on the command line, in either spelling, or in its variable."""
+    draw = random.Random(seed)
+    options, env = draw.choice(MEETING).split(), {}
+    for flag in draw.sample(sorted(FLAGS), draw.randint(0, 6)):
+        if SINCE.get(flag[2:].replace("-", "_"), TORCH) > TORCH:
+            continue
+        value, way = draw.choice(FLAGS[flag]), draw.choice(("-", "_", "variable"))
+        if way == "variable":
+            env["PET_" + flag[2:].replace("-", "_").upper()] = value or "1"
+        else:
+            options += ["--" + flag[2:].replace("-", way), *([value] if value else [])]
+    env |= {name: draw.choice(VARIABLES[name]) for name in draw.sample(sorted(VARIABLES), draw.randint(0, 5))}
+    return [*options, *draw.choice(STARTED).split()], env
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 2 else pytest.mark.all) for seed in range(40)])
+def test_workers_find_the_same_whatever_flags_and_variables_are_together(
+    folder: Path, warm: Warm, seed: int, torch_run: Any
+) -> None:
+    options, env = drawn(seed)
+    if not picks_a_free_port(torch_run.get_args_parser()):
+        pytest.skip("this torchrun serves port 29500 where nothing says where workers meet")
+    is_at_endpoint = "c10d" in options and "localhost:0" not in options
+    shapes = SHAPES | OF_AN_ENDPOINT if is_at_endpoint else SHAPES
+    theirs, ours = both(folder, options, env, warm.python)
+    for rank in theirs:
+        assert_same_env(theirs[rank]["env"], ours[rank]["env"], env, shapes)
 
 
 def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on(folder: Path) -> None:

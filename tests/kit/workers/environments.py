@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,20 @@ UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 SHAPES = {
     "MASTER_PORT": r"[1-9]\d{3,4}",
     "TORCHELASTIC_RUN_ID": UUID,
-    "TORCHELASTIC_ERROR_FILE": r"/.+/attempt_0/\d+/error\.json",
+    "TORCHELASTIC_ERROR_FILE": r"(logs|/.+)/[^/]+/attempt_0/\d+/error\.json",  # ours is absolute
     "TORCHELASTIC_TIMER_FILE": r"/.+/(watchdog_timer_.+|aelastic_[0-9a-f]{8}/timers)",
+}
+
+
+# With c10d at an endpoint, where torchrun gives the host's name, and ours the address that other nodes reached.
+OF_AN_ENDPOINT = {"MASTER_ADDR": rf"{re.escape(socket.getfqdn())}|localhost|127\.0\.0\.1"}
+
+
+# What only our workers find, and what it looks like.
+OURS = {
+    # torchrun sets none: `worker_main` of its control plane serves nothing there.
+    "TORCH_WORKER_SERVER_SOCKET": r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+",
+    "AELASTIC_ROUND": r"\d+",
 }
 
 
@@ -88,9 +102,9 @@ def both(
         for name, value in os.environ.items()
         if not name.startswith(("PET_", "AELASTIC_", "TORCH", "OMP_", "PYTEST_", "KMP_"))
     }
-    is_static = "PORT" in options  # both serve it: one after the other
+    is_static = any("PORT" in option for option in options)  # both serve it: one after the other
     port = quiet_port()
-    command = [str(port) if option == "PORT" else option for option in options]
+    command = [option.replace("PORT", str(port)) for option in options]
     runs: list[subprocess.Popen[bytes]] = []
     # A file, which workers of both inherit: a pipe ours would not.
     with (folder / "said").open("ab") as said, contextlib.ExitStack() as ending:
@@ -116,7 +130,7 @@ def both(
         {path.stem: json.loads(path.read_text()) for path in (folder / name).iterdir()}
         for name in ("torchrun", "aelastic")
     ]
-    assert found[0] and sorted(found[0]) == sorted(found[1])
+    assert found[0] and sorted(found[0]) == sorted(found[1]), (command, (folder / "said").read_text())
     return found
 
 
@@ -124,22 +138,26 @@ def wait_over(run: subprocess.Popen[bytes], said: Path) -> None:
     assert run.wait(LAUNCH_TIMEOUT_S) == 0, said.read_text()
 
 
-def assert_same_env(theirs: dict[str, str], ours: dict[str, str], env: dict[str, str]) -> None:
+def assert_same_env(
+    theirs: dict[str, str], ours: dict[str, str], env: dict[str, str], shapes: Mapping[str, str] = SHAPES
+) -> None:
     theirs, ours = dict(theirs), dict(ours)
     for each, name in ((theirs, "torchrun"), (ours, "aelastic")):
         assert each.pop("DUMP_TO") == name
         for key in OF_IMPORTING_TORCH - env.keys():
             each.pop(key, None)
-    # torchrun sets none: `worker_main` of its control plane serves nothing there.
-    assert "TORCH_WORKER_SERVER_SOCKET" not in theirs
-    assert re.fullmatch(r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+", ours.pop("TORCH_WORKER_SERVER_SOCKET"))
-    assert "AELASTIC_ROUND" not in theirs
-    assert re.fullmatch(r"\d+", ours.pop("AELASTIC_ROUND"))
+    for key, shape in OURS.items():
+        assert key not in theirs
+        assert re.fullmatch(shape, ours.pop(key)), key
     if SINCE["signals_to_handle"] > TORCH:
         assert "TORCHELASTIC_SIGNALS_TO_HANDLE" not in theirs
         del ours["TORCHELASTIC_SIGNALS_TO_HANDLE"]
-    for key, shape in SHAPES.items():
+    assert os.path.isabs(ours["TORCHELASTIC_ERROR_FILE"])
+    for key, shape in shapes.items():
         if theirs.get(key) != ours.get(key):
-            assert re.fullmatch(shape, theirs.pop(key)), key
-            assert re.fullmatch(shape, ours.pop(key)), key
-    assert ours == theirs
+            for found in (theirs.pop(key, "nothing"), ours.pop(key, "nothing")):
+                assert re.fullmatch(shape, found), f"{key}: {found}"
+    different = {
+        key: (theirs.get(key), ours.get(key)) for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)
+    }
+    assert not different, different
