@@ -1,0 +1,48 @@
+"""DeepSpeed's own launcher, which has no restarts, with aelastic below it, on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from kit.servers.recipes import python_with
+
+LIMIT_S = 100.0
+# No engine: on CPUs its own communication is compiled when it is first used, which takes a minute and more.
+WORKER = """
+import os, signal, sys
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.init_process_group("gloo")
+ranks = torch.tensor([rank])
+dist.all_reduce(ranks)
+print(f"told rank {rank} restart {restart} sum {ranks.item()}", *sys.argv[1:], flush=True)
+if restart == "0" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(ranks)
+dist.destroy_process_group()
+"""
+
+pytestmark = pytest.mark.all
+
+
+def test_workers_that_deepspeed_starts_are_restarted(tmp_path: Path) -> None:
+    python = Path(python_with("deepspeed"))
+    (tmp_path / "train.py").write_text(WORKER)
+    added = {"PATH": f"{python.parent}:{os.environ['PATH']}", "DS_ACCELERATOR": "cpu", "PET_MAX_RESTARTS": "3"}
+    done = subprocess.run(
+        [python, "-m", "aelastic.under", "deepspeed", "--num_gpus", "2", "--master_port", "0", "train.py", "--x", "1"],
+        cwd=tmp_path, env={**os.environ, **added}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = sorted(line for line in done.stdout.splitlines() if line.startswith("told"))
+    assert told == [
+        f"told rank {rank} restart {restart} sum 1 --local_rank={rank} --x 1" for rank in (0, 1) for restart in (0, 1)
+    ]
+    assert "rank 1 failed on" in done.stderr and "restart 1 of 3" in done.stderr
