@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -663,6 +664,14 @@ def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_
     assert len(story.checks.rounds) == rounds + 1, "the others took it in, and it began no round of its own"
 
 
+def _is_off(story: Story, host: str) -> bool:
+    return story.on(f"node{host}") is None
+
+
+def _is_connected(agent: Any) -> bool:
+    return agent.stream is not None
+
+
 @pytest.mark.parametrize(
     "size",
     [
@@ -683,9 +692,9 @@ def test_a_machine_that_was_suspended_with_its_clock_asks_the_board_before_it_be
         coordinator = story.coordinator
         host = next(host for host in "12" if host != coordinator.host[-1])
         story.agent(host).ask_to_leave()
-        story.until(lambda story=story, host=host: story.on(f"node{host}") is None, LEASE_S)
+        story.until(partial(_is_off, story, host), LEASE_S)
         newcomer = story.begin(host)
-        story.until(lambda newcomer=newcomer: newcomer.stream is not None, SOON_S)
+        story.until(partial(_is_connected, newcomer), SOON_S)
         coordinator.suspend()
         story.pass_time(11)
         assert len(story.checks.rounds) == 1
