@@ -15,12 +15,24 @@ from pathlib import Path
 import pytest
 from kit.agents import FINISH, figure
 from kit.effort import EFFORT
-from kit.faults.chaos import BOARDS, FAULTS, LEASE_S, LONG_S, SLACK_S, Battlefield, Fault, Undo, battlefield
+from kit.faults.chaos import (
+    BOARDS,
+    FAULTS,
+    LEASE_S,
+    LONG_FAULTS,
+    LONG_S,
+    SLACK_S,
+    Battlefield,
+    Fault,
+    Undo,
+    battlefield,
+)
 from kit.faults.chaos_charges import Done, check_charges
 from kit.launching import Launcher
 
 pytestmark = pytest.mark.long
 PAIRS = {"quick": 2, "all": 12, "soak": 40}[EFFORT]
+FAULTS_OF_PAIRS = FAULTS + (LONG_FAULTS if EFFORT == "soak" else [])
 SINGLE_FAULTS = {"quick": 3, "all": 12, "soak": 200}[EFFORT]
 each_board = pytest.mark.parametrize(
     "board", [board if board == "c10d" else pytest.param(board, marks=pytest.mark.all) for board in BOARDS]
@@ -107,7 +119,7 @@ def test_a_coordinator_that_reaches_the_board_and_no_other_node_is_replaced(
 # Pairs.
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @each_board
 def test_whatever_two_faults_come_together_the_job_goes_on_and_pays_by_the_rule(
     launch: Launcher, tmp_path: Path, board: str
@@ -119,7 +131,7 @@ def test_whatever_two_faults_come_together_the_job_goes_on_and_pays_by_the_rule(
 
 
 def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
-    pair = luck.choices([fault for fault in FAULTS if fault.is_for(there.board)], k=2)
+    pair = luck.choices([fault for fault in FAULTS_OF_PAIRS if fault.is_for(there.board)], k=2)
     began, undos, done = time.monotonic(), list[tuple[float, int]](), list[Done]()
     doing = list[Undo]()
     for fault in pair:

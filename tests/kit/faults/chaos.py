@@ -286,6 +286,9 @@ class Battlefield:
         address = self.nodes[index].v4()
         return self.net.filter(*(f"ip {way} {address} numgen random mod 100 < 30 drop" for way in ("saddr", "daddr")))
 
+    def all_leaky(self, _: int) -> Undo:
+        return self.net.filter("numgen random mod 100 < 30 drop")
+
     def slow(self, index: int) -> Undo:
         return self.net.slow_down(self.nodes[index], "50kbit")
 
@@ -390,6 +393,19 @@ FAULTS = [
     Fault("etcd_restarted", 1.0, needs="etcd"),
     Fault("etcd_frozen", LONG_S, needs="etcd"),
     Fault("etcd_emptied", needs="etcd"),
+]
+# What takes long: cuts of up to ten leases, partitions, asymmetric ones, packets that are lost everywhere, a minute's sleep.
+LONG_FAULTS = [
+    Fault("cut_off", 2 * LEASE_S),
+    Fault("cut_off", 5 * LEASE_S),
+    Fault("cut_off", 10 * LEASE_S),
+    Fault("cut_off_from_nodes", 3 * LEASE_S),
+    Fault("cut_off_from_coordinator", 4 * LEASE_S),
+    Fault("deaf", 4 * LEASE_S),
+    Fault("mute", 4 * LEASE_S),
+    Fault("deaf_to_nodes", 3 * LEASE_S),
+    Fault("all_leaky", 4 * LEASE_S),
+    Fault("agent_stopped", 60.0),
 ]
 
 
