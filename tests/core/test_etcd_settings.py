@@ -15,7 +15,7 @@ from aelastic.errors import InputError
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import MAX_BYTES, record_from_bytes, record_to_bytes, state_of, text_without_leader
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
-from aelastic.rdzv.protocol.messages import Seat, Seats
+from aelastic.rdzv.protocol.messages import ROUND_MAX, Seat, Seats, fence_of
 
 # --- what the user chose
 
@@ -101,8 +101,15 @@ candidates = st.builds(
 )
 
 
-seats = st.builds(Seat, texts, texts, texts, st.integers(1, 65535))
-rounds = st.none() | st.builds(Seats, st.integers(1, 2**53), st.integers(1, 2**53), texts, st.tuples(seats, seats))
+words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
+seats = st.builds(Seat, words, words, words, st.integers(1, 65535))
+rounds = st.none() | st.builds(
+    lambda epoch, round_, secret, seats: Seats(fence_of(epoch, round_), round_, secret, tuple(seats)),
+    st.integers(1, 2**42),
+    st.integers(1, ROUND_MAX),
+    words,
+    st.lists(seats, min_size=1, max_size=3, unique_by=lambda seat: seat.node_id),
+)
 
 
 @given(candidates, st.integers(1), texts, rounds)
