@@ -356,7 +356,7 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
 
     text = (
         '{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["10.0.0.1", "::1"], "port": 40000, '
-        '"token": "secret of a"}, "verdict": ""}'
+        '"token": "secret of a", "made_ms": 0}, "verdict": ""}'
     )
     served_for, *leader, keys = done.stdout.splitlines()
     assert (served_for, leader) == ("a%20job%2F1", ["1", text])

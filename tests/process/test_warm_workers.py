@@ -39,6 +39,7 @@ told.tell()
 
 # Named after a job, or drawn for each run.
 OF_A_RUN = (
+    "AELASTIC_ROUND",
     "MASTER_PORT",
     "TORCH_WORKER_SERVER_SOCKET",
     "TMPDIR",
