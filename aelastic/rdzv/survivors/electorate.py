@@ -164,11 +164,13 @@ class Electorate:
         known = {seat.node_id for seat in round_.seats}
         places = {i: place for i, place in self._place_of.items() if i not in known and is_connected(i)}
         newcomers = Counter((host, address or self._way) for host, address in places.values())
-        newcomers.subtract((seat.host, seat.address) for seat in round_.seats if seat.node_id in self._dead)
+        # Where all nodes were on the coordinator's machine, their seats have its loopback address.
+        place_of = {s.node_id: (s.host, self._way if is_loopback(s.address) else s.address) for s in round_.seats}
+        newcomers.subtract(place_of[seat.node_id] for seat in round_.seats if seat.node_id in self._dead)
         found = list[m.Seat]()
         for seat in missing:
-            if newcomers[seat.host, seat.address] > 0:
-                newcomers[seat.host, seat.address] -= 1
+            if newcomers[place_of[seat.node_id]] > 0:
+                newcomers[place_of[seat.node_id]] -= 1
             else:
                 found.append(seat)
         return found
