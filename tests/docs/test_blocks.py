@@ -37,6 +37,7 @@ HERE = {
     r"--linger 60": "--linger 0.1",
     r",transformers\b": ",json",
     r"tail -f": "cat",
+    r"(?m)^\$ (pgrep .*)": r"$ until \1; do sleep 0.1; done",  # a reader types later
     r"/var/tmp/": "tmp/",
     r"\bpip install .*": "true",
     r"collector:4318": "127.0.0.1:9",

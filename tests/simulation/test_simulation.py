@@ -553,7 +553,7 @@ def test_newcomers_begin_no_round_beside_one_that_the_endpoint_knows() -> None:
     story.assert_undisturbed("012", lambda: None, 8 * LEASE_S)
     round_ = story.until_run_by("012")
     assert story.agent("3").server or story.agent("4").server, "the board has taken one of them"
-    told = [text for agent in "34" for text in story.agent(agent).told if "no contact with node0, node1, node2" in text]
+    told = [text for agent in "34" for text in story.agent(agent).told if "node0, node1, node2 cannot be reached" in text]
     assert told, "which nodes are waited for"
     story.heal_all()
     story.until(lambda: len({a.host for a in story.living if a.alive}) == 4, 2 * LEASE_S)
