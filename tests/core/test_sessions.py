@@ -1122,16 +1122,57 @@ def test_two_nodes_elect_none_so_a_verdict_waits_for_the_other_one() -> None:
     assert of_kind(term.live_until(term.now + LEASE_S + RETURN_S, "b", is_board_up=False), m.Ended) == []
 
 
-@pytest.mark.parametrize("is_leader", [False, True])
-def test_where_nodes_elect_a_verdict_that_the_board_does_not_take_waits_for_a_lease_at_most(is_leader: bool) -> None:
+KNOWS = m.Alive(1, EPOCH)  # the seats, and the verdict with them
+
+
+def test_where_nodes_elect_most_of_them_know_the_verdict_before_the_board_does() -> None:
+    """A coordinator after this one hears of it from one of them, and says the same."""
     term = closing()
     elect(term, "abc")
-    if not is_leader:
-        term.leader.lease.certain_until = term.now
+    asked = term.say("b", m.Succeeded("b", 1))
+    heard = term.hears(asked)
+    assert [type(each) for each in heard["a"]] == [m.Seats, m.Probe] == [type(each) for each in heard["b"]]
+    assert heard["a"][0].closing == m.Closing(EPOCH, VERDICT)
+    assert of_kind(asked, ev.Publish) == of_kind(term.say("a", KNOWS), ev.Publish) == []
+    assert of_kind(term.say("b", KNOWS), ev.Publish)
+    assert of_kind(term.tell(ev.Published(True)), m.Ended) == [VERDICT] * 2
+
+
+def test_where_nodes_elect_and_most_know_the_verdict_the_board_has_a_second_to_take_it() -> None:
+    term = closing()
+    elect(term, "abc")
     term.say("b", m.Succeeded("b", 1))
-    within_s = PUBLISH_TIMEOUT_S if is_leader else LEASE_S
-    assert of_kind(term.live_until(term.now + within_s - 0.01, is_board_up=False), m.Ended) == []
-    assert of_kind(term.live_until(term.now + 0.02, is_board_up=False), m.Ended)[:1] == [VERDICT]
+    for name in "ab":
+        term.say(name, KNOWS)
+    assert of_kind(term.live_until(term.now + PUBLISH_TIMEOUT_S - 0.01, is_board_up=False), m.Ended) == []
+    for name in "ab":
+        term.say(name, KNOWS)
+    assert of_kind(term.tell(ev.DeadlinePassed()), m.Ended) == []
+    term.now += 0.02
+    assert of_kind(term.tell(ev.DeadlinePassed()), m.Ended) == [VERDICT] * 2
+
+
+def test_a_coordinator_whose_verdict_too_few_know_has_workers_stopped_and_says_at_last_that_it_does_not_know() -> None:
+    term = running("abc", nodes=(1, 3), max_restarts=0, join_timeout_s=60.0)
+    elect(term, "abc")
+    term.fail("a")
+    said: list[Any] = []
+    until = term.now + 60.0 - 2 * PUBLISH_TIMEOUT_S
+    while term.leader.deadline is not None and term.leader.deadline < until:
+        said += term.say("a", KNOWS)
+        said += term.pass_deadline()
+        said += term.tell(RENEWED) if term.leader.lease.is_asked else []
+    assert of_kind(said, ev.Publish) == of_kind(said, m.Ended) == []
+    (stop,) = {each.reason for each in of_kind(said, m.Interrupted)}
+    assert (
+        stop
+        == "the job's outcome is not known here: host-b, host-c have not confirmed it, and may go on; waiting for them"
+    )
+    while not of_kind(said, m.Ended):
+        said = term.say("a", KNOWS) + term.pass_deadline()
+        said += term.tell(RENEWED) if term.leader.lease.is_asked else []
+    assert {each.outcome for each in of_kind(said, m.Ended)} == {m.Outcome.TIMED_OUT}
+    assert term.now <= until + 4 * PUBLISH_TIMEOUT_S
 
 
 def test_a_node_that_comes_before_the_verdict_is_on_the_board_hears_it_with_the_others_and_a_later_one_at_once() -> (

@@ -10,6 +10,8 @@ _OF = {"quick": 0, "all": 1, "soak": 2}[EFFORT]
 # How often a story is told again where each time takes seconds; each kind of turn is met in six.
 REPETITIONS = (6, 20, 20)[_OF]
 WAKE_UPS = (10, 60, 60)[_OF]  # orders in which a machine that was suspended hears what has come meanwhile
+# Events after a failure at which the network is cut; the verdict is there before the last.
+CUT_AT = (range(28, 40, 3), range(48), range(48))[_OF]
 SIMULATION_SEEDS = (100, 500, 5000)[_OF]
 ENDPOINTS_SEEDS = (20, 300, 5000)[_OF]
 QUORUM_SEEDS = (100, 1000, 100_000)[_OF]

@@ -46,3 +46,24 @@ def test_workers_on_gloo_go_on_without_the_coordinators_host_which_serves_one_of
 ) -> None:
     with battlefield(launch, "c10d on three", tmp_path, STAR_GLOO="1", GLOO_SOCKET_IFNAME="net1") as there:
         others_go_on(there, "agent_killed", 10.0)  # they import torch
+
+
+@pytest.mark.all
+def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_others_go_on_with(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    """The last restart is used up 0.3 s after the failure; by then the coordinator reaches no other node."""
+    with battlefield(launch, "c10d", tmp_path, max_restarts=0) as there:
+        while there.coordinator != 0:
+            there.agent_killed(there.coordinator)()
+            there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+        fence, began = there.fence, time.monotonic()
+        undo = there.cut_off(0)
+        there.worker_raises(0)
+        there.agents[0].wait_said("the job's outcome is not known here|no contact with the endpoint", limit_s=SLACK_S)
+        there.wait_progress(REST, began, above=fence, limit_s=LEASE_S + 1 + SLACK_S)
+        time.sleep(max(began + 4 * LEASE_S - time.monotonic(), 0.0))
+        assert not any(agent.is_over for agent in there.agents), there.team.story
+        undo()
+        there.wait_progress(ALL, time.monotonic(), limit_s=2 * LEASE_S + SLACK_S)
+        assert there.side_by_side_s() < LEASE_S + 1

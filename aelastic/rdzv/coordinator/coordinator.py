@@ -68,7 +68,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case ev.Registered():
                 return self._on_registered(event, now)
             case m.Ready():
-                return self._on_ready(event, now)
+                return self._replace_previous_agent(event.node, now) + self._join(event.node, now)
             case m.Failed():
                 return self._on_failed(event, now)
             case m.Succeeded():
@@ -101,6 +101,7 @@ class Coordinator(Machine[ev.Event, Send]):
         has_place = has_seat(past, self.rules.max_nodes)
         shows_round = is_new and past.fence > self.roster.fence and has_place
         self.newest_round = max(self.newest_round, past.round)
+        self.forming.proposed.hear(event.seats)
         if has_place and (is_new or past.epoch != self.roster.epoch or node.node_id in self.roster.participants):
             self.forming.on_count(past.restart_count, is_paid=past.fence > self.roster.fence)
         if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
@@ -119,6 +120,8 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _return(self, node: m.Node, past: m.Past, now: float) -> list[Send]:  # noqa: C901  a case for each situation
         """A node reconnects that this coordinator may know: it hears what it has missed, or has news."""
+        if self.phase is not Phase.TAKING_OVER and (ended := self.forming.proposed.of(self.roster.fence)):
+            return self._close(ended)
         departed = [Send(node.node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
         how = how_it_returns(node.node_id, past, self.roster, self.roster.fence, is_running=self.phase is Phase.RUNNING)
         match how:
@@ -155,15 +158,11 @@ class Coordinator(Machine[ev.Event, Send]):
         reason = f"another agent joined as node rank {node.preferred_rank} ({node.host})"
         return [Send(old, m.Ended(Outcome.REPLACED, reason)), *self._on_gone(ev.Lost(old, reason), now)]
 
-    def _on_ready(self, event: m.Ready, now: float) -> list[Send]:
-        return self._replace_previous_agent(event.node, now) + self._join(event.node, now)
-
     def _join(self, node: m.Node, now: float) -> list[Send]:
         match self.phase:
             case Phase.FORMING:  # it takes part in the next round
                 self.roster.put(node, Standing.READY)
-                self.forming.is_greeted = True
-                return self._form(now)
+                return self._form(now, is_greeted=True)
             case Phase.TAKING_OVER:  # it waits; if it has a seat, the round is over
                 self.roster.put(node, Standing.READY)
                 assert self.takeover is not None
@@ -301,8 +300,8 @@ class Coordinator(Machine[ev.Event, Send]):
         self.forming.restart(self.roster.stop_participants(), reason, now)
         return self._form(now)
 
-    def _form(self, now: float) -> list[Send]:
-        step = self.forming.step(self.roster, is_first=self.round == 0, now=now)
+    def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
+        step = self.forming.step(self.roster, is_first=self.round == 0, now=now, is_greeted=is_greeted)
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
@@ -324,8 +323,7 @@ class Coordinator(Machine[ev.Event, Send]):
         self.phase = Phase.RUNNING
         sends = self.forming.correct(self.roster, self.round)
         self.round = self.newest_round = max(self.round, self.newest_round) + 1
-        limits = self.rules.min_nodes, self.rules.max_nodes
-        assignments = self.roster.assign(self.round, self.forming.restart_count, limits, self.own_node_id)
+        assignments = self.roster.assign(self.round, self.forming.restart_count, self.rules.limits, self.own_node_id)
         self.forming.stop(len(assignments))
         self.deadline = self.newcomers.on_begun(now)
         told = self.newcomers.tell(self.roster.ready, self.deadline, now)
@@ -378,6 +376,8 @@ class Coordinator(Machine[ev.Event, Send]):
             return []
         self.phase, self.takeover = Phase.RUNNING, None
         self.roster.inherit(takeover.by_rank, takeover.departed)
+        if (verdict := self.forming.proposed.of(self.roster.fence)) is not None:
+            return self._close(verdict)
         if self.forming.inherit(takeover, now):
             return self._end_round(now)
         self.deadline = self.newcomers.on_come(None, now)

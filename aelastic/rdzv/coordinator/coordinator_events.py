@@ -28,6 +28,7 @@ class Registered(Record):
     knew_another: bool = False  # a coordinator before this one has welcomed it
     age_s: float = 0.0  # since it connected
     silent_s: float = 0.0  # before that, on the connection that this one replaces
+    seats: m.Seats | None = None  # perhaps with a verdict that a coordinator before this one has proposed
 
 
 class Broken(Record):

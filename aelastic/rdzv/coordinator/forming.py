@@ -29,7 +29,7 @@ from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
 from aelastic.rdzv.coordinator.first_cause import Cause, RoundEnd
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster, hosts_of, some_of
-from aelastic.rdzv.coordinator.takeover import Takeover
+from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
@@ -50,6 +50,10 @@ class RoundRules(Record):
     join_timeout_s: float = JOIN_TIMEOUT_S
     settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
     takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        return self.min_nodes, self.max_nodes
 
     def spare_text(self, *, has_finished: bool) -> str:
         """What a node reads for which the round that runs has no place."""
@@ -187,6 +191,7 @@ class Forming:
     reason: str = ""  # of that, as nodes read it
     is_corrected: bool = False  # they have heard another one before
     verdict: m.Ended | None = None  # if the job cannot pay for it
+    proposed: Proposed = field(default_factory=Proposed)  # what a coordinator before this one was about to say
     deadline: float | None = None
     since: float | None = None
     join_by: float | None = None
@@ -198,8 +203,9 @@ class Forming:
     is_greeted: bool = False  # nodes have come since the round was to begin last
     is_behind: bool = False  # nodes have said more than the coordinator has heard yet
 
-    def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
-        """What the round does now, with the nodes that there are.  O(1)."""
+    def step(self, roster: Roster, *, is_first: bool, now: float, is_greeted: bool = False) -> Step:
+        """What the round does now, with the nodes that there are; `is_greeted`: one has just come.  O(1)."""
+        self.is_greeted |= is_greeted
         rules, ready = self.rules, len(roster.ready)
         if self.since is None:
             self.since = now

@@ -1,8 +1,7 @@
 """The leader: one agent's term as coordinator, from its election until it steps down.
 
-It composes `sessions.py` (connections and the nodes behind them), `leadership.py` (until when this agent may decide),
-`coordinator.py` (which decides) and `verdict.py` (which lets the verdict out).  Pure: `coordinator_server.py` carries
-out what it asks for.
+It composes `sessions.py` (connections, and nodes behind them), `leadership.py` (until when this agent may decide),
+`coordinator.py` (decides) and `verdict.py` (lets the verdict out).  Pure: `coordinator_server.py` carries it out.
 
 - While leadership is **not certain** decisions wait for the board's answer; connections, leases and heartbeats go on.
 - A decision is only for nodes that are connected to this agent; any other says where it stands when it reconnects.
@@ -86,7 +85,8 @@ class Leader(Machine[ev.Event, ev.Action]):
     @property
     def has_told_all(self) -> bool:
         """Whether every node that is known has heard how the job ended."""
-        return self.verdict.is_released and self.sessions.is_empty and not self.coordinator.roster.lost_hosts
+        is_lost = self.coordinator.roster.lost_hosts or self.sessions.electorate.unmet
+        return self.verdict.is_released and self.sessions.is_empty and not is_lost
 
     @property
     def deadline(self) -> float | None:
@@ -149,6 +149,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # for its session, or it is refused
                 is_leading = self.phase is Phase.LEADING
                 actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
+                actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
                 return actions + self._reclaim_if_needed(now)
             case Phase.STEPPED_DOWN:
                 return []  # the next coordinator will hear it
@@ -290,9 +291,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         if have_slept:
             self.verdict.on_woken(now)
         if self.verdict.is_due(now):
-            is_leader = self.lease.is_certain(now)
-            actions += self._let_out(self.verdict.on_deadline_passed(now, self.sessions, is_leader=is_leader), now)
-        return actions + self.verdict.publish_again(now, is_blocked=self.is_blocked)
+            actions += self._let_out(self.verdict.on_deadline_passed(now, self.sessions), now)
+        return actions + self.verdict.publish_again(now, self.sessions, self.coordinator)
 
     # Moves.
 
@@ -370,7 +370,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _renew(self, now: float) -> list[ev.Action]:
         known, losses = self.sessions.electorate, self.coordinator.forming.losses
-        return [ev.Renew(known.newest)] if self.lease.renew(now, losses, known.newest_fence) else []
+        return [ev.Renew(known.newest_for_board)] if self.lease.renew(now, losses, known.newest_fence) else []
 
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
@@ -381,7 +381,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                     actions += self.sessions.say(send.node_id, send.message)
                     assigned[send.node_id] = send.message
                 case m.Ended(outcome) if outcome is not m.Outcome.REPLACED and not self.verdict.is_released:
-                    actions += self.verdict.hold(send, send.message, now, is_blocked=self.is_blocked)
+                    actions += self.verdict.hold(send, now, self.sessions, self.coordinator)
                 case _:
                     actions += self.sessions.say(send.node_id, send.message)
         return actions + self.sessions.seat(assigned, self.coordinator.roster)

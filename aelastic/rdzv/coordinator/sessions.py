@@ -203,8 +203,8 @@ class Sessions:
     def _on_said(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         node_id = connection.node_id
         match message:
-            case m.Alive(fence):
-                self.electorate.on_said(node_id, fence)
+            case m.Alive(fence, closing_epoch):
+                self.electorate.on_said(node_id, fence, closing_epoch)
                 return []
             case m.HungUp():
                 raise AssertionError("it is noted in any stage")
@@ -319,10 +319,11 @@ class Sessions:
         self.electorate.on_welcome(node, hello.seats)
         self.electorate.on_ended(each for each in hello.ended if not self.has_session(each))
         self.electorate.forget(self._is_awaited)
-        self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s), now)
+        seats = hello.seats if self.electorate.is_on else None
+        self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s, seats=seats), now)
         actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
-        if (seats := self.electorate.newer_than(hello.seats)) is not None:
-            actions.append(Say(conn, seats))
+        if (newest := self.electorate.newer_than(hello.seats)) is not None:
+            actions += [Say(conn, newest), *([Say(conn, m.Probe())] if newest.closing else [])]
         if notice:
             actions.append(Say(conn, m.Waiting(notice)))
         if old is not None and old in self._probed:  # whether it lives: it can say so here only

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
 from aelastic.rdzv.coordinator.roster import Roster
-from aelastic.rdzv.protocol.messages import Past, Standing
+from aelastic.rdzv.protocol.messages import Ended, Past, Seats, Standing
 
 # What a node reads whose seat was taken.
 TAKEN = "another node has the place of this one in round {}; rejoining"
@@ -176,3 +176,20 @@ class Takeover:
         assert self._settled == self.seats.keys() | self.given_up | self.departed, "what is settled is known of a seat"
         holders = {(node_id, rank) for node_id, ranks in self._seats_of.items() for rank in ranks}
         assert holders == {(node_id, rank) for rank, node_id in self.seats.items()}, "a node has the seats that it took"
+
+
+@dataclass(slots=True)
+class Proposed:
+    """The verdict that a coordinator before this one has proposed, if one has, and of which round."""
+
+    seats: Seats | None = None
+
+    def hear(self, seats: Seats | None) -> None:
+        """What a node knows; the newest counts."""
+        if seats is not None and seats.closing is not None and seats.replaces(self.seats):
+            self.seats = seats
+
+    def of(self, fence: int) -> Ended | None:
+        """The verdict, if it is of the round with this fence."""
+        seats = self.seats
+        return None if seats is None or seats.closing is None or seats.fence != fence else seats.closing.verdict

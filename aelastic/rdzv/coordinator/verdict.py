@@ -1,11 +1,15 @@
-"""The verdict's way: it is on the board before any node hears it.
+"""The verdict's way: no node hears it before it counts, whatever becomes of this coordinator.
 
-So a coordinator that dies while it tells the verdict leaves no node without: the others read it on the board.  A board
-that has not taken it after a second delays the verdict further while other nodes may go on without this agent:
+- Where nodes **elect**, most of them know it first (`Closing`), as many as a round needs: a coordinator after this one
+  hears of it from one of them, and says the same.  The board's answer proves nothing to nodes that are cut off from it.
+- Then it is on the **board**, for nodes that come later.  A coordinator that dies while it tells the verdict leaves no
+  node without.
 
-- Where most nodes of a round elect: while so many of them are missing here; and for a lease, if this agent is not
-  certain that it leads.
-- Else until each node that may live has been heard after that second: it may have another coordinator by now, and this
+A coordinator that has too few nodes for that says nothing: it has the workers of its side stopped after a second, and
+waits for the others, which may go on; it hears from them how the job goes on, or after `join_timeout` says that it does
+not know.  A board that has not taken the verdict after a second delays it further where no nodes elect:
+
+- until each node that may live has been heard after that second: it may have another coordinator by now, and this
   agent is to go on with it.  A node that stays silent is awaited for a lease and a second after it was lost.
 
 The board is asked again until it has answered, for nodes that come later.
@@ -18,7 +22,9 @@ from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.roster import some_of
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
@@ -46,6 +52,9 @@ class VerdictGate:
     _look_at: float | None = None  # when to look again whether to wait for the board any longer
     _again_at: float | None = None  # when to ask the board again
     _held: list[Send] = field(default_factory=list[Send])
+    _is_awaited: bool = False  # too few nodes know it
+    _give_up_at: float = 0.0  # the others have not been heard of by then
+    _has_stopped: bool = False  # nodes were told to stop their workers, since it is not known how the job ends
 
     @property
     def deadline(self) -> float | None:
@@ -64,16 +73,27 @@ class VerdictGate:
     def is_released(self) -> bool:
         return self.stage is Stage.RELEASED
 
-    def hold(self, send: Send, verdict: m.Ended, now: float, *, is_blocked: bool) -> list[ev.Action]:
+    def hold(self, send: Send, now: float, sessions: Sessions, core: Coordinator) -> list[ev.Action]:
         """Keeps one node's copy of the verdict back."""
         self._held.append(send)
         if self.stage is Stage.PUBLISHING:
             return []
-        self.stage = Stage.PUBLISHING
+        assert isinstance(send.message, m.Ended), "it is the verdict"
+        self.stage, verdict = Stage.PUBLISHING, _shortened(send.message)
         self._look_at, self._asked_at = now + PUBLISH_TIMEOUT_S, now
-        self._text = to_text(_shortened(verdict))
+        self._give_up_at = now + core.rules.join_timeout_s
+        self._text = to_text(verdict)
         self._again_at = now
-        return self.publish_again(now, is_blocked=is_blocked)
+        seats = sessions.electorate.close(m.Closing(sessions.epoch, verdict))
+        told = [] if seats is None else [*sessions.say_all(seats), *sessions.say_all(m.Probe())]
+        return told + self.publish_again(now, sessions, core)
+
+    def on_heard(self, now: float, sessions: Sessions, core: Coordinator) -> list[ev.Action]:
+        """A node may know the verdict now."""
+        if not self._is_awaited or self._again_at is None or uninformed(sessions, is_on_board=sessions.is_on_board):
+            return []
+        self._again_at = now
+        return self.publish_again(now, sessions, core)
 
     def on_woken(self, now: float) -> None:
         """This process was stopped: what was heard meanwhile may be old."""
@@ -83,30 +103,43 @@ class VerdictGate:
         """The board cannot be asked now."""
         self._again_at = now + PUBLISH_AGAIN_S
 
-    def publish_again(self, now: float, *, is_blocked: bool) -> list[ev.Action]:
-        """Asks the board again, if it is time, and no other coordinator may have been elected without the board."""
+    def publish_again(self, now: float, sessions: Sessions, core: Coordinator) -> list[ev.Action]:
+        """Asks the board again, if it is time, and no other coordinator could go on without having heard."""
         if self._again_at is None or now < self._again_at:
             return []
-        if is_blocked:
+        self._is_awaited = bool(uninformed(sessions, is_on_board=sessions.is_on_board))
+        if self._is_awaited:
             self.on_failed(now)
-            return []
+            return self._stop_workers(core, sessions) if now >= self._asked_at + PUBLISH_TIMEOUT_S else []
         self._again_at = None
         return [ev.Publish(self._text)]
 
-    def on_deadline_passed(self, now: float, sessions: Sessions, *, is_leader: bool) -> list[Send]:
+    def on_deadline_passed(self, now: float, sessions: Sessions) -> list[Send]:
         """The board does not answer: waits on while nodes may go on that would not hear the verdict."""
-        if not self._may_go_on(now, sessions, is_leader=is_leader):
+        if not self._may_go_on(now, sessions):
+            return self.release()
+        if self._is_awaited and now >= self._give_up_at:
+            unknown = m.Ended(m.Outcome.TIMED_OUT, unknown_text(uninformed(sessions, is_on_board=False)))
+            self._held, self._again_at = [send.replace(message=unknown) for send in self._held], None
             return self.release()
         self._look_at = now + PUBLISH_TIMEOUT_S
         return []
 
-    def _may_go_on(self, now: float, sessions: Sessions, *, is_leader: bool) -> bool:
+    def _stop_workers(self, core: Coordinator, sessions: Sessions) -> list[ev.Action]:
+        """Nodes of this side stop their workers, once: it does not know how the job goes on."""
+        if self._has_stopped or core.verdict is None or core.verdict.outcome is m.Outcome.SUCCEEDED:
+            return []
+        self._has_stopped = True
+        text = stop_text(uninformed(sessions, is_on_board=False))
+        return sessions.say_all(m.Interrupted(core.round, text, core.forming.next_count))
+
+    def _may_go_on(self, now: float, sessions: Sessions) -> bool:
         """Whether nodes may go on with another coordinator."""
         lease_s = sessions.terms.lease_s
-        if sessions.missing:
+        if uninformed(sessions, is_on_board=False):
             return True
         if sessions.electorate.can_elect:
-            return not is_leader and now < self._asked_at + lease_s
+            return False
         late_at = self._asked_at + PUBLISH_TIMEOUT_S  # of what was heard before, the cut may have come after
         last = late_at + awaited_s(lease_s)  # however often nodes are lost and back meanwhile
         return now < last and not sessions.has_heard_all(late_at, now)
@@ -130,6 +163,23 @@ class VerdictGate:
         assert (self._look_at is not None) == bool(self._held) == is_publishing, (
             "a verdict is held while the board is asked"
         )
+
+
+def uninformed(sessions: Sessions, *, is_on_board: bool) -> list[m.Seat]:
+    """Nodes that could go on with another coordinator, and hear of no verdict from any of them."""
+    return sessions.electorate.missing(sessions.electorate.knows_verdict, is_on_board=is_on_board)
+
+
+def stop_text(missing: list[m.Seat]) -> str:
+    """Why workers stop though there is no verdict."""
+    hosts = some_of([seat.host for seat in missing])
+    return f"the job's outcome is not known here: {hosts} have not confirmed it, and may go on; waiting for them"
+
+
+def unknown_text(missing: list[m.Seat]) -> str:
+    """How the job ends for a side that has waited in vain."""
+    hosts = some_of([seat.host for seat in missing])
+    return f"the job's outcome is not known here: no contact with {hosts}, which may have gone on: look there"
 
 
 def _shortened(verdict: m.Ended) -> m.Ended:

@@ -276,7 +276,7 @@ class Member(Machine[Event, Action]):
                 self.contact.on_heartbeat(renewals, now)
                 return []
             case m.Probe():
-                return [ev.Send(m.Alive(self.state.votes_by))]
+                return [ev.Send(self.state.alive)]
             case m.Departed() | m.Seats():
                 self.state.on_news(message)
                 return []
@@ -345,7 +345,7 @@ class Member(Machine[Event, Action]):
             return [ev.Disconnect(), *self._read_board()]
         actions: list[Action] = []
         if self.phase is Phase.MEMBER and self.outbox.is_heartbeat_due(self.leader.lease_s, now):
-            actions.append(ev.Send(m.Alive(self.state.votes_by)))
+            actions.append(ev.Send(self.state.alive))
         if now >= min(self.leader.check_at, self.leader.late_at) and self.leader.begin_check(now):
             actions.append(ev.ReadBoard())
         return actions

@@ -132,8 +132,9 @@ class NodeState:
             self.alone_since = since
 
     @property
-    def votes_by(self) -> int:
-        return 0 if self.seats is None else self.seats.fence
+    def alive(self) -> m.Alive:
+        """A sign of life, with what this node votes by."""
+        return m.Alive() if self.seats is None else m.Alive(self.seats.fence, self.seats.closing_epoch)
 
     def on_news(self, news: m.Departed | m.Seats) -> None:
         """About the other nodes of the round."""

@@ -37,6 +37,8 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, read: int, 
             return f"Assigned.ranks.local_world_size is {ranks.local_world_size}, and this node has {own}"
         case m.Seats(fence, round_) if m.epoch_of(fence, round_) > epoch:
             return f"Seats.fence is {fence}, and the newest epoch is {epoch}"
+        case m.Seats() if message.closing_epoch > epoch:
+            return f"Seats.closing.epoch is {message.closing_epoch}, and the newest epoch is {epoch}"
         case m.Seats() if len(message.seats) > terms.max_nodes:
             return f"Seats.seats are {len(message.seats)}, and {terms.max_nodes} nodes may join"
         case _:

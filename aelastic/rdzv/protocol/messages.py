@@ -170,6 +170,13 @@ class Seat(Record):
     port: int
 
 
+class Closing(Record):
+    """A verdict that counts once most nodes of the round know it: any coordinator after this one has heard of one."""
+
+    epoch: int  # of the coordinator that proposes it
+    verdict: Ended
+
+
 class Seats(Record):
     """The nodes of a round by group rank: a majority of them can elect a coordinator where there is no endpoint.
 
@@ -181,6 +188,7 @@ class Seats(Record):
     secret: str  # known to each agent that may ask for a vote
     seats: tuple[Seat, ...]
     needs_endpoint: bool = False  # the rest of an earlier round may go on with the endpoint: these elect none
+    closing: Closing | None = None  # how the job ends, if it does with this round
 
     @property
     def majority(self) -> int:
@@ -191,7 +199,13 @@ class Seats(Record):
 
         Of two rounds with the same fence, which an endpoint that was lost has brought about, the coordinator's counts.
         """
-        return known is None or self.fence > known.fence or (self.fence == known.fence and self.secret != known.secret)
+        if known is None or self.fence != known.fence:
+            return known is None or self.fence > known.fence
+        return self.secret != known.secret or self.closing_epoch > known.closing_epoch
+
+    @property
+    def closing_epoch(self) -> int:
+        return 0 if self.closing is None else self.closing.epoch
 
 
 class Hello(Record):
@@ -211,6 +225,7 @@ class Alive(Record):
     """Heartbeat of a node.  Not answered."""
 
     fence: int = 0  # of the seats that it votes by
+    closing_epoch: int = 0  # of the verdict that it knows with these
 
 
 class HungUp(Record):

@@ -42,6 +42,8 @@ class Electorate:
     is_on: bool = False
     rounds: dict[int, m.Seats] = field(default_factory=dict[int, m.Seats])  # by fence
     _votes_by: dict[str, int] = field(default_factory=dict[str, int])  # node to fence, as it said last
+    closing: m.Closing | None = None  # the verdict that this coordinator proposes
+    _knows: dict[str, int] = field(default_factory=dict[str, int])  # node to the epoch of the verdict that it knows
     _dead: dict[str, None] = field(default_factory=dict[str, None])  # the first first
     _ended: dict[str, None] = field(default_factory=dict[str, None])  # coordinators before this one, as nodes have said
     _place_of: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])  # host and address
@@ -77,10 +79,30 @@ class Electorate:
         """Whether nodes of a round can elect another coordinator: two of three can, one of two cannot."""
         return any(len(round_.seats) > 2 for round_ in self.rounds.values())
 
-    def on_said(self, node_id: str, fence: int) -> None:
+    def on_said(self, node_id: str, fence: int, closing_epoch: int = 0) -> None:
+        self._knows[node_id] = closing_epoch
         if fence > self._votes_by.get(node_id, 0):
             self._votes_by[node_id] = fence
             self._forget_outvoted()
+
+    def close(self, closing: m.Closing) -> m.Seats | None:
+        """A verdict is proposed; gives what nodes are to know; `None`: they elect none."""
+        if not self.is_on or not self.rounds:
+            return None
+        self.closing, newest = closing, self.newest_fence
+        self.rounds[newest] = self.rounds[newest].replace(closing=closing)
+        return self.rounds[newest]
+
+    @property
+    def unmet(self) -> bool:
+        """Whether nodes of the last round may live that this coordinator has never met."""
+        newest = self.newest
+        seats = newest.seats if newest is not None else ()
+        return any(seat.node_id not in self._place_of and seat.node_id not in self._ended for seat in seats)
+
+    def knows_verdict(self, node_id: str) -> bool:
+        """Whether a node would tell another coordinator."""
+        return self.closing is None or self._knows.get(node_id, 0) >= self.closing.epoch
 
     def on_welcome(self, node: m.Node, seats: m.Seats | None) -> None:
         self._dead.pop(node.node_id, None)
@@ -89,8 +111,10 @@ class Electorate:
         self._place_of[node.node_id] = node.host, "" if is_here else node.master_addr
         self._way = self._way if is_here else node.way_address
         if seats is not None and self.is_on:
-            self.rounds.setdefault(seats.fence, seats)
-            self.on_said(node.node_id, seats.fence)
+            known = self.rounds.setdefault(seats.fence, seats)
+            if known.secret == seats.secret and seats.replaces(known):
+                self.rounds[seats.fence] = seats
+            self.on_said(node.node_id, seats.fence, seats.closing_epoch)
             self._forget_outvoted()
 
     def host_of(self, node_id: str) -> str:
@@ -105,6 +129,11 @@ class Electorate:
     @property
     def newest(self) -> m.Seats | None:
         return self.rounds[max(self.rounds)] if self.rounds else None
+
+    @property
+    def newest_for_board(self) -> m.Seats | None:
+        """Without a verdict, which nodes alone make count."""
+        return None if (newest := self.newest) is None else newest.replace(closing=None)
 
     @property
     def newest_fence(self) -> int:
@@ -137,6 +166,7 @@ class Electorate:
         seated = {seat.node_id for round_ in self.rounds.values() for seat in round_.seats}
         self._place_of = {i: place for i, place in self._place_of.items() if is_known(i)}
         self._votes_by = {i: fence for i, fence in self._votes_by.items() if i in seated or is_known(i)}
+        self._knows = {i: epoch for i, epoch in self._knows.items() if i in seated or is_known(i)}
         for book in (self._dead, self._ended):
             for node_id in [i for i in book if i not in seated][:-REMEMBERED_MAX]:
                 del book[node_id]

@@ -24,8 +24,8 @@ from kit.simulated.charges import Charges
 from kit.simulated.world import World
 
 LEASE_S = 5.0
-
-
+# Ends of agents that say nothing about the job.
+NOT_KNOWN = "the job's outcome is not known here"
 UNACCOUNTED = "the endpoint knows of a round"
 
 
@@ -37,9 +37,12 @@ class ForgottenError(Exception):
     """The job has ended, and nothing that outlives its agents says so: what goes on is another job.
 
     It comes from a board that could not be told, that was wiped or died with its host, or that keeps what it is told
-    for a lease only while a node was away for longer.  Or the job waits for ever: for nodes that could go on as a
-    majority, and died while it had no contact with them.
+    for a lease only while a node was away for longer.
     """
+
+
+class DeadVotersError(Exception):
+    """The job waits for ever: for nodes that could go on as a majority, and died while it had no contact with them."""
 
 
 @dataclass(eq=False)
@@ -337,7 +340,7 @@ class Checks:
         leaders = [agent.server.leader for agent in self.agents if agent.is_alive and agent.server is not None]
         missing = {seat.node_id for leader in leaders for seat in leader.sessions.missing}
         if missing and not any(agent.is_alive and agent.node_id in missing for agent in self.agents):
-            raise ForgottenError(f"{missing} have died, which may go on for all that is known: the rest waits")
+            raise DeadVotersError(f"{missing} have died, which may go on for all that is known: the rest waits")
 
     @property
     def _is_forgotten(self) -> bool:
@@ -417,8 +420,8 @@ class Checks:
                 self._on_verdict(message)
 
     def _on_verdict(self, verdict: m.Ended) -> None:
-        if UNACCOUNTED in verdict.reason:
-            return  # these newcomers end, and the job goes on elsewhere
+        if verdict.reason.startswith((NOT_KNOWN, UNACCOUNTED)):
+            return  # a side that was cut off for longer than it waits: it claims nothing, and the job may go on elsewhere
         if self.verdict_at is None:
             self.verdict_at, self._is_published = self._world.now, self._board.closed_at is not None
         if verdict not in self.verdicts:

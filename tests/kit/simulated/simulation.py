@@ -21,7 +21,7 @@ from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated.agent import Agent, Work
 from kit.simulated.board import BOARD, Board, BoardFaults
 from kit.simulated.bounds import bound_s
-from kit.simulated.checks import Checks, ForgottenError
+from kit.simulated.checks import Checks, DeadVotersError, ForgottenError
 from kit.simulated.process import Clock
 from kit.simulated.stores import Stores
 from kit.simulated.words import in_words, without_repetition
@@ -95,6 +95,7 @@ class Simulation:
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
         self.is_calm, self.is_work_done = False, False
         self.is_forgotten = False  # the job ended, and what came after it was another
+        self.awaits_dead = False
         self.agree_within_s = self.agreed_after_s = 0.0
         self._number = 0
         self._clocks: dict[str, Clock] = {}
@@ -410,9 +411,10 @@ class Simulation:
             self.calm_down()
             self.agree()
             self.finish()
-        except ForgottenError as error:
+        except (ForgottenError, DeadVotersError) as error:
             self.world.note("END", error)
-            self.is_forgotten = True
+            self.is_forgotten = isinstance(error, ForgottenError)
+            self.awaits_dead = not self.is_forgotten
         except Exception as error:
             error.add_note(self.story(LINES))
             raise
