@@ -613,7 +613,8 @@ class Server:
             ask = lambda: board.campaign(record.candidate, board.read() if rival else seen, above)  # noqa: E731
             agent.asking.ask("reclaim", ask, self.leader.lease.lease_s, done)
 
-        self.agent.world.after(stand_back_s, lambda: agent.post("reclaim", campaign))
+        stood_back_at = agent.clock.true(agent.now + stand_back_s)
+        agent.world.at(stood_back_at, lambda: agent.post("reclaim", campaign))
 
     def changed(self) -> None:
         if self._finishing is not None and (self.leader.sessions.is_empty or not self.leader.coordinator.is_closed):

@@ -53,9 +53,14 @@ class Stores(Board):
         return _Key(), _AskingStores(self._world, self, process, f"{process} {self._clients}")
 
     def is_deaf(self, host: str) -> bool:
-        ways = [{(host, store.host), (store.host, host)} for store in self.stores if store.held is None]
-        answering = sum(not way & self._world.cut for way in ways) - sum(store.is_down for store in self.stores)
+        answering = sum(self._is_heard(store, host) for store in self.stores)
         return answering <= len(self.stores) // 2 or self.faults != BoardFaults()
+
+    def _is_heard(self, store: Store, host: str) -> bool:
+        """Whether a store answers a host now; one that has forgotten counts for none that remembers."""
+        is_cut = {(host, store.host), (store.host, host)} & self._world.cut
+        remembers = store.cell is not None or not self._newest
+        return not is_cut and not store.is_down and store.held is None and remembers
 
     # The stores.
 
