@@ -198,7 +198,7 @@ def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them(
         for agent in there.agents:
             agent.wait_said("aelastic: W rendezvous: no answer from the endpoint for .*")
         if board == "c10d on three":
-            assert all(agent.has_said("begins; rendezvous endpoints missing: .*, .*") for agent in there.agents)
+            assert all(agent.has_said("can start; rendezvous endpoints missing: .*, .*") for agent in there.agents)
         assert there.restart == 0
         undo()
         there.wait_progress(ALL, time.monotonic(), above=fence, limit_s=LIMIT_S)
