@@ -165,7 +165,7 @@ class RunMetrics:
         self._world_size = gauge("aelastic_world_size", "Workers of the job in that round, on all nodes.")
         self._nodes = gauge("aelastic_group_world_size", "Nodes in that round.")
         self._local_world_size = gauge("aelastic_local_world_size", "Workers of this node in that round.")
-        self._restart_count = gauge("aelastic_restart_count", "Restarts of the job that failures have cost.")
+        self._restart_count = gauge("aelastic_used_restarts", "Restarts of the job that failures have cost.")
         self._max_restarts = gauge("aelastic_max_restarts", "How many of these the job may have.")
         text = "Nodes that the job could have (--nnodes) and has not in this node's last round."
         self._missing = gauge("aelastic_nodes_missing", text)

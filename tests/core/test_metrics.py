@@ -121,6 +121,13 @@ def test_prometheus_own_parser_reads_all_of_it_with_its_types() -> None:
     assert all(family.documentation for family in families.values())
 
 
+def test_no_gauge_has_a_name_that_prometheus_reserves_for_counters_and_histograms() -> None:
+    metrics = told(BEGAN)
+    gauges = {family.name for family in metrics.registry.families if family.kind == "gauge"}
+    assert "aelastic_used_restarts" in gauges
+    assert not [name for name in gauges if name.endswith(("_total", "_count", "_sum", "_bucket"))]
+
+
 # What is counted.
 
 
@@ -143,7 +150,7 @@ def test_restarts_are_counted_by_their_cause() -> None:
     read = exposed(metrics)
     assert read['aelastic_restarts_total{cause="failure"}'] == 2
     assert read['aelastic_restarts_total{cause="membership"}'] == 1
-    assert (read["aelastic_restart_count"], read["aelastic_max_restarts"]) == (2, 3)
+    assert (read["aelastic_used_restarts"], read["aelastic_max_restarts"]) == (2, 3)
 
 
 def test_a_round_sets_the_sizes() -> None:

@@ -37,9 +37,14 @@ def test_the_page_names_each_rule() -> None:
     assert [rule for rule in rules if f"`{rule}`" not in page] == []
 
 
-def promtool(*words: str | Path) -> None:
-    checked = subprocess.run([program("promtool"), *words], capture_output=True, text=True, check=False)
+def promtool(*words: str | Path, given: str = "") -> None:
+    checked = subprocess.run([program("promtool"), *words], input=given, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_promtool_takes_the_metrics_without_a_complaint() -> None:
+    metrics = RunMetrics({"version": "0", "python": "3"})
+    promtool("check", "metrics", given=metrics.expose(is_ready=False, role="trainer", agent=None, workers={}))
 
 
 def test_promtool_takes_the_rules() -> None:
@@ -52,7 +57,7 @@ INFO = f'aelastic_run_info{OF_RUN[:-1]},run_id="r",host="h"}}'
 STORIES: dict[str, dict[str, str]] = {
     "AelasticRestartsCostTime": {'aelastic_lost_seconds_total{instance="a",job="j",cause="failure"}': "0+6x120"},
     "AelasticBudgetNearlyUsed": {
-        f"aelastic_restart_count{OF_RUN}": "0x60 3x60",
+        f"aelastic_used_restarts{OF_RUN}": "0x60 3x60",
         f"aelastic_max_restarts{OF_RUN}": "3x120",
     },
     "AelasticHangBrewing": {
@@ -67,7 +72,7 @@ STORIES: dict[str, dict[str, str]] = {
     },
     "": {  # a job that trains, with a budget that is not used
         'aelastic_lost_seconds_total{instance="a",job="j",cause="start"}': "0+30x120",
-        f"aelastic_restart_count{OF_RUN}": "0x120",
+        f"aelastic_used_restarts{OF_RUN}": "0x120",
         f"aelastic_max_restarts{OF_RUN}": "3x120",
         'aelastic_worker_silence_seconds{instance="a",job="j",local_rank="0"}': "4x120",
         f"aelastic_worker_silence_max_seconds{OF_RUN}": "600x120",
@@ -145,7 +150,7 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
             return found[0] if found else None
 
         def counted() -> float | None:
-            return asked("run:aelastic_restart_count:max", run_id=run_id)
+            return asked("run:aelastic_used_restarts:max", run_id=run_id)
 
         wait_for("all agents are scraped", lambda: len(server.ask("aelastic_ready == 1")) == 3)
         wait_for("the rule knows the job", lambda: counted() == 0)
@@ -180,5 +185,5 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         wait_for("the agents are gone", lambda: asked('sum(up{job="aelastic"})') == 0)
         wait_for("files of all agents", lambda: len(server.ask('aelastic_run_ended{state="FAILED"}')) == 3)
         assert asked("node_textfile_scrape_error") == 0
-        wait_for("the files alone", lambda: counted() == 1 and not server.ask('aelastic_restart_count{textfile=""}'))
+        wait_for("the files alone", lambda: counted() == 1 and not server.ask('aelastic_used_restarts{textfile=""}'))
         assert server.troubles() == []
