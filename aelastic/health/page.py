@@ -27,6 +27,7 @@ dt { color: var(--soft); } dd { margin: 0; font-size: 17px; font-weight: 650; ov
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 3px 0 3px 14px; white-space: nowrap; border-top: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; padding-left: 0; } thead th { border: 0; }
+@media (max-width: 480px) { th, td { padding-left: 8px; font-size: 13px; } th { white-space: normal; } }
 pre { padding: 10px 12px; background: var(--raised); border-radius: 8px; overflow-x: auto; white-space: pre-wrap; }
 """
 
@@ -46,10 +47,11 @@ function show(told) {
   document.title = `${told.state}: ${told.run?.run_id ?? 'aelastic'}`;
   text('reason', [told.reason, told.waiting].filter(Boolean).join(' \\u00b7 '));
   text('where', told.run && `${told.run.entrypoint} on ${told.run.host}, agent ${told.run.pid}`);
+  const has = round?.restart_count, may = told.run?.max_restarts;
   const done = told.progress, left = done?.remaining_s == null ? '' : `, ${span(done.remaining_s)} left`;
   const facts = { phase: told.phase, 'since then': ago(told.since), 'since the start': told.run && ago(told.run.began),
     round: round?.round, 'world size': round?.world_size, nodes: round?.group_world_size,
-    'restarts charged': round && `${round.restart_count} of ${told.run?.max_restarts}`,
+    'restarts charged': round && `${has} of ${may}${may && has >= may ? ', none left' : ''}`,
     progress: done && `step ${done.step}${done.total ? ` of ${done.total}` : ''}${left}` };
   el('facts').replaceChildren();
   for (const [name, value] of Object.entries(facts)) if (value != null) {
@@ -64,8 +66,8 @@ function show(told) {
   const last = told.last_failure;
   el('failed').hidden = !last;
   if (last) text('failure', `rank ${last.rank}: ${last.message}\\n${last.traceback ?? ''}`);
-  const again = told.last_restart;
-  text('restart', again && `Last restart ${ago(again.at)} ago: ${again.reason}`);
+  const again = told.last_restart, why = again?.cause === 'failure' && last ? `: ${last.message.split('\\n')[0]}` : '';
+  text('restart', again && `Last restart ${ago(again.at)} ago: ${again.reason}${why}`);
 }
 async function ask() {
   try {
@@ -78,7 +80,8 @@ ask();
 """
 _HASH = "sha256-" + base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; script-src '{_HASH}'; frame-ancestors 'none'"
+    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; script-src '{_HASH}'; "
+    "frame-ancestors 'none'"
 )
 
 PAGE = f"""<!DOCTYPE html>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import urllib.request
 from pathlib import Path
@@ -45,11 +47,46 @@ def test_a_browser_sees_the_job_and_a_program_the_list_of_pages(job: tuple[Job, 
     assert (
         "HEALTHY" in words
         and re.search(r"world size\s+2\b", words)
-        and re.search(r"restarts charged\s+1 of 3\b", words)
+        and re.search(r"restarts charged\s+1 of 3\s", words)
     )
     assert re.search(r"\b1\s+1\s+\d+\s+running\b", words), "a row for each worker"
     assert "rank 1: ValueError: &lt;img" in words, "the failure is text"
     assert "<title>HEALTHY: " in dom and "owned" not in re.search(r"<title>.*?</title>", dom)[0]  # type: ignore[index]
+
+
+# What an agent tells, in place of its server, and what is then on the page.
+ANSWERED = """<script>window.fetch = async () => ({ json: async () => (%s) });</script>"""
+# As wide as a phone: a window of headless Chromium is wider.
+PHONE = """<iframe width="390" height="800" srcdoc="%s"></iframe><pre id="probe"></pre><script>setTimeout(() => {
+  const page = document.querySelector('iframe').contentDocument, read = (id) => page.getElementById(id).textContent;
+  const table = page.querySelector('.scroll');
+  document.getElementById('probe').textContent = JSON.stringify({ facts: read('facts'), restart: read('restart'),
+    hidden: table.scrollWidth - table.clientWidth, width: page.documentElement.clientWidth });
+}, 500);</script>"""
+WORKER = {"rank": 1023, "local_rank": 7, "id": 4711000, "state": "running", "cpu_s": 12345.6, "rss_bytes": 98765 << 20}
+TOLD = {
+    "time": "2026-11-23T20:25:14Z", "since": "2026-11-23T20:25:11Z", "state": "HEALTHY", "phase": "running",
+    "run": {"run_id": "job", "entrypoint": "train.py", "host": "n0", "pid": 1, "max_restarts": 2},
+    "round": {"round": 3, "world_size": 8, "group_world_size": 1, "restart_count": 2}, "workers": [WORKER],
+    "last_restart": {"cause": "failure", "reason": "rank 1 failed on n0; restart 2 of 2", "at": "2026-11-23T20:25:11Z"},
+    "last_failure": {"rank": 1, "message": "ValueError: batch 7 is empty\nmore", "traceback": ""},
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("_browser")
+def test_a_phone_shows_all_of_a_worker_why_it_was_restarted_and_that_no_restart_is_left(tmp_path: Path) -> None:
+    page = PAGE.replace("<script>", ANSWERED % json.dumps(TOLD) + "<script>")
+    (tmp_path / "phone.html").write_text(PHONE % html.escape(page))
+    dom = dom_of((tmp_path / "phone.html").as_uri(), tmp_path, "--virtual-time-budget=2000")
+    read = json.loads(html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)[1]))  # type: ignore[index]
+    assert read["width"] < 400
+    assert read["hidden"] == 0
+    assert "restarts charged2 of 2, none left" in read["facts"]
+    assert read["restart"].endswith("rank 1 failed on n0; restart 2 of 2: ValueError: batch 7 is empty")
+
+
+def test_the_policy_of_the_page_lets_its_icon_be_shown() -> None:
+    assert '<link rel="icon" href="data:,">' in PAGE and "img-src data:;" in POLICY
 
 
 def test_the_page_fetches_from_its_own_server_only_and_asks_for_nothing_else() -> None:
