@@ -46,6 +46,7 @@ button { font: inherit; color: var(--ink); background: var(--raised); border: 1p
 .legend { display: flex; flex-wrap: wrap; gap: 2px 13px; } .legend span { white-space: nowrap; }
 .legend em { font-style: normal; font-weight: 600; color: var(--ink); margin-right: 4px; }
 .legend b { display: inline-block; min-width: 11px; margin-right: 6px; text-align: center; color: var(--ink); }
+.touch { display: none; } @media (hover: none) { .mouse { display: none; } .touch { display: inline; } }
 .frame { border: 1px solid var(--line); border-radius: 8px; padding: 8px 8px 6px; overflow-x: auto; }
 svg { display: block; } #chart { width: 100%; min-width: 860px; height: auto; user-select: none; }
 svg text { font-family: inherit; font-size: 11px; fill: var(--ink); }
@@ -98,6 +99,10 @@ th.falls span { float: right; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
 @media (max-width: 700px) { body { padding: 14px 12px 28px; } .tools .zoom { margin-left: 0; flex-wrap: wrap; }
   .frame { padding: 4px 2px; } .card { padding: 10px; } .card h3 { flex-wrap: wrap; } td, th { padding-left: 10px; } }
+@media (max-width: 480px) { body { padding: 12px 8px 24px; } .card { padding: 8px 6px; }
+  .falls, th .dot { display: none; }
+  th { white-space: normal; vertical-align: bottom; } th, td { padding-left: 5px; font-size: 10.5px; }
+  td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; } }
 @page { size: A4 landscape; margin: 10mm; }
 @media print { :root { --ground: #fff; --raised: #f0f1f3; --ink: #000; --soft: #444; --line: #bbb; --restart: #c4420f;
   --good: #2066a8; --bad: #b84300; --still: #6a7480; } body { padding: 0; max-width: none; font-size: 11px;

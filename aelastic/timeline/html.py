@@ -6,6 +6,7 @@ own script run, so nothing in a log can.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from aelastic.timeline.assets import SCRIPT, SCRIPT_HASH, STYLE
@@ -22,6 +23,7 @@ SHARES_MAX = 16
 NOTES_MAX = 20
 TEXT_CHARS_MAX = 600
 
+_MADE_UP = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LEGEND_PHASES = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
 _LEGEND_ENDS = ("succeeded", "failed", "stopped", "open")
 
@@ -29,7 +31,7 @@ _LEGEND_ENDS = ("succeeded", "failed", "stopped", "open")
 def page(story: Story) -> str:
     """The whole page, as HTML."""
     chart = draw(story)
-    title = f"{story.run_id}: timeline"
+    title = f"{_name(story)}: timeline"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{SCRIPT_HASH}'"
     return "\n".join(
         [
@@ -89,13 +91,22 @@ def _head(story: Story) -> str:
         f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
         f"<b>{duration(story.length_s)}</b>" if story.is_training_known else f"at least {duration(story.length_s)}",
         counted(len(story.restarts), "restart"),
-        *([_cut(story.entrypoint.rpartition("/")[2])] if story.entrypoint else []),
+        *([_cut(other)] if (other := _script(story) if _name(story) == story.run_id else story.run_id) else []),
     ]
     reason = "".join(f'<p class="facts">{_cut(words)}</p>' for words in (story.reason, story.culprit) if words)
     return (
-        f'<h1>{safe(story.run_id)}<span class="badge {safe(state)}">{safe(words)}</span></h1>'
+        f'<h1>{_cut(_name(story))}<span class="badge {safe(state)}">{safe(words)}</span></h1>'
         f'{reason}<p class="facts">{" · ".join(facts)}</p>'
     )
+
+
+def _script(story: Story) -> str:
+    return story.entrypoint.rpartition("/")[2]
+
+
+def _name(story: Story) -> str:
+    """What people call the run: its id, or the script where the id is one that the agent made up."""
+    return (_MADE_UP.fullmatch(story.run_id) and _script(story)) or story.run_id
 
 
 def _closing(story: Story) -> str:
@@ -153,7 +164,8 @@ def _tools(story: Story, marks: Sequence[tuple[str, str]]) -> str:
         f'<div class="legend"><em>Workers</em>{ends}</div>{starts}{signs}'
         '<div class="zoom"><input id="find" type="search" placeholder="find a node, a rank, a reason ( / )" '
         'aria-label="find a node, a rank, a reason"><span id="found" role="status"></span>'
-        f"<span>drag, or Ctrl + wheel, to zoom; keys: ← → + − 0, n and p for restarts</span>{buttons}</div></div>"
+        '<span class="mouse">drag, or Ctrl + wheel, to zoom; keys: ← → + − 0, n and p for restarts</span>'
+        f'<span class="touch">swipe the picture sideways; + and − zoom</span>{buttons}</div></div>'
     )
 
 

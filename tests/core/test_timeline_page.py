@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -130,6 +131,26 @@ def test_the_page_says_what_ran() -> None:
 
     assert " · python_bench.py</p>" in page(story_of(a))
     assert " · train.py</p>" in page(story_of(a_start()))
+
+
+UUID = "d268d1eb-b69b-476c-a2a5-3df6c4073566"
+
+
+@pytest.mark.parametrize(
+    "run_id, entrypoint, name, other",
+    [
+        (UUID, "src/train.py", "train.py", UUID),
+        (UUID, "", UUID, None),
+        ("job-17", "src/train.py", "job-17", "train.py"),
+        ("d268d1eb", "train.py", "d268d1eb", "train.py"),
+    ],
+)
+def test_a_run_without_an_id_of_the_users_is_called_by_its_script(
+    run_id: str, entrypoint: str, name: str, other: str | None
+) -> None:
+    text = page(dataclasses.replace(story_of(*a_crash()), run_id=run_id, entrypoint=entrypoint))
+    assert f"<title>{name}: timeline</title>" in text and f"<h1>{name}<span" in text
+    assert (other is not None) == (re.search(rf" · {re.escape(str(other))}</p>", text) is not None)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,8 @@ PHONE = """<!DOCTYPE html><body style="margin:0"><iframe id="phone" width="390" 
     const box = el.getBoundingClientRect();
     if (box.right > root.clientWidth + 0.5 && !el.closest('.frame, .scroll')) wide.push(el.outerHTML.slice(0, 80));
   }}
-  document.getElementById('probe').textContent = JSON.stringify({{ wide, over: root.scrollWidth - root.clientWidth }});
+  const cut = [...root.querySelectorAll('.card .scroll')].filter((table) => table.scrollWidth > table.clientWidth).length;
+  document.getElementById('probe').textContent = JSON.stringify({{ wide, cut, over: root.scrollWidth - root.clientWidth }});
 }};</script></body>"""
 
 
@@ -165,8 +166,8 @@ def test_nodes_are_found_and_keys_move_the_view(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [a_crash(), (many_restarts(40),)], ids=["crash", "many restarts"])
-def test_on_a_phone_nothing_is_wider_than_the_screen_but_what_scrolls(
+def test_on_a_phone_nothing_is_wider_than_the_screen_but_the_picture_and_long_lists(
     tmp_path: Path, nodes: tuple[NodeLog, ...]
 ) -> None:
     answer = look(tmp_path, PHONE.format(html.escape(page(story_of(*nodes)))), "")
-    assert answer == {"wide": [], "over": 0}
+    assert answer == {"wide": [], "cut": 0, "over": 0}
