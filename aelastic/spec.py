@@ -98,6 +98,8 @@ def run_id_problem(run_id: str) -> str:
 
 # Of the files that node_exporter's textfile collector reads.
 TEXTFILE_SUFFIX = ".prom"
+# Of a log file's end: a cause of death is looked for in less.
+LOG_BYTES_MIN = 1 << 20
 
 
 Streams: TypeAlias = Std | Mapping[int, Std]
@@ -134,6 +136,7 @@ class WorkerSpec:
         redirects: streams that go to files only; a map may name ranks that other nodes have and this one has not.
         tee: streams that go to files and to the console; wins over `redirects`.
         log_dir: folder for those files; `None` picks a temporary one.
+        log_max_bytes: of each of those files, about so much of the end is kept; `None`: all.
         logs_specs: a torch-compatible `LogsSpecs` that says where output goes; before `redirects`, `tee`, `log_dir`
             and `local_ranks_filter`.
         log_line_prefix_template: what teed lines begin with, of `${role_name}`, `${rank}`, `${local_rank}`,
@@ -184,6 +187,7 @@ class WorkerSpec:
     redirects: Streams = Std.NONE
     tee: Streams = Std.NONE
     log_dir: Path | None = None
+    log_max_bytes: int | None = None
     logs_specs: Any = None
     log_line_prefix_template: str | None = None
     local_ranks_filter: frozenset[int] | None = None
@@ -238,6 +242,8 @@ class WorkerSpec:
         self._check_restart_grace()
         self._check_meeting_point()
         self._check_hangs()
+        size = self.log_max_bytes
+        _check(size is None or size >= LOG_BYTES_MIN, f"log_max_bytes is {size}: use at least {LOG_BYTES_MIN}")
         problem = "" if self.progress is None else progress_problem(self.progress)
         _check(not problem, f"progress: {problem}")
         path = self.metrics_textfile
@@ -363,6 +369,7 @@ _TYPES: Mapping[str, Fits] = {
     "redirects": _STREAMS,
     "tee": _STREAMS,
     "log_dir": optional(_PATH),
+    "log_max_bytes": optional(_INT),
     "cache_dir": optional(_PATH),
     "preload": ((lambda value: value == "auto" or is_sequence(value)), 'a tuple of module names, or "auto"'),
     "preload_from": _STR,

@@ -19,11 +19,13 @@ from aelastic.spec import (
     HANG_TIMEOUT_MIN_S,
     HANG_TIMEOUT_REMEDY,
     LOCAL_WORLD_SIZE_MAX,
+    LOG_BYTES_MIN,
     TEXTFILE_SUFFIX,
     HangSignal,
     run_id_problem,
 )
 
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 PORT_MAX = 65535  # ports have 16 bits: tcp(7)
 # What the agent cannot (signal(7)) or must not take over: SIGCHLD tells of exits.
 _UNHANDLED = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
@@ -106,6 +108,15 @@ def read_grace(text: str) -> float | Literal["shutdown-timeout"]:
         return "shutdown-timeout" if text == "shutdown-timeout" else read_seconds(text)
     except ValueError:
         raise ValueError("use seconds, 0 or more, or shutdown-timeout") from None
+
+
+def read_size(text: str) -> int:
+    number, unit = text[:-1], text[-1:].upper()
+    if unit not in _UNITS:
+        number, unit = text, ""
+    if not (number.isascii() and number.isdigit() and int(number) * _UNITS[unit] >= LOG_BYTES_MIN):
+        raise ValueError("use 1M or more, as in 500M or 2G")
+    return int(number) * _UNITS[unit]
 
 
 def read_interval(text: str) -> float:

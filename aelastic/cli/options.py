@@ -32,6 +32,7 @@ from aelastic.cli.converters import (
     read_seconds,
     read_signals,
     read_signs,
+    read_size,
     read_stripped,
     read_text,
     read_textfile,
@@ -186,6 +187,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     ),
     "output": (
         _option("--log-dir", read_text, None, "DIR", "folder for log files (default: a temporary one)"),
+        _own(
+            "--log-max-size", read_size, None, "SIZE",
+            "of each log file of a worker, about so much of the end is kept, as in 500M or 2G (default: all)",
+        ),
         _option(
             "-r --redirects", Std.from_str, "0", "STREAMS",
             "streams that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2",

@@ -154,11 +154,18 @@ class AttemptOpener:
             if texts:
                 into = DescriptorSink(os.open(filtered, os.O_WRONLY | os.O_APPEND), is_ours=True)
                 self._follow_named(path, FilteredLines(prefix, texts), rank, None, PID in prefix, into)
+        self._limit(stdout, stderr)  # after the followers that it waits for
         error_file = env.get(ERROR_FILE_VARIABLE) or dest.error_files.get(rank, "")
         if error_file in {"", os.devnull}:  # not kept: the agent needs one all the same
             error_file = str(self._scratch / f"error_{name}.json")
         env[ERROR_FILE_VARIABLE] = error_file
         return WorkerFiles(stdout, stderr, Path(error_file), self._scratch / f"return_value_{name}.pickle")
+
+    def _limit(self, *paths: Path | None) -> None:
+        """Has only the end kept of files that are kept, where that is wanted."""
+        for path in dict.fromkeys(path for path in paths if path is not None and path.is_file()):
+            if self._spec.log_max_bytes is not None and path.parent != self._scratch:
+                self._follow(path, OutputSearch([]), None, keeps=self._spec.log_max_bytes)
 
     def _shown_scratch(self, name: str, rank: int, env: Mapping[str, str], stream: Std | None) -> Path:
         """A scratch file for a stream that is not kept, shown as if the worker had written to the console.
@@ -168,8 +175,8 @@ class AttemptOpener:
         """
         path = self._scratch / name
         path.touch()
-        sharer = self._search(path, rank, env)
-        self._follow(path, self._splitter(None, rank, stream), stream, is_scratch=True, sharer=sharer)
+        self._search(path, rank, env)
+        self._follow(path, self._splitter(None, rank, stream), stream, is_scratch=True)
         return path
 
     def _splitter(self, prefix: bytes | None, rank: int, stream: Std | None) -> PrefixedLines | LiveLines:
@@ -180,12 +187,12 @@ class AttemptOpener:
         label = f"[{rank}] ".encode() if has_others else b""
         return LiveLines(prefix, (rank, int(stream)), label, holds_text=has_others)
 
-    def _search(self, path: Path, rank: int, env: Mapping[str, str]) -> Follower | None:
-        """Searches a worker's file for what is expected of it, and for its progress; `None`: for neither."""
+    def _search(self, path: Path, rank: int, env: Mapping[str, str]) -> None:
+        """Searches a worker's file for what is expected of it, and for its progress."""
         expected, progress = self._spec.expect_output, self._spec.progress
         is_expected = expected is not None and expected.concerns(env)
         if not (is_expected or progress) or not path.is_file():
-            return None
+            return
         matchers: list[Matcher] = []
         follower = self._follow(path, OutputSearch(matchers), None)
         if expected is not None and is_expected:
@@ -196,7 +203,6 @@ class AttemptOpener:
             steps = ProgressMatcher(progress)
             matchers.append(steps)
             self._opened.progress.setdefault(rank, []).append(steps)
-        return follower
 
     def _prefix(self, rank: int, env: dict[str, str]) -> bytes:
         template = self._spec.log_line_prefix_template or "[${role_name}${local_rank}]:"
@@ -231,9 +237,10 @@ class AttemptOpener:
         sink: Sink | None = None,
         *,
         is_scratch: bool = False,
-        sharer: Follower | None = None,
+        keeps: int | None = None,
     ) -> Follower:
-        follower = Follower(path, splitter, is_scratch=is_scratch, sharer=sharer)
+        sharers = [each.follower for each in self._opened.shown if each.follower.path == path]
+        follower = Follower(path, splitter, is_scratch=is_scratch, keeps=keeps, sharers=sharers)
         into = sink or (NullSink() if stream is None else self._sinks[stream])
         self._opened.shown.append(Shown(follower, stream, into))
         return follower

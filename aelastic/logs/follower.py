@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aelastic.logs.lines import Splitter
@@ -21,7 +21,7 @@ TAIL_BYTES = 1 << 16
 # How a traceback begins, and how much of it is kept where its end is further away than that.
 TRACEBACK = b"Traceback (most recent call last)"
 HEAD_BYTES = 1 << 15
-# Blocks of a scratch file that have been shown are freed in steps of this size.
+# Blocks that have been shown are freed in steps of this size.
 PUNCH_BYTES = 1 << 20
 
 
@@ -32,11 +32,18 @@ class Follower:
         path: an existing file; what it holds already is passed over.
         splitter: how it is shown.
         is_scratch: blocks that have been shown are freed, and `close` removes the file.
-        sharer: another follower of the same scratch file; only blocks that it has read, too, are freed.
+        keeps: of a file that is kept, so many bytes of its end are; blocks before that are freed; `None`: all are.
+        sharers: others that follow the same file; only blocks that they have read, too, are freed.
     """
 
     def __init__(
-        self, path: Path, splitter: Splitter, *, is_scratch: bool = False, sharer: Follower | None = None
+        self,
+        path: Path,
+        splitter: Splitter,
+        *,
+        is_scratch: bool = False,
+        keeps: int | None = None,
+        sharers: Sequence[Follower] = (),
     ) -> None:
         self.watch: int | None = None  # the inotify watch that reports its growth; `None` if there is none
         self.splitter = splitter
@@ -44,9 +51,11 @@ class Follower:
         self.path = path
         self.traceback = b""  # of a scratch file: the beginning of the last one that was shown
         self._is_scratch = is_scratch
-        self._sharer = sharer
-        self._fd = os.open(path, os.O_RDWR if is_scratch else os.O_RDONLY)
+        self._keeps = TAIL_BYTES if is_scratch else keeps  # the end may tell why the worker failed
+        self._sharers = sharers
+        self._fd = os.open(path, os.O_RDONLY if self._keeps is None else os.O_RDWR)
         end = os.fstat(self._fd).st_size
+        self.can_free = keeps is None or self._free(end, 1)  # tried where there is nothing yet
         # Offsets in the file: shown <= showable <= read.
         self._shown_to = end
         self._showable_to = end  # the splitter has taken everything before it
@@ -128,7 +137,11 @@ class Follower:
         self._shown_to += len(data) or self._showable_to - self._shown_to  # what cannot be read any more is passed over
         if self._is_scratch:
             self._remember(data)
-            self._free()
+        if self._keeps is not None:
+            end = min([self._shown_to, *(each.offset for each in self._sharers)]) - self._keeps
+            if end - self._freed_to >= PUNCH_BYTES:
+                self._free(self._freed_to, end - self._freed_to)
+                self._freed_to = end
         return self.splitter.feed(data)
 
     def _remember(self, data: bytes) -> None:
@@ -138,12 +151,9 @@ class Follower:
         elif self.traceback and len(self.traceback) < HEAD_BYTES:
             self.traceback += data[: HEAD_BYTES - len(self.traceback)]
 
-    def _free(self) -> None:
-        """Frees the blocks that have been shown, except the end, which may tell why the worker failed."""
-        end = (self._shown_to if self._sharer is None else min(self._shown_to, self._sharer.offset)) - TAIL_BYTES
-        if end - self._freed_to >= PUNCH_BYTES and _fallocate is not None:
-            _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._freed_to, end - self._freed_to)
-            self._freed_to = end
+    def _free(self, begin: int, count: int) -> bool:
+        """Gives blocks of the file back to the disk; lengths and offsets stay.  False where that cannot be done."""
+        return _fallocate is not None and _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, begin, count) == 0
 
     def close(self) -> None:
         os.close(self._fd)

@@ -204,6 +204,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Run("import asyncio\nasync def cell():\n", "    print(result.state)\nasyncio.run(cell())"),
     ],
     "docs/how-to/kubernetes.md": [Checked(CLUSTER, named(r"train(?=-2)", within="deploy/kubernetes/indexed-job.yaml"))],
+    "docs/how-to/logs.md": [Run()],
     "docs/how-to/opentelemetry.md": [Run()],
     "docs/how-to/preload.md": [Run()],
     "docs/how-to/progress.md": [

@@ -15,6 +15,7 @@ import anyio
 import pytest
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_each_loop, wait_for
 
+from aelastic.logs import follower as follower_module
 from aelastic.logs import pump as pump_module
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PrefixedLines
@@ -521,3 +522,62 @@ async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_i
         assert sink.bytes_taken == 1 << 20
     pump.close()
     os.close(reader)
+
+
+# Limits.
+
+
+LOUD = """
+line = b"%07d" + b"x" * 92 + b"\\n"
+for number in range(80_000):
+    os.write(1, line % number)
+"""
+
+
+@on_each_loop
+@pytest.mark.parametrize("kept", ["--tee", "--redirects"])
+def test_of_a_limited_log_the_end_is_kept_and_the_console_has_all(launch: Launcher, loop: str, kept: str) -> None:
+    job = launch(LOUD, kept, "1", "--log-dir", "logs", "--log-max-size", "2M", loop=loop)
+    assert job.wait() == 0
+    whole = b"".join(b"%07d" % number + b"x" * 92 + b"\n" for number in range(80_000))
+    if kept == "--tee":
+        assert job.stdout.replace("[default0]:", "").encode() == whole
+    (log,) = (job.folder / "logs/latest").rglob("stdout.log")
+    content = log.read_bytes()
+    assert len(content) == len(whole) and content[-2 * MIB :] == whole[-2 * MIB :]
+    assert content[:MIB] == bytes(MIB), "its oldest blocks are given back"
+    assert log.stat().st_blocks * 512 <= 4 * MIB
+
+
+def test_a_limited_log_keeps_what_another_follower_of_it_has_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    path.touch()
+    console = Follower(path, PrefixedLines(None))
+    limited = Follower(path, PrefixedLines(None), keeps=MIB, sharers=[console])
+    written = b"".join(b"%09d\n" % number for number in range(600_000))
+    path.write_bytes(written)
+    while limited.next_piece(is_ended=False):
+        pass
+    assert path.read_bytes() == written, "a console that stalls loses nothing"
+    shown = bytearray()
+    while piece := console.next_piece(is_ended=False):
+        shown += piece
+    assert shown == written
+    with path.open("ab") as file:
+        file.write(written[: 1 << 20])
+    while limited.next_piece(is_ended=False):
+        pass
+    assert path.read_bytes()[:MIB] == bytes(MIB) and path.read_bytes()[-MIB:] == written[:MIB]
+    console.close()
+    limited.close()
+
+
+def test_where_a_file_system_frees_no_parts_of_files_a_follower_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_module, "_fallocate", None)
+    path = tmp_path / "stdout.log"
+    path.touch()
+    follower = Follower(path, PrefixedLines(None), keeps=MIB)
+    assert not follower.can_free
+    follower.close()
