@@ -465,7 +465,7 @@ def test_scratch_is_given_back_when_it_is_shown_and_searched(tmp_path: Path) -> 
     path = tmp_path / "scratch"
     path.touch()
     search = Follower(path, PrefixedLines(None))
-    shown = Follower(path, PrefixedLines(None), is_scratch=True, sharer=search)
+    shown = Follower(path, PrefixedLines(None), is_scratch=True, sharers=[search])
     size = 3 * PUNCH_BYTES
     path.write_bytes(b"x" * (size - 1) + b"\n")
     while shown.next_piece(is_ended=False):
