@@ -193,6 +193,7 @@ async def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | No
             raise NotSeen(f"its output has more than {OUTPUT_BYTES_MAX >> 20} MiB")
         await wait_ended(popen.pid)
         # stderr has ended with it, unless a process that it started holds the pipe.
+        _read_what_is_there(popen.stderr.fileno(), complained)
         tasks.cancel_scope.cancel()
     return popen.returncode, said.decode(errors="replace"), complained.decode(errors="replace")
 
@@ -236,15 +237,20 @@ def _not_seen(group: BaseExceptionGroup[BaseException]) -> BaseException:
 async def _read(fd: int, into: bytearray) -> None:
     """Reads to the end, or up to the limit."""
     os.set_blocking(fd, False)
-    while len(into) <= OUTPUT_BYTES_MAX:
+    while not _read_what_is_there(fd, into):
         await anyio.wait_readable(fd)
-        try:
+
+
+def _read_what_is_there(fd: int, into: bytearray) -> bool:
+    """Whether that was the end, or the limit."""
+    with suppress(BlockingIOError):
+        while len(into) <= OUTPUT_BYTES_MAX:
             chunk = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            continue
-        if not chunk:
-            return
-        into += chunk
+            if not chunk:
+                return True
+            into += chunk
+        return True
+    return False
 
 
 # torch's worker server.

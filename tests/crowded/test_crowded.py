@@ -63,14 +63,18 @@ def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
 @in_each
 def test_warm_workers_start_again(launch: Launcher, crowded: dict[str, str]) -> None:
     worker = """
-    say("start", os.getpid(), "colorsys" in sys.modules)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    say("start", restart, "colorsys" in sys.modules)
+    if restart == "0":
         raise SystemExit(3)
     """
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--preload", "colorsys")
     job = launch(worker, *options, env=crowded)
     assert job.wait() == 0, job.story
-    assert [line.split()[2] for line in job.lines if line.startswith("start")] == ["True"] * 4, job.story
+    starts = [line for line in job.lines if line.startswith("start")]
+    assert starts[-2:] == ["start 1 True"] * 2, job.story
+    # the first to fail may end the other before that one has said anything
+    assert set(starts[:-2]) == {"start 0 True"}, job.story
     assert "start cold" not in job.stderr, job.story
     job.assert_nothing_left()
     wait_for("the folder is empty", lambda: not os.listdir(job.tmp))

@@ -331,6 +331,28 @@ async def test_a_py_spy_that_gives_no_stack_is_quoted(stuck: Stuck, tmp_path: Pa
     assert reason in str(found[0])
 
 
+async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
+    stuck: Stuck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = stuck.start("spin")
+    stuck.wait_ready()
+    wait_readable = anyio.wait_readable
+    program = fake_py_spy(tmp_path, "echo 'Error: first' >&2; sleep 0.1; exit 1")
+    asked: list[int] = []
+
+    async def say_nothing_of_stderr(fd: int) -> None:
+        asked.append(fd)
+        if fd in asked[1:2]:  # stdout is the first, what tells of the end the last
+            await anyio.sleep_forever()
+        await wait_readable(fd)
+
+    monkeypatch.setattr(anyio, "wait_readable", say_nothing_of_stderr)
+
+    found = await look({0: target}, program)
+
+    assert "py-spy: first; worker" in str(found[0])
+
+
 async def test_a_py_spy_that_can_not_be_started_is_quoted(stuck: Stuck, tmp_path: Path) -> None:
     target = stuck.start("spin")
     stuck.wait_ready()
