@@ -50,6 +50,8 @@ class LogLines(Observer):
                 self._has_failed = True
                 if local_rank not in self._unhealthy:
                     _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
+            case ev.Restarting("membership", reason):  # also where the other nodes of a job are stopped one by one
+                _log.warning("stopping workers for the next round: %s", reason)
             case ev.Restarting(_, reason):
                 _log.warning("restarting worker group: %s", reason)
             case ev.Killed(_, _, reason, is_early):

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,8 +120,8 @@ class StackDumps:
                 self._killed_at = now
             is_unhealthy = local_rank in self._group.exits.failed
             if not is_unhealthy or local_rank in self._asked_at:  # else its failure says why it is killed
-                waited = self._waited(local_rank, self._killed_at)
-                self._killed[local_rank] = waited if is_unhealthy else f"{waited}; {self._where(local_rank)}"
+                waited, where = self._waited(local_rank, self._killed_at), self._where(local_rank, self._killed_at)
+                self._killed[local_rank] = f"{waited}; {where}" if where and not is_unhealthy else waited
 
     def _waited(self, local_rank: int, killed_at: float) -> str:
         if local_rank not in self._asked_at:
@@ -128,7 +129,14 @@ class StackDumps:
         # All are asked at nearly the same time: with equal words, a report lists equal stacks once.
         return f"did not end within {killed_at - min(self._asked_at.values()):.1f} s and had to be killed"
 
-    def _where(self, local_rank: int) -> str:
+    def _where(self, local_rank: int, killed_at: float) -> str:
+        """Its stack, or why there is none; "" where none could be taken, and a second signal is why it is killed."""
+        seen = self._seen.get(local_rank)
+        is_hurried = self._group.is_leaving and (
+            killed_at - self._asked_at.get(local_rank, -inf) < self._group.spec.shutdown_timeout_s
+        )
+        if seen is not None and not seen.has_stack and is_hurried:
+            return ""
         return f"stack {self.quote(local_rank) or f'not known ({NO_DUMP})'}"
 
     def quote(self, local_rank: int) -> str:

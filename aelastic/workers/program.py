@@ -29,6 +29,11 @@ def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str]) 
         there = os.path.exists(entrypoint)
         problem = "cannot be executed: check its permissions" if there else "does not exist: check the path"
         raise InputError(f"entrypoint {entrypoint} {problem}")
+    if entrypoint.endswith(".py"):
+        raise InputError(
+            f"entrypoint {entrypoint} is not a program in PATH: for a script use entrypoint=sys.executable, "
+            f"args=({entrypoint!r}, ...)"
+        )
     raise InputError(f"entrypoint {entrypoint} is not a program in PATH: check its name, or give its path")
 
 

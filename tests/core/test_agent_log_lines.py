@@ -49,6 +49,10 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, HANGS, ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], ""),  # it has been said
         ([*RUNNING, HANGS.replace(is_stopped=False)], "W rank 5 on node1: no output for 9 s"),
         ([*RUNNING, ev.Restarting("failure", "rank 5 failed", 3)], "W restarting worker group: rank 5 failed"),
+        (
+            [*RUNNING, ev.Restarting("membership", "node n1 left: the agent was asked to stop", 0)],
+            "W stopping workers for the next round: node n1 left: the agent was asked to stop",
+        ),
         ([*RUNNING, ev.RendezvousLost("the store is gone")], "W stopping workers: the store is gone"),
         ([BEGAN, ev.RendezvousLost("the store is gone")], ""),  # the error that ends the run says it
         ([*RUNNING, ev.PhaseTook("spawn", 0.1)], ""),

@@ -114,6 +114,9 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path:
         InputError, match="entrypoint nosuch is not a program in PATH: check its name, or give its path"
     ):
         check_program("nosuch", path)
+    hint = r"use entrypoint=sys.executable, args=\('train.py', \.\.\.\)"
+    with pytest.raises(InputError, match=f"entrypoint train.py is not a program in PATH: for a script {hint}"):
+        check_program("train.py", path)
     with pytest.raises(InputError, match=r"entrypoint /no/such does not exist: check the path"):
         check_program("/no/such", path)
     with pytest.raises(InputError, match=rf"entrypoint {here} cannot be executed: check its permissions"):

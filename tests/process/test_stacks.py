@@ -800,6 +800,21 @@ def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> Non
     assert job.stderr.count("py-spy: not installed") == 1
 
 
+def test_a_user_who_asks_twice_is_not_told_how_stacks_could_have_been_had(launch: Launcher) -> None:
+    without = f"{PATIENCE}s.find_py_spy = lambda path: None\n"
+    job = launch(f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n", "--shutdown-timeout=300", wrapper=without)
+    job.wait_line("ready")
+
+    job.signal(signal.SIGINT)
+    wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
+    job.signal(signal.SIGINT)
+
+    assert job.wait() == -signal.SIGINT
+    assert re.search(r"rank 0 did not end within \d+\.\d s and had to be killed\n", job.stderr)
+    assert "py-spy" not in job.stderr
+    job.assert_nothing_left()
+
+
 def test_a_second_ctrl_c_looks_first_and_a_third_does_not_wait_for_that(launch: Launcher, tmp_path: Path) -> None:
     asks = "touch asked; sleep 600"
     fake = fake_py_spy(tmp_path, asks)
