@@ -87,6 +87,7 @@ class Generation:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
                 held.stack_dumps.begin(starts)
                 held.unhealthy.begin(starts)
+                held.inquiries.begin()
                 held.grace.begin(starts)
                 held.start_watch.begin(starts)
                 starter, by = self._settings.starter, held.backend.start
@@ -188,6 +189,8 @@ class Generation:
             self._told = told
         try:
             failure = await self._look_back(start, exit_)
+            if failure is not None:
+                await self._resources.inquiries.excuse(start.local_rank, failure)
             if exit_.exitcode:
                 await before.wait()
             self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from aelastic.agent.grace_watch import GraceWatch
+from aelastic.agent.inquiry import Inquiries
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.progress import Progress
 from aelastic.agent.start_watch import StartWatch
@@ -19,6 +20,8 @@ from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
+from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.places import Place
 from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
@@ -105,7 +108,15 @@ class Resources:
             self.grace = GraceWatch(group, post, is_local=settings.is_local)
             self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
-            self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.unhealthy.on_found)
+            self.inquiries = Inquiries(
+                settings.node_id,
+                group,
+                see=partial(self._see, group),
+                say=lambda message: self.link.tell(message),  # noqa: PLW0108  it is made below
+                tell=tell,
+                act=self.unhealthy.on_found,
+            )
+            self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.inquiries.on_found)
             made.callback(self.watches.close)
             self.store = StoreHost(self.sockets.mark_env(env))
             around = AgentContext(settings.run_id, env, self.store, lambda *news: tell(EndpointChanged(*news)))
@@ -149,6 +160,14 @@ class Resources:
         imports = None if self._fork_server is None else self._fork_server.imports
         if imports is not None and isinstance(event, WorkerReached) and event.phase == "process_group":
             imports.end()
+
+    async def _see(self, group: WorkerGroup, why: str, failed: Mapping[int, ProcessFailure]) -> Sequence[Place]:
+        """Where the workers are; their stacks are written."""
+        from aelastic.agent.places import places_of
+
+        await self.stack_dumps.collect(why)
+        steps = {rank: step.step for rank, step in self.logs.steps().items()}
+        return places_of(group, self.stack_dumps.threads_of, failed, steps)
 
     def starts(self, *, is_new: bool) -> Starts:
         """How workers start now; `is_new`: of a node that has had none."""

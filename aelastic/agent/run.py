@@ -58,6 +58,7 @@ class Run:
         ] = {}  # where there are several: why missing, or "", and since when
         self._generation: Generation | None = None
         self._has_begun = False
+        self._tasks: TaskGroup | None = None
         self._given_up_for: AelasticError | None = None
         self._error: BaseException | None = None  # that the run ends with
         self._result: RunResult | None = None  # or with this
@@ -121,6 +122,7 @@ class Run:
                     done.set()
 
     async def _run_group(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
         self.resources.stack_dumps.open(tasks)
         self._mailbox.post(ev.Start())
         while not self._group.is_done:
@@ -128,6 +130,7 @@ class Run:
             now = clock.now()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
+            self.resources.inquiries.on_change()
             for run_event in self._event_source.handle(event, now):
                 self._observers.tell(run_event, now)
         await self.resources.finish()
@@ -206,6 +209,9 @@ class Run:
     def _deliver(self, message: m.CoordinatorMessage) -> None:
         if isinstance(message, m.Waiting):
             self._tell(Waited(message.text + self._missing_endpoints(message.text)))
+        elif isinstance(message, m.Look | m.Compared):
+            assert self._tasks is not None  # workers run
+            self._tasks.start_soon(self.resources.inquiries.on_told, message, name="inquiry")
         else:
             self._mailbox.post(message)
 

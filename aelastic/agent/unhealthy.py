@@ -66,11 +66,13 @@ class UnhealthyWorkers:
         worker = group.workers[rank]
         if found.signum is None:
             self._tell(Noticed(found.generation, rank, worker.global_rank, found.by, found.reason, is_stopped=False))
-            if found.by != "timer":  # a worker that waits for the user's own timer need not hang
+            if found.has_stacks:
+                self._stack_dumps.log_innermost_frames([rank])
+            elif found.by != "timer":  # a worker that waits for the user's own timer need not hang
                 await self._stack_dumps.dump_and_log(rank, f"rank {worker.global_rank}: {found.reason}")
             return
         self._found[rank] = found
-        if self._stack_dumps.claim_dump([rank]):
+        if self._stack_dumps.claim_dump([rank]) and not found.has_stacks:
             await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
         stack = self._stack_dumps.quote(rank)
         if self._found.get(rank) is found and rank not in self._ended:

@@ -143,6 +143,8 @@ class _Spans:
                 self._note("worker failed", named, now, is_error=True)
             case ev.Noticed(rank=rank, by=by, reason=reason):
                 self._note("noticed", {"rank": rank, "by": by, "reason": reason}, now)
+            case ev.Compared(_, text, odd):
+                self._note("compared", {"reason": text, "ranks": odd}, now)
             case ev.Restarting(cause, reason, count) if self._restart is None:
                 named = {"cause": cause, "reason": reason, "restart_count": count}
                 begins = now if self._failed_at is None else self._failed_at

@@ -5,7 +5,8 @@
 - `error_handler`: what `record` does with an exception; programs may derive from it
 - `exit_reason`: the cause in the end of stderr, and exit codes in words
 - `oom`: whether the kernel killed for want of memory
+- `places`: which ranks hang, by where all of them are
 - `report`: the final report of a failed job
 """
 
-__all__ = ["error_file", "error_handler", "exit_reason", "failure", "oom", "report"]
+__all__ = ["error_file", "error_handler", "exit_reason", "failure", "oom", "places", "report"]

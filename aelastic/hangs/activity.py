@@ -155,7 +155,9 @@ class ActivitySampler(Watch):
             # SIGTERM, as for all others: a worker that waits in Python may save what it has; another is killed after
             # the shutdown timeout.
             signum = signal.SIGTERM if verdict.is_stopped else None
-            self._report(Found(self._generation, verdict.local_rank, verdict.by, verdict.reason, signum))
+            self._report(
+                Found(self._generation, verdict.local_rank, verdict.by, verdict.reason, signum, verdict.waited_s)
+            )
 
     def _warn_of_unseen(self, samples: Collection[Sample]) -> None:
         if self._rules.hang_timeout_s is None:

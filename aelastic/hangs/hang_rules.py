@@ -106,6 +106,7 @@ class Verdict(Record):
     by: WatchName
     reason: str  # without a subject
     is_stopped: bool  # else it is only reported
+    waited_s: float
 
 
 @dataclass(slots=True)
@@ -185,7 +186,7 @@ class HangRules:
                 elif by not in life.told and looked.began_at >= life.since[by] + self._timeouts[by] - EARLY_S:
                     life.told.add(by)
                     is_stopped = by == "stuck" or self._rules.hang_action == "stop"
-                    verdicts.append(Verdict(rank, by, self._reason(by, life, sample), is_stopped))
+                    verdicts.append(Verdict(rank, by, self._reason(by, life, sample), is_stopped, self._timeouts[by]))
             life.sample = sample or life.sample
         return verdicts
 

@@ -19,6 +19,8 @@ class Found(Record):
     by: WatchName
     reason: str  # a sentence without a subject, as in "timer 'step' expired 0.01 s ago"
     signum: int | None  # the signal that stops it, and then it has failed; None: it is only reported
+    waited_s: float = 0.0  # for how long it has hung already; 0 where that is no hang
+    has_stacks: bool = False  # stacks were taken for it
 
 
 # Never blocks; may be called at any time between `open` and `close`.  A finding that comes too late is dropped.

@@ -46,6 +46,8 @@ class LogLines(Observer):
                 _log.info("round %d: group rank %d of %d, world size %d", round_, *place)
             case ev.Noticed():
                 self._on_noticed(event)
+            case ev.Compared(_, text):
+                _log.warning("%s", text)
             case ev.WorkerEnded(_, local_rank, _, _, failure) if failure is not None:
                 self._has_failed = True
                 if local_rank not in self._unhealthy:

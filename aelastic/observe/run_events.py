@@ -3,8 +3,8 @@
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
 made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_event_source.py`
 makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
-`EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `RunEnded`.  The time of each is
-given beside it (`observer.py`).
+`EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `Compared`, `RunEnded`.  The time
+of each is given beside it (`observer.py`).
 """
 
 from __future__ import annotations
@@ -146,6 +146,14 @@ class Noticed(Record):
     is_stopped: bool  # and counts as failed; else it is only reported
 
 
+class Compared(Record):
+    """A worker hangs somewhere in the job, and what all of its workers do was compared: each node has this event."""
+
+    generation: int
+    text: str  # which ranks the others wait for, or which groups there are
+    odd: tuple[int, ...]  # the global ranks that are waited for; empty where that cannot be told
+
+
 class Progressed(Record):
     """A worker's output said how far it is (`--progress`): every 5 s at most, and once a generation is over."""
 
@@ -232,6 +240,7 @@ RunEvent: TypeAlias = (
     | ForkServerMeasured
     | WorkerEnded
     | Noticed
+    | Compared
     | Progressed
     | StacksTaken
     | Killed

@@ -97,6 +97,9 @@ class StatusText:
                 self._on_failure(failure, now)
             case ev.Noticed(_, local_rank, _, _, reason):
                 self._set(local_rank, note=reason)
+            case ev.Compared(_, text, odd):
+                for each in [rank for rank in self.ranks if rank.rank in odd]:
+                    self._set(each.local_rank, note=text)
             case ev.Progressed():
                 self._progress = event
             case ev.PhaseTook(name, duration_s):

@@ -265,7 +265,7 @@ class AgentLink:
             self._mailbox.post(ev.LeadershipLost())
             return
         rules = RoundRules.of(self._settings)
-        coordinator = Coordinator(rules, self._policy, self._member.node_id, is_heir=is_heir, seat_before=before)
+        coordinator = Coordinator(rules, self._policy, self._member.node_id, seat_before=before if is_heir else None)
         is_fixed = self._settings.backend == "static"
         leader = begin_term(
             coordinator,

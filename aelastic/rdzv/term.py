@@ -5,9 +5,9 @@ from __future__ import annotations
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.survivors.leadership import LeaderLease
 
 
 def begin_term(

@@ -31,6 +31,7 @@ from aelastic.stacks.control_sockets import ControlSockets
 
 if TYPE_CHECKING:
     from aelastic.stacks.collect import Stack
+    from aelastic.stacks.format import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -142,6 +143,10 @@ class StackDumps:
     def quote(self, local_rank: int) -> str:
         """The last stack of a worker, for a report; "" if there is none."""
         return self._seen[local_rank].quote() if local_rank in self._seen else ""
+
+    def threads_of(self, local_rank: int) -> Sequence[Thread] | str:
+        """The threads of a worker's last stack, the main one first; or why there is none."""
+        return self._seen[local_rank].threads if local_rank in self._seen else NO_ANSWER
 
     def stacks_of_killed(self) -> dict[int, str]:
         """Of workers that had to be killed, by global rank: that they were, and their stacks."""
@@ -260,6 +265,7 @@ class _Seen:
     def __init__(self, found: Stack | str, path: Path | None) -> None:
         self._found, self._path = found, path
         self.has_stack = not isinstance(found, str)
+        self.threads = found if isinstance(found, str) else found.threads
 
     def quote(self) -> str:
         from aelastic.failures.report import ALL_THREADS, NO_STACK

@@ -17,6 +17,7 @@ from kit.effort import examples
 from aelastic.core.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
+from aelastic.failures.places import Place
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import (
     BALLOT,
@@ -63,6 +64,10 @@ MESSAGES: list[Any] = [
     m.Succeeded("n1", 7),
     m.Prepared("n1", m.Starts.WARM),
     m.Left("n1", "SIGTERM"),
+    m.Hangs("n1", 7, "no output for 60 s", 60.0, True),
+    m.Saw("n1", 7, (Place(4, "host-1", 4711, "train.py:120", "all_reduce (train.py:120)", "all_reduce", "S", 8),)),
+    m.Look(7, "no output for 60 s"),
+    m.Compared(7, "hang: 7 of 8 ranks wait", (5,), True),
     m.Welcome(5, 5.0),
     m.Refused("why", True),
     m.Heartbeat(12),
@@ -160,11 +165,12 @@ BY_KIND: dict[Any, Any] = {  # of fields that belong together
     m.Assigned: lambda assigned: assigned.replace(
         coordinator_rank=assigned.coordinator_rank % (assigned.ranks.group_world_size + 1) - 1
     ),
+    m.Compared: lambda compared: compared.replace(odd=tuple(set(compared.odd))),
     m.Ended: lambda ended: ended.replace(cause=ended.cause or FAILURE),
     m.Hello: lambda hello: hello.replace(
         terms=hello.terms.replace(max_nodes=max(65535, hello.terms.max_nodes), max_restarts=65535),
         seen_epoch=hello.seen_epoch if hello.seats is None else hello.seats.fence // m.ROUNDS_OF_AN_EPOCH,
-        ended=tuple({each.replace(" ", "") or "n" for each in hello.ended}),
+        ended=tuple({"".join(each.split()) or "n" for each in hello.ended}),
     ),
 }  # fmt: skip
 

@@ -108,7 +108,7 @@ RANDOM_EVENTS = st.one_of(
 @settings(max_examples=examples(500), deadline=None)
 @given(st.lists(RANDOM_EVENTS, max_size=50), st.booleans(), st.integers(0, 3))
 def test_whatever_is_said_a_coordinator_keeps_its_rules(events: list[Any], is_heir: bool, max_restarts: int) -> None:
-    core, now = Coordinator(RoundRules(1, 3), RestartPolicy(max_restarts), is_heir=is_heir), 100.0
+    core, now = Coordinator(RoundRules(1, 3), RestartPolicy(max_restarts), "", (0, -1) if is_heir else None), 100.0
     verdict: m.Ended | None = None
     newest = 0
     for event in events:

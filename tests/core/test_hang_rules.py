@@ -56,7 +56,7 @@ class Watched:
 def test_a_worker_that_shows_nothing_hangs_after_the_timeout() -> None:
     took_s, verdicts = Watched().first(h.Sample(output=0, cpu_s=0.0, io=0))
     assert took_s == TIMEOUT_S + INTERVAL_S  # what the first look shows may have come just before it
-    assert verdicts == [h.Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True)]
+    assert verdicts == [h.Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True, waited_s=60.0)]
 
 
 def test_the_silence_of_a_worker_lasts_from_its_last_sign_of_life() -> None:
@@ -199,7 +199,8 @@ def expecting(within_s: float = 30.0, **rules: Any) -> Watched:
 def test_output_that_never_comes_is_missed_after_the_start() -> None:
     took_s, verdicts = expecting().first(h.Sample(matches=0))
     assert took_s == 30.0
-    assert verdicts == [h.Verdict(0, "output", r"no output that matches 'loss=\d' in its first 30 s", is_stopped=True)]
+    reason = r"no output that matches 'loss=\d' in its first 30 s"
+    assert verdicts == [h.Verdict(0, "output", reason, is_stopped=True, waited_s=30.0)]
 
 
 def test_output_that_came_and_comes_no_more_is_missed_after_the_last() -> None:
@@ -234,7 +235,7 @@ def test_the_same_uninterruptible_sleep_is_stuck_whatever_else_may_only_be_told(
     took_s, verdicts = watched.first(h.Sample(sleep=4096))
     assert took_s == 22.0
     reason = "in uninterruptible sleep (state D), which no signal ends, for 20 s"
-    assert verdicts == [h.Verdict(0, "stuck", reason, is_stopped=True)]
+    assert verdicts == [h.Verdict(0, "stuck", reason, is_stopped=True, waited_s=20.0)]
 
 
 def test_sleep_that_is_left_or_in_which_io_goes_on_is_not_stuck() -> None:

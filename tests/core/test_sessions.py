@@ -39,12 +39,12 @@ from aelastic.rdzv.coordinator.coordinator_events import ALONE, Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import RETRY_S, WAITING_TEXT_INTERVAL_S
 from aelastic.rdzv.coordinator.leader import Phase as LeaderPhase
-from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
 from aelastic.rdzv.coordinator.sessions import PROBE_TIMEOUT_S
 from aelastic.rdzv.coordinator.verdict import PUBLISH_AGAIN_S, PUBLISH_TIMEOUT_S
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
 from aelastic.rdzv.survivors.absent import RETURN_S
+from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
 
 # The greeting.
 

@@ -140,7 +140,7 @@ class Simulation:
     def hear(self, agent: Agent, message: m.CoordinatorMessage) -> None:
         if agent.lives:
             agent.heard.append(message)
-            if isinstance(message, m.Waiting):
+            if isinstance(message, m.Waiting | m.Look | m.Compared):
                 assert agent.finished is not None or agent.group.phase == "joining"  # for people only
             else:
                 self.post(agent, message)

@@ -19,9 +19,9 @@ from kit.simulated.checks import Round
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
 from kit.simulated.world import FIN
 
-from aelastic.rdzv.coordinator.leadership import STAND_BACK_LEASES, STAND_BACK_S
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.survivors.absent import RETURN_S
+from aelastic.rdzv.survivors.leadership import STAND_BACK_LEASES, STAND_BACK_S
 from aelastic.result import result_of
 
 SEEDS_IN_A_TEST = 20

@@ -1,11 +1,11 @@
 """One agent decides for the job: which nodes take part, when a round begins, when the job is over.  Pure.
 
-`leader` is one agent's term as coordinator.  It composes
+`leader` is one agent's term as coordinator, with `survivors.leadership` (until when it may decide).  It composes
 
 - `sessions`: connections and the nodes behind them; `inbox`: what these have said and is not decided yet
-- `leadership`: until when this agent may decide
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
-  `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along) and `restart_policy`
+  `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along), `restart_policy`
+  and `inquiry` (what all workers do, when one hangs)
 - `verdict`: holds it until the board has it
 - `waiting_text`: what nodes that wait read
 
@@ -17,7 +17,6 @@ __all__ = [
     "coordinator_events",
     "forming",
     "leader",
-    "leadership",
     "restart_policy",
     "session_events",
     "sessions",

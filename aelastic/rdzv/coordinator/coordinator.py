@@ -19,14 +19,13 @@ from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.forming import Forming, Newcomers, RoundRules, Step
+from aelastic.rdzv.coordinator.forming import RESTARTED, Forming, Newcomers, RoundRules, Step
+from aelastic.rdzv.coordinator.inquiry import Inquiry
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster, hosts_of
 from aelastic.rdzv.coordinator.takeover import TAKEN, Return, Takeover, credible, has_seat, how_it_returns
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Outcome, Standing
-
-RESTARTED = "the worker group of {} restarted on its own"
 
 
 @dataclass(slots=True)
@@ -34,8 +33,8 @@ class Coordinator(Machine[ev.Event, Send]):
     rules: RoundRules
     policy: RestartPolicy
     own_node_id: str = ""  # of the agent that this coordinator runs in
-    is_heir: bool = False  # the coordinator before this one is known to be gone
-    seat_before: tuple[int, int] = (0, -1)  # its node's, when it was elected: fence of the round, and group rank
+    # Where the coordinator before this one is known to be gone, its node's when it was elected: fence and group rank.
+    seat_before: tuple[int, int] | None = None
 
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
@@ -44,6 +43,7 @@ class Coordinator(Machine[ev.Event, Send]):
     roster: Roster = field(default_factory=Roster)
     forming: Forming = field(init=False)
     newcomers: Newcomers = field(init=False)
+    inquiry: Inquiry = field(default_factory=Inquiry)
     takeover: Takeover | None = None  # of a round that is older than this coordinator
     verdict: m.Ended | None = None
     _story: Story = field(default_factory=Story)
@@ -63,7 +63,7 @@ class Coordinator(Machine[ev.Event, Send]):
         """Whether nodes wait for a place in the round that runs."""
         return self.phase is Phase.RUNNING and bool(self.roster.ready)
 
-    def _dispatch(self, event: ev.Event, now: float) -> list[Send]:
+    def _dispatch(self, event: ev.Event, now: float) -> list[Send]:  # noqa: C901  one case for each event
         match event:
             case ev.Registered():
                 return self._on_registered(event, now)
@@ -77,6 +77,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._on_gone(event, now)
             case m.Prepared():
                 return self._on_prepared(event, now)
+            case m.Hangs() | m.Saw():  # what is asked while no round runs is void
+                return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case ev.Broken():
                 return self._on_broken(event, now)
             case ev.Confirmed() | ev.CutOff():
@@ -98,8 +100,7 @@ class Coordinator(Machine[ev.Event, Send]):
             if past.fence == self.roster.fence:
                 self.forming.end.on_past(node.node_id, past, since)
         is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
-        has_place = has_seat(past, self.rules.max_nodes)
-        shows_round = is_new and past.fence > self.roster.fence and has_place
+        shows_round = (has_place := has_seat(past, self.rules.max_nodes)) and is_new and past.fence > self.roster.fence
         self.newest_round = max(self.newest_round, past.round)
         self.forming.proposed.hear(event.seats)
         if has_place and (is_new or past.epoch != self.roster.epoch or node.node_id in self.roster.participants):
@@ -330,8 +331,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return [*sends, *(Send(*each) for each in assignments.items()), *told]
 
     def _close_if_finished(self) -> list[Send]:
-        verdict = m.Ended(Outcome.SUCCEEDED, "every worker succeeded")
-        return [] if self.roster.busy else self._close(verdict)
+        return [] if self.roster.busy else self._close(m.Ended(Outcome.SUCCEEDED, "every worker succeeded"))
 
     def _close(self, verdict: m.Ended | None, late: m.Node | None = None) -> list[Send]:
         """The job is over: all nodes hear so, or one that comes late."""
@@ -345,8 +345,8 @@ class Coordinator(Machine[ev.Event, Send]):
     def _begin_takeover(self, past: m.Past, now: float) -> list[Send]:
         """Gathers the round of a node; nodes that have reconnected with an older one are strays."""
         old_round, self.round, self.phase = self.round, past.round, Phase.TAKING_OVER
-        gone = past.coordinator_rank if self.is_heir else -1
-        also_gone = self.seat_before[1] if self.is_heir and self.seat_before[0] == past.fence else -1
+        gone = -1 if self.seat_before is None else past.coordinator_rank
+        also_gone = self.seat_before[1] if self.seat_before and self.seat_before[0] == past.fence else -1
         self.takeover = Takeover(past.round, past.group_world_size, gone, also_gone, lost_at=now)
         self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s

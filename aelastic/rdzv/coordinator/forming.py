@@ -33,6 +33,7 @@ from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
+RESTARTED = "the worker group of {} restarted on its own"
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.
 SPARES_TIMEOUT_S = 1.0
 # A fork server that imports for longer is not waited for: the workers import on their own.

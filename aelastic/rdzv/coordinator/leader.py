@@ -24,11 +24,11 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import ALONE, Confirmed, CutOff, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
-from aelastic.rdzv.coordinator.leadership import LeaderLease
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator.verdict import VerdictGate
 from aelastic.rdzv.coordinator.waiting_text import doubt_text, ended_in_vain, waiting_texts
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.survivors.leadership import LeaderLease
 
 # So often nodes that wait read what for.
 WAITING_TEXT_INTERVAL_S = 10.0

@@ -219,10 +219,10 @@ class Sessions:
                 self.electorate.on_dead(node_id)
                 self.inbox.add(node_id, message, now)
                 return []
-            case m.Failed() | m.Succeeded() | m.Prepared() if message.node_id == node_id:
+            case m.Failed() | m.Succeeded() | m.Prepared() | m.Hangs() | m.Saw() if message.node_id == node_id:
                 self.inbox.add(node_id, message, now)
                 return []
-            case m.Ready() | m.Failed() | m.Left() | m.Succeeded() | m.Prepared():
+            case m.Ready() | m.Failed() | m.Left() | m.Succeeded() | m.Prepared() | m.Hangs() | m.Saw():
                 return self._refuse(conn, "protocol error: message for another node_id", now)
             case _:
                 assert_never(message)

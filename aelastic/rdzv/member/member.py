@@ -280,7 +280,7 @@ class Member(Machine[Event, Action]):
             case m.Departed() | m.Seats():
                 self.state.on_news(message)
                 return []
-            case m.Assigned() | m.Interrupted() | m.Ended() | m.Waiting():
+            case m.Assigned() | m.Interrupted() | m.Ended() | m.Waiting() | m.Look() | m.Compared():
                 return self._on_decision(message) if self.phase is Phase.MEMBER else []
             case _:
                 assert_never(message)

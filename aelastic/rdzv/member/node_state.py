@@ -66,7 +66,7 @@ class NodeState:
         assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
         assert not is_new or not self.departed, "nodes depart from a round"
 
-    def submit(self, message: m.Ready | m.Failed | m.Succeeded | m.Prepared, now: float) -> None:
+    def submit(self, message: m.NodeMessage, now: float) -> None:
         """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
         match message:
             case m.Ready(node):
@@ -79,10 +79,12 @@ class NodeState:
                     self.standing = m.Standing.FINISHED
             case m.Prepared(_, starts):
                 self.node = None if self.node is None else self.node.replace(starts=starts)
+            case m.Hangs() | m.Saw() | m.Left():
+                pass  # that is no state of the node
             case _:
                 assert_never(message)
 
-    def on_told(self, message: m.Assigned | m.Interrupted | m.Waiting) -> bool:
+    def on_told(self, message: m.Assigned | m.Interrupted | m.Waiting | m.Look | m.Compared) -> bool:
         """The coordinator has decided; false if that changes nothing here."""
         match message:
             case m.Assigned():
@@ -91,6 +93,8 @@ class NodeState:
                 return self.on_interrupted(message)
             case m.Waiting():
                 return True
+            case m.Look() | m.Compared():
+                return message.round == self.round
             case _:
                 assert_never(message)
 

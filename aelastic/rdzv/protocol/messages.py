@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.places import Place
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import LEASE_S
 
@@ -114,7 +115,26 @@ class Prepared(Record):
     starts: Starts
 
 
-NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared
+class Hangs(Record):
+    """A worker of this node hangs: all nodes are to say what theirs do.  Answered by `Compared`, if the round runs."""
+
+    node_id: str
+    round: int
+    reason: str
+    waited_s: float  # for how long it was waited for already
+    is_stopped: bool  # ranks that are odd are to be stopped
+    is_last: bool = False  # asked before, and waited for no longer: what came is used
+
+
+class Saw(Record):
+    """What the workers of this node do, after `Look`."""
+
+    node_id: str
+    round: int
+    places: tuple[Place, ...]
+
+
+NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | Hangs | Saw
 
 
 class Terms(Record):
@@ -284,7 +304,23 @@ class Waiting(Record):
     text: str
 
 
-CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Waiting
+class Look(Record):
+    """A worker of the round hangs: see what yours do, before anything is stopped.  Answered by `Saw`."""
+
+    round: int
+    reason: str
+
+
+class Compared(Record):
+    """What workers of all nodes do, compared."""
+
+    round: int
+    text: str
+    odd: tuple[int, ...]  # ranks that the others wait for; empty where that cannot be told
+    is_stopped: bool  # these are to be stopped, and have failed
+
+
+CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Waiting | Look | Compared
 
 
 class Departed(Record):

@@ -106,7 +106,9 @@ _RULES: dict[str, Rule] = {
     "first_rank": _RANK, "first_role_rank": _RANK, "departed": _distinct(_RANK, COUNT_MAX),
     "local_world_size": _SIZE, "role_world_size": _SIZE, "group_world_size": _SIZE, "world_size": _SIZE,
     "lease_s": _number(1e-3, SECONDS_MAX), "age_s": _SECONDS, "failure_age_s": _SECONDS, "alone_s": _SECONDS,
-    "store_server": _store_server,
+    "store_server": _store_server, "waited_s": _SECONDS, "odd": _distinct(_RANK, COUNT_MAX),
+    "steps": _RANK_OR_NONE, "at": _shown_name, "call": _shown_name, "collective": _shown_name, "state": _shown_name,
+    "unknown": _shown_name,
     # Of a failure, where -1 is what is not known; its texts have their own limits.
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,

@@ -2,7 +2,7 @@
 
 `election` is one node's part in electing another coordinator, `election_events` are its words; by `electorate` a
 coordinator knows whether nodes that it has not heard of could elect another.  `absent` are nodes that it has lost and
-that may live.
+that may live, and `leadership` says until when a coordinator may decide.
 """
 
-__all__ = ["absent", "election", "election_events", "electorate"]
+__all__ = ["absent", "election", "election_events", "electorate", "leadership"]

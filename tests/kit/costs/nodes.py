@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
 from kit.costs.terms import (
+    HANGS,
     MORE,
     act,
     decided,
@@ -67,6 +68,20 @@ def a_node_that_waits_has_prepared(count: int) -> Iterator[Act]:
     term = gathered(count)
     for name in names(MORE):
         yield said(term, name, m.Prepared(name, m.Starts.WARM))
+
+
+def a_node_says_what_its_workers_do(count: int) -> Iterator[Act]:
+    term = running(count)
+    term.say(names(1)[0], HANGS)
+    for name in names(MORE):
+        yield said(term, name, m.Saw(name, 1, ()))
+
+
+def another_node_finds_the_same_hang(count: int) -> Iterator[Act]:
+    term = running(count)
+    term.say(names(1)[0], HANGS)
+    for name in names(MORE):
+        yield said(term, name, HANGS.replace(node_id=name))
 
 
 def a_node_that_waits_leaves(count: int) -> Iterator[Act]:

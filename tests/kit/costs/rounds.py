@@ -9,7 +9,22 @@ from collections.abc import Iterator
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
-from kit.costs.terms import MORE, act, decided, doubtful, due, gathered, greets, join, names, over, past, running, said
+from kit.costs.terms import (
+    HANGS,
+    MORE,
+    act,
+    decided,
+    doubtful,
+    due,
+    gathered,
+    greets,
+    join,
+    names,
+    over,
+    past,
+    running,
+    said,
+)
 from kit.costs.terms import taking_over as a_takeover
 from kit.stories.leader_terms import FAILURE, LEASE_S, RENEWED, Term, node, reclaimed
 from kit.visits import Act
@@ -30,6 +45,19 @@ def the_next_round_begins(count: int) -> Iterator[Act]:
 def a_failure_ends_the_round(count: int) -> Iterator[Act]:
     term = running(count)
     yield said(term, names(1)[0], m.Failed(names(1)[0], 1, FAILURE))
+
+
+def all_nodes_are_asked_what_their_workers_do(count: int) -> Iterator[Act]:
+    term = running(count)
+    yield said(term, names(1)[0], HANGS)
+
+
+def what_all_workers_do_is_compared(count: int) -> Iterator[Act]:
+    term = running(count)
+    term.say(names(1)[0], HANGS)
+    for name in names(count - 1):
+        term.say(name, m.Saw(name, 1, ()))
+    yield said(term, names(count)[-1], m.Saw(names(count)[-1], 1, ()))
 
 
 def all_nodes_hear_why_the_round_is_over(count: int) -> Iterator[Act]:

@@ -12,6 +12,7 @@ from kit.stories.leader_terms import Term, hello, node
 from kit.visits import Act, Name
 
 MORE = 5  # nodes that do something, one after the other
+HANGS = m.Hangs("n0", 1, "no output for 60 s", 60.0, is_stopped=True)
 
 
 def names(count: int, start: int = 0) -> list[Name]:

@@ -454,7 +454,7 @@ class Agent(SimulatedProcess):
             self.mail(self._member_shell, m.LeadershipLost())
             return
         rules = RoundRules.of(self.settings)
-        coordinator = Coordinator(rules, self.policy, self.node_id, is_heir=is_heir, seat_before=before)
+        coordinator = Coordinator(rules, self.policy, self.node_id, seat_before=before if is_heir else None)
         has_elections = self.settings.has_elections
         leader = begin_term(
             coordinator, self.member.terms, record, self.campaigned_at,

@@ -14,10 +14,10 @@ from typing import Any
 
 from aelastic.rdzv.coordinator.coordinator_events import ALONE
 from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leadership import TRUSTED_SHARE
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
 from kit.simulated.agent import Agent
 from kit.simulated.board import Board
 from kit.simulated.charges import Charges

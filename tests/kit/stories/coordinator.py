@@ -71,7 +71,7 @@ def begun(rules: dict[str, str], now: float) -> Coordinator:
     policy = RestartPolicy(int(rules.get("restarts", 3)))
     before = (7, int(rules["before"])) if "before" in rules else (0, -1)
     own = rules.get("own", "")
-    core = Coordinator(RoundRules(low, high), policy, own, is_heir="heir" in rules, seat_before=before)
+    core = Coordinator(RoundRules(low, high), policy, own, before if "heir" in rules else None)
     for name in rules.get("running", ""):
         core.handle(m.Ready(node(name).replace(starts=starts_in(rules))), now)
     if core.phase is Phase.FORMING and "running" in rules:

@@ -1,0 +1,156 @@
+"""This node's part in an inquiry: it asks what all workers of the job do, and answers for its own.
+
+A worker hangs where it is looked for, or says that a collective timed out: then mostly it is a victim, and what it
+waits for is elsewhere.  So all nodes are asked before anything is stopped (`coordinator/inquiry.py` compares), within
+`ANSWER_S`.  The ranks that are odd fail, each on its own node, and the others are stopped as after any failure; where
+none is, or no answer comes, the worker that was found first has failed, as without an inquiry.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import assert_never
+
+import anyio
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.places import Place
+from aelastic.group.events import WatchName
+from aelastic.group.phases import Phase
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.hangs.watch import Found
+from aelastic.observe.run_events import Compared
+from aelastic.rdzv.protocol import messages as m
+
+# So long nodes are waited for; what came by then is used.
+ANSWER_S = 3.0
+# The comparison follows at once, unless the coordinator is gone.
+COMPARED_S = 1.0
+# So long the node of the odd rank has to tell of its failure, before a victim tells of its own.
+TOLD_S = 2.0
+
+_HANGS: frozenset[WatchName] = frozenset({"hang", "output"})
+
+# A collective that timed out: gloo, NCCL's watchdog, a barrier with a limit, a store that waits for a rank.
+_TIMED_OUT = re.compile(
+    r"timed out waiting \d+ ?ms|wait timeout after|watchdog caught collective operation timeout"
+    r"|collective.{0,40}timed out|failed to pass monitoredbarrier|timed out after.{0,20}ms waiting",
+    re.IGNORECASE,
+)
+
+
+def is_collective_timeout(failure: ProcessFailure) -> bool:
+    """Whether a worker failed because others did not come to a collective."""
+    return bool(_TIMED_OUT.search(failure.message))
+
+
+class Inquiries:
+    """Inquiries of one node.
+
+    Args:
+        node_id: this node's.
+        group: its workers; read, never changed.
+        see: takes the stacks of its workers, writes them, and gives where they are; gets why, and of workers that have
+            failed, which is told later, their failures by local rank.
+        say: takes what the coordinator is to hear.
+        tell: takes what observers are to hear.
+        act: has a worker stopped, which has failed then; or only reports it.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        group: WorkerGroup,
+        *,
+        see: Callable[[str, Mapping[int, ProcessFailure]], Awaitable[Sequence[Place]]],
+        say: Callable[[m.Hangs | m.Saw], None],
+        tell: Callable[[Compared], None],
+        act: Callable[[Found], Awaitable[None]],
+    ) -> None:
+        self._node_id = node_id
+        self._group = group
+        self._see, self._say, self._tell, self._act = see, say, tell, act
+        self._told: m.Compared | None = None  # the last comparison of this round
+        self._held: dict[int, ProcessFailure] = {}  # by local rank: failures of this round that are told later
+        self._changed = anyio.Event()
+
+    @property
+    def round(self) -> int:
+        """The round whose workers run; 0: none does."""
+        group = self._group
+        return group.assigned.round if group.assigned and group.phase is Phase.RUNNING else 0
+
+    def begin(self) -> None:
+        """A new generation is about to start."""
+        self._told, self._held = None, {}
+
+    def on_change(self) -> None:
+        """Something has happened to the group."""
+        self._changed.set()
+
+    async def on_found(self, found: Found) -> None:
+        """A watch has found a worker of this node: if it hangs, the ranks that it waits for fail in its place."""
+        if found.by not in _HANGS or not (round_ := self.round):
+            return await self._act(found)
+        is_stopped = found.signum is not None
+        compared = await self.compare(found.reason, found.waited_s, is_stopped=is_stopped)
+        if compared is None:
+            return await self._act(found)
+        if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, TOLD_S):
+            return None  # an odd rank has failed
+        reason = found.reason if compared.odd and not is_stopped else f"{found.reason}; {compared.text}"
+        return await self._act(found.replace(reason=reason, has_stacks=True))
+
+    async def compare(self, reason: str, waited_s: float, *, is_stopped: bool) -> m.Compared | None:
+        """Asks what all workers of the job do; `None` if no answer comes, or the round is over.
+
+        Args:
+            reason: why, for the files of stacks.
+            waited_s: for how long the worker has waited already.
+            is_stopped: ranks that are odd are to be stopped, and have failed.
+        """
+        if not (round_ := self.round):
+            return None
+        self._told, hangs = None, m.Hangs(self._node_id, round_, reason, waited_s, is_stopped)
+        self._say(hangs)
+        if not await self._wait(lambda: self._told is not None or self.round != round_, ANSWER_S):
+            self._say(hangs.replace(is_last=True))
+            await self._wait(lambda: self._told is not None or self.round != round_, COMPARED_S)
+        return self._told
+
+    async def excuse(self, local_rank: int, failure: ProcessFailure) -> None:
+        """Of a worker that a collective's time-out has ended: those that it waited for fail first, if they are seen."""
+        if not is_collective_timeout(failure) or not (round_ := self.round):
+            return
+        self._held[local_rank] = failure
+        compared = await self.compare(failure.message, 0.0, is_stopped=True)
+        if compared is not None and compared.odd:
+            await self._wait(lambda: self.round != round_, TOLD_S)
+
+    async def on_told(self, message: m.Look | m.Compared) -> None:
+        """The coordinator asks, or says what it has found."""
+        if message.round != self.round:
+            return
+        match message:
+            case m.Look(round_, reason):
+                self._say(m.Saw(self._node_id, round_, tuple(await self._see(reason, self._held))))
+            case m.Compared(_, text, odd, is_stopped):
+                self._told = message
+                self._changed.set()
+                self._tell(Compared(self._group.generation, text, odd))
+                found = Found(self._group.generation, 0, "hang", text, signal.SIGTERM, has_stacks=True)
+                for worker in self._group.workers if is_stopped else ():
+                    if worker.global_rank in odd:
+                        await self._act(found.replace(local_rank=worker.local_rank))
+            case _:
+                assert_never(message)
+
+    async def _wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
+        """Whether it comes to be so in time."""
+        with anyio.move_on_after(within_s):
+            while not is_so():
+                self._changed = anyio.Event()
+                await self._changed.wait()
+        return is_so()

@@ -1,0 +1,64 @@
+"""Where the workers of this node are: their stacks, folded for a comparison with those of other nodes."""
+
+from __future__ import annotations
+
+import platform
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.places import Place
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.host.proc_table import stat_fields
+from aelastic.stacks.format import Frame, Thread
+from aelastic.stacks.places import place_of
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
+# Of the kernel's system calls: a thread that waits for another one, or for its turn.
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+
+
+def places_of(
+    group: WorkerGroup,
+    threads_of: Callable[[int], Sequence[Thread] | str],
+    failed: Mapping[int, ProcessFailure],
+    steps: Mapping[int, int],
+) -> list[Place]:
+    """Where each worker is, by its last stack; in the order of local ranks.
+
+    Args:
+        group: the workers.
+        threads_of: gives the threads of a local rank, the main one first, or why they are not known.
+        failed: workers that have failed, which is told later; by local rank.
+        steps: that workers have done, as far as it is known; by local rank.
+    """
+    host, places = socket.gethostname(), list[Place]()
+    for worker in group.workers:
+        rank, pid = worker.local_rank, worker.id if isinstance(worker.id, int) else 0
+        place = Place(worker.global_rank, host, pid, steps=steps.get(rank, -1))
+        if rank in failed:  # its traceback says where it has waited
+            frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(failed[rank].traceback)]
+            place = place_of(place, [Thread("MainThread", tuple(reversed(frames)))])
+            place = place.replace(unknown="", collective=place.collective or "a collective")
+        elif rank not in group.exits.alive:
+            place = place.replace(ended="has ended")
+        elif isinstance(threads := threads_of(rank), str):
+            place = place.replace(unknown=threads)
+        else:
+            place = place_of(place.replace(state=_state_of(pid)), threads)
+        places.append(place)
+    return places
+
+
+def _state_of(pid: int) -> str:
+    """What the kernel says of a process's main thread."""
+    fields = stat_fields(pid)
+    state = fields[0].decode() if fields else ""
+    if state != "S":
+        return state
+    try:
+        with open(f"/proc/{pid}/syscall") as file:
+            return "lock" if file.read().partition(" ")[0] == _FUTEX.get(platform.machine()) else state
+    except OSError:
+        return state

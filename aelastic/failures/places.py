@@ -1,0 +1,128 @@
+"""Which ranks hang: places of all workers of a job, compared.
+
+In a job that stands still most ranks wait in the same collective; the ones to look at are those that are not there.  A
+wrong name costs a person hours, so "cannot tell" is an answer, with the groups there are.
+
+1. Ranks are grouped by where their script is, and by the collective that they wait in.
+2. If at least half of the ranks wait in collectives, those that wait in none are the **odd ones**.
+3. Else, or if all wait, those outside the one group that has more than half of the ranks.
+4. Else those that have done fewer steps than all others, where every rank tells its steps.
+
+A rank of which nothing is known is never named; it keeps the others from being named only if it could be the one: where
+no rank is seen outside the group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from aelastic.core.record import Record
+
+# Ranks that a sentence names, and groups.
+NAMED_MAX = 4
+
+_STATES = {
+    "R": "is running",
+    "D": "waits for a disk (D)",
+    "T": "is stopped (T)",
+    "t": "is stopped by a debugger (t)",
+    "lock": "waits for a lock",
+    "S": "sleeps",
+}
+
+
+class Place(Record):
+    """Where a worker is: what its stack says, folded."""
+
+    rank: int
+    host: str
+    pid: int
+    at: str = ""  # the innermost frame of the user's code, as in "train.py:120"
+    call: str = ""  # what runs, innermost, as in "read (dataset.py:88)"; the same as `at` has it if that is innermost
+    collective: str = ""  # that it waits in
+    state: str = ""  # of its main thread, as the kernel has it: one letter, or "lock"
+    steps: int = -1  # that it has done; -1 where that is not known
+    ended: str = ""  # how, if it has
+    unknown: str = ""  # why nothing is known
+
+    @property
+    def group(self) -> str:
+        """What it has in common with ranks at the same place, as a sentence has it."""
+        if self.unknown:
+            return f"unknown ({self.unknown})"
+        if self.ended:
+            return self.ended
+        if self.collective:
+            return f"{self.collective} ({self.at})" if self.at else self.collective
+        return self.call or self.at
+
+    @property
+    def sentence(self) -> str:
+        """What it does, after "does not:"."""
+        state = "" if self.ended or self.unknown else _STATES.get(self.state, "")
+        return ", ".join(each for each in (self.group, state) if each)
+
+
+class Comparison(Record):
+    """What places of all ranks say together."""
+
+    text: str
+    odd: tuple[int, ...] = ()  # ranks to look at; empty where that cannot be told
+
+
+def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
+    """Names the ranks that the others wait for, if that can be told.
+
+    Args:
+        places: of all ranks, in any order.
+        waited_s: for how long the job has stood still; 0 is not known.
+    """
+    ranks = sorted(places, key=lambda place: place.rank)
+    odd, most = _odd_ones([place for place in ranks if not place.unknown], has_unknown=any(p.unknown for p in ranks))
+    since = f" for {waited_s:.0f} s" if waited_s >= 1 else ""
+    if not odd:
+        return Comparison(f"hang{since}: cannot tell which rank the others wait for: {_groups_of(ranks)}")
+    same = {place.group for place in most}
+    where = f"wait in {same.pop()}" if len(same) == 1 else "wait in collectives"
+    if not all(place.collective for place in most):
+        where = where.replace("wait in", "are at")
+    text = f"hang: {len(most)} of {len(ranks)} ranks {where}{since}; "
+    named = [f"rank {place.rank} on {place.host} does not: {place.sentence}" for place in odd[:NAMED_MAX]]
+    more = [f"{len(odd) - NAMED_MAX} more do not"] if len(odd) > NAMED_MAX else []
+    return Comparison(text + "; ".join(named + more), tuple(place.rank for place in odd))
+
+
+def _odd_ones(known: Sequence[Place], *, has_unknown: bool) -> tuple[list[Place], list[Place]]:
+    """The ranks to look at, and those that most are among; ([], []) where that cannot be told."""
+    waiting = [place for place in known if place.collective and not place.ended]
+    others = [place for place in known if place not in waiting]
+    if others and len(waiting) >= len(others):
+        return others, waiting
+    groups = Counter(place.group for place in known)
+    group, count = max(groups.items(), key=lambda each: each[1], default=("", 0))
+    most = [place for place in known if place.group == group]
+    if 2 * count > len(known) and count < len(known) and not has_unknown:
+        return [place for place in known if place.group != group], most
+    steps = {place.steps for place in known}
+    if has_unknown or -1 in steps or len(steps) != 2:
+        return [], []
+    behind = [place for place in known if place.steps == min(steps)]
+    ahead = [place for place in known if place.steps == max(steps)]
+    return (behind, ahead) if len(behind) < len(ahead) else ([], [])
+
+
+def _groups_of(ranks: Sequence[Place]) -> str:
+    groups: dict[str, list[int]] = {}
+    for place in ranks:
+        groups.setdefault(place.group or "an unknown place", []).append(place.rank)
+    largest = sorted(groups.items(), key=lambda each: -len(each[1]))
+    words = [f"{_ranks(numbers)}: {group}" for group, numbers in largest[:NAMED_MAX]]
+    rest = sum(len(numbers) for _, numbers in largest[NAMED_MAX:])
+    return "; ".join([*words, f"{rest} more elsewhere"] if rest else words)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:NAMED_MAX]))
+    more = f" and {len(numbers) - NAMED_MAX} more" if len(numbers) > NAMED_MAX else ""
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}{more}"

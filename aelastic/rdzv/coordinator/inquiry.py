@@ -1,0 +1,69 @@
+"""An inquiry: what all workers of a round do, asked for when a node finds that one of its workers hangs.
+
+Every node of the round is asked at once, before anything is stopped.  Once all have answered, or the node that asked
+waits no longer, the places are compared (`failures.places`), and all nodes hear the same.  An inquiry decides nothing
+about the round.  A coordinator that takes over knows of none: the node that asked goes on with what it sees itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aelastic.failures.places import Place, compare
+from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.roster import Roster
+from aelastic.rdzv.protocol import messages as m
+
+NO_ANSWER = "no answer from its agent"
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """The inquiry about one round; at rest while there is no question."""
+
+    question: m.Hangs | None = None  # the first, of the inquiry that is under way
+    _asked: list[str] = field(default_factory=list[str])  # nodes
+    _awaited: set[str] = field(default_factory=set[str])  # of these, those that have not answered
+    _places: dict[str, tuple[Place, ...]] = field(default_factory=dict[str, tuple[Place, ...]])  # by node
+
+    def handle(self, event: m.Hangs | m.Saw, round_: int, roster: Roster) -> list[Send]:
+        """A node asks, or answers; gives what nodes are to hear.  O(1), but for the first question and the last answer.
+
+        Args:
+            event: what it says.
+            round_: that runs; what is said of any other is void.
+            roster: its nodes.
+        """
+        if self.question is not None and self.question.round != round_:
+            self.question = None
+        if event.round != round_:
+            return []
+        match event:
+            case m.Hangs(node_id, is_last=False) if self.question is None and node_id in roster.participants:
+                self._asked, self._places = roster.connected_participants(), {}
+                self.question, self._awaited = event, set(self._asked)
+                return [Send(node_id, m.Look(round_, event.reason)) for node_id in self._asked]
+            case m.Saw(node_id, _, places) if self.question is not None and node_id in self._awaited:
+                self._places[node_id] = places
+                self._awaited.discard(node_id)
+                return [] if self._awaited else self._compare(self.question, roster)
+            case m.Hangs(is_last=True) if self.question is not None:
+                return self._compare(self.question, roster)
+            case _:
+                return []  # it is under way, or over
+
+    def _compare(self, question: m.Hangs, roster: Roster) -> list[Send]:
+        self.question = None
+        places = [place for node_id in self._asked for place in self._places_of(node_id, roster)]
+        found = compare(places, question.waited_s)
+        told = m.Compared(question.round, found.text, found.odd, question.is_stopped)
+        return [Send(node_id, told) for node_id in self._asked if node_id in roster.members]
+
+    def _places_of(self, node_id: str, roster: Roster) -> list[Place]:
+        member, assigned = roster.members.get(node_id), roster.participants.get(node_id)
+        host, places = "" if member is None else member.node.host, self._places.get(node_id, ())
+        if assigned is None:  # of a round that is older than this coordinator
+            return [*places] or [Place(-1, host, 0, unknown=NO_ANSWER)]
+        first, seen = assigned.ranks.first_rank, {place.rank: place.replace(host=host) for place in places}
+        ranks = range(first, first + assigned.ranks.local_world_size)
+        return [seen.get(rank, Place(rank, host, 0, unknown=NO_ANSWER)) for rank in ranks]

@@ -1,0 +1,41 @@
+"""Folds a stack into a place: what of it can be compared with the stacks of other ranks.
+
+The user's code is what is neither Python's library, nor an installed package, nor ours.  A rank waits in a collective
+if a frame of its main thread is in torch's module of collectives: gloo's and NCCL's are called there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from aelastic.failures.places import Place
+from aelastic.stacks.format import Frame, Thread
+
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|/aelastic/|^<|/torch/")
+_COLLECTIVES = re.compile(
+    r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|nn/functional)\.py$"
+)
+# Frames of that module that are no collective's name.
+_WRAPPERS = {"wrapper", "_wait_impl", "<lambda>"}
+
+
+def place_of(place: Place, threads: Sequence[Thread]) -> Place:
+    """A rank's place, by the frames of its threads, the main one first; frames come innermost first."""
+    frames = threads[0].frames if threads else ()
+    if not frames:
+        return place.replace(unknown="no Python frame")
+    own = next((frame for frame in frames if is_users(frame.file)), None)
+    at = "" if own is None else _at(own)
+    collectives = [frame for frame in frames if _COLLECTIVES.search(frame.file) and frame.function not in _WRAPPERS]
+    call = f"{frames[0].function} ({at or _at(frames[0])})"
+    return place.replace(at=at, call=call, collective=collectives[-1].function if collectives else "")
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the user's own code."""
+    return not _INSTALLED.search(file)
+
+
+def _at(frame: Frame) -> str:
+    return f"{frame.file.rpartition('/')[2]}:{frame.line}" if frame.line else frame.file.rpartition("/")[2]

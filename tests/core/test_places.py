@@ -1,0 +1,113 @@
+"""Which ranks hang: places compared, and stacks folded into places."""
+
+from __future__ import annotations
+
+import pytest
+
+from aelastic.failures.places import Place, compare
+from aelastic.stacks.format import Frame, Thread
+from aelastic.stacks.places import place_of
+
+C10D = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def waiting(rank: int, name: str = "all_reduce", line: int = 120, steps: int = -1) -> Place:
+    at = f"train.py:{line}"
+    return Place(rank, f"n{rank // 4}", 100 + rank, at, f"{name} ({at})", name, "S", steps)
+
+
+def elsewhere(rank: int, function: str = "read", at: str = "dataset.py:88", state: str = "D") -> Place:
+    return Place(rank, f"n{rank // 4}", 100 + rank, at, f"{function} ({at})", state=state)
+
+
+def test_the_rank_that_does_not_come_is_named_and_where_it_is() -> None:
+    found = compare([elsewhere(5), *(waiting(rank) for rank in (0, 1, 2, 3, 4, 6, 7))], 62.0)
+    assert found.odd == (5,)
+    assert found.text == (
+        "hang: 7 of 8 ranks wait in all_reduce (train.py:120) for 62 s; rank 5 on n1 does not: read (dataset.py:88), "
+        "waits for a disk (D)"
+    )
+
+
+def test_several_ranks_that_do_not_come_are_named_as_far_as_a_line_has_room() -> None:
+    found = compare([*(elsewhere(rank) for rank in range(6)), *(waiting(rank) for rank in range(6, 16))])
+    assert found.odd == tuple(range(6))
+    assert found.text.count("does not: ") == 4
+    assert found.text.endswith("; 2 more do not")
+
+
+def test_one_rank_in_another_branchs_collective_is_odd() -> None:
+    found = compare([*(waiting(rank) for rank in range(3)), waiting(3, "barrier", 80)])
+    assert found.odd == (3,)
+    assert "rank 3 on n0 does not: barrier (train.py:80)" in found.text
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [waiting(0), waiting(1), waiting(2, "barrier", 80), waiting(3, "barrier", 80)],
+        [waiting(rank) for rank in range(4)],
+        [waiting(0), elsewhere(1), elsewhere(2, at="a.py:1"), elsewhere(3, at="b.py:2")],
+        [waiting(0), waiting(1), waiting(2), Place(3, "n0", 0, unknown="no answer from its agent")],
+        [waiting(0), waiting(1), waiting(2, "barrier", 80), Place(3, "n0", 0, unknown="no answer from its agent")],
+        [],
+    ],
+    ids=[
+        "two halves",
+        "all at one place",
+        "most elsewhere",
+        "one unknown",
+        "an unknown one may be with the other",
+        "none",
+    ],
+)
+def test_what_cannot_be_told_is_said_with_the_groups(places: list[Place]) -> None:
+    found = compare(places, 60.0)
+    assert found.odd == ()
+    assert found.text.startswith("hang for 60 s: cannot tell which rank the others wait for: ")
+    assert all(place.group in found.text for place in places)
+
+
+def test_a_rank_that_is_seen_elsewhere_is_named_though_another_is_unknown() -> None:
+    unknown = Place(3, "n0", 0, unknown="no answer from its agent")
+    assert compare([waiting(0), waiting(1), elsewhere(2), unknown]).odd == (2,)
+
+
+def test_where_places_tell_nothing_fewer_steps_do() -> None:
+    places = [waiting(0, steps=9), waiting(1, steps=9), waiting(2, steps=8), waiting(3, steps=9)]
+    assert compare(places).odd == (2,)
+    assert compare([places[0], places[2].replace(rank=3)]).odd == ()
+
+
+def test_a_rank_that_has_ended_is_waited_for() -> None:
+    found = compare([waiting(0), waiting(1), Place(2, "n0", 7, ended="has ended")])
+    assert found.odd == (2,)
+    assert found.text.endswith("rank 2 on n0 does not: has ended")
+
+
+def folded(*frames: Frame) -> Place:
+    return place_of(Place(0, "n0", 7), [Thread("MainThread", frames, is_main=True)])
+
+
+def test_a_stack_in_a_collective_is_at_the_users_call_of_it() -> None:
+    place = folded(
+        Frame(C10D, 3252, "all_reduce"),
+        Frame(C10D.replace("distributed_c10d", "c10d_logger"), 83, "wrapper"),
+        Frame("/home/me/train.py", 120, "main"),
+        Frame("/home/me/train.py", 150, "<module>"),
+    )
+    assert (place.at, place.collective, place.group) == ("train.py:120", "all_reduce", "all_reduce (train.py:120)")
+
+
+def test_of_collectives_within_each_other_the_users_is_named() -> None:
+    place = folded(Frame(C10D, 10, "all_gather"), Frame(C10D, 20, "all_gather_object"), Frame("/me/a.py", 3, "f"))
+    assert place.collective == "all_gather_object"
+
+
+def test_a_stack_elsewhere_has_the_innermost_call_and_the_users_line() -> None:
+    place = folded(Frame("/usr/lib/python3.12/queue.py", 171, "get"), Frame("/home/me/data.py", 30, "load"))
+    assert (place.call, place.collective) == ("get (data.py:30)", "")
+
+
+def test_a_stack_without_a_frame_is_unknown() -> None:
+    assert folded().unknown == "no Python frame"
