@@ -229,6 +229,21 @@ def test_agents_in_the_places_of_others_count_if_each_that_is_missing_has_one() 
     assert blocked(found, ["0", "1'", "2'"]) == ""
 
 
+def test_on_one_machine_a_new_agent_stands_for_the_one_before_it() -> None:
+    """All met over the loopback interface: seats have its address, and a newcomer that is here has none."""
+    found = Electorate(is_on=True)
+    here = [node.replace(host="host", master_addr="127.0.0.1") for node in nodes("012")]
+    assigned = m.Assigned(2, 0, RANKS.replace(group_world_size=3), "", 0, epoch=1)
+    seats = found.begin(assigned, SECRET, here, set("012").__contains__)
+    for node in here:
+        found.on_welcome(node, seats)
+    for each in "12":
+        found.on_welcome(here[0].replace(node_id=each + "'"), None)
+    assert blocked(found, ["0"]) == "12"
+    assert blocked(found, ["0", "1'"]) == "2"
+    assert blocked(found, ["0", "1'", "2'"]) == ""
+
+
 @pytest.mark.parametrize("is_on_board, with_one", [(True, ""), (False, "02")])
 def test_a_node_that_ended_counts_as_one_in_contact(is_on_board: bool, with_one: str) -> None:
     found, _ = electorate("0123")
