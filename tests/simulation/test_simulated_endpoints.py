@@ -10,8 +10,8 @@ from kit.simulated.checks import BrokenPromiseError
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate
 from kit.simulated.world import FIN
 
-from aelastic.rdzv.coordinator import leadership
 from aelastic.rdzv.quorum import register_events as ev
+from aelastic.rdzv.survivors import leadership
 
 SEEDS_IN_A_TEST = 10
 CLAIMS_SEEDS = 3
