@@ -1,8 +1,10 @@
 """Takes the Python stacks of processes of this machine, with little or no help of theirs.
 
-Three sources are asked, one after the other, until one answers:
+Four sources are asked, one after the other, until one answers:
 
-- py-spy, a program that reads the interpreter's memory.  Needs nothing of the process, not even that it runs;
+- the process's memory (`interpreter.py`), if it runs the same Python as the agent.  Needs nothing of the process, not
+  even that it runs, and no program;
+- py-spy, a program that reads the memory of any Python;
 - the HTTP server of torch's control plane, if the script runs under `worker_main`;
 - a signal, if the script has imported `stack_hook`.
 
@@ -24,22 +26,26 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic.aio import clock
+from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.host import proc_table
 from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
 from aelastic.stacks.format import Thread, listing, read_faulthandler, read_py_spy
+from aelastic.stacks.interpreter import stacks_of
+from aelastic.stacks.memory import Unreadable
 
 # The whole collection: a kill waits for it.
 TIMEOUT_S = 2.0
-# Until when each source is waited for, counted from the beginning of all.  py-spy takes 10 ms, 100 ms where the workers
-# keep all CPUs busy; the others answer in 5 ms or hang themselves.  The rest is for the disk.
+# Until when each source is waited for, counted from the beginning of all.  Memory takes 2 ms, py-spy 10 ms, 100 ms
+# where the workers keep all CPUs busy; the others answer in 5 ms or hang themselves.  The rest is for the disk.
+MEMORY_UNTIL_S = 0.8
 PY_SPY_UNTIL_S = 1.2
 SERVER_UNTIL_S = 1.5
 HOOK_UNTIL_S = 1.8
 # A killed process is gone at once, or not soon.
 REAP_TIMEOUT_S = 0.1
 # py-spy takes some 10 MiB; more of them at once than CPUs gain nothing.
-PY_SPY_AT_ONCE = 16
+AT_ONCE = 16
 # Reading the memory of a process that runs fails now and then, when it changes meanwhile.
 PY_SPY_ATTEMPTS = 3
 # If a worker is no Python (a shell that starts one, say), so many of its processes are looked at.
@@ -53,7 +59,7 @@ WORDS_CHARS_MAX = 200
 # What `stack_hook` adds to the socket's path.
 HOOK_SUFFIX = ".stacks"
 
-PY_SPY, SERVER, HOOK = "py-spy", "worker server", "stack hook"
+MEMORY, PY_SPY, SERVER, HOOK = "memory", "py-spy", "worker server", "stack hook"
 
 
 class Target(Record):
@@ -98,7 +104,7 @@ async def take(targets: Mapping[int, Target], tools: Tools, found: dict[int, Sta
         found: takes the answers as they come, by local rank: a stack, or why there is none.
     """
     begun = clock.now()
-    turns = anyio.CapacityLimiter(PY_SPY_AT_ONCE)
+    turns = anyio.CapacityLimiter(AT_ONCE)
 
     async def look(local_rank: int, target: Target) -> None:
         found[local_rank] = await _look(target, tools, turns, begun)
@@ -110,11 +116,15 @@ async def take(targets: Mapping[int, Target], tools: Tools, found: dict[int, Sta
 
 async def _look(target: Target, tools: Tools, turns: anyio.CapacityLimiter, begun: float) -> Stack | str:
     async def py_spy() -> Stack:
+        if tools.py_spy is None:
+            raise NotSeen("not installed (pip install 'aelastic[stacks]')")
+        program = tools.py_spy
         async with turns:
-            return await _ask_py_spy(target.pid, tools)
+            return await _ask_each(target.pid, lambda pid: _dump(pid, program, tools.env))
 
     reasons = []
     sources: Sequence[tuple[str, Callable[[], Awaitable[Stack]], float]] = (
+        (MEMORY, lambda: _ask_each(target.pid, lambda pid: _read_memory(pid, turns)), MEMORY_UNTIL_S),
         (PY_SPY, py_spy, PY_SPY_UNTIL_S),
         (SERVER, lambda: _ask_server(target), SERVER_UNTIL_S),
         (HOOK, lambda: _ask_hook(target), HOOK_UNTIL_S),
@@ -132,21 +142,31 @@ async def _look(target: Target, tools: Tools, turns: anyio.CapacityLimiter, begu
     return "; ".join(reasons)
 
 
-# py-spy.
-
-
-async def _ask_py_spy(pid: int, tools: Tools) -> Stack:
-    if tools.py_spy is None:
-        raise NotSeen("not installed (pip install 'aelastic[stacks]')")
+async def _ask_each(pid: int, ask: Callable[[int], Awaitable[Stack]]) -> Stack:
+    """Asks for the stack of a process; if it has none, of those it has started: it may be a shell."""
     try:
-        return await _dump(pid, tools.py_spy, tools.env)
+        return await ask(pid)
     except NotSeen as error:
-        # A shell, say: its processes may be Python.
         started = [entry.pid for entry in proc_table.session_members({pid}) if entry.pid != pid]
         for each in started[:DESCENDANTS_MAX]:
             with suppress(NotSeen):
-                return await _dump(each, tools.py_spy, tools.env)
+                return await ask(each)
         raise error from None
+
+
+# Memory.
+
+
+async def _read_memory(pid: int, turns: anyio.CapacityLimiter) -> Stack:
+    try:
+        # In a thread: a process that waits for a disk may keep who reads it waiting.
+        threads = await run_sync(stacks_of, pid, abandon_on_cancel=True, limiter=turns)
+    except Unreadable as error:
+        raise NotSeen(str(error)) from None
+    return Stack(MEMORY, threads, listing(threads))
+
+
+# py-spy.
 
 
 async def _dump(pid: int, program: str, env: Mapping[str, str]) -> Stack:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import pytest
@@ -139,6 +139,28 @@ def stack_of(found: Stack | str) -> Stack:
 
 
 @pytest.mark.usefixtures("_patience")
+async def test_memory_tells_of_a_loop_a_lock_and_a_process_that_is_stopped_without_anything_installed(
+    stuck: Stuck,
+) -> None:
+    targets = {rank: stuck.start(kind) for rank, kind in enumerate(KINDS)}
+    stuck.wait_ready()
+
+    found = await look(targets, None)
+
+    for rank, (kind, state) in enumerate(zip(KINDS, ("runs", "sleeps", "is stopped"), strict=True)):
+        stack = stack_of(found[rank])
+        main = stack.threads[0]
+        assert (stack.source, main.frames[0].function, main.state, main.is_main) == ("memory", kind, state, True)
+        lines = read(main.frames[0].file).splitlines()
+        assert lines[main.frames[0].line - 1].strip() in {
+            "while True: pass  # one line: ranks that spin stand in the same place",
+            "lock.acquire()",
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+        }
+        assert main.frames[-1].function == "<module>"
+
+
+@pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_py_spy_sees_a_loop_a_lock_and_a_process_that_is_stopped(stuck: Stuck) -> None:
     targets = {rank: stuck.start(kind) for rank, kind in enumerate(KINDS)}
     stuck.wait_ready()
@@ -152,7 +174,7 @@ async def test_py_spy_sees_a_loop_a_lock_and_a_process_that_is_stopped(stuck: St
         assert f'{kind}.py", line' in stack.text and f", in {kind}\n" in stack.text
 
 
-@pytest.mark.usefixtures("_patience")
+@pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_the_hook_tells_of_a_loop_and_a_lock_and_a_stopped_process_is_called_one(stuck: Stuck) -> None:
     targets = {rank: stuck.start(kind, "import aelastic.stack_hook") for rank, kind in enumerate(KINDS)}
     stuck.wait_ready()
@@ -169,7 +191,7 @@ async def test_the_hook_tells_of_a_loop_and_a_lock_and_a_stopped_process_is_call
     assert all(process.poll() is None for process in stuck.processes)  # no signal without a handler
 
 
-@pytest.mark.usefixtures("_patience")
+@pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_without_any_source_each_says_what_it_lacks(stuck: Stuck) -> None:
     target = stuck.start("spin")
     stuck.wait_ready()
@@ -177,6 +199,7 @@ async def test_without_any_source_each_says_what_it_lacks(stuck: Stuck) -> None:
     found = await look({0: target}, None)
 
     assert found[0] == (
+        f"memory: {OTHER_PYTHON}; "
         "py-spy: not installed (pip install 'aelastic[stacks]'); "
         "worker server: not there (the script does not run under torch's worker_main); "
         "stack hook: not there (the script does not import aelastic.stack_hook)"
@@ -231,7 +254,7 @@ def served(tmp_path: Path) -> Iterator[list[Target]]:
         parent.stdout.close()
 
 
-@pytest.mark.usefixtures("_patience")
+@pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_torchs_worker_server_tells_of_a_loop_and_a_lock_and_a_stopped_process_is_called_one(
     served: list[Target],
 ) -> None:
@@ -243,6 +266,7 @@ async def test_torchs_worker_server_tells_of_a_loop_and_a_lock_and_a_stopped_pro
     assert "worker server: the process is stopped (SIGSTOP" in str(found[2])
 
 
+@pytest.mark.usefixtures("_without_memory")
 @pytest.mark.parametrize(
     "answer, reason",
     [
@@ -274,6 +298,7 @@ async def test_a_server_that_answers_strangely_is_quoted(stuck: Stuck, answer: b
     assert asked[0].startswith(b"POST /handler/dump_traceback HTTP/1.0\r\n")
 
 
+@pytest.mark.usefixtures("_without_memory")
 async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(stuck: Stuck, tmp_path: Path) -> None:
     fake = fake_py_spy(tmp_path, f"echo $$ >> {tmp_path}/pids; sleep 600 & echo $! >> {tmp_path}/pids; sleep 600")
     targets = {rank: stuck.start(kind, "import aelastic.stack_hook") for rank, kind in enumerate(KINDS)}
@@ -285,7 +310,7 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(s
     took = time.monotonic() - begun
 
     assert [stack_of(found[rank]).source for rank in (0, 1)] == [HOOK, HOOK]
-    assert str(found[2]).startswith("py-spy: no answer in time; worker server: not there")
+    assert f"{OTHER_PYTHON}; py-spy: no answer in time; worker server: not there" in str(found[2])
     assert took < DEADLINE_S  # 600 s, if it were waited for; 2 s, on a machine that has nothing else to do
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2 * len(KINDS)
@@ -295,15 +320,17 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(s
 
 def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
     turns = [
+        stacks.MEMORY_UNTIL_S,
         stacks.PY_SPY_UNTIL_S,
         stacks.SERVER_UNTIL_S,
         stacks.HOOK_UNTIL_S,
         stacks.TIMEOUT_S - stacks.REAP_TIMEOUT_S,
     ]
-    assert sorted(turns) == turns and len(set(turns)) == 4
+    assert sorted(turns) == turns and len(set(turns)) == 5
     assert stacks.TIMEOUT_S == 2.0
 
 
+@pytest.mark.usefixtures("_without_memory")
 @pytest.mark.parametrize(
     "code, reason",
     [
@@ -331,6 +358,7 @@ async def test_a_py_spy_that_gives_no_stack_is_quoted(stuck: Stuck, tmp_path: Pa
     assert reason in str(found[0])
 
 
+@pytest.mark.usefixtures("_without_memory")
 async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
     stuck: Stuck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +381,7 @@ async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
     assert "py-spy: first; worker" in str(found[0])
 
 
+@pytest.mark.usefixtures("_without_memory")
 async def test_a_py_spy_that_can_not_be_started_is_quoted(stuck: Stuck, tmp_path: Path) -> None:
     target = stuck.start("spin")
     stuck.wait_ready()
@@ -374,7 +403,7 @@ async def test_of_a_shell_the_python_that_it_started_is_seen(stuck: Stuck) -> No
     assert stack_of(found[0]).threads[0].frames[0].function == "wait_for_ever"
 
 
-@pytest.mark.usefixtures("_patience")
+@pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_the_hook_of_what_a_shell_started_is_asked(stuck: Stuck) -> None:
     target = stuck.start("spin", "import aelastic.stack_hook", wrapper=["sh", "-c", '"$@"; true', "sh"])
     stuck.wait_ready()
@@ -394,6 +423,7 @@ async def test_a_worker_that_has_ended_is_called_so(stuck: Stuck) -> None:
     assert await look({0: target}, find_py_spy(None)) == {0: "it has ended"}
 
 
+@pytest.mark.usefixtures("_without_memory")
 async def test_a_process_that_leaves_a_wrong_note_gets_no_signal(stuck: Stuck) -> None:
     target, other = stuck.start("spin"), stuck.start("spin")
     stuck.wait_ready()
@@ -434,13 +464,29 @@ def test_the_hook_and_the_agent_mean_the_same_file() -> None:
 # In a run.
 
 # A machine that does other things as well may need longer for what is not about time.
-PATIENCE = "import aelastic.stacks.collect as s\ns.PY_SPY_UNTIL_S, s.SERVER_UNTIL_S, s.HOOK_UNTIL_S, s.TIMEOUT_S = 20.0, 21.0, 22.0, 25.0\n"
+PATIENCE = """import aelastic.stacks.collect as s
+s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.SERVER_UNTIL_S, s.HOOK_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 21.0, 22.0, 25.0
+"""
+OTHER_PYTHON = "it runs another Python than the agent, or none"
+# As where workers run another Python.
+WITHOUT_MEMORY = f"""import aelastic.stacks.collect as s
+def refuse(pid): raise s.Unreadable({OTHER_PYTHON!r})
+s.stacks_of = refuse
+"""
 
 
 @pytest.fixture
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for at, name in enumerate(("PY_SPY_UNTIL_S", "SERVER_UNTIL_S", "HOOK_UNTIL_S", "TIMEOUT_S")):
+    for at, name in enumerate(("MEMORY_UNTIL_S", "PY_SPY_UNTIL_S", "SERVER_UNTIL_S", "HOOK_UNTIL_S", "TIMEOUT_S")):
         monkeypatch.setattr(stacks, name, 20.0 + at)
+
+
+@pytest.fixture
+def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int) -> NoReturn:
+        raise stacks.Unreadable(OTHER_PYTHON)
+
+    monkeypatch.setattr(stacks, "stacks_of", refuse)
 
 
 class Listener(Observer):
@@ -504,7 +550,7 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_may_leave(tmp_path
     assert result.state is WorkerState.STOPPED and result.stacks == {}
     assert before.source == after.source == {} and before.path == after.path == ""
     assert listener.heard == [answers[0]] and answers[1] is answers[0] is answers[2]
-    assert (answers[0].why, dict(answers[0].source)) == ("the first", {0: "py-spy", 1: "py-spy"})
+    assert (answers[0].why, dict(answers[0].source)) == ("the first", {0: "memory", 1: "memory"})
     for rank in (0, 1):
         assert ", in spin\n" in read(answers[0].path, str(rank), "stack.txt")
     assert Path(answers[0].path).name == "attempt_0"
@@ -526,8 +572,8 @@ async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_
 
     path, text = seen
     assert [line.partition("), ")[2] for line in text.splitlines() if line.startswith("===")] == [
-        "once; by py-spy",
-        "again; by py-spy",
+        "once; by memory",
+        "again; by memory",
     ]
     assert re.match(r"=== \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00, rank 0 \(local rank 0, pid \d+\), once", text)
     assert not os.path.exists(path)  # noqa: ASYNC240  the run is over
@@ -549,12 +595,12 @@ async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_
 
     assert list(result.failures) == [1] and result.stacks == {}
     failure = result.failures[1]
-    assert re.search(r'by py-spy, most recent call first:\n  File ".*", line \d+, in wait_for_ever\n', failure.stack)
+    assert re.search(r'by memory, most recent call first:\n  File ".*", line \d+, in wait_for_ever\n', failure.stack)
     assert f"all threads: {listener.heard[0].path}/1/stack.txt" in failure.stack
     assert len(listener.heard) == 1 and listener.heard[0].why == "rank 1: timer 'step' expired"
     assert ", in spin\n" in read(listener.heard[0].path, "0", "stack.txt")
     report = str(ChildFailedError("job", result.failures, result.victims, result.stacks))
-    assert report.index("  stack     : by py-spy, most recent call first") < report.index(", in wait_for_ever")
+    assert report.index("  stack     : by memory, most recent call first") < report.index(", in wait_for_ever")
     assert failure.for_others().stack == failure.stack
 
 
@@ -762,11 +808,11 @@ def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_i
     assert "cause     : ValueError: the culprit" in report
     assert "Stopped by the agent" not in report and "\nKilled by the agent:\n" in report
     for rank, kind in enumerate(KINDS):
-        words = rf"rank {rank} did not end within \d+\.\d s and had to be killed; stack by py-spy, most recent call first:\n"
+        words = rf"rank {rank} did not end within \d+\.\d s and had to be killed; stack by memory, most recent call first:\n"
         assert re.search(rf'{words}    File ".*worker\.py", line \d+, in {kind}\n', report)
         path = next((job.folder / "logs" / "latest" / "attempt_0").glob(f"{rank}/stack.txt"))
         assert re.search(
-            rf", about to be killed; by py-spy\nMainThread \(.*\), most recent call first:\n  File .*, in {kind}\n",
+            rf", about to be killed; by memory\nMainThread \(.*\), most recent call first:\n  File .*, in {kind}\n",
             path.read_text(),
         )
         assert re.search(rf"all threads: \S+/attempt_0/{rank}/stack\.txt\n", report)
@@ -789,19 +835,21 @@ def test_without_a_log_folder_more_is_quoted_and_nothing_is_left(launch: Launche
 
 
 def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> None:
-    without = f"{PATIENCE}s.find_py_spy = lambda path: None\n"
+    without = f"{PATIENCE}{WITHOUT_MEMORY}s.find_py_spy = lambda path: None\n"
     job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", wrapper=without)
     wait_stuck(job)
 
     assert job.wait() == 1
     report = job.stderr[job.stderr.index("FAILED") :]
-    reasons = "py-spy: not installed (pip install 'aelastic[stacks]'); worker server: not there"
+    reasons = (
+        f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install 'aelastic[stacks]'); worker server: not there"
+    )
     assert re.search(rf"  ranks 0-2 did not end within .*; stack not known \({re.escape(reasons)}", report)
     assert job.stderr.count("py-spy: not installed") == 1
 
 
 def test_a_user_who_asks_twice_is_not_told_how_stacks_could_have_been_had(launch: Launcher) -> None:
-    without = f"{PATIENCE}s.find_py_spy = lambda path: None\n"
+    without = f"{PATIENCE}{WITHOUT_MEMORY}s.find_py_spy = lambda path: None\n"
     job = launch(f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n", "--shutdown-timeout=300", wrapper=without)
     job.wait_line("ready")
 
@@ -819,7 +867,7 @@ def test_a_second_ctrl_c_looks_first_and_a_third_does_not_wait_for_that(launch: 
     asks = "touch asked; sleep 600"
     fake = fake_py_spy(tmp_path, asks)
     worker = f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n"
-    patient = f"{PATIENCE}s.TIMEOUT_S = s.PY_SPY_UNTIL_S = 300.0\n"
+    patient = f"{PATIENCE}{WITHOUT_MEMORY}s.TIMEOUT_S = s.PY_SPY_UNTIL_S = 300.0\n"
     path = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
     job = launch(worker, "--shutdown-timeout=300", wrapper=patient, env=path)
     job.wait_line("ready")
@@ -854,7 +902,7 @@ def test_a_second_ctrl_c_tells_where_workers_stood(launch: Launcher) -> None:
     said = job.stderr[job.stderr.index("aelastic: stopped by SIGINT") :]
     assert re.match(
         r"aelastic: stopped by SIGINT; all workers have ended\n"
-        r"aelastic: ranks 0, 1 did not end within .* s and had to be killed; stack by py-spy, most recent call first:\n"
+        r"aelastic: ranks 0, 1 did not end within .* s and had to be killed; stack by memory, most recent call first:\n"
         r'aelastic:   File ".*worker.py", line \d+, in spin\n',
         said,
     )
