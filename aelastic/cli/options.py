@@ -187,10 +187,6 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     ),
     "output": (
         _option("--log-dir", read_text, None, "DIR", "folder for log files (default: a temporary one)"),
-        _own(
-            "--log-max-size", read_size, None, "SIZE",
-            "of each log file of a worker, about so much of the end is kept, as in 500M or 2G (default: all)",
-        ),
         _option(
             "-r --redirects", Std.from_str, "0", "STREAMS",
             "streams that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2",
@@ -252,6 +248,10 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
     ),
     "aelastic only": (
+        _own(
+            "--keep-log-size", read_size, None, "SIZE",
+            "of each log file of a worker, about so much of the end is kept, as in 500M or 2G (default: all)",
+        ),
         _own(
             "--cache-dir", read_path, None, "DIR",
             "folder of this node where workers keep what they compile: kernels, graphs, extensions, byte code",

@@ -32,7 +32,7 @@ def output_fields(chosen: Settings) -> dict[str, Any]:
         "redirects": chosen["redirects"],
         "tee": chosen["tee"],
         "log_dir": Path(chosen["log_dir"]) if chosen["log_dir"] else None,
-        "log_max_bytes": chosen["log_max_size"],
+        "log_max_bytes": chosen["keep_log_size"],
         "local_ranks_filter": chosen["local_ranks_filter"],
         "duplicate_stdout_filters": chosen["duplicate_stdout_filters"],
         "duplicate_stderr_filters": chosen["duplicate_stderr_filters"],

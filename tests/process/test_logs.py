@@ -537,7 +537,7 @@ for number in range(80_000):
 @on_each_loop
 @pytest.mark.parametrize("kept", ["--tee", "--redirects"])
 def test_of_a_limited_log_the_end_is_kept_and_the_console_has_all(launch: Launcher, loop: str, kept: str) -> None:
-    job = launch(LOUD, kept, "1", "--log-dir", "logs", "--log-max-size", "2M", loop=loop)
+    job = launch(LOUD, kept, "1", "--log-dir", "logs", "--keep-log-size", "2M", loop=loop)
     assert job.wait() == 0
     whole = b"".join(b"%07d" % number + b"x" * 92 + b"\n" for number in range(80_000))
     if kept == "--tee":
