@@ -74,6 +74,7 @@ class Inquiries:
         self._see, self._say, self._tell, self._act = see, say, tell, act
         self._told: m.Compared | None = None  # the last comparison of this round
         self._held: dict[int, ProcessFailure] = {}  # by local rank: failures of this round that are told later
+        self._is_cause = True  # the next worker that is stopped is the first: what was compared goes with it
         self._changed = anyio.Event()
 
     @property
@@ -84,11 +85,12 @@ class Inquiries:
 
     def begin(self) -> None:
         """A new generation is about to start."""
-        self._told, self._held = None, {}
+        self._told, self._held, self._is_cause = None, {}, True
 
     def on_change(self) -> None:
-        """Something has happened to the group."""
+        """Something has happened to the group, or was heard: whoever waits looks again, the first that came first."""
         self._changed.set()
+        self._changed = anyio.Event()
 
     async def on_found(self, found: Found) -> None:
         """A watch has found a worker of this node: if it hangs, the ranks that it waits for fail in its place."""
@@ -100,8 +102,9 @@ class Inquiries:
             return await self._act(found)
         if is_stopped and compared.odd and await self._wait(lambda: self.round != round_, TOLD_S):
             return None  # an odd rank has failed
-        reason = found.reason if compared.odd and not is_stopped else f"{found.reason}; {compared.text}"
-        return await self._act(found.replace(reason=reason, has_stacks=True))
+        if is_stopped and self._is_cause:
+            self._is_cause, found = False, found.replace(reason=f"{found.reason}; {compared.text}")
+        return await self._act(found.replace(has_stacks=True))
 
     async def compare(self, reason: str, waited_s: float, *, is_stopped: bool) -> m.Compared | None:
         """Asks what all workers of the job do; `None` if no answer comes, or the round is over.
@@ -138,7 +141,7 @@ class Inquiries:
                 self._say(m.Saw(self._node_id, round_, tuple(await self._see(reason, self._held))))
             case m.Compared(_, text, odd, is_stopped):
                 self._told = message
-                self._changed.set()
+                self.on_change()
                 self._tell(Compared(self._group.generation, text, odd))
                 found = Found(self._group.generation, 0, "hang", text, signal.SIGTERM, has_stacks=True)
                 for worker in self._group.workers if is_stopped else ():
@@ -151,6 +154,5 @@ class Inquiries:
         """Whether it comes to be so in time."""
         with anyio.move_on_after(within_s):
             while not is_so():
-                self._changed = anyio.Event()
                 await self._changed.wait()
         return is_so()

@@ -81,6 +81,8 @@ def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
     ranks = sorted(places, key=lambda place: place.rank)
     odd, most = _odd_ones([place for place in ranks if not place.unknown], has_unknown=any(p.unknown for p in ranks))
     since = f" for {waited_s:.0f} s" if waited_s >= 1 else ""
+    if len(ranks) == 1:
+        return Comparison(f"hang{since}: rank {ranks[0].rank} on {ranks[0].host}: {ranks[0].sentence}")
     if not odd:
         return Comparison(f"hang{since}: cannot tell which rank the others wait for: {_groups_of(ranks)}")
     same = {place.group for place in most}

@@ -190,6 +190,8 @@ class RunMetrics:
         self._expiries = counter("aelastic_watchdog_expiries_total", "Timers that workers set and did not clear.")
         text, watches = "How often a watch found a worker unhealthy.", get_args(WatchName)
         self._noticed = counter("aelastic_noticed_total", text, "by", start=watches)
+        text = "How often all workers of the job were compared in a hang, and whether ranks were named."
+        self._compared = counter("aelastic_hangs_compared_total", text, "outcome", start=("named", "not_named"))
         self._stacks = counter("aelastic_stacks_taken_total", "How often the workers' stacks were taken.")
         text = "Since a sign of life that --hang-timeout counts, else since output that --expect-output expects."
         self._silence = gauge("aelastic_worker_silence_seconds", text, "local_rank")
@@ -268,6 +270,8 @@ class RunMetrics:
                     self._noticed_by[local_rank] = by
                 if by == "timer":
                     self._expiries.inc()
+            case ev.Compared(odd=odd):
+                self._compared.inc("named" if odd else "not_named")
             case ev.Progressed() as at:
                 self._progress.tell(at)
             case ev.StacksTaken():

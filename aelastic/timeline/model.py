@@ -21,7 +21,7 @@ Closing: TypeAlias = Literal["ended", "running", "cut off", "unknown"]
 CLOSING_WORDS: dict[Closing, str] = {
     "running": "still running", "cut off": "cut off", "unknown": "still running or cut off",
 }  # fmt: skip
-MarkKind: TypeAlias = Literal["failure", "noticed", "killed", "stacks", "waited", "stop asked", "lost"]
+MarkKind: TypeAlias = Literal["failure", "noticed", "compared", "killed", "stacks", "waited", "stop asked", "lost"]
 # The phases of a restart, in the order in which a node goes through them.
 RESTART_PHASES = ("detect", "stop", "await", "rendezvous", "spawn")
 NO_RANK = 1 << 30

@@ -92,6 +92,8 @@ class NodeReader:
             case "noticed":
                 kind: MarkKind = "failure" if entry.fields.get("is_stopped") is True else "noticed"
                 self._mark(entry, at, kind, f"rank {entry.number('rank')}: {entry.text('reason')}")
+            case "compared":
+                self._mark(entry, at, "compared", entry.text("text"))
             case "killed":
                 self._mark(entry, at, "killed", f"SIGKILL: {entry.text('reason')}")
             case "stacks_taken":

@@ -38,9 +38,9 @@ _TICKS_S = (
 TICKS_MAX = 10
 # What each kind of mark looks like, and is called.  A failure is drawn.
 _GLYPHS: dict[MarkKind, tuple[str, str]] = {
-    "failure": ("⊗", "failure"), "noticed": ("!", "noticed"), "killed": ("†", "SIGKILL"),
-    "stacks": ("≡", "stacks taken"), "waited": ("…", "nodes missing"), "stop asked": ("■", "asked to stop"),
-    "lost": ("?", "records lost"),
+    "failure": ("⊗", "failure"), "noticed": ("!", "noticed"), "compared": ("≠", "ranks compared"),
+    "killed": ("†", "SIGKILL"), "stacks": ("≡", "stacks taken"), "waited": ("…", "nodes missing"),
+    "stop asked": ("■", "asked to stop"), "lost": ("?", "records lost"),
 }  # fmt: skip
 
 

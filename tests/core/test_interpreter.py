@@ -13,7 +13,7 @@ import pytest
 from aelastic.stacks import interpreter
 from aelastic.stacks.format import Thread
 from aelastic.stacks.interpreter import line_at, stacks_of
-from aelastic.stacks.layout import Unknown
+from aelastic.stacks.layout import Unknown, find
 from aelastic.stacks.memory import Memory, Unreadable
 
 
@@ -51,7 +51,7 @@ def thread_that(stands: Callable[[threading.Lock], None]) -> Thread:
     try:
         while True:
             for each in stacks_of(os.getpid()):
-                if any(frame.function == stands.__name__ for frame in each.frames):
+                if each.state == "sleeps" and any(frame.function == stands.__name__ for frame in each.frames):
                     return each
     finally:
         lock.release()
@@ -97,11 +97,11 @@ def test_memory_that_is_not_there_is_refused() -> None:
 
 
 def test_a_python_that_keeps_its_frames_otherwise_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find(*_: object) -> None:
+    def find_nothing(*_: object) -> None:
         raise Unknown("a frame's code is not found")
 
     interpreter._layout.cache_clear()
-    monkeypatch.setattr(interpreter, "find", find)
+    monkeypatch.setattr(interpreter, "find", find_nothing)
     try:
         with pytest.raises(Unreadable, match=r"in a way that is not known \(a frame's code is not found\)"):
             stacks_of(os.getpid())
@@ -110,8 +110,6 @@ def test_a_python_that_keeps_its_frames_otherwise_is_said_to_be_unknown(monkeypa
 
 
 def test_a_layout_that_gives_other_frames_than_python_tells_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = interpreter.find
-
     interpreter._layout.cache_clear()
     monkeypatch.setattr(interpreter, "find", lambda *threads: find(*threads).replace(first_instruction=0))
     try:

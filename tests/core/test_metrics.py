@@ -201,9 +201,12 @@ def test_ends_and_notices_are_counted() -> None:
             ev.WorkerEnded(1, 1, 1, "stopped"),
             ev.Noticed(1, 0, 0, "timer", "timer 'step' expired", is_stopped=True),
             ev.Noticed(1, 1, 1, "hang", "no sign of life", is_stopped=False),
+            ev.Compared(1, "hang: cannot tell which rank the others wait for", ()),
             ev.StacksTaken(1, "asked", {0: "py-spy"}, "/x"),
         )
     )
+    named, not_named = (read[f'aelastic_hangs_compared_total{{outcome="{o}"}}'] for o in ("named", "not_named"))
+    assert (named, not_named) == (0, 1)
     assert [read[f'aelastic_worker_exits_total{{outcome="{o}"}}'] for o in ("succeeded", "stopped", "failed")] == [
         1,
         1,

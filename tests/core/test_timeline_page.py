@@ -13,7 +13,7 @@ import pytest
 from kit.stories.event_logs import NodeLog, a_crash, a_node_lost, a_start
 from kit.stories.timelines import HOSTILE, Elements, changed, logs_of, many_restarts, story_of
 
-from aelastic.observe.run_events import Killed, Noticed, StacksTaken, StopAsked, Waited
+from aelastic.observe.run_events import Compared, Killed, Noticed, StacksTaken, StopAsked, Waited
 from aelastic.timeline.html import CARDS_MAX, page, summary
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.perfetto import trace
@@ -202,13 +202,15 @@ def test_the_marks_that_occur_are_explained() -> None:
     a = a_start()
     a.tell(1.0, StacksTaken(1, "asked", {0: "py-spy"}, "/logs/stacks"))
     a.tell(1.1, Noticed(1, 1, 1, "output", "silent for 60 s", is_stopped=False))
+    a.tell(1.1, Compared(1, "hang: 1 of 2 ranks waits in barrier (a.py:3); rank 1 on n1 does not: sleeps", (1,)))
     a.tell(1.2, StopAsked(15))
     a.tell(1.3, Killed(1, (0,), "not ended after 30 s"))
     a.tell(1.4, Waited("1 of 2 nodes"))
     a.succeeds(2.0, ends=2.1)
 
     assert draw(story_of(a)).marks == (
-        ("!", "noticed"), ("†", "SIGKILL"), ("≡", "stacks taken"), ("…", "nodes missing"), ("■", "asked to stop"),
+        ("!", "noticed"), ("≠", "ranks compared"), ("†", "SIGKILL"), ("≡", "stacks taken"), ("…", "nodes missing"),
+        ("■", "asked to stop"),
     )  # fmt: skip
     text = page(story_of(*a_crash()))
     assert "<em>Marks</em><span><b>⊗</b>failure</span></div>" in text  # and no other

@@ -65,6 +65,9 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.StopAsked(15),
     ev.RendezvousLost("the store is gone"),
     ev.JobEnded(m.Outcome.FAILED, "rank 5 failed", FAILURE),
+    ev.Compared(
+        3, "hang: 3 of 4 ranks wait in all_reduce (train.py:120) for 62 s; rank 5 on n1 does not: sleeps", (5,)
+    ),
     ev.RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback"),
 )
 

@@ -407,7 +407,7 @@ async def test_a_watch_looks_only_while_workers_run_and_reports_those_that_hang(
         sampler.ended(1, 0)
         sampler.ended(0, 1)  # of an earlier generation
         await anyio.sleep(6)
-        assert found == [Found(1, 1, "hang", "no output for 10 s", signal.SIGTERM)]
+        assert found == [Found(1, 1, "hang", "no output for 10 s", signal.SIGTERM, waited_s=10.0)]
         assert look.at == pytest.approx([100.0 + second for second in range(1, 12)])
         sampler.ended(1, 1)
         await anyio.sleep(100)

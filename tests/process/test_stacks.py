@@ -27,6 +27,7 @@ from aelastic.observe.observer import Observer
 from aelastic.stacks import collect as stacks
 from aelastic.stacks.before_kill import _append
 from aelastic.stacks.collect import HOOK, HOOK_SUFFIX, Stack, Target, Tools, find_py_spy, take
+from aelastic.stacks.memory import Unreadable
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -484,7 +485,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int) -> NoReturn:
-        raise stacks.Unreadable(OTHER_PYTHON)
+        raise Unreadable(OTHER_PYTHON)
 
     monkeypatch.setattr(stacks, "stacks_of", refuse)
 
