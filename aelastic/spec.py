@@ -45,6 +45,7 @@ LOCAL_WORLD_SIZE_MAX = 1 << 16
 # Workers are looked at once a second at most.
 HANG_TIMEOUT_MIN_S = 1.0
 HANG_TIMEOUT_REMEDY = "use 1 second or more, as workers are looked at once a second at most"
+HANG_STEPS_REMEDY = "use more than 1, times the median step, as in 5x"
 
 # torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -160,6 +161,8 @@ class WorkerSpec:
         progress: what in workers' output says how far they are: a regular expression whose first group is the step, and
             whose second, if there is one, the last step; `None`: nothing.
         hang_timeout_s: seconds without a sign of life after which a worker counts as hung; `None`: off.
+        hang_timeout_steps: the same in place of seconds, as a multiple of the median step that `progress` tells: 30 to
+            900 s, and no limit before the first step of each attempt.
         hang_signals: the signs that count: some of `HANG_SIGNALS`.
         hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) is
             only reported.
@@ -206,6 +209,7 @@ class WorkerSpec:
     exit_barrier_timeout_s: float = EXIT_BARRIER_TIMEOUT_S
     progress: str | None = None
     hang_timeout_s: float | None = None
+    hang_timeout_steps: float | None = None
     hang_signals: tuple[HangSignal, ...] = HANG_SIGNALS
     hang_action: HangAction = "stop"
     expect_output: ExpectedOutput | None = None
@@ -286,6 +290,10 @@ class WorkerSpec:
         timeout_s, signs, action = self.hang_timeout_s, self.hang_signals, self.hang_action
         is_length = timeout_s is None or HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
         _check(is_length, f"hang_timeout_s is {timeout_s}: {HANG_TIMEOUT_REMEDY}")
+        steps = self.hang_timeout_steps
+        _check(steps is None or 1 < steps < math.inf, f"hang_timeout_steps is {steps}: {HANG_STEPS_REMEDY}")
+        _check(steps is None or timeout_s is None, "hang_timeout_s and hang_timeout_steps are given: leave one out")
+        _check(steps is None or self.progress is not None, "hang_timeout_steps has no effect without progress: add it")
         choices = ", ".join(HANG_SIGNALS)
         is_choice = 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
         _check(is_choice, f"hang_signals is {signs!r}: use a tuple of one or more of {choices}")
@@ -322,7 +330,12 @@ class WorkerSpec:
     def watches_output(self) -> bool:
         """Whether what each worker writes has to be told from what others write."""
         is_searched = self.expect_output is not None or self.progress is not None
-        return is_searched or (self.hang_timeout_s is not None and "output" in self.hang_signals)
+        return is_searched or (self.finds_hangs and "output" in self.hang_signals)
+
+    @property
+    def finds_hangs(self) -> bool:
+        """Whether a worker that shows no sign of life for some time counts as hung."""
+        return self.hang_timeout_s is not None or self.hang_timeout_steps is not None
 
     def get_entrypoint_name(self) -> str:
         """The function's qualified name, or the program's path."""
@@ -382,6 +395,7 @@ _TYPES: Mapping[str, Fits] = {
     "exit_barrier_timeout_s": _REAL,
     "progress": optional(_STR),
     "hang_timeout_s": optional(_REAL),
+    "hang_timeout_steps": optional(_REAL),
     "linger_s": _REAL,
     "metrics_textfile": optional(_PATH),
     "hang_signals": (is_sequence, f"a tuple of one or more of {', '.join(HANG_SIGNALS)}"),

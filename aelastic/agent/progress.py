@@ -20,6 +20,8 @@ LOOK_INTERVAL_S = 1.0
 TELL_INTERVAL_S = 5.0
 # Steps per second are those of the last minute, or of the last two steps that were seen if these take longer.
 WINDOW_S = 60.0
+# The median step is of so many looks that saw new ones: a few that take longer, to save or to evaluate, change nothing.
+STEPS_MAX = 64
 
 
 class Pace:
@@ -27,17 +29,24 @@ class Pace:
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
+        self._took: deque[float] = deque(maxlen=STEPS_MAX)
 
     def saw(self, step: int, now: float) -> float | None:
         """Steps per second, with this one; `None` where that is not known yet."""
         if self._seen and step < self._seen[-1][1]:
             self._seen.clear()  # the next epoch counts from the beginning
+        if self._seen and step > self._seen[-1][1]:
+            self._took.append((now - self._seen[-1][0]) / (step - self._seen[-1][1]))
         if not self._seen or step > self._seen[-1][1]:
             self._seen.append((now, step))
         while len(self._seen) > 2 and now - self._seen[1][0] >= WINDOW_S:
             self._seen.popleft()
         (began, first), (at, last) = self._seen[0], self._seen[-1]
         return (last - first) / (at - began) if at > began else None
+
+    def step_s(self) -> float | None:
+        """How long a step takes, the median of the last ones; `None` where that is not known yet."""
+        return sorted(self._took)[len(self._took) // 2] if self._took else None
 
 
 class Progress:
@@ -66,6 +75,10 @@ class Progress:
             ranks: of its workers, by local rank.
         """
         self._generation, self._ranks, self._pace = generation, ranks, Pace()
+
+    def step_s(self) -> float | None:
+        """The median step of this generation, in seconds; `None` where it is not known yet."""
+        return self._pace.step_s()
 
     async def run(self) -> None:
         """Looks now and then, until cancelled."""

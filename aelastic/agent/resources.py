@@ -116,7 +116,9 @@ class Resources:
                 tell=tell,
                 act=self.unhealthy.on_found,
             )
-            self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.inquiries.on_found)
+            self.watches = Watches(
+                spec, env, scratch, self.logs.count_matches, self.progress.step_s, self.inquiries.on_found
+            )
             made.callback(self.watches.close)
             self.store = StoreHost(self.sockets.mark_env(env))
             around = AgentContext(settings.run_id, env, self.store, lambda *news: tell(EndpointChanged(*news)))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aelastic.cli.advice import check_effects
+from aelastic.cli.converters import Steps
 from aelastic.cli.options import GROUPS
 from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
@@ -102,7 +103,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         virtual_local_rank=chosen["virtual_local_rank"],
         event_log_handler=chosen["event_log_handler"],
         progress=chosen["progress"],
-        hang_timeout_s=chosen["hang_timeout"],
+        hang_timeout_s=None if (steps := _steps(chosen)) else chosen["hang_timeout"],
+        hang_timeout_steps=steps,
         hang_signals=chosen["hang_signals"],
         hang_action=chosen["hang_action"],
         expect_output=_expected_output(chosen),
@@ -135,6 +137,15 @@ def _check_watched(chosen: Settings) -> None:
     for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or chosen["expect_output"] is not None)):
         if not is_used and not chosen.by_dest[dest].is_default:
             raise InputError(f"{chosen.source(dest)}: no effect without hang detection: add --hang-timeout")
+
+
+def _steps(chosen: Settings) -> float | None:
+    """Times the median step, if that is how the time of a hang is given."""
+    if not isinstance(chosen["hang_timeout"], Steps):
+        return None
+    if chosen["progress"] is None:
+        raise InputError(f"{chosen.source('hang_timeout')}: no step is known without --progress: add it")
+    return chosen["hang_timeout"].times
 
 
 def _expected_output(chosen: Settings) -> ExpectedOutput | None:

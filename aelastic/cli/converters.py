@@ -11,11 +11,12 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aelastic.output_patterns import pattern_problem, progress_problem
 from aelastic.spec import (
     HANG_SIGNALS,
+    HANG_STEPS_REMEDY,
     HANG_TIMEOUT_MIN_S,
     HANG_TIMEOUT_REMEDY,
     LOCAL_WORLD_SIZE_MAX,
@@ -126,7 +127,24 @@ def read_interval(text: str) -> float:
     return interval
 
 
-def read_hang_timeout(text: str) -> float:
+class Steps(NamedTuple):
+    """A time in steps of a job."""
+
+    times: float
+
+
+def read_hang_timeout(text: str) -> float | Steps:
+    """Seconds; or times the median step, as in 5x."""
+    number, times, rest = text.strip().partition("x")
+    if not times:
+        return read_silence(text)
+    steps = Steps(_float(number))
+    if rest or not 1 < steps.times < math.inf:
+        raise ValueError(HANG_STEPS_REMEDY)
+    return steps
+
+
+def read_silence(text: str) -> float:
     timeout_s = _float(text)
     if not HANG_TIMEOUT_MIN_S <= timeout_s < math.inf:
         raise ValueError(HANG_TIMEOUT_REMEDY)
@@ -226,7 +244,7 @@ def read_expected(text: str) -> tuple[str, float]:
         raise ValueError("the seconds are missing: use REGEX:SECONDS, as in 'loss=:120'")
     if problem := pattern_problem(pattern):
         raise ValueError(f"{problem}: use REGEX:SECONDS, as in 'loss=:120'")
-    return pattern, read_hang_timeout(seconds)
+    return pattern, read_silence(seconds)
 
 
 def read_progress(text: str) -> str:

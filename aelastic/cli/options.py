@@ -220,7 +220,8 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "hang detection (aelastic only)": (
         _own(
             "--hang-timeout", read_hang_timeout, None, "SECONDS",
-            "a worker that shows no sign of life for this long hangs (default: no hang detection)",
+            "a worker that shows no sign of life for this long hangs; 5x: five times the median step that --progress "
+            "tells, 30 to 900 s (default: no hang detection)",
         ),
         _own(
             "--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",

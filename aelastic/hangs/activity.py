@@ -53,7 +53,14 @@ def rules_of(spec: WorkerSpec, env: Mapping[str, str]) -> Rules:
     Raises:
         InputError: the variable is no number.
     """
-    return Rules(spec.hang_timeout_s, spec.hang_signals, spec.hang_action, spec.expect_output, _stuck_timeout_s(env))
+    return Rules(
+        spec.hang_timeout_s,
+        spec.hang_timeout_steps,
+        spec.hang_signals,
+        spec.hang_action,
+        spec.expect_output,
+        _stuck_timeout_s(env),
+    )
 
 
 def _stuck_timeout_s(env: Mapping[str, str]) -> float | None:
@@ -75,13 +82,21 @@ class ActivitySampler(Watch):
         count_matches: counts a worker's output that is as expected.
         report: gets each verdict as a finding.
         look: reads `/proc`, in a thread.
+        step_s: gives the median step; `None` where none is known.
     """
 
-    def __init__(self, rules: Rules, count_matches: CountMatches, report: Report, look: Look | None = None) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        count_matches: CountMatches,
+        report: Report,
+        look: Look | None = None,
+        step_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._rules = rules
         self._core = HangRules(rules)
         self._count_matches = count_matches
-        self._report = report
+        self._report, self._step_s = report, step_s
         self._look: Look = ProcTable() if look is None else look
         self._generation = 0
         self._places: dict[int, Place] = {}
@@ -125,7 +140,7 @@ class ActivitySampler(Watch):
                     for rank, sample in samples.items()
                 }
                 self._warn_of_unseen(full.values())
-                self._judge(Looked(full, began_at))
+                self._judge(Looked(full, began_at, self._step_s()))
 
     async def _wait_due(self) -> bool:
         """Whether it is time to look; else something has changed."""
@@ -136,7 +151,7 @@ class ActivitySampler(Watch):
 
     async def _sizes(self, places: Mapping[int, Place]) -> dict[int, int | None]:
         """Bytes that workers have written; none of a file system that does not answer."""
-        is_wanted = self._rules.hang_timeout_s is not None and "output" in self._rules.hang_signals
+        is_wanted = self._rules.finds_hangs and "output" in self._rules.hang_signals
         if is_wanted and not self._measuring.borrowed_tokens:
             with anyio.move_on_after(MEASURE_TIMEOUT_S):
                 return await run_sync(sizes_of, places, abandon_on_cancel=True, limiter=self._measuring)
@@ -160,7 +175,7 @@ class ActivitySampler(Watch):
             )
 
     def _warn_of_unseen(self, samples: Collection[Sample]) -> None:
-        if self._rules.hang_timeout_s is None:
+        if not self._rules.finds_hangs:
             return
         for sign in self._rules.hang_signals:
             values = [{"output": each.output, "cpu": each.cpu_s, "io": each.io}[sign] for each in samples]
@@ -230,7 +245,7 @@ class ProcTable:
 
     def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
         """Samples of the workers that live, without their output, by local rank."""
-        wants = set(rules.hang_signals) if rules.hang_timeout_s is not None else set()
+        wants = set(rules.hang_signals) if rules.finds_hangs else set()
         table = _Table(self._processes() if wants & {"cpu", "io"} else ())
         samples = {}
         self._ticks.look()

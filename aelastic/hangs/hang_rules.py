@@ -6,7 +6,7 @@ a file or a clock.
 
 Three rules, each with its own timeout, each off unless asked for:
 
-- *hang*: none of the chosen signs, output, CPU use and IO, was seen for that long;
+- *hang*: none of the chosen signs, output, CPU use and IO, was seen for that long, or for so many median steps;
 - *output*: no line that matches the pattern was seen for that long;
 - *stuck*: the worker's process was in the same uninterruptible sleep at each look for that long.
 
@@ -20,6 +20,7 @@ Each verdict is given once; again only after the worker has shown life in betwee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
@@ -36,6 +37,8 @@ CPU_STEPS_S = 0.02
 # So often is looked within a timeout, but not more often than once a second.
 LOOKS_PER_TIMEOUT = 10
 INTERVAL_MIN_S = 1.0
+# A time that is given in steps is at least, and at most: shorter pauses are common, and longer ones cost too much.
+STEPS_TIMEOUT_MIN_S, STEPS_TIMEOUT_MAX_S = 30.0, 900.0
 # Timers of event loops may be early by a millisecond (uvloop counts in those).
 EARLY_S = 0.005
 # An agent that looks later than this was suspended, or its machine is too busy for the workers, too.
@@ -61,17 +64,22 @@ class Rules(Record):
     """Hang-detection settings; `None` is off."""
 
     hang_timeout_s: float | None = None
+    hang_timeout_steps: float | None = None  # in place of it: times the median step
     hang_signals: tuple[HangSignal, ...] = ()
     hang_action: HangAction = "stop"
     expect_output: ExpectedOutput | None = None
     stuck_timeout_s: float | None = None
+
+    @property
+    def finds_hangs(self) -> bool:
+        return self.hang_timeout_s is not None or self.hang_timeout_steps is not None
 
     def timeouts(self) -> dict[WatchName, float]:
         """Of the rules that are on."""
         expected = self.expect_output
         given: dict[WatchName, float | None] = {
             "stuck": self.stuck_timeout_s,
-            "hang": self.hang_timeout_s,
+            "hang": self.hang_timeout_s if self.hang_timeout_steps is None else math.inf,  # until a step is known
             "output": None if expected is None else expected.within_s,
         }
         return {by: timeout_s for by, timeout_s in given.items() if timeout_s is not None}
@@ -88,6 +96,7 @@ class Looked(Record):
 
     samples: Mapping[int, Sample]  # by local rank, of workers that could be seen
     began_at: float
+    step_s: float | None = None  # the median step of this generation; `None` before the first
 
 
 class Ended(Record):
@@ -130,7 +139,6 @@ class HangRules:
         self.deadline: float | None = None  # of the next look
         self._rules = rules
         self._timeouts = rules.timeouts()
-        self._interval_s = max(INTERVAL_MIN_S, min(self._timeouts.values(), default=0.0) / LOOKS_PER_TIMEOUT)
         self._lives: dict[int, _Life] = {}
         self._looked_at = 0.0
 
@@ -139,6 +147,7 @@ class HangRules:
         verdicts: list[Verdict] = []
         match event:
             case Began(local_ranks):
+                self._timeouts = self._rules.timeouts()
                 self._lives = {rank: _Life(dict.fromkeys(self._timeouts, now)) for rank in sorted(local_ranks)}
                 self._looked_at = now
                 self.deadline = self._next_look()
@@ -146,6 +155,9 @@ class HangRules:
                 self._lives.pop(local_rank, None)
                 self.deadline = self.deadline if self._lives else None
             case Looked():
+                if self._rules.hang_timeout_steps is not None and event.step_s is not None:
+                    timeout_s = self._rules.hang_timeout_steps * event.step_s
+                    self._timeouts["hang"] = min(max(timeout_s, STEPS_TIMEOUT_MIN_S), STEPS_TIMEOUT_MAX_S)
                 verdicts = self._judge(event, now)
                 self.deadline = self._next_look()
             case _:
@@ -155,7 +167,7 @@ class HangRules:
     def silence(self, now: float) -> tuple[float, dict[int, float]]:
         """How long a worker may show no sign of life, or 0; and since when none was seen, in seconds, by local rank."""
         by = next((by for by in ("hang", "output") if by in self._timeouts), None)
-        if by is None:
+        if by is None or self._timeouts[by] == math.inf:
             return 0.0, {}
         return self._timeouts[by], {rank: max(0.0, now - life.since[by]) for rank, life in self._lives.items()}
 
@@ -168,7 +180,8 @@ class HangRules:
             for by, since in life.since.items()
             if by not in life.told
         ]
-        return max(self._looked_at + INTERVAL_MIN_S, min([self._looked_at + self._interval_s, *dues]))
+        shortest_s = min(STEPS_TIMEOUT_MIN_S if each == math.inf else each for each in self._timeouts.values())
+        return max(self._looked_at + INTERVAL_MIN_S, min([self._looked_at + shortest_s / LOOKS_PER_TIMEOUT, *dues]))
 
     def _judge(self, looked: Looked, now: float) -> list[Verdict]:
         elapsed_s = looked.began_at - self._looked_at
@@ -218,11 +231,13 @@ class HangRules:
         return [signal for signal in self._rules.hang_signals if None not in values[signal]]
 
     def _reason(self, by: WatchName, life: _Life, sample: Sample) -> str:
-        timeout = f"{self._timeouts[by]:g} s"
+        timeout = f"{round(self._timeouts[by], 1):g} s"
         if by == "stuck":
             return f"in uninterruptible sleep (state D), which no signal ends, for {timeout}"
         if by == "hang":
             *words, last = [_WORDS[signal] for signal in _WORDS if signal in self._seen(life.sample, sample)]
+            steps = self._rules.hang_timeout_steps
+            timeout += "" if steps is None else f" ({steps:g} times the median step)"
             return f"no {', '.join(words)} or {last} for {timeout}" if words else f"no {last} for {timeout}"
         assert self._rules.expect_output is not None
         pattern = self._rules.expect_output.pattern

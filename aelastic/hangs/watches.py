@@ -33,6 +33,7 @@ class Watches:
         env: the agent's environment.
         scratch: the run's own folder, which need not exist before `open`.
         count_matches: counts a worker's output that is as expected (`logs.RunLogs`).
+        step_s: gives the median step, where one is known (`agent.progress`).
         on_found: gets each finding, in a task of its own.
     """
 
@@ -42,11 +43,12 @@ class Watches:
         env: Mapping[str, str],
         scratch: Path,
         count_matches: Callable[[int], Awaitable[int]],
+        step_s: Callable[[], float | None],
         on_found: Callable[[Found], Coroutine[Any, Any, None]],
     ) -> None:
         self._on_found = on_found
         self._tasks: TaskGroup | None = None
-        self._watches = list(_watches(spec, env, scratch, count_matches, self._report))
+        self._watches = list(_watches(spec, env, scratch, count_matches, step_s, self._report))
 
     @property
     def env(self) -> dict[str, str]:
@@ -103,6 +105,7 @@ def _watches(
     env: Mapping[str, str],
     scratch: Path,
     count_matches: Callable[[int], Awaitable[int]],
+    step_s: Callable[[], float | None],
     report: Report,
 ) -> list[Watch]:
     """The watches that are on."""
@@ -111,8 +114,8 @@ def _watches(
         from aelastic.hangs.file_timer import FileTimerServer
 
         watches.append(FileTimerServer(env, scratch, report))
-    if spec.hang_timeout_s is not None or spec.expect_output is not None or env.get(STUCK_VARIABLE):
+    if spec.finds_hangs or spec.expect_output is not None or env.get(STUCK_VARIABLE):
         from aelastic.hangs.activity import ActivitySampler, rules_of
 
-        watches.append(ActivitySampler(rules_of(spec, env), count_matches, report))
+        watches.append(ActivitySampler(rules_of(spec, env), count_matches, report, step_s=step_s))
     return watches

@@ -30,14 +30,16 @@ class Watched:
         self.looks = 0
         self.core.handle(h.Began(ranks or (0,)), self.now)
 
-    def look(self, samples: Mapping[int, h.Sample] | h.Sample, late_s: float = 0.0) -> list[h.Verdict]:
+    def look(
+        self, samples: Mapping[int, h.Sample] | h.Sample, late_s: float = 0.0, step_s: float | None = None
+    ) -> list[h.Verdict]:
         """The next look, when it is due; one sample is that of rank 0."""
         assert self.core.deadline is not None
         assert self.core.deadline >= self.now + h.INTERVAL_MIN_S
         self.now = self.core.deadline + late_s
         self.looks += 1
         return self.core.handle(
-            h.Looked({0: samples} if isinstance(samples, h.Sample) else samples, self.now), self.now
+            h.Looked({0: samples} if isinstance(samples, h.Sample) else samples, self.now, step_s), self.now
         )
 
     def first(self, samples: Mapping[int, h.Sample] | h.Sample) -> tuple[float, list[h.Verdict]]:
@@ -51,6 +53,22 @@ class Watched:
         until = self.now + for_s
         while self.now < until:
             assert self.look(samples) == []
+
+
+@pytest.mark.parametrize("step_s, timeout_s", [(12.0, 60.0), (0.2, 30.0), (400.0, 900.0)])
+def test_a_timeout_in_steps_is_a_multiple_of_the_median_within_limits(step_s: float, timeout_s: float) -> None:
+    watched = Watched(hang_timeout_s=None, hang_timeout_steps=5.0)
+    for _ in range(1000):  # before the first step there is none
+        assert watched.look(DEAD) == []
+    assert watched.core.silence(watched.now) == (0.0, {})
+    since = watched.now
+    while not (verdicts := watched.look(DEAD, step_s=step_s)):
+        assert watched.now < since + 2 * timeout_s
+    reason = f"no output, CPU use or IO for {timeout_s:g} s (5 times the median step)"
+    assert verdicts == [h.Verdict(0, "hang", reason, is_stopped=True, waited_s=timeout_s)]
+    watched.core.handle(h.Began((0,)), watched.now)  # the next attempt has yet to begin its first step
+    for _ in range(1000):
+        assert watched.look(DEAD) == []
 
 
 def test_a_worker_that_shows_nothing_hangs_after_the_timeout() -> None:

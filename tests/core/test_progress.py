@@ -96,6 +96,19 @@ def test_steps_that_take_longer_than_the_window_have_a_pace() -> None:
     assert [pace.saw(step, 300.0 * step) for step in range(4)] == [None] + [pytest.approx(1 / 300)] * 3
 
 
+def test_the_median_step_is_known_from_the_second_on_and_forgets_pauses() -> None:
+    pace = Pace()
+    pace.saw(10, 0.0)
+    assert pace.step_s() is None
+    now = 0.0
+    for step in range(12, 60, 2):
+        now += 600.0 if step == 30 else 4.0  # one is saved, or evaluated
+        pace.saw(step, now)
+        assert pace.step_s() == pytest.approx(2.0)
+    pace.saw(0, now + 900)  # the next epoch
+    assert pace.step_s() == pytest.approx(2.0)
+
+
 # Where it is shown.
 
 

@@ -28,6 +28,8 @@ EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput
         ("master_port", "29500", "use an int, or None"),
         ("shutdown_timeout_s", "30", "use a number"),
         ("hang_timeout_s", "5", "use a number, or None"),
+        ("hang_timeout_steps", "5x", "use a number, or None"),
+        ("hang_timeout_steps", 1, "use more than 1, times the median step"),
         ("role", None, "use a str"),
         ("run_id", 7, "use a str, or None"),
         ("args", "train.py", "use a tuple or list of arguments"),

@@ -342,6 +342,8 @@ def test_only_what_is_asked_for_is_looked_at(tmp_path: Path) -> None:
     look, places = ProcTable(str(tmp_path)), {0: Place(100, (tmp_path / "100" / "stat",))}
     assert look(places, Rules()) == {0: Sample()}
     assert look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",)))[0].io is None
+    in_steps = Rules(hang_timeout_steps=5.0, hang_signals=("cpu",))
+    assert look(places, in_steps) == look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",))) != {0: Sample()}
     assert look(places, Rules(stuck_timeout_s=1.0)) == {0: Sample(sleep=0)}
 
 
