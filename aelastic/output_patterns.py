@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
+from aelastic.core.fits import are_ranks, are_texts, is_real
 from aelastic.core.record import Record
+
+# Workers are looked at once a second at most.
+HANG_TIMEOUT_MIN_S = 1.0
+HANG_TIMEOUT_REMEDY = "use 1 second or more, as workers are looked at once a second at most"
 
 
 class ExpectedOutput(Record):
@@ -24,6 +31,20 @@ class ExpectedOutput(Record):
     def concerns(self, env: Mapping[str, str]) -> bool:
         """Whether it is expected of a worker with that environment."""
         return self.ranks is None or int(env["RANK"]) in self.ranks
+
+
+def expected_problem(expected: Any) -> str:
+    """What is wrong with output that is to be expected, after the name of the field."""
+    is_one = isinstance(expected, ExpectedOutput) and are_texts([expected.pattern]) and is_real(expected.within_s)
+    if not (is_one and (expected.ranks is None or are_ranks(expected.ranks))):
+        return f" is {expected!r}: use an ExpectedOutput of a str, seconds, and ranks or None"
+    if problem := pattern_problem(expected.pattern):
+        return f": {problem}"
+    if not HANG_TIMEOUT_MIN_S <= expected.within_s < math.inf:
+        return f": within_s is {expected.within_s}: {HANG_TIMEOUT_REMEDY}"
+    if expected.ranks is not None and not expected.ranks:
+        return ": ranks is empty: name some, or use None for all"
+    return ""
 
 
 def pattern_problem(pattern: str) -> str:

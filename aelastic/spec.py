@@ -17,7 +17,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from aelastic.core.fits import Fits, are_ranks, are_texts, in_words, is_int, is_real, is_sequence, optional
 from aelastic.errors import InputError
-from aelastic.output_patterns import ExpectedOutput, pattern_problem, progress_problem
+from aelastic.output_patterns import (
+    HANG_TIMEOUT_MIN_S,
+    HANG_TIMEOUT_REMEDY,
+    ExpectedOutput,
+    expected_problem,
+    progress_problem,
+)
 from aelastic.rdzv.settings import RendezvousSettings
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
@@ -42,9 +48,6 @@ HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
 # Far more than any machine has devices or CPUs.
 LOCAL_WORLD_SIZE_MAX = 1 << 16
 
-# Workers are looked at once a second at most.
-HANG_TIMEOUT_MIN_S = 1.0
-HANG_TIMEOUT_REMEDY = "use 1 second or more, as workers are looked at once a second at most"
 HANG_STEPS_REMEDY = "use more than 1, times the median step, as in 5x"
 
 # torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
@@ -294,22 +297,11 @@ class WorkerSpec:
         _check(steps is None or 1 < steps < math.inf, f"hang_timeout_steps is {steps}: {HANG_STEPS_REMEDY}")
         _check(steps is None or timeout_s is None, "hang_timeout_s and hang_timeout_steps are given: leave one out")
         _check(steps is None or self.progress is not None, "hang_timeout_steps has no effect without progress: add it")
-        choices = ", ".join(HANG_SIGNALS)
         is_choice = 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
-        _check(is_choice, f"hang_signals is {signs!r}: use a tuple of one or more of {choices}")
+        _check(is_choice, f"hang_signals is {signs!r}: use a tuple of one or more of {', '.join(HANG_SIGNALS)}")
         _check(action in HANG_ACTIONS, f"hang_action is {action!r}: use one of {', '.join(HANG_ACTIONS)}")
-        expected: Any = self.expect_output
-        if expected is None:
-            return
-        is_one = isinstance(expected, ExpectedOutput) and are_texts([expected.pattern]) and is_real(expected.within_s)
-        is_whole = is_one and (expected.ranks is None or are_ranks(expected.ranks))
-        _check(is_whole, f"expect_output is {expected!r}: use an ExpectedOutput of a str, seconds, and ranks or None")
-        problem = pattern_problem(expected.pattern)
-        _check(not problem, f"expect_output: {problem}")
-        is_length = HANG_TIMEOUT_MIN_S <= expected.within_s < math.inf
-        _check(is_length, f"expect_output: within_s is {expected.within_s}: {HANG_TIMEOUT_REMEDY}")
-        none = expected.ranks is not None and not expected.ranks
-        _check(not none, "expect_output: ranks is empty: name some, or use None for all")
+        problem = "" if self.expect_output is None else expected_problem(self.expect_output)
+        _check(not problem, f"expect_output{problem}")
 
     def _check_preload(self) -> None:
         if not self.preload:

@@ -82,6 +82,7 @@ class Generation:
         with self._start, self._giving_up():
             envs = {rank: self._worker_env(rank) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
+            await held.recorder.begin(held.logs.root / f"flight_recorder_{self.number - 1}", envs)
             held.progress.begin(self.number, [int(envs[rank]["RANK"]) for rank in local_ranks])
             if self._group.phase is Phase.SPAWNING:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]

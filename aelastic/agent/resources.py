@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -37,8 +38,11 @@ from aelastic.rdzv.protocol.messages import Starts
 from aelastic.rdzv.registry import AgentContext, open_link
 from aelastic.spec import WorkerSpec
 from aelastic.stacks.before_kill import StackDumps
+from aelastic.stacks.collectives import FlightRecorder, ras_line
 from aelastic.stacks.control_sockets import ControlSockets
 from aelastic.tcpstore.host import StoreHost
+
+_log = logging.getLogger(__name__)
 
 # The back end's `start`; and what starts workers by it, changed or not.
 StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any, Mapping[int, Any]]]
@@ -106,6 +110,8 @@ class Resources:
             )
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.grace = GraceWatch(group, post, is_local=settings.is_local)
+            self._worker_env = env
+            self.recorder = FlightRecorder(is_on=spec.finds_hangs or spec.expect_output is not None)
             self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
             self.inquiries = Inquiries(
@@ -164,10 +170,13 @@ class Resources:
             imports.end()
 
     async def _see(self, group: WorkerGroup, why: str, failed: Mapping[int, ProcessFailure]) -> Sequence[Place]:
-        """Where the workers are; their stacks are written."""
+        """Where the workers are; their stacks are written, and what is known of their collectives is said."""
         from aelastic.agent.places import places_of
 
-        await self.stack_dumps.collect(why)
+        async with anyio.create_task_group() as tasks:
+            for ask in (self.recorder.line, partial(ras_line, self._worker_env)):
+                tasks.start_soon(_say, ask, name="collectives")
+            await self.stack_dumps.collect(why)
         steps = {rank: step.step for rank, step in self.logs.steps().items()}
         return places_of(group, self.stack_dumps.threads_of, failed, steps)
 
@@ -218,3 +227,8 @@ class Resources:
         stack.push_async_callback(self.store.aclose)
         stack.push_async_callback(self.backend.aclose)
         return stack
+
+
+async def _say(ask: Callable[[], Awaitable[str]]) -> None:
+    if line := await ask():
+        _log.warning("%s", line)

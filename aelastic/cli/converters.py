@@ -13,12 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from aelastic.output_patterns import pattern_problem, progress_problem
+from aelastic.output_patterns import HANG_TIMEOUT_MIN_S, HANG_TIMEOUT_REMEDY, pattern_problem, progress_problem
 from aelastic.spec import (
     HANG_SIGNALS,
     HANG_STEPS_REMEDY,
-    HANG_TIMEOUT_MIN_S,
-    HANG_TIMEOUT_REMEDY,
     LOCAL_WORLD_SIZE_MAX,
     LOG_BYTES_MIN,
     TEXTFILE_SUFFIX,

@@ -1,0 +1,149 @@
+"""The flight recorder and NCCL's RAS in a hang: workers and servers that do what torch and NCCL do."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.launching import Launcher
+
+from aelastic.stacks.collectives import FlightRecorder, ras_line
+
+# As torch has it: a rank makes its pipe when it joins a group, and its watchdog writes what was recorded.
+RECORDS = """
+import threading
+stem, file = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"], os.environ["TORCH_FR_DUMP_TEMP_FILE"]
+assert os.environ["TORCH_FR_BUFFER_SIZE"] == "2000"
+os.mkfifo(f"{stem}{rank}.pipe")
+pipe = os.open(f"{stem}{rank}.pipe", os.O_RDONLY | os.O_NONBLOCK)
+def watch():
+    while True:
+        try:
+            if os.read(pipe, 100):
+                with open(f"{file}{rank}", "w") as dump:
+                    dump.write("recorded")
+                return
+        except BlockingIOError:
+            pass
+        time.sleep(0.1)
+threading.Thread(target=watch).start()
+time.sleep(0 if restart else 600)
+os._exit(0)
+"""
+SHOWS = """
+names = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+say(*(os.environ.get(name, "none") for name in names))
+"""
+HANGS = ("--hang-timeout=1", "--hang-signals=output")
+
+
+def test_the_flight_recorders_of_all_ranks_are_fired_and_their_files_named(launch: Launcher, tmp_path: Path) -> None:
+    job = launch(RECORDS, *HANGS, "--nproc-per-node=2", "--max-restarts=1", f"--log-dir={tmp_path}/logs")
+    assert job.wait() == 0, job.story
+    (folder,) = (tmp_path / "logs" / "latest").resolve().glob("flight_recorder_0")
+    assert f"flight recorder: {folder} (2 files)" in job.stderr
+    assert [(folder / f"rank_{rank}").read_text() for rank in (0, 1)] == ["recorded"] * 2
+    assert (folder.parent / "flight_recorder_1").is_dir()  # of the next generation
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_who_has_chosen_where_to_record_keeps_that(name: str, launch: Launcher) -> None:
+    job = launch(SHOWS, *HANGS, env={name: "7"})
+    assert job.wait() == 0, job.story
+    assert job.lines == [" ".join(["none", "7" if "FILE" in name else "none", "none"])]
+
+
+def test_without_hang_detection_the_environment_is_torchruns(launch: Launcher) -> None:
+    job = launch(SHOWS)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["none none none"]
+
+
+async def test_a_rank_that_does_not_write_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", 0.1)
+    recorder = FlightRecorder(is_on=True)
+    assert await recorder.line() == ""
+    await recorder.begin(tmp_path / "fr", {0: {}})
+    assert await recorder.line() == ""
+    os.mkfifo(tmp_path / "fr" / "rank_0.pipe")
+    pipe = os.open(tmp_path / "fr" / "rank_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert await recorder.line() == ""
+    assert os.read(pipe, 9) == b"1\n"
+    os.close(pipe)
+    assert await recorder.line() == ""  # it has ended: there is nobody to read
+
+
+# RAS.
+
+
+class Ras:
+    """A server that answers one question, as NCCL's does, and closes; or not."""
+
+    def __init__(self, answer: bytes, *, closes: bool = True) -> None:
+        self.asked = b""
+        self._answer, self._closes = answer, closes
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with self._listener.accept()[0] as client:
+            self.asked = client.recv(100)
+            client.sendall(self._answer)
+            if not self._closes:
+                self._over.wait()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._listener.close()
+
+
+ANSWER = b"""Communicators... (0.00s)
+=============
+
+#0-0 (fa93daea854b060b) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  1 ranks have launched up to operation 640
+  Rank 1 -- GPU 4 managed by process 323032 on node 10.137.190.124
+"""
+LINE = (
+    "NCCL RAS: #0-0 MISMATCH: Communicator ranks have different AllReduce operation counts; "
+    "1 ranks have launched up to operation 640; rank 1"
+)
+
+
+@pytest.fixture(params=[True, False], ids=["closes", "stays open"])
+def ras(request: pytest.FixtureRequest) -> Iterator[Ras]:
+    server = Ras(ANSWER, closes=request.param)
+    yield server
+    server.close()
+
+
+async def test_ras_is_asked_once_and_what_came_in_time_counts(ras: Ras, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", 1.0)
+    assert await ras_line({"NCCL_RAS_ADDR": ras.address}) == LINE
+    assert ras.asked == b"VERBOSE STATUS\n"
+
+
+@pytest.mark.parametrize("env", [{"NCCL_RAS_ADDR": "127.0.0.1:1"}, {"NCCL_RAS_ADDR": "x"}, {"NCCL_RAS_ENABLE": "0"}])
+async def test_where_no_ras_answers_nothing_is_said(env: dict[str, str]) -> None:
+    assert await ras_line(env) == ""
+
+
+def test_in_a_hang_what_ras_says_is_logged(launch: Launcher) -> None:
+    ras = Ras(ANSWER)
+    job = launch("time.sleep(0 if restart else 600)", *HANGS, "--max-restarts=1", env={"NCCL_RAS_ADDR": ras.address})
+    assert job.wait() == 0, job.story
+    assert re.search(rf"aelastic: W {re.escape(LINE)}\n", job.stderr)
+    ras.close()
