@@ -105,6 +105,8 @@ class Generation:
                 held.store.serve()
             self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
             held.watches.started(self.number, starts, ids)
+            if self.number == 1 and held.recorder.is_on:
+                tasks.start_soon(held.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:
                 tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
             await run_sync(prepare_for_failure)

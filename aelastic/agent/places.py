@@ -44,7 +44,7 @@ def places_of(
         elif rank not in group.exits.alive:
             place = place.replace(ended="has ended")
         elif isinstance(threads := threads_of(rank), str):
-            place = place.replace(unknown=threads)
+            place = place.replace(unknown=threads, state=_state_of(pid))
         else:
             place = place_of(place.replace(state=_state_of(pid)), threads)
         places.append(place)

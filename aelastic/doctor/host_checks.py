@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from aelastic.doctor.finding import Finding
+from aelastic.stacks.interpreter import stacks_of
+from aelastic.stacks.memory import Unreadable
 
 # `import torch` takes seconds, and a minute from a cold network file system.
 IMPORT_TIMEOUT_S = 300.0
@@ -41,6 +43,7 @@ def check_host(environ: Mapping[str, str], log_dir: Path | None, max_nodes: int)
     yield check_processes()
     yield check_clock()
     yield check_log_folder(log_dir)
+    yield check_stacks()
 
 
 def check_torch(environ: Mapping[str, str]) -> Finding:
@@ -128,6 +131,25 @@ def check_clock() -> Finding:
         "warning", "clock",
         "not synchronized, so times in the logs of several nodes will not agree: start an NTP client such as chrony",
     )  # fmt: skip
+
+
+def check_stacks() -> Finding:
+    """Whether an agent could see where a worker hangs: of a child of this process."""
+    command = [sys.executable, "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdout.readline()
+        try:
+            stacks_of(worker.pid)
+        except Unreadable as error:
+            return Finding(
+                "warning", "stacks",
+                f"a worker that hangs cannot be looked into: {error}; let this user trace its own processes "
+                "(kernel.yama.ptrace_scope=1, a seccomp profile that allows process_vm_readv)",
+            )  # fmt: skip
+        finally:
+            worker.stdin.close()
+    return Finding("ok", "stacks", "those of workers can be read")
 
 
 def check_log_folder(log_dir: Path | None) -> Finding:

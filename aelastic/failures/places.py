@@ -60,7 +60,7 @@ class Place(Record):
     @property
     def sentence(self) -> str:
         """What it does, after "does not:"."""
-        state = "" if self.ended or self.unknown else _STATES.get(self.state, "")
+        state = "" if self.ended else _STATES.get(self.state, "")
         return ", ".join(each for each in (self.group, state) if each)
 
 

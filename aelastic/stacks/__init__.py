@@ -6,4 +6,4 @@ stack hook.  `format` reads and quotes answers, and `places` folds stacks for a 
 asks torch's flight recorder and NCCL.  `control_sockets` names the workers' sockets.
 """
 
-__all__ = ["before_kill", "collectives", "control_sockets", "format", "places"]
+__all__ = ["before_kill", "collectives", "control_sockets", "format", "interpreter", "memory", "places"]

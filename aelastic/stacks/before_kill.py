@@ -45,6 +45,8 @@ LINES_MAX = 8
 NOT_OURS = "not a process of this machine"
 NOT_STARTED = "not started"
 NO_ANSWER = "no answer in time"
+# A worker's Python has begun after so long, on a machine that is slow to start it after all of these.
+FIRST_LOOKS_S = (1.0, 4.0, 15.0)
 NO_DUMP = "killed immediately"
 
 _DROPPED = Path(os.devnull)
@@ -207,11 +209,24 @@ class StackDumps:
             collection.is_done.set()
         self._tell(collection.taken)
 
-    async def _dump(self, found: dict[int, Stack | str]) -> None:
+    async def warn_unless_seen(self) -> None:
+        """Says so if the stack of a worker that has begun cannot be taken here: after a hang that is too late."""
+        for wait_s in FIRST_LOOKS_S:
+            await anyio.sleep(wait_s)
+            found: dict[int, Stack | str] = {}
+            await self._dump(found, 1)
+            if not any(isinstance(each, str) for each in found.values()):
+                return
+        rank, reason = next(iter(found.items()))
+        if rank in self._group.exits.alive and reason != NOT_OURS:
+            number = self._group.workers[rank].global_rank
+            _log.warning("a hang will not be explained: the stack of rank %d cannot be taken: %s", number, reason)
+
+    async def _dump(self, found: dict[int, Stack | str], ranks_max: int | None = None) -> None:
         from aelastic.stacks.collect import Target, Tools, find_py_spy, take
 
         targets: dict[int, Target] = {}
-        for rank in sorted(self._group.exits.alive):
+        for rank in sorted(self._group.exits.alive)[:ranks_max]:
             pid = self._group.workers[rank].id
             if not self._is_local:
                 found[rank] = NOT_OURS

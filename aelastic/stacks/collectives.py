@@ -42,12 +42,12 @@ class FlightRecorder:
     """
 
     def __init__(self, *, is_on: bool) -> None:
-        self._is_on = is_on
+        self.is_on = is_on
         self._folder: Path | None = None
 
     async def begin(self, folder: Path, envs: Mapping[int, dict[str, str]]) -> None:
         """The workers of a new generation are about to start; `folder` is made, and their environments get it."""
-        if not self._is_on or any(_CHOSEN.fullmatch(name) for env in envs.values() for name in env):
+        if not self.is_on or any(_CHOSEN.fullmatch(name) for env in envs.values() for name in env):
             self._folder = None
             return
         self._folder = folder

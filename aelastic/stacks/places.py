@@ -1,7 +1,9 @@
 """Folds a stack into a place: what of it can be compared with the stacks of other ranks.
 
 The user's code is what is neither Python's library, nor an installed package, nor ours.  A rank waits in a collective
-if a frame of its main thread is in torch's module of collectives: gloo's and NCCL's are called there.
+if a frame of its main thread is in a module of collectives: gloo's, NCCL's and MPI's are called there.  A backward pass
+runs in C++, and the collectives of its gradients with it, or in threads of its own: if the main thread waits there, it
+waits in what these do.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from aelastic.stacks.format import Frame, Thread
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|/aelastic/|^<|/torch/")
 _COLLECTIVES = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|nn/functional)\.py$"
+    r"|/horovod/.*mpi_ops\.py$"
 )
+_BACKWARD = "_engine_run_backward"
+# A thread that waits, as the kernel has it (`Place.state`).
+_WAITS = {"S", "lock"}
 # Frames of that module that are no collective's name.
 _WRAPPERS = {"wrapper", "_wait_impl", "<lambda>"}
 
@@ -27,9 +33,16 @@ def place_of(place: Place, threads: Sequence[Thread]) -> Place:
         return place.replace(unknown="no Python frame")
     own = next((frame for frame in frames if is_users(frame.file)), None)
     at = "" if own is None else _at(own)
-    collectives = [frame for frame in frames if _COLLECTIVES.search(frame.file) and frame.function not in _WRAPPERS]
-    call = f"{frames[0].function} ({at or _at(frames[0])})"
-    return place.replace(at=at, call=call, collective=collectives[-1].function if collectives else "")
+    collective = _collective_in(frames)
+    if not collective and frames[0].function == _BACKWARD and place.state in _WAITS:
+        collective = next(filter(None, (_collective_in(thread.frames) for thread in threads[1:])), "backward")
+    return place.replace(at=at, call=f"{frames[0].function} ({at or _at(frames[0])})", collective=collective)
+
+
+def _collective_in(frames: Sequence[Frame]) -> str:
+    """The outermost collective of a stack; "" if there is none."""
+    inside = [frame for frame in frames if _COLLECTIVES.search(frame.file) and frame.function not in _WRAPPERS]
+    return inside[-1].function if inside else ""
 
 
 def is_users(file: str) -> bool:

@@ -99,6 +99,30 @@ def test_a_stack_in_a_collective_is_at_the_users_call_of_it() -> None:
     assert (place.at, place.collective, place.group) == ("train.py:120", "all_reduce", "all_reduce (train.py:120)")
 
 
+BACKWARD = Frame("/x/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward")
+LINE = Frame("/home/me/train.py", 130, "step")
+
+
+@pytest.mark.parametrize("state, collective", [("lock", "backward"), ("S", "backward"), ("R", ""), ("D", "")])
+def test_who_waits_in_a_backward_pass_waits_in_its_collectives(state: str, collective: str) -> None:
+    place = place_of(Place(0, "n0", 7, state=state), [Thread("MainThread", (BACKWARD, LINE), is_main=True)])
+    assert (place.at, place.collective) == ("train.py:130", collective)
+
+
+def test_of_a_backward_pass_the_threads_are_looked_at() -> None:
+    hooks = Thread("pt_autograd_0", (Frame(C10D, 7, "all_gather_into_tensor"), Frame("/x/fsdp.py", 1, "hook")))
+    others = [Thread("pin_memory", (LINE,)), hooks]
+    place = place_of(Place(0, "n0", 7, state="lock"), [Thread("MainThread", (BACKWARD, LINE), is_main=True), *others])
+    assert place.group == "all_gather_into_tensor (train.py:130)"
+    beside = place_of(Place(0, "n0", 7, state="lock"), [Thread("MainThread", (LINE,), is_main=True), *others])
+    assert beside.collective == "", "a thread of the user's own does not hold the main one"
+
+
+def test_what_is_unknown_still_has_the_kernels_word() -> None:
+    unseen = Place(1, "n1", 8, unknown="no answer in time", state="D")
+    assert unseen.sentence == "unknown (no answer in time), waits for a disk (D)"
+
+
 def test_of_collectives_within_each_other_the_users_is_named() -> None:
     place = folded(Frame(C10D, 10, "all_gather"), Frame(C10D, 20, "all_gather_object"), Frame("/me/a.py", 3, "f"))
     assert place.collective == "all_gather_object"

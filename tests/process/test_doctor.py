@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from kit.launching import wait_for
@@ -18,6 +19,7 @@ from kit.screens import Screen
 
 from aelastic.doctor import host_checks
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+from aelastic.stacks.memory import Unreadable
 
 
 def doctor(folder: Path, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -56,6 +58,7 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> Non
     assert said["endpoints"] == "ok 3 of them: the job survives the loss of 1"
     assert said["log folder"] == "ok logs can be written to"
     assert said["torch"].startswith("ok ")
+    assert said["stacks"] == "ok those of workers can be read"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,7 +93,10 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: list[str]
     assert run.stderr.startswith("aelastic: error: ") and run.stderr.count("\n") == 1
 
 
-def test_what_a_host_lacks_is_named(tmp_path: Path) -> None:
+def test_what_a_host_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int) -> NoReturn:
+        raise Unreadable("cannot read its memory (Operation not permitted)")
+
     (tmp_path / "a-file").touch()
     assert host_checks.check_log_folder(tmp_path / "a-file").level == "error"
     assert host_checks.check_log_folder(tmp_path / "some" / "logs").level == "ok"
@@ -98,4 +104,10 @@ def test_what_a_host_lacks_is_named(tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         assert "ulimit -n" in host_checks.check_open_files(max_nodes=soft).words
+    with monkeypatch.context() as patched:
+        patched.setattr(host_checks, "stacks_of", refuse)
+        found = host_checks.check_stacks()
+    assert (found.level, found.words.partition(";")[0]) == (
+        "warning", "a worker that hangs cannot be looked into: cannot read its memory (Operation not permitted)",
+    )  # fmt: skip
     assert host_checks.check_torch({"PYTHONHOME": str(tmp_path)}).level == "error"

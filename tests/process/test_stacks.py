@@ -910,6 +910,39 @@ def test_a_second_ctrl_c_tells_where_workers_stood(launch: Launcher) -> None:
     job.assert_nothing_left()
 
 
+# Before any hang.
+
+AT_ONCE = "import aelastic.stacks.before_kill as b\nb.FIRST_LOOKS_S = (0.1, 0.1)\n"
+
+
+@pytest.mark.parametrize(
+    "wrapper, options, complaint",
+    [
+        (WITHOUT_MEMORY, ["--hang-timeout=600"], True),
+        (WITHOUT_MEMORY, ["--expect-output=x:600"], True),
+        (WITHOUT_MEMORY, [], False),
+        ("", ["--hang-timeout=600"], False),
+    ],
+)
+def test_who_looks_for_hangs_learns_at_the_start_that_they_will_not_be_explained(
+    wrapper: str, options: list[str], complaint: bool, launch: Launcher
+) -> None:
+    without = f"{PATIENCE}{wrapper}s.find_py_spy = lambda path: None\n{AT_ONCE}"
+    job = launch(
+        "time.sleep(1)" if not complaint else "while not os.path.exists('go'): time.sleep(0.1)",
+        *options,
+        wrapper=without,
+    )
+    said = (
+        "aelastic: W a hang will not be explained: the stack of rank 0 cannot be taken: memory: it runs another Python"
+    )
+    if complaint:
+        wait_for(lambda: job.story, lambda: said in job.stderr)
+        job.go()
+    assert job.wait() == 0, job.story
+    assert (said in job.stderr) == complaint
+
+
 def test_workers_that_end_when_asked_cost_nothing_of_this(launch: Launcher) -> None:
     tells = """
 import atexit, sys
