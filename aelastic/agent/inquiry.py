@@ -31,6 +31,9 @@ COMPARED_S = 1.0
 # So long the node of the odd rank has to tell of its failure, before a victim tells of its own.
 TOLD_S = 2.0
 
+# A worker has waited, and did not say for how long.
+SOME_TIME_S = 0.1
+
 _HANGS: frozenset[WatchName] = frozenset({"hang", "output"})
 
 # A collective that timed out: gloo, NCCL's watchdog, a barrier with a limit, a store that waits for a rank.
@@ -111,7 +114,7 @@ class Inquiries:
 
         Args:
             reason: why, for the files of stacks.
-            waited_s: for how long the worker has waited already.
+            waited_s: for how long the worker has waited already; 0: it need not wait at all.
             is_stopped: ranks that are odd are to be stopped, and have failed.
         """
         if not (round_ := self.round):
@@ -128,7 +131,7 @@ class Inquiries:
         if not is_collective_timeout(failure) or not (round_ := self.round):
             return
         self._held[local_rank] = failure
-        compared = await self.compare(failure.message, 0.0, is_stopped=True)
+        compared = await self.compare(failure.message, SOME_TIME_S, is_stopped=True)
         if compared is not None and compared.odd:
             await self._wait(lambda: self.round != round_, TOLD_S)
 

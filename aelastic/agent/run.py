@@ -87,7 +87,10 @@ class Run:
     async def collect_stacks(self, why: str) -> StacksTaken:
         if not self._has_begun:
             return StacksTaken(self._group.generation, why, {}, "")
-        return await self.resources.stack_dumps.collect(why)
+        dumps = self.resources.stack_dumps
+        before = dumps.taken
+        await self.resources.inquiries.compare(why, 0.0, is_stopped=False)  # of all nodes, this one's among them
+        return await dumps.collect(why) if dumps.taken is before else dumps.taken
 
     async def run(self, done: anyio.Event) -> None:
         """Runs to the end, and closes everything.  Not cancelled by what cancels its caller.

@@ -76,20 +76,20 @@ def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
 
     Args:
         places: of all ranks, in any order.
-        waited_s: for how long the job has stood still; 0 is not known.
+        waited_s: for how long the job has stood still; less than 1 is not said, and with 0 it need not stand still.
     """
+    what = "hang" if waited_s else "ranks compared"
     ranks = sorted(places, key=lambda place: place.rank)
     odd, most = _odd_ones([place for place in ranks if not place.unknown], has_unknown=any(p.unknown for p in ranks))
     since = f" for {waited_s:.0f} s" if waited_s >= 1 else ""
     if len(ranks) == 1:
-        return Comparison(f"hang{since}: rank {ranks[0].rank} on {ranks[0].host}: {ranks[0].sentence}")
+        return Comparison(f"{what}{since}: rank {ranks[0].rank} on {ranks[0].host}: {ranks[0].sentence}")
     if not odd:
-        return Comparison(f"hang{since}: cannot tell which rank the others wait for: {_groups_of(ranks)}")
+        return Comparison(f"{what}{since}: cannot tell which rank the others wait for: {_groups_of(ranks)}")
     same = {place.group for place in most}
-    where = f"wait in {same.pop()}" if len(same) == 1 else "wait in collectives"
-    if not all(place.collective for place in most):
-        where = where.replace("wait in", "are at")
-    text = f"hang: {len(most)} of {len(ranks)} ranks {where}{since}; "
+    does = ("waits in" if len(most) == 1 else "wait in") if all(place.collective for place in most) else "are at"
+    where = f"{does} {same.pop() if len(same) == 1 else 'collectives'}"
+    text = f"{what}: {len(most)} of {len(ranks)} ranks {where}{since}; "
     named = [f"rank {place.rank} on {place.host} does not: {place.sentence}" for place in odd[:NAMED_MAX]]
     more = [f"{len(odd) - NAMED_MAX} more do not"] if len(odd) > NAMED_MAX else []
     return Comparison(text + "; ".join(named + more), tuple(place.rank for place in odd))

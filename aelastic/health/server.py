@@ -353,13 +353,20 @@ class HealthServer(Observer):
                 {"local_rank": rank, "source": source, "text": collection.texts.get(rank)}
                 for rank, source in sorted(taken.source.items())
             ]
-            said = {"generation": taken.generation, "folder": taken.path or None, "workers": workers}
+            said = {
+                "generation": taken.generation,
+                "compared": self._status.compared or None,
+                "folder": taken.path or None,
+                "workers": workers,
+            }
             return _text(json.dumps(said, indent=2) + "\n", content_type=JSON_TYPE)
         parts = [
             f"--- local rank {rank}, by {source}\n{collection.texts.get(rank, '')}".rstrip()
             for rank, source in sorted(taken.source.items())
         ]
-        return _text("\n\n".join([f"generation {taken.generation}, in {taken.path or 'no file'}", *parts]) + "\n")
+        compared = [self._status.compared] if self._status.compared else []
+        head = f"generation {taken.generation}, in {taken.path or 'no file'}"
+        return _text("\n\n".join([*compared, head, *parts]) + "\n")
 
 
 def _text(text: str, status: int = 200, content_type: str = TEXT_TYPE) -> Response:

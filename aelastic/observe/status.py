@@ -87,6 +87,7 @@ class Status:
         self._facts: dict[int, WorkerFact] = {}  # by local rank
         self._past: deque[_Past] = deque(maxlen=PHASES_MAX)
         self._progress: tuple[ev.Progressed, float] | None = None  # of this generation, and when
+        self._compared: tuple[ev.Compared, float] | None = None  # the last of this generation, and when
         self._restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
         self._last_restart: _LastRestart | None = None
         self._failure: _LastFailure | None = None
@@ -101,9 +102,11 @@ class Status:
             case ev.RoundFormed():
                 self._round, self._round_at, self._waited = event, now, ""
                 self._ids, self._facts = {}, dict.fromkeys(range(event.local_world_size), "starting")
-                self._progress = None
+                self._progress = self._compared = None
             case ev.Progressed():
                 self._progress = event, now
+            case ev.Compared():
+                self._compared = event, now
             case ev.WorkersStarted(ids=ids):
                 self._ids, self._started_at = ids, now
                 for local_rank, fact in self._facts.items():
@@ -140,6 +143,11 @@ class Status:
         return 0 if self._round is None else self._round.generation
 
     # Answers.
+
+    @property
+    def compared(self) -> str:
+        """What all workers of the job did when they were last compared; "" if they were not, in this generation."""
+        return "" if self._compared is None else self._compared[0].text
 
     @property
     def role(self) -> str:
@@ -189,6 +197,9 @@ class Status:
             or None,
             "round": self._describe_round(at(self._round_at)),
             "progress": self._describe_progress(at),
+            "compared": None
+            if (told := self._compared) is None
+            else {"text": told[0].text, "odd": list(told[0].odd), "at": at(told[1])},
             "restarts": dict(self._restarts),
             "last_restart": None if (last := self._last_restart) is None else {**_fields(last), "at": at(last.at)},
             "last_failure": self._describe_failure(),

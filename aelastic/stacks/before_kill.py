@@ -82,6 +82,7 @@ class StackDumps:
         self._tell = tell
         self._tasks: TaskGroup | None = None
         self._collection: _Collection | None = None  # the one that is under way
+        self.taken = StacksTaken(0, "", {}, "")  # the last of this generation
         self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
         self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
         self._dumped: set[int] = set()  # local ranks that were dumped before a kill
@@ -101,6 +102,7 @@ class StackDumps:
         """A new generation is about to start."""
         self._starts = {start.local_rank: start for start in starts}
         self._seen, self._dumped, self._killed = {}, set(), {}
+        self.taken = StacksTaken(0, "", {}, "")
         self._asked_at, self._killed_at = {}, None
 
     # Killing.
@@ -206,6 +208,7 @@ class StackDumps:
             sources = {rank: each if isinstance(each, str) else each.source for rank, each in sorted(found.items())}
             folder = _folder_of(written.values())
             collection.taken = StacksTaken(collection.generation, collection.why, sources, folder)
+            self.taken = collection.taken
             collection.is_done.set()
         self._tell(collection.taken)
 

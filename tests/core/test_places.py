@@ -118,6 +118,14 @@ def test_of_a_backward_pass_the_threads_are_looked_at() -> None:
     assert beside.collective == "", "a thread of the user's own does not hold the main one"
 
 
+def test_what_was_only_asked_for_is_not_called_a_hang() -> None:
+    assert compare([waiting(0), waiting(1)], 62.0).text.startswith("hang for 62 s: cannot tell")
+    assert compare([waiting(0), waiting(1)], 0.1).text.startswith("hang: cannot tell")
+    assert compare([waiting(0), waiting(1)]).text.startswith("ranks compared: cannot tell")
+    one = Place(1, "n0", 7, at="a.py:3", call="f (a.py:3)", state="S")
+    assert compare([waiting(0), one], 7.0).text.startswith("hang: 1 of 2 ranks waits in all_reduce")
+
+
 def test_what_is_unknown_still_has_the_kernels_word() -> None:
     unseen = Place(1, "n1", 8, unknown="no answer in time", state="D")
     assert unseen.sentence == "unknown (no answer in time), waits for a disk (D)"
