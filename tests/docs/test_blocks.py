@@ -197,7 +197,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     ],
     "docs/how-to/fastapi.md": [Run("ln -s $ROOT/examples", "kill %1; wait %1; true", needs=("fastapi", "uvicorn", "curl"))],
     "docs/how-to/hardening.md": [Checked("needs etcd with certificates; tests/nodes has one for each option", options_exist)],
-    "docs/how-to/hangs.md": [Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",))],
+    "docs/how-to/hangs.md": [
+        Run(), Checked("lines of a log", said), Checked("lines of a log", said),
+        Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",)),
+    ],
     "docs/how-to/install.md": [Run(), Run()],
     "docs/how-to/jupyter.md": [
         Checked("opens a browser; tests/recipes/test_programs.py runs the notebook", named()),

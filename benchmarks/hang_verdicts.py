@@ -1,0 +1,151 @@
+"""Counts how often the rank that a job waits for is named: seeded jobs with gloo, each of which stands still.
+
+    python benchmarks/hang_verdicts.py [--jobs 60] [--seed 0] [--out FOLDER]
+
+Each job has 2 or 3 agents and 4 to 8 ranks.  One rank does not come to a collective: it computes in C or in Python,
+waits for a file, sleeps, waits for a lock, has left the loop, or waits in a collective of another branch; or there are
+two groups of ranks.  Half of the jobs start their workers warm.  A job counts as right if every agent names that rank
+and no other, and as wrong if any agent names another; else it cannot tell.
+
+Writes `<date>-hang-verdicts.json` (every single job) and a readable `.md` of the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from arguments import Arguments
+from jobs import free_port
+from one_node import HERE, describe_machine
+
+HOWS = ("C", "C without the GIL", "Python", "disk", "asleep", "lock", "left", "branch", "groups")
+TIMEOUT_S = 3.0
+DEADLINE_S = 180.0
+RIGHT_MIN_SHARE = 57 / 60
+NAMED = re.compile(r"rank (\d+) on \S+ does not")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job."""
+
+    seed: int
+    how: str
+    agents: int
+    workers: int  # of each agent
+    culprit: int
+    step: int
+    is_warm: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    plan: Plan
+    verdict: str
+    texts: tuple[str, ...]  # of each agent
+    took_s: float
+
+
+def plans(seed: int, count: int) -> Iterator[Plan]:
+    for number in range(count):
+        dice = random.Random(f"{seed} {number}")  # noqa: S311  jobs are to be the same each time
+        agents = dice.choice((2, 3))
+        workers = dice.choice((2, 3, 4) if agents == 2 else (2,))
+        culprit, step = dice.randrange(agents * workers), dice.randint(3, 40)
+        yield Plan(number, HOWS[number % len(HOWS)], agents, workers, culprit, step, number // len(HOWS) % 2 == 1)
+
+
+def run(plan: Plan, *options: str, **variables: str) -> Outcome:
+    """Runs a job to its end.
+
+    Args:
+        options: of the agents, instead of hang detection.
+        variables: of the workers' environment.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fifo = Path(folder, "fifo")
+        os.mkfifo(fifo)
+        began = time.monotonic()
+        warm = ["--preload=torch"] if plan.is_warm else []
+        command = [
+            sys.executable, "-m", "aelastic", f"--nnodes={plan.agents}", f"--nproc-per-node={plan.workers}",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job",
+            *(options or (f"--hang-timeout={TIMEOUT_S:g}",)), "--shutdown-timeout=0.5", *warm,
+            str(HERE / "workers" / "desynchronised.py"), str(plan.culprit), plan.how, str(plan.step),
+        ]  # fmt: skip
+        env = {**os.environ, **variables, "DESYNCHRONISED_FIFO": str(fifo)}
+        agents = [
+            subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for _ in range(plan.agents)
+        ]
+        told = [agent.communicate(timeout=DEADLINE_S)[1] for agent in agents]
+        took_s = time.monotonic() - began
+    texts = tuple(_cause_in(each) for each in told)
+    named = [{int(rank) for rank in NAMED.findall(text)} for text in texts]
+    is_wrong = any(ranks - {plan.culprit} for ranks in named)
+    verdict = "wrong" if is_wrong else "right" if all(named) else "cannot tell"
+    return Outcome(plan, verdict, texts, took_s)
+
+
+def _cause_in(told: str) -> str:
+    """The cause in an agent's report, which its exit message and `RunResult` have, too."""
+    causes = [line.partition(":")[2].strip() for line in told.splitlines() if re.match(r"\s+cause +:", line)]
+    return causes[-1] if causes else told[-500:]
+
+
+def as_markdown(date: str, machine: dict[str, str], outcomes: list[Outcome]) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    is_met = counts["right"] >= RIGHT_MIN_SHARE * len(outcomes) and not counts["wrong"]
+    found = f"right on every node: {counts['right']}, wrong on any: {counts['wrong']}, not: {counts['cannot tell']}"
+    lines = [
+        f"# Which rank hangs, {date}",
+        "",
+        f"{len(outcomes)} seeded jobs of 2 or 3 agents and 4 to 8 ranks with gloo, that stand still. {facts}.",
+        "",
+        f"Named {found} (target: 57 of 60 right, none wrong): {'ok' if is_met else 'MISSED'}.",
+        "",
+        "| the rank that does not come | jobs | right | wrong | cannot tell |",
+        "|---|---|---|---|---|",
+    ]
+    for how in HOWS:
+        of_it = Counter(outcome.verdict for outcome in outcomes if outcome.plan.how == how)
+        lines.append(f"| {how} | {of_it.total()} | {of_it['right']} | {of_it['wrong']} | {of_it['cannot tell']} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = Arguments("Count how often the rank that a job waits for is named.", repeat=1)
+    parser.add_argument("--jobs", type=int, default=60, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the jobs (default: %(default)s)")
+    options = parser.read()
+    machine = describe_machine()
+    outcomes = []
+    for plan in plans(options.seed, options.jobs):
+        outcome = run(plan)
+        outcomes.append(outcome)
+        print(plan.seed, plan.how, outcome.verdict, f"{outcome.took_s:.1f} s", outcome.texts[0], flush=True)
+    date = datetime.now(UTC).date().isoformat()
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = as_markdown(date, machine, outcomes)
+    record = {"date": date, "machine": machine, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    (options.out / f"{date}-hang-verdicts.json").write_text(json.dumps(record, indent=1) + "\n")
+    (options.out / f"{date}-hang-verdicts.md").write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

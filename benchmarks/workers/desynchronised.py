@@ -1,0 +1,84 @@
+"""A rank of a job that stands still at one step: `python desynchronised.py CULPRIT HOW STEP`, with gloo."""
+
+import hashlib
+import os
+import queue
+import re
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+CULPRIT, HOW, STEP = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+FIFO = os.environ["DESYNCHRONISED_FIFO"]  # that nobody writes to
+
+
+def spin_in_c() -> None:
+    re.match(r"(a+)+$", "a" * 64 + "b")  # for years, with the GIL
+
+
+def hash_in_c() -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", (1 << 31) - 1)  # for minutes, without it
+
+
+def spin_in_python() -> None:
+    while True:
+        pass
+
+
+def read_a_file() -> None:
+    with open(FIFO) as file:
+        file.read()
+
+
+def sleep() -> None:
+    time.sleep(3600)
+
+
+def wait_for_a_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def leave_the_loop() -> None:
+    queue.Queue[None]().get()  # as for results of its own evaluation
+
+
+def take_another_branch() -> None:
+    dist.barrier()
+
+
+DOES = {
+    "C": spin_in_c,
+    "C without the GIL": hash_in_c,
+    "Python": spin_in_python,
+    "disk": read_a_file,
+    "asleep": sleep,
+    "lock": wait_for_a_lock,
+    "left": leave_the_loop,
+    "branch": take_another_branch,
+    "groups": sleep,
+}
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("DESYNCHRONISED_LIMIT_S", "1800"))))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    halves = [dist.new_group(range(first, size, 2)) for first in (0, 1)]
+    tensor = torch.ones(1000)
+    for step in range(1_000_000):
+        if HOW == "groups":
+            if (rank, step) == (CULPRIT, STEP):
+                DOES[HOW]()
+            dist.all_reduce(tensor, group=halves[rank % 2])
+        elif (rank, step) == (CULPRIT, STEP):
+            DOES[HOW]()
+        dist.all_reduce(tensor)
+        time.sleep(0.02)
+
+
+main()

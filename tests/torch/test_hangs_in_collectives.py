@@ -1,0 +1,34 @@
+"""Jobs of several agents whose ranks stand still in collectives of gloo: each agent names the rank that they wait for."""
+
+from __future__ import annotations
+
+import pytest
+from hang_verdicts import HOWS, Plan, plans, run
+
+# The rank is on the agent that coordinates, or on another; and its workers are cold or warm.
+JOBS = [
+    ("C", 1, False),
+    ("Python", 2, True),
+    ("disk", 3, False),
+    ("branch", 3, True),
+    ("groups", 0, False),
+]
+
+
+@pytest.mark.parametrize("how, culprit, is_warm", JOBS)
+def test_every_agent_names_the_rank_that_does_not_come_and_no_other(how: str, culprit: int, is_warm: bool) -> None:
+    outcome = run(Plan(0, how, 2, 2, culprit, 5, is_warm))
+    assert outcome.verdict == "right", outcome.texts
+
+
+def test_who_raises_since_a_collective_timed_out_is_not_the_cause() -> None:
+    plan = Plan(0, "asleep", 2, 2, 3, 5, is_warm=False)
+    outcome = run(plan, "--max-restarts=0", DESYNCHRONISED_LIMIT_S="3")
+    assert outcome.verdict == "right", outcome.texts
+
+
+def test_a_seed_gives_the_same_jobs_with_each_way_to_hang() -> None:
+    first, again = list(plans(0, 60)), list(plans(0, 60))
+    assert first == again and {plan.how for plan in first} == set(HOWS)
+    assert {plan.agents for plan in first} == {2, 3} and {plan.is_warm for plan in first} == {True, False}
+    assert all(4 <= plan.agents * plan.workers <= 8 and plan.culprit < plan.agents * plan.workers for plan in first)
