@@ -89,8 +89,6 @@ def wait_and_run(gate: socket.socket, template: Template) -> None:
     gate.close()  # its number may be that of a descriptor of the worker's
     request |= word
     learning = _become(request, fds, template)
-    if not request["is_helper"]:
-        _hook_stacks()
     for pipe in learning:
         tell_imports(pipe)
     _forget_ourselves()
@@ -203,16 +201,6 @@ def _check_shadows(folder: str, baseline: frozenset[str]) -> None:
         found = PathFinder.find_spec(name, [folder])
         if found is not None and found.origin is not None:
             raise Refused(f"{found.origin} goes before the module {name}, which is preloaded")
-
-
-def _hook_stacks() -> None:
-    """Lets the agent take stacks of this worker, as `import aelastic.stack_hook` in the script does."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "stack_hook.py")
-    spec = spec_from_file_location("_forkserver.stack_hook", path)
-    assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(module_from_spec(spec))
 
 
 def tell_imports(pipe: int) -> None:

@@ -58,7 +58,7 @@ class StackDumps:
     Args:
         group: the workers; read, never changed.
         scratch: the folder for stacks that are not kept.
-        sockets: where workers may be asked.
+        sockets: mark what runs here.
         env: of the programs that are run here.
         is_local: the workers are processes of this machine.
         tell: gets what was collected.
@@ -226,9 +226,9 @@ class StackDumps:
             _log.warning("a hang will not be explained: the stack of rank %d cannot be taken: %s", number, reason)
 
     async def _dump(self, found: dict[int, Stack | str], ranks_max: int | None = None) -> None:
-        from aelastic.stacks.collect import Target, Tools, find_py_spy, take
+        from aelastic.stacks.collect import Tools, find_py_spy, take
 
-        targets: dict[int, Target] = {}
+        targets: dict[int, int] = {}
         for rank in sorted(self._group.exits.alive)[:ranks_max]:
             pid = self._group.workers[rank].id
             if not self._is_local:
@@ -237,7 +237,7 @@ class StackDumps:
                 found[rank] = NOT_STARTED
             else:
                 found[rank] = NO_ANSWER  # until there is one
-                targets[rank] = Target(pid, self._sockets.path(self._group.generation - 1, rank))
+                targets[rank] = pid
         if targets:
             env = self._sockets.mark_env({**self._env, "RUST_BACKTRACE": "0"})
             await take(targets, Tools(find_py_spy(self._env.get("PATH")), env), found)

@@ -1,12 +1,10 @@
-"""Takes the Python stacks of processes of this machine, with little or no help of theirs.
+"""Takes the Python stacks of processes of this machine, without any help of theirs.
 
-Four sources are asked, one after the other, until one answers:
+Two sources are asked, one after the other, until one answers:
 
 - the process's memory (`interpreter.py`), if it runs the same Python as the agent.  Needs nothing of the process, not
   even that it runs, and no program;
-- py-spy, a program that reads the memory of any Python;
-- the HTTP server of torch's control plane, if the script runs under `worker_main`;
-- a signal, if the script has imported `stack_hook`.
+- py-spy, a program that reads the memory of any Python.
 
 All processes are asked at once, and within `TIMEOUT_S` there is an answer for each: a stack, or why there is none.
 Nothing is left behind, whatever a source does; nothing here raises for what a process or a source does.
@@ -16,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -29,19 +26,17 @@ from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.host import proc_table
-from aelastic.host.reaping import pidfd_of, wait_ended, waited_for
-from aelastic.stacks.format import Thread, listing, read_faulthandler, read_py_spy
+from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.stacks.format import Thread, listing, read_py_spy
 from aelastic.stacks.interpreter import stacks_of
 from aelastic.stacks.memory import Unreadable
 
 # The whole collection: a kill waits for it.
 TIMEOUT_S = 2.0
 # Until when each source is waited for, counted from the beginning of all.  Memory takes 2 ms, py-spy 10 ms, 100 ms
-# where the workers keep all CPUs busy; the others answer in 5 ms or hang themselves.  The rest is for the disk.
+# where the workers keep all CPUs busy.  The rest is for the disk.
 MEMORY_UNTIL_S = 0.8
-PY_SPY_UNTIL_S = 1.2
-SERVER_UNTIL_S = 1.5
-HOOK_UNTIL_S = 1.8
+PY_SPY_UNTIL_S = 1.8
 # A killed process is gone at once, or not soon.
 REAP_TIMEOUT_S = 0.1
 # py-spy takes some 10 MiB; more of them at once than CPUs gain nothing.
@@ -52,21 +47,9 @@ PY_SPY_ATTEMPTS = 3
 DESCENDANTS_MAX = 4
 # Of one process.  100 threads with 100 frames, where faulthandler stops, have 1 MiB.
 OUTPUT_BYTES_MAX = 1 << 20
-# A dump is one burst of writes; it is over when nothing was added since the last look.
-LOOK_AGAIN_S = 0.01
 WORDS_CHARS_MAX = 200
 
-# What `stack_hook` adds to the socket's path.
-HOOK_SUFFIX = ".stacks"
-
-MEMORY, PY_SPY, SERVER, HOOK = "memory", "py-spy", "worker server", "stack hook"
-
-
-class Target(Record):
-    """A process whose stack is wanted."""
-
-    pid: int
-    socket: str  # where torch's worker server would listen; `stack_hook` would write beside it
+MEMORY, PY_SPY = "memory", "py-spy"
 
 
 class Stack(Record):
@@ -95,39 +78,37 @@ def find_py_spy(path: str | None) -> str | None:
     )
 
 
-async def take(targets: Mapping[int, Target], tools: Tools, found: dict[int, Stack | str]) -> None:
-    """Takes the stacks of processes, in `HOOK_UNTIL_S` at most.
+async def take(targets: Mapping[int, int], tools: Tools, found: dict[int, Stack | str]) -> None:
+    """Takes the stacks of processes, in `PY_SPY_UNTIL_S` at most.
 
     Args:
-        targets: by local rank.
+        targets: the processes, by local rank.
         tools: what to ask with.
         found: takes the answers as they come, by local rank: a stack, or why there is none.
     """
     begun = clock.now()
     turns = anyio.CapacityLimiter(AT_ONCE)
 
-    async def look(local_rank: int, target: Target) -> None:
-        found[local_rank] = await _look(target, tools, turns, begun)
+    async def look(local_rank: int, pid: int) -> None:
+        found[local_rank] = await _look(pid, tools, turns, begun)
 
     async with anyio.create_task_group() as tasks:
-        for local_rank, target in targets.items():
-            tasks.start_soon(look, local_rank, target, name=f"stack of {local_rank}")
+        for local_rank, pid in targets.items():
+            tasks.start_soon(look, local_rank, pid, name=f"stack of {local_rank}")
 
 
-async def _look(target: Target, tools: Tools, turns: anyio.CapacityLimiter, begun: float) -> Stack | str:
+async def _look(pid: int, tools: Tools, turns: anyio.CapacityLimiter, begun: float) -> Stack | str:
     async def py_spy() -> Stack:
         if tools.py_spy is None:
             raise NotSeen("not installed (pip install 'aelastic[stacks]')")
         program = tools.py_spy
         async with turns:
-            return await _ask_each(target.pid, lambda pid: _dump(pid, program, tools.env))
+            return await _ask_each(pid, lambda pid: _dump(pid, program, tools.env))
 
     reasons = []
     sources: Sequence[tuple[str, Callable[[], Awaitable[Stack]], float]] = (
-        (MEMORY, lambda: _ask_each(target.pid, lambda pid: _read_memory(pid, turns)), MEMORY_UNTIL_S),
+        (MEMORY, lambda: _ask_each(pid, lambda pid: _read_memory(pid, turns)), MEMORY_UNTIL_S),
         (PY_SPY, py_spy, PY_SPY_UNTIL_S),
-        (SERVER, lambda: _ask_server(target), SERVER_UNTIL_S),
-        (HOOK, lambda: _ask_hook(target), HOOK_UNTIL_S),
     )
     for name, ask, until_s in sources:
         reason = "no answer in time"
@@ -136,7 +117,7 @@ async def _look(target: Target, tools: Tools, turns: anyio.CapacityLimiter, begu
                 return await ask()
             except (NotSeen, OSError) as error:
                 reason = str(error)
-        if not proc_table.is_alive(target.pid):
+        if not proc_table.is_alive(pid):
             return "it has ended"
         reasons.append(f"{name}: {reason}")
     return "; ".join(reasons)
@@ -271,106 +252,3 @@ def _read_what_is_there(fd: int, into: bytearray) -> bool:
             into += chunk
         return True
     return False
-
-
-# torch's worker server.
-
-
-async def _ask_server(target: Target) -> Stack:
-    _check_there(target.socket, "the script does not run under torch's worker_main")
-    _check_runs(target.pid)
-    answer = bytearray()
-    request = b"POST /handler/dump_traceback HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
-    try:
-        async with await anyio.connect_unix(target.socket) as stream:
-            await stream.send(request)
-            while len(answer) <= OUTPUT_BYTES_MAX:
-                answer += await stream.receive()
-    except anyio.EndOfStream:
-        pass
-    except (OSError, anyio.BrokenResourceError) as error:
-        raise NotSeen(f"no connection ({error})") from None
-    head, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
-    status = head.partition("\r\n")[0]
-    if status.split()[1:2] != ["200"]:
-        raise NotSeen(f"it answers {status[:WORDS_CHARS_MAX]!r}")
-    return _of_faulthandler(SERVER, body)
-
-
-def _of_faulthandler(source: str, text: str) -> Stack:
-    try:
-        return Stack(source, read_faulthandler(text), text.strip("\n") + "\n")
-    except ValueError as error:
-        raise NotSeen(str(error)) from None
-
-
-def _check_there(path: str, otherwise: str) -> None:
-    if not os.path.exists(path):
-        raise NotSeen(f"not there ({otherwise})")
-
-
-def _check_runs(pid: int) -> None:
-    """A process that is stopped accepts connections, since the kernel does, but does not answer."""
-    entry = proc_table.process(pid)
-    if entry is not None and entry.state in "Tt":
-        raise NotSeen("the process is stopped (SIGSTOP, or a debugger)")
-
-
-# The signal.
-
-
-async def _ask_hook(target: Target) -> Stack:
-    path = target.socket + HOOK_SUFFIX
-    _check_there(path, "the script does not import aelastic.stack_hook")
-    pid, signum = _prepared(_end_of(path, 0), target.pid)
-    _check_runs(pid)
-    begun = size = os.stat(path).st_size
-    _send(pid, target.pid, signum)
-    is_over = False
-    while not is_over:  # or until the time is up
-        await anyio.sleep(LOOK_AGAIN_S)
-        before, size = size, os.stat(path).st_size
-        is_over = begun < size == before
-    text = _end_of(path, begun)
-    if not any(line.startswith("pid ") for line in text.splitlines()):  # else another process has just registered
-        with suppress(OSError):
-            os.truncate(path, begun)  # the notes stay where they are found
-    return _of_faulthandler(HOOK, text)
-
-
-def _end_of(path: str, begin: int) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(begin)
-            return file.read(OUTPUT_BYTES_MAX).decode(errors="replace")
-    except OSError as error:
-        raise NotSeen(f"cannot read {path} ({error.strerror})") from None
-
-
-def _prepared(text: str, leader: int) -> tuple[int, int]:
-    """The process that has a handler, and its signal: the worker, or the first of its processes that lives."""
-    told = [line.split() for line in text.splitlines() if line.startswith("pid ")]
-    pairs = [(int(words[1]), int(words[3])) for words in told if len(words) == 4 and (words[1] + words[3]).isdigit()]
-    alive = {entry.pid for entry in proc_table.session_members({leader})}
-    living = [pair for pair in pairs if pair[0] in alive and 0 < pair[1] < signal.NSIG]
-    if not living:
-        raise NotSeen("the process that imported it has ended")
-    return min(living, key=lambda pair: pair[0] != leader)
-
-
-def _send(pid: int, leader: int, signum: int) -> None:
-    """Sends a signal to a process of that session, but not to another that was given its number since."""
-    pidfd = pidfd_of(pid)
-    try:
-        entry = proc_table.process(pid)
-        if entry is None or entry.session != leader:
-            raise NotSeen("the process that imported it has ended")
-        if pidfd is None:
-            os.kill(pid, signum)
-        else:
-            signal.pidfd_send_signal(pidfd, signum)
-    except OSError as error:
-        raise NotSeen(f"cannot send the signal ({error.strerror})") from None
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)

@@ -1,14 +1,12 @@
-"""Reads the output of py-spy and faulthandler, and formats stacks for files and reports.
+"""Reads the output of py-spy, and formats stacks for files and reports.
 
-Pure; nothing here raises but `ValueError`, for text that is no stack.  Threads and frames come innermost first, as both
-programs write them.
+Pure; nothing here raises but `ValueError`, for text that is no stack.  Frames come innermost first.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aelastic.core.record import Record
@@ -22,12 +20,6 @@ FRAMES_OF_OTHERS = 4
 OTHERS_QUOTED = 8
 # A file's path or a function's name; paths have 4,096 bytes at most, most have a hundred.
 NAME_CHARS_MAX = 300
-# faulthandler stops after 100 threads (`MAX_NTHREADS` in CPython); the oldest, the main one, is not among them then.
-_CUT = "..."
-
-_HEAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):")
-_HEAD_OF_ONE = "Stack (most recent call first):"
-_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
 class Frame(Record):
@@ -73,41 +65,6 @@ def _thread_of(told: Mapping[str, Any], pid: int) -> Thread:
     name = str(told.get("thread_name") or f"thread {told.get('os_thread_id') or told.get('thread_id')}")
     is_main = told.get("os_thread_id") == pid or (told.get("os_thread_id") is None and name == "MainThread")
     return Thread(name, frames, is_main, f"{state}, has the GIL" if told.get("owns_gil") else state)
-
-
-def read_faulthandler(text: str) -> tuple[Thread, ...]:
-    """The threads in a dump of faulthandler's, the main one first; those without a Python frame are left out.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    named = list(_blocks(text.splitlines()))
-    found = [(head, Thread(name, tuple(frames))) for head, name, frames in named if frames]
-    if not found:
-        raise ValueError("no Python frames found")
-    # Threads come from the youngest to the oldest.  A signal that is sent to a process is mostly the main thread's.
-    is_cut = any(line == _CUT for line in text.splitlines())
-    current = next((at for at, (head, _) in enumerate(found) if head != "Thread"), None)
-    main = current if is_cut and current is not None else len(found) - 1
-    threads = [
-        Thread(thread.name or ("MainThread" if at == main else f"thread {at}"), thread.frames, at == main)
-        for at, (_, thread) in enumerate(found)
-    ]
-    return tuple(sorted(threads, key=lambda thread: not thread.is_main))
-
-
-def _blocks(lines: Iterable[str]) -> Iterator[tuple[str, str, list[Frame]]]:
-    """What begins each thread, its name, and its frames."""
-    frames: list[Frame] | None = None
-    for line in lines:
-        if head := _HEAD.match(line):
-            frames = []
-            yield head[1], head[2] or "", frames
-        elif line == _HEAD_OF_ONE:
-            frames = []
-            yield line, "", frames
-        elif (frame := _FRAME.match(line)) and frames is not None:
-            frames.append(Frame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
 
 
 def listing(threads: Sequence[Thread]) -> str:

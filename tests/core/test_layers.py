@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "aelastic"
 # a module that stands on another floor than the rest of its folder.
 FLOORS = (
     ("core.fits", "core.record", "host.files"),
-    ("host", "failures", "health_check_server", "stack_hook"),
+    ("host", "failures", "health_check_server"),
     ("aio",),
     ("errors",),
     ("core",),

@@ -1,10 +1,9 @@
-"""Stacks as py-spy and faulthandler write them, and as reports quote them."""
+"""Stacks as py-spy writes them, and as reports quote them."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,20 +19,8 @@ from aelastic.stacks.format import (
     listing,
     place,
     quote,
-    read_faulthandler,
     read_py_spy,
 )
-
-DUMP = """\
-Thread 0x00007f0000000003 (most recent call first):
-  File "/lib/pin.py", line 3 in pin
-
-Current thread 0x00007f0000000002 (most recent call first):
-  <no Python frame>
-
-Thread 0x00007f0000000001 (most recent call first):
-  File "/job/a b (c).py", line 5 in <module>
-"""
 
 
 def told_by_py_spy(*threads: dict[str, Any]) -> str:
@@ -63,41 +50,16 @@ def test_py_spys_main_thread_comes_first_innermost_frame_first() -> None:
     assert (main.state, loader.name, loader.state, loader.is_main) == ("runs, has the GIL", "loader", "waits", False)
 
 
-def test_faulthandlers_main_thread_is_the_oldest_which_it_tells_last() -> None:
-    main, pin = read_faulthandler(DUMP)
-
-    assert main.is_main and main.frames == (Frame("/job/a b (c).py", 5, "<module>"),)
-    assert pin.frames == (Frame("/lib/pin.py", 3, "pin"),)
-
-
-def test_where_faulthandler_stops_before_the_oldest_thread_the_one_that_took_the_signal_counts() -> None:
-    cut = DUMP.replace("  <no Python frame>", '  File "/job/main.py", line 9 in step') + "...\n"
-
-    assert read_faulthandler(cut)[0].frames[0].function == "step"
-
-
-def test_faulthandlers_newer_and_shorter_forms_are_read() -> None:
-    named = 'Thread 0x01 [loader 1] (most recent call first):\n  File "a.py", line 1 in f\n'
-    alone = 'Stack (most recent call first):\n  File "a.py", line ??? in f\n'
-
-    assert read_faulthandler(named)[0].name == "loader 1"
-    assert read_faulthandler(alone)[0].frames == (Frame("a.py", 0, "f"),)
-    assert str(read_faulthandler(alone)[0].frames[0]) == 'File "a.py", in f'
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '[{"frames": 3}]', '[{"frames": [{"name": "f"}]}]', "[" * 50])
 def test_what_is_no_stack_is_refused_in_one_way(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_py_spy(text, 7)
-    with pytest.raises(ValueError, match="no Python frame"):
-        read_faulthandler(text)
 
 
-@given(st.text(alphabet='[]{}":,0aThread (most recent call first):\n File line in'))
+@given(st.text(alphabet='[]{}":,0a\n frames name'))
 def test_no_text_makes_reading_raise_anything_else(text: str) -> None:
-    for refuse in (partial(read_py_spy, text, 7), partial(read_faulthandler, text)):
-        with suppress(ValueError):
-            refuse()
+    with suppress(ValueError):
+        read_py_spy(text, 7)
 
 
 def deep(frames: int, name: str = "MainThread", *, is_main: bool = True) -> Thread:

@@ -398,7 +398,7 @@ class Stacks:
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
                 file.write(f"=== time {self.count} of {rank}\nthread 1: in lock.acquire\n\n")
-        return ev.StacksTaken(1, why, {0: "py-spy", 1: "stack hook"}, str(self.folder))
+        return ev.StacksTaken(1, why, {0: "py-spy", 1: "memory"}, str(self.folder))
 
 
 async def asking(url: str, count: int, answers: list[Answer], **more: Any) -> None:
@@ -422,7 +422,7 @@ async def test_clients_that_ask_for_stacks_at_the_same_time_share_one_dump(tmp_p
         assert stacks.count == 1
         assert {answer.status for answer in answers} == {200}
         (text,) = {answer.text for answer in answers}
-        assert "local rank 0, by py-spy" in text and "local rank 1, by stack hook" in text
+        assert "local rank 0, by py-spy" in text and "local rank 1, by memory" in text
         assert text.count("in lock.acquire") == 2
 
 

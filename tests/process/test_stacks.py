@@ -1,4 +1,4 @@
-"""Where workers stood before they were killed: three sources, bounded, told in files and in the report."""
+"""Where workers stood before they were killed: two sources, bounded, told in files and in the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import anyio
 import pytest
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, wait_for
 
-from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState, stack_hook
+from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
 from aelastic.errors import ChildFailedError
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
@@ -26,7 +26,7 @@ from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.stacks import collect as stacks
 from aelastic.stacks.before_kill import _append
-from aelastic.stacks.collect import HOOK, HOOK_SUFFIX, Stack, Target, Tools, find_py_spy, take
+from aelastic.stacks.collect import Stack, Tools, find_py_spy, take
 from aelastic.stacks.memory import Unreadable
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
@@ -77,18 +77,13 @@ class Stuck:
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, kind: str, setup: str = "", wrapper: Sequence[str] = ()) -> Target:
+    def start(self, kind: str, wrapper: Sequence[str] = ()) -> int:
         path = self.folder / f"{kind}.py"
-        path.write_text(f"{STUCK}{setup}\ntell()\n{kind}()\n")
-        socket = self.folder / f"control_0_{len(self.processes)}"
-        popen = subprocess.Popen(
-            [*wrapper, sys.executable, str(path)],
-            env={**os.environ, "TORCH_WORKER_SERVER_SOCKET": str(socket)},
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        path.write_text(f"{STUCK}\ntell()\n{kind}()\n")
+        command = [*wrapper, sys.executable, str(path)]
+        popen = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
         self.processes.append(popen)
-        return Target(popen.pid, str(socket))
+        return popen.pid
 
     def wait_ready(self) -> None:
         for process in self.processes:
@@ -128,7 +123,7 @@ def read(*path: str) -> str:
     return Path(*path).read_text()
 
 
-async def look(targets: dict[int, Target], py_spy: Path | str | None) -> dict[int, Stack | str]:
+async def look(targets: dict[int, int], py_spy: Path | str | None) -> dict[int, Stack | str]:
     found: dict[int, Stack | str] = {}
     await take(targets, Tools(None if py_spy is None else str(py_spy), dict(os.environ)), found)
     return found
@@ -176,133 +171,20 @@ async def test_py_spy_sees_a_loop_a_lock_and_a_process_that_is_stopped(stuck: St
 
 
 @pytest.mark.usefixtures("_patience", "_without_memory")
-async def test_the_hook_tells_of_a_loop_and_a_lock_and_a_stopped_process_is_called_one(stuck: Stuck) -> None:
-    targets = {rank: stuck.start(kind, "import aelastic.stack_hook") for rank, kind in enumerate(KINDS)}
-    stuck.wait_ready()
-
-    for _ in range(2):  # the second dump is told from the first
-        found = await look(targets, None)
-
-        for rank, kind in enumerate(KINDS[:2]):
-            stack = stack_of(found[rank])
-            assert (stack.source, stack.threads[0].frames[0].function) == (HOOK, kind)
-            assert stack.text.count("Current thread") == 1
-        assert "py-spy: not installed" in str(found[2])
-        assert "stack hook: the process is stopped" in str(found[2])
-    assert all(process.poll() is None for process in stuck.processes)  # no signal without a handler
-
-
-@pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_without_any_source_each_says_what_it_lacks(stuck: Stuck) -> None:
     target = stuck.start("spin")
     stuck.wait_ready()
 
     found = await look({0: target}, None)
 
-    assert found[0] == (
-        f"memory: {OTHER_PYTHON}; "
-        "py-spy: not installed (pip install 'aelastic[stacks]'); "
-        "worker server: not there (the script does not run under torch's worker_main); "
-        "stack hook: not there (the script does not import aelastic.stack_hook)"
-    )
+    assert found[0] == (f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install 'aelastic[stacks]')")
     assert stuck.processes[0].poll() is None
-
-
-# One import of torch for all of them.
-SERVED = """
-from torch.distributed.elastic.control_plane import worker_main
-
-def serve(number, kind):
-    if pid := os.fork():
-        return pid
-    os.setsid()
-    os.environ["TORCH_WORKER_SERVER_SOCKET"] = os.environ["SOCKETS"] + str(number)
-
-    @worker_main()
-    def main():
-        tell()
-        kind()
-
-    main()
-
-pids = [serve(number, kind) for number, kind in enumerate((spin, wait_for_ever, stand_still))]
-os.write(1, (" ".join(map(str, pids)) + "\\n").encode())
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[list[Target]]:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", STUCK + SERVED],
-        env={**os.environ, "SOCKETS": f"{tmp_path}/control_0_"},
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert parent.stdout is not None
-    pids: list[int] = []
-    try:
-        said = b"".join(parent.stdout.readline() for _ in range(4))
-        assert said.count(b"ready") == 3
-        pids = [int(word) for word in said.split() if word != b"ready"]
-        wait_for("it is stopped", lambda: proc_table.process(pids[2]).state == "T")  # type: ignore[union-attr]
-        yield [Target(pid, f"{tmp_path}/control_0_{rank}") for rank, pid in enumerate(pids)]
-    finally:
-        for pid in pids:
-            proc_table.kill(pid)
-        parent.kill()
-        parent.wait(DEADLINE_S)
-        parent.stdout.close()
-
-
-@pytest.mark.usefixtures("_patience", "_without_memory")
-async def test_torchs_worker_server_tells_of_a_loop_and_a_lock_and_a_stopped_process_is_called_one(
-    served: list[Target],
-) -> None:
-    found = await look(dict(enumerate(served)), None)
-
-    for rank, kind in enumerate(KINDS[:2]):
-        stack = stack_of(found[rank])
-        assert (stack.source, stack.threads[0].frames[0].function) == ("worker server", kind)
-    assert "worker server: the process is stopped (SIGSTOP" in str(found[2])
-
-
-@pytest.mark.usefixtures("_without_memory")
-@pytest.mark.parametrize(
-    "answer, reason",
-    [
-        (b"HTTP/1.0 404 Not Found\r\n\r\n", "it answers 'HTTP/1.0 404 Not Found'"),
-        (b"", "it answers ''"),
-        (b"HTTP/1.0 200 OK\r\n\r\nhello", "no Python frames found"),
-        (None, "no answer in time"),
-    ],
-)
-async def test_a_server_that_answers_strangely_is_quoted(stuck: Stuck, answer: bytes | None, reason: str) -> None:
-    target = stuck.start("spin")
-    stuck.wait_ready()
-    asked: list[bytes] = []
-
-    async def serve(stream: anyio.abc.SocketStream) -> None:
-        async with stream:
-            asked.append(await stream.receive())
-            if answer is None:
-                await anyio.sleep_forever()
-            else:
-                await stream.send(answer)
-
-    async with anyio.create_task_group() as tasks, await anyio.create_unix_listener(target.socket) as listener:
-        tasks.start_soon(listener.serve, serve)
-        found = await look({0: target}, None)
-        tasks.cancel_scope.cancel()
-
-    assert f"worker server: {reason}; stack hook" in str(found[0])
-    assert asked[0].startswith(b"POST /handler/dump_traceback HTTP/1.0\r\n")
 
 
 @pytest.mark.usefixtures("_without_memory")
 async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(stuck: Stuck, tmp_path: Path) -> None:
     fake = fake_py_spy(tmp_path, f"echo $$ >> {tmp_path}/pids; sleep 600 & echo $! >> {tmp_path}/pids; sleep 600")
-    targets = {rank: stuck.start(kind, "import aelastic.stack_hook") for rank, kind in enumerate(KINDS)}
+    targets = {rank: stuck.start(kind) for rank, kind in enumerate(KINDS)}
     stuck.wait_ready()
 
     begun = time.monotonic()
@@ -310,8 +192,7 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(s
         found = await look(targets, fake)
     took = time.monotonic() - begun
 
-    assert [stack_of(found[rank]).source for rank in (0, 1)] == [HOOK, HOOK]
-    assert f"{OTHER_PYTHON}; py-spy: no answer in time; worker server: not there" in str(found[2])
+    assert set(found.values()) == {f"memory: {OTHER_PYTHON}; py-spy: no answer in time"}
     assert took < DEADLINE_S  # 600 s, if it were waited for; 2 s, on a machine that has nothing else to do
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2 * len(KINDS)
@@ -320,14 +201,8 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(s
 
 
 def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
-    turns = [
-        stacks.MEMORY_UNTIL_S,
-        stacks.PY_SPY_UNTIL_S,
-        stacks.SERVER_UNTIL_S,
-        stacks.HOOK_UNTIL_S,
-        stacks.TIMEOUT_S - stacks.REAP_TIMEOUT_S,
-    ]
-    assert sorted(turns) == turns and len(set(turns)) == 5
+    turns = [stacks.MEMORY_UNTIL_S, stacks.PY_SPY_UNTIL_S, stacks.TIMEOUT_S - stacks.REAP_TIMEOUT_S]
+    assert sorted(turns) == turns and len(set(turns)) == 3
     assert stacks.TIMEOUT_S == 2.0
 
 
@@ -341,7 +216,7 @@ def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
         ),
         (
             "printf 'Error: first\\n\\nCaused by:\\n 0: x\\nStack backtrace:\\n 0: y\\n' >&2; exit 1",
-            "py-spy: first; worker",
+            "py-spy: first",
         ),
         ("exit 3", "it gives no reason"),
         ("echo nonsense", "cannot read its output"),
@@ -379,7 +254,7 @@ async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
 
     found = await look({0: target}, program)
 
-    assert "py-spy: first; worker" in str(found[0])
+    assert "py-spy: first" in str(found[0])
 
 
 @pytest.mark.usefixtures("_without_memory")
@@ -404,37 +279,14 @@ async def test_of_a_shell_the_python_that_it_started_is_seen(stuck: Stuck) -> No
     assert stack_of(found[0]).threads[0].frames[0].function == "wait_for_ever"
 
 
-@pytest.mark.usefixtures("_patience", "_without_memory")
-async def test_the_hook_of_what_a_shell_started_is_asked(stuck: Stuck) -> None:
-    target = stuck.start("spin", "import aelastic.stack_hook", wrapper=["sh", "-c", '"$@"; true', "sh"])
-    stuck.wait_ready()
-
-    found = await look({0: target}, None)
-
-    assert stack_of(found[0]).threads[0].frames[0].function == "spin"
-
-
 @pytest.mark.usefixtures("_patience")
 async def test_a_worker_that_has_ended_is_called_so(stuck: Stuck) -> None:
     target = stuck.start("spin")
     stuck.wait_ready()
     stuck.processes[0].kill()
-    wait_for("a zombie", lambda: not proc_table.is_alive(target.pid))
+    wait_for("a zombie", lambda: not proc_table.is_alive(target))
 
     assert await look({0: target}, find_py_spy(None)) == {0: "it has ended"}
-
-
-@pytest.mark.usefixtures("_without_memory")
-async def test_a_process_that_leaves_a_wrong_note_gets_no_signal(stuck: Stuck) -> None:
-    target, other = stuck.start("spin"), stuck.start("spin")
-    stuck.wait_ready()
-    note = f"pid {other.pid} signal 9\npid 1 signal 9\npid x signal 9\npid {target.pid} signal 4711\n"
-    write(target.socket + HOOK_SUFFIX, note)
-
-    found = await look({0: target}, None)
-
-    assert str(found[0]).endswith("stack hook: the process that imported it has ended")
-    assert all(process.poll() is None for process in stuck.processes)
 
 
 def test_the_users_own_py_spy_goes_before_the_one_beside_python(tmp_path: Path) -> None:
@@ -444,29 +296,11 @@ def test_the_users_own_py_spy_goes_before_the_one_beside_python(tmp_path: Path) 
     assert find_py_spy("/nowhere") == find_py_spy(None) == str(Path(sys.executable).parent / "py-spy")
 
 
-# The hook.
-
-
-def test_the_hook_does_nothing_without_an_agent_of_ours(tmp_path: Path) -> None:
-    code = "import aelastic.stack_hook as hook, sys; print(hook.register(), sorted(n for n in sys.modules if 'aelastic' in n))"
-    for socket in ("", str(tmp_path / "of_the_user"), str(tmp_path / "gone" / "control_0_0")):
-        env = {**os.environ, "TORCH_WORKER_SERVER_SOCKET": socket}
-        seen = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True
-        )
-        assert seen.stdout == "False ['aelastic', 'aelastic.stack_hook']\n"
-    assert not os.listdir(tmp_path)
-
-
-def test_the_hook_and_the_agent_mean_the_same_file() -> None:
-    assert stack_hook.SUFFIX == HOOK_SUFFIX
-
-
 # In a run.
 
 # A machine that does other things as well may need longer for what is not about time.
 PATIENCE = """import aelastic.stacks.collect as s
-s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.SERVER_UNTIL_S, s.HOOK_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 21.0, 22.0, 25.0
+s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 25.0
 """
 OTHER_PYTHON = "it runs another Python than the agent, or none"
 # As where workers run another Python.
@@ -478,7 +312,7 @@ s.stacks_of = refuse
 
 @pytest.fixture
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for at, name in enumerate(("MEMORY_UNTIL_S", "PY_SPY_UNTIL_S", "SERVER_UNTIL_S", "HOOK_UNTIL_S", "TIMEOUT_S")):
+    for at, name in enumerate(("MEMORY_UNTIL_S", "PY_SPY_UNTIL_S", "TIMEOUT_S")):
         monkeypatch.setattr(stacks, name, 20.0 + at)
 
 
@@ -723,9 +557,9 @@ while not os.path.exists({str(go)!r}):
     supervisor = Supervisor(spec_of(tmp_path, body, 1))
     ended: list[bool] = []
 
-    async def slow_take(targets: dict[int, Target], tools: Tools, found: dict[int, Stack | str]) -> None:
+    async def slow_take(targets: dict[int, int], tools: Tools, found: dict[int, Stack | str]) -> None:
         go.touch()
-        await until(lambda: not proc_table.is_alive(targets[0].pid))
+        await until(lambda: not proc_table.is_alive(targets[0]))
         await until(lambda: not supervisor._group.exits.alive)
         ended.append(True)
 
@@ -842,9 +676,7 @@ def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> Non
 
     assert job.wait() == 1
     report = job.stderr[job.stderr.index("FAILED") :]
-    reasons = (
-        f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install 'aelastic[stacks]'); worker server: not there"
-    )
+    reasons = f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install 'aelastic[stacks]'))"
     assert re.search(rf"  ranks 0-2 did not end within .*; stack not known \({re.escape(reasons)}", report)
     assert job.stderr.count("py-spy: not installed") == 1
 
