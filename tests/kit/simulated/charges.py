@@ -98,10 +98,19 @@ class Charges:
         """Which worker's failure is named if one has ended a round, as host and rank; `None`: that cannot be told."""
         here = replace(last, began_at=now)
         is_told = any(fault.kind not in {"end", "break"} and self._concerns(fault, last, here) for fault in self.faults)
-        if is_told or self.late_s:
+        if (
+            is_told
+            or self.late_s
+            or any(self._is_unheard(fault) for fault in self.faults if self._concerns(fault, last, here))
+        ):
             return None
         first = min((at for at, _, _ in last.failures), default=0.0)
         return {(host, rank) for at, host, rank in last.failures if at <= first + KILLED_LEAD_S + self.slack_s}
+
+    def _is_unheard(self, end: Fault) -> bool:
+        """An agent ends before it is connected again, so nobody is told: it is lost as one that falls silent."""
+        breaks = (fault.since for fault in self.faults if fault.kind == "break" and fault.node_id == end.node_id)
+        return end.kind == "end" and any(0 <= end.since - since <= self.slack_s for since in breaks)
 
     def _concerns(self, fault: Fault, last: Any, next_: Any) -> bool:
         """Whether a round's end may have to do with a fault."""

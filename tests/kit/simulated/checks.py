@@ -209,6 +209,7 @@ class Checks:
     def _note_fork(self, round_: Round) -> None:
         """Two coordinators have begun a round of other nodes after the same one."""
         known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
+        known = [each for each in known if each is not round_]  # whoever is in it already came from another
         round_.before = max(known, default=None, key=_began)
         self._check_accounted(round_)
         for other in self.rounds.values():

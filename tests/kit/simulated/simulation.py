@@ -248,7 +248,8 @@ class Simulation:
 
         self.world.after(self.a_while(), thaw)
 
-    def _cut(self, ways: list[tuple[str, str]]) -> None:
+    def _cut(self, ways: list[tuple[str, str]], seconds: float | None = None) -> None:
+        """For a while, or so long."""
         self.world.note("NETWORK", f"cut: {', '.join(f'{a} -> {b}' for a, b in ways)}")
         self.world.cut.update(ways)
         for way in ways:
@@ -259,7 +260,7 @@ class Simulation:
             for way in ways:
                 self.heal(*way)
 
-        self.world.after(self.a_while(), heal)
+        self.world.after(self.a_while() if seconds is None else seconds, heal)
 
     def heal(self, source: str, target: str) -> None:
         self.checks.charges.is_over("silence", self.world.now, source, target)
@@ -267,6 +268,9 @@ class Simulation:
 
     def reject(self) -> None:
         one, other = self.random.sample(self.hosts, 2)
+        self._reject(one, other)
+
+    def _reject(self, one: str, other: str, seconds: float | None = None) -> None:
         ways = {(one, other), (other, one)}
         self.world.note("NETWORK", f"resets connections between {one} and {other}")
         self.world.rejecting |= ways
@@ -277,10 +281,12 @@ class Simulation:
             self.world.note("NETWORK", f"carries connections between {one} and {other}")
             self.world.rejecting -= ways
 
-        self.world.after(self.a_while(), end)
+        self.world.after(self.a_while() if seconds is None else seconds, end)
 
     def break_one(self) -> None:
-        agent = self.some()
+        self._break(self.some())
+
+    def _break(self, agent: Agent | None) -> None:
         if agent is not None and agent.stream is not None and agent.stream.is_open:
             self.world.note("NETWORK", f"breaks the connection of {agent}")
             self.checks.broke(agent)
@@ -338,10 +344,13 @@ class Simulation:
             agent.jump(self.random.choice((0.5, 3.0, 8.0)))
 
     def take_board_down(self) -> None:
+        self.take_board_down_for(None)
+
+    def take_board_down_for(self, seconds: float | None) -> None:
         self.world.note(BOARD, "is down")
         self.checks.charges.add("board", self.world.now, BOARD)
         self.board.go_down()
-        self.world.after(self.a_while(), self.take_board_up)
+        self.world.after(self.a_while() if seconds is None else seconds, self.take_board_up)
 
     def take_board_up(self) -> None:
         self.world.note(BOARD, "is up again")

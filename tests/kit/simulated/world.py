@@ -67,8 +67,15 @@ class World:
             if not queue or queue[0][0] > limit:
                 self.now = limit
                 return until()
-            self.now, _, call = heapq.heappop(queue)
-            call()
+            self.step()
+        return True
+
+    def step(self) -> bool:
+        """The next event happens; `False` if there is none."""
+        if not self._queue:
+            return False
+        self.now, _, call = heapq.heappop(self._queue)
+        call()
         return True
 
     def note(self, actor: str, what: Any, then: Any = ()) -> None:

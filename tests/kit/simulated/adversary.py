@@ -1,0 +1,327 @@
+# ruff: noqa: T201  a program says what it found
+"""An adversary beside the seeds: faults at any step of a simulated job, chosen by looking ahead.
+
+The world's state is copied by `os.fork()`: a copy meets a fault and runs on, and says what came of it.
+
+- `attack` is one run: at a few moments some faults are tried, each in a copy that runs ahead for a while, and mostly the one
+  that makes nodes disagree most comes about.  Then all faults stop, as after a seed, and the job has to agree and end.
+- `everywhere` puts each of some faults at each step of a job that begins, and lets each copy run to its end.
+
+`PYTHONPATH=tests python -m kit.simulated.adversary SEED [UNTIL]` attacks; a run that fails prints its path, which `--replay` plays again, and
+the smallest part of that path that fails as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+from kit.simulated.agent import Agent
+from kit.simulated.board import BOARD
+from kit.simulated.simulation import Faults, Simulation, Size
+from kit.simulated.world import FIN, RST
+
+_fork = os.fork  # of the state, for a moment: tests of this ring may start no program, and find `os.fork` refused
+
+Kind: TypeAlias = Literal[
+    "cut", "cut one way", "isolate", "reset", "break", "freeze", "suspend", "crash", "crash RST", "dark", "leave",
+    "fail", "board down",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+WHILES_S = (0.3, 0.5, 2.0, 7.0, 12.0)
+AHEAD_S = (0.3, 1.0, 3.0, 6.5)
+CANDIDATES = 6
+BEST_SHARE = 0.8  # how often the worst of them comes about, and not just any
+AFTERMATH_S = 10.0  # after the last fault, before all stop
+BEGIN_S = 4.0
+ENDS_WITH = {"crash": FIN, "crash RST": RST, "dark": "dark"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    kind: Kind
+    host: str
+    other: str = ""  # the other end of what is cut or reset; with `isolate`, whether the board is cut off, too
+    seconds: float = 0.0  # until it is over, or the host comes again; 0: it does not
+
+    def apply(self, job: Simulation) -> None:
+        agent = job.on(self.host)
+        agent = None if agent is None or agent.is_frozen else agent
+        match self.kind:
+            case "cut":
+                job._cut([(self.host, self.other), (self.other, self.host)], self.seconds)
+            case "cut one way":
+                job._cut([(self.host, self.other)], self.seconds)
+            case "isolate":
+                others = [host for host in [*job.hosts, self.other] if host and host != self.host]
+                job._cut([way for host in others for way in ((self.host, host), (host, self.host))], self.seconds)
+            case "reset":
+                job._reject(self.host, self.other, self.seconds)
+            case "board down":
+                job.take_board_down_for(self.seconds)
+            case _ if agent is not None:
+                self._happen_to(agent, job)
+            case _:
+                pass  # there is nobody
+
+    def _happen_to(self, agent: Agent, job: Simulation) -> None:
+        if self.kind == "break":
+            job._break(agent)
+        elif self.kind == "fail":
+            if agent.alive:
+                agent.fail_now()
+        elif self.kind in {"freeze", "suspend"}:
+            (agent.freeze if self.kind == "freeze" else agent.suspend)()
+            job.world.after(self.seconds, agent.thaw)
+        else:
+            if self.kind == "leave":
+                agent.ask_to_leave()
+            else:
+                agent.crash(ENDS_WITH[self.kind])
+                job.gone(agent.host)
+            if self.seconds:
+                job.restart_after(self.seconds, agent.host)
+
+
+@dataclass(frozen=True)
+class Path:
+    """A job and what goes wrong with it: all that a run needs to come about again."""
+
+    seed: int
+    size: Size
+    faults: tuple[tuple[float, Fault], ...] = ()  # and when
+
+    def run(self) -> None:
+        """Plays it.
+
+        Raises:
+            AssertionError: a promise was broken.
+        """
+        job = begin(self)
+        for at, fault in self.faults:
+            job.world.run(lambda: False, at)
+            fault.apply(job)
+        end(job)
+
+    def shrunk(self) -> Path:
+        """The smallest part of it that fails as well."""
+        best = self
+        for at in reversed(range(len(self.faults))):
+            fewer = replace(best, faults=best.faults[:at] + best.faults[at + 1 :])
+            best = fewer if fewer.fails() else best
+        return best
+
+    def fails(self) -> str:
+        """What is broken; "" if nothing is."""
+        try:
+            self.run()
+        except Exception as error:  # noqa: BLE001  whatever it is, it was found
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def __str__(self) -> str:
+        lines = [f"{at:9.4f}  {fault.kind} {fault.host} {fault.other} {fault.seconds:g} s" for at, fault in self.faults]
+        told = {
+            "seed": self.seed,
+            "size": asdict(self.size),
+            "faults": [[at, asdict(each)] for at, each in self.faults],
+        }
+        return "\n".join(
+            [*lines, f"replay: PYTHONPATH=tests python -m kit.simulated.adversary --replay '{json.dumps(told)}'"]
+        )
+
+
+def begin(path: Path) -> Simulation:
+    """A job whose nodes come one after the other, and in which nothing goes wrong by itself."""
+    job = Simulation(path.seed, path.size, Faults())
+    job.watch_ends()
+    job.watch_rounds()
+    job.is_calm = True  # workers neither fail nor end by themselves
+    for number, host in enumerate(job.hosts):
+        job.world.at(0.3 * number, lambda host=host: job.restart(host))  # type: ignore[misc]
+    return job
+
+
+def end(job: Simulation) -> None:
+    """What the last fault leads to; then all stop, and the job has to agree and end."""
+    from kit.simulated.checks import DeadVotersError, ForgottenError
+
+    try:
+        job.world.run(lambda: False, job.world.now + AFTERMATH_S)
+        job.calm_down()
+        job.agree_within_s += RETURN_LEASES * job.checks.lease_s  # hosts that come back only now
+        job.agree()
+        job.finish()
+    except (ForgottenError, DeadVotersError) as error:
+        job.world.note("END", error)
+
+
+RETURN_LEASES = 2
+
+
+def in_a_copy(job: Simulation, fault: Fault, ahead_s: float | None) -> float:
+    """What a fault leads to: how much nodes disagree after some time, or, after an end, 0; infinite if a promise breaks."""
+    reader, writer = os.pipe()
+    if not (pid := _fork()):
+        try:
+            gc.disable()  # or it would copy all pages that it looks at
+            fault.apply(job)
+            if ahead_s is None:
+                end(job)
+                found = 0.0
+            else:
+                job.world.run(lambda: False, job.world.now + ahead_s)
+                found = unrest(job)
+        except BaseException:  # noqa: BLE001  whatever it is, it was found
+            found = float("inf")
+        os.write(writer, str(found).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(pid, 0)
+    return float(told or b"inf")
+
+
+def unrest(job: Simulation) -> float:
+    """How far nodes are from one round, one coordinator and one verdict."""
+    living = job.living
+    rounds = {job.checks.round_of(agent) for agent in living if agent.alive}
+    leaders = sum(agent.server is not None for agent in living)
+    restarts = {round_.common[0] for round_ in rounds if round_ is not None}
+    half_heard = bool(job.checks.verdicts) and bool(living)
+    return 3.0 * max(len(rounds) - 1, 0) + 2.0 * max(leaders - 1, 0) + max(len(restarts) - 1, 0) + 2.0 * half_heard
+
+
+def size_of(dice: random.Random, kind: str) -> Size:
+    nodes = dice.choice((2, 3, 3, 4))
+    least = dice.randint(1, nodes)
+    return Size(
+        nodes=max(nodes, 3) if kind == "three endpoints" else nodes,
+        min_nodes=least,
+        max_nodes=max(nodes, least),
+        max_restarts=dice.choice((0, 1, 3)),
+        is_leased=kind == "leased",
+        is_board_on_node0=kind == "node0",
+        endpoints=3 if kind == "three endpoints" else 1,
+    )
+
+
+BOARDS = ("counting", "leased", "node0", "three endpoints")
+
+
+def any_fault(dice: random.Random, hosts: Sequence[str]) -> Fault:
+    kind = dice.choice(KINDS)
+    host, other = dice.sample([*hosts], 2)
+    if kind in {"cut", "cut one way"} and dice.random() < 0.3:
+        host, other = dice.choice([(host, BOARD), (BOARD, host)])
+    if kind == "isolate":
+        other = dice.choice(("", BOARD))
+    comes_again = kind not in {"crash", "crash RST", "dark", "leave"} or dice.random() < 0.7
+    return Fault(kind, host, other, dice.choice(WHILES_S) if comes_again else 0.0)
+
+
+def attack(seed: int, board: str) -> Path:
+    """One run; gives its path.
+
+    Raises:
+        AssertionError: a promise was broken; the note has the path.
+    """
+    dice = random.Random(f"adversary {board} {seed}")  # the world's own chance is not touched
+    path = Path(seed, size_of(dice, board))
+    job = begin(path)
+    at = dice.uniform(0.5, BEGIN_S)
+    for _ in range(dice.randint(2, 4)):
+        job.world.run(lambda: False, at)
+        tried = [any_fault(dice, job.hosts) for _ in range(CANDIDATES)]
+        ahead_s = dice.choice(AHEAD_S)
+        if dice.random() < BEST_SHARE:
+            found = {fault: in_a_copy(job, fault, ahead_s) for fault in tried}
+            fault = max(tried, key=lambda each: (found[each], dice.random()))
+        else:
+            fault = tried[0]
+        path = replace(path, faults=(*path.faults, (at, fault)))
+        try:
+            fault.apply(job)
+            at += dice.choice((0.005, 0.05, 0.3, 2.0, 6.0)) * dice.uniform(0.2, 1.5)
+            job.world.run(lambda: False, at)
+        except Exception as error:
+            error.add_note(str(path.shrunk()))
+            raise
+    try:
+        end(job)
+    except Exception as error:
+        error.add_note(str(path.shrunk()))
+        raise
+    return path
+
+
+def everywhere(size: Size, faults: Sequence[Fault], until_s: float) -> Iterator[tuple[float, Fault, bool]]:
+    """Each fault at each step of a job that begins: when, which, and whether all was kept."""
+    job = begin(Path(0, size))
+    while job.world.now < until_s:
+        for fault in faults:
+            yield job.world.now, fault, in_a_copy(job, fault, None) == 0.0
+        job.world.step()
+
+
+def of_two() -> list[Fault]:
+    """What may happen to a job of two nodes."""
+    ways = (("node0", "node1"), ("node1", "node0"), ("node1", BOARD))
+    kinds: dict[Kind, float] = {"break": 0.0, "fail": 0.0, "freeze": 7.0, "crash": 1.0, "dark": 1.0, "leave": 1.0}
+    faults = [Fault(kind, host, "", seconds) for host in ("node0", "node1") for kind, seconds in kinds.items()]
+    return faults + [Fault("cut one way", *way, 7.0) for way in ways]
+
+
+def attacks(first: int, seconds: float, boards: Sequence[str] = BOARDS) -> int:
+    """Attacks for so long, each board in its turn; gives how often.
+
+    Raises:
+        AssertionError: a promise was broken; the note has the path.
+    """
+    until, seed = time.monotonic() + seconds, first
+    while time.monotonic() < until:
+        for board in boards:
+            attack(seed, board)
+        seed += 1
+    return (seed - first) * len(boards)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Attacks simulated jobs.")
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("until", type=int, nargs="?", help="run all seeds up to this one")
+    parser.add_argument("--board", choices=BOARDS, action="append")
+    parser.add_argument("--replay", metavar="JSON")
+    options = parser.parse_args()
+    if options.replay:
+        told = json.loads(options.replay)
+        faults = tuple((at, Fault(**fault)) for at, fault in told["faults"])
+        Path(told["seed"], Size(**told["size"]), faults).run()
+        return 0
+    began, runs, failures = time.monotonic(), 0, 0
+    for seed in range(options.seed, options.until or options.seed + 1):
+        for board in options.board or BOARDS:
+            runs += 1
+            try:
+                attack(seed, board)
+            except Exception as error:  # noqa: BLE001  the last line of a program
+                failures += 1
+                print(f"{board} {seed}: {type(error).__name__}: {str(error)[:300]}")
+                print(error.__notes__[-1])
+    print(f"{failures} of {runs} failed, {time.monotonic() - began:.1f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

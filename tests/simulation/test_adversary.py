@@ -1,0 +1,48 @@
+"""Faults where they hurt most: an adversary that looks ahead, and every fault at every step of a job of two nodes."""
+
+from __future__ import annotations
+
+import pytest
+from kit.effort import ADVERSARY_S, EVERYWHERE_S
+from kit.simulated.adversary import BOARDS, Fault, Path, attack, attacks, everywhere, of_two
+from kit.simulated.simulation import Size
+
+pytestmark = pytest.mark.timeout(max(60.0, 4 * ADVERSARY_S, 200 * EVERYWHERE_S))
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_no_attack_breaks_a_promise(board: str) -> None:
+    assert attacks(0, ADVERSARY_S / len(BOARDS), [board]) > 0
+
+
+def test_each_fault_at_each_step_of_a_job_of_two_is_survived() -> None:
+    size = Size(nodes=2, max_nodes=2, is_board_on_node0=True)
+    found = [(at, fault) for at, fault, is_kept in everywhere(size, of_two(), EVERYWHERE_S) if not is_kept]
+    assert found == [], "\n".join(str(Path(0, size, (each,))) for each in found[:3])
+
+
+def test_an_attack_can_be_played_again_and_shrunk() -> None:
+    path = attack(3, "counting")
+    path.run()  # as it came about
+    assert eval(repr(path)) == path and len(path.faults) >= 2
+
+    class Broken(Path):
+        def fails(self) -> str:
+            return "broken" if any(fault.kind == "leave" for _, fault in self.faults) else ""
+
+    needed = (1.0, Fault("leave", "node0"))
+    broken = Broken(1, Size(), ((0.5, Fault("break", "node1")), needed, (2.0, Fault("freeze", "node0", "", 2.0))))
+    assert broken.shrunk().faults == (needed,)
+
+
+def test_a_promise_that_breaks_in_a_copy_is_found_and_told_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(job: object) -> None:
+        raise AssertionError("it does not agree")
+
+    monkeypatch.setattr("kit.simulated.adversary.end", crash)
+    with pytest.raises(AssertionError, match="it does not agree") as caught:
+        attack(0, "leased")
+    (note,) = caught.value.__notes__
+    assert note.splitlines()[-1].startswith("replay: PYTHONPATH=tests python -m kit.simulated.adversary --replay '{")
+    _, _, is_kept = next(iter(everywhere(Size(nodes=2, max_nodes=2), of_two(), 0.1)))
+    assert not is_kept
