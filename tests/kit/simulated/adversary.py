@@ -78,7 +78,7 @@ class Fault:
         if self.kind == "break":
             job._break(agent)
         elif self.kind == "fail":
-            if agent.alive:
+            if agent.alive and agent.has_spawned:  # before that, workers do not know each other, nor die of each other
                 agent.fail_now()
         elif self.kind in {"freeze", "suspend"}:
             (agent.freeze if self.kind == "freeze" else agent.suspend)()

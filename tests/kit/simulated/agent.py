@@ -346,6 +346,11 @@ class Agent(SimulatedProcess):
 
         self.post(object(), notice)  # an agent that is frozen looks when it goes on
 
+    @property
+    def has_spawned(self) -> bool:
+        """Whether all workers of this generation have begun, here."""
+        return self.world.now >= self._spawned_at
+
     def fail_now(self, why: str = "killed") -> None:
         """A worker fails."""
         rank, generation = next(iter(self.alive.items()))
