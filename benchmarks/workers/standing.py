@@ -1,4 +1,4 @@
-"""A rank that stands still, all but one in the same place: `python standing.py CULPRIT FOLDER` writes when. No torch."""
+"""A rank that stands still, all but one in the same place, without torch: `python standing.py CULPRIT FOLDER`."""
 
 import os
 import sys
