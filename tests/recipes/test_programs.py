@@ -26,7 +26,8 @@ def save(*_):
     sys.exit(0)
 
 
-signal.signal(signal.SIGTERM, save)
+if sys.argv[1:] == ["long"]:  # of two that fail, one may be asked to end before it has
+    signal.signal(signal.SIGTERM, save)
 say(f"rank {rank} of {os.environ['WORLD_SIZE']}, restart {restart}")
 if "fail" in sys.argv and restart == 0:
     sys.exit(7)
