@@ -82,7 +82,8 @@ class Generation:
         with self._start, self._giving_up():
             envs = {rank: self._worker_env(rank) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
-            await held.recorder.begin(held.logs.root / f"flight_recorder_{self.number - 1}", envs)
+            if held.recorder is not None:
+                await held.recorder.begin(held.logs.root / f"flight_recorder_{self.number - 1}", envs)
             held.progress.begin(self.number, [int(envs[rank]["RANK"]) for rank in local_ranks])
             if self._group.phase is Phase.SPAWNING:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
@@ -105,7 +106,7 @@ class Generation:
                 held.store.serve()
             self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
             held.watches.started(self.number, starts, ids)
-            if self.number == 1 and held.recorder.is_on:
+            if self.number == 1 and held.recorder is not None:
                 tasks.start_soon(held.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:
                 tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")

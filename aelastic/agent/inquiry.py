@@ -37,16 +37,15 @@ SOME_TIME_S = 0.1
 _HANGS: frozenset[WatchName] = frozenset({"hang", "output"})
 
 # A collective that timed out: gloo, NCCL's watchdog, a barrier with a limit, a store that waits for a rank.
-_TIMED_OUT = re.compile(
-    r"timed out waiting \d+ ?ms|wait timeout after|watchdog caught collective operation timeout"
-    r"|collective.{0,40}timed out|failed to pass monitoredbarrier|timed out after.{0,20}ms waiting",
-    re.IGNORECASE,
+_TIMED_OUT = (
+    r"(?i)timed out waiting \d+ ?ms|wait timeout after|watchdog caught collective operation timeout"
+    r"|collective.{0,40}timed out|failed to pass monitoredbarrier|timed out after.{0,20}ms waiting"
 )
 
 
 def is_collective_timeout(failure: ProcessFailure) -> bool:
     """Whether a worker failed because others did not come to a collective."""
-    return bool(_TIMED_OUT.search(failure.message))
+    return bool(re.search(_TIMED_OUT, failure.message))
 
 
 class Inquiries:

@@ -38,7 +38,6 @@ from aelastic.rdzv.protocol.messages import Starts
 from aelastic.rdzv.registry import AgentContext, open_link
 from aelastic.spec import WorkerSpec
 from aelastic.stacks.before_kill import StackDumps
-from aelastic.stacks.collectives import FlightRecorder, ras_line
 from aelastic.stacks.control_sockets import ControlSockets
 from aelastic.tcpstore.host import StoreHost
 
@@ -51,6 +50,7 @@ Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[
 if TYPE_CHECKING:
     from aelastic.forkserver.fork_server import ForkServer
     from aelastic.observe.exposition import AgentFacts
+    from aelastic.stacks.collectives import FlightRecorder
 
 
 class AgentSettings(Record):
@@ -111,7 +111,7 @@ class Resources:
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.grace = GraceWatch(group, post, is_local=settings.is_local)
             self._worker_env = env
-            self.recorder = FlightRecorder(is_on=spec.finds_hangs or spec.expect_output is not None)
+            self.recorder = _recorder_of(spec)
             self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
             self.inquiries = Inquiries(
@@ -172,10 +172,12 @@ class Resources:
     async def _see(self, group: WorkerGroup, why: str, failed: Mapping[int, ProcessFailure]) -> Sequence[Place]:
         """Where the workers are; their stacks are written, and what is known of their collectives is said."""
         from aelastic.agent.places import places_of
+        from aelastic.stacks.collectives import ras_line
 
         async with anyio.create_task_group() as tasks:
-            for ask in (self.recorder.line, partial(ras_line, self._worker_env)):
-                tasks.start_soon(_say, ask, name="collectives")
+            tasks.start_soon(_say, partial(ras_line, self._worker_env), name="RAS")
+            if self.recorder is not None:
+                tasks.start_soon(_say, self.recorder.line, name="flight recorder")
             await self.stack_dumps.collect(why)
         steps = {rank: step.step for rank, step in self.logs.steps().items()}
         return places_of(group, self.stack_dumps.threads_of, failed, steps)
@@ -227,6 +229,15 @@ class Resources:
         stack.push_async_callback(self.store.aclose)
         stack.push_async_callback(self.backend.aclose)
         return stack
+
+
+def _recorder_of(spec: WorkerSpec) -> FlightRecorder | None:
+    """What fires the flight recorders of ranks, where hangs are looked for."""
+    if not (spec.finds_hangs or spec.expect_output):
+        return None
+    from aelastic.stacks.collectives import FlightRecorder
+
+    return FlightRecorder()
 
 
 async def _say(ask: Callable[[], Awaitable[str]]) -> None:

@@ -35,19 +35,14 @@ _RANK = re.compile(r"Rank (\d+) -- ")
 
 
 class FlightRecorder:
-    """The flight recorders of this node's ranks.
+    """The flight recorders of this node's ranks."""
 
-    Args:
-        is_on: hangs are looked for.
-    """
-
-    def __init__(self, *, is_on: bool) -> None:
-        self.is_on = is_on
+    def __init__(self) -> None:
         self._folder: Path | None = None
 
     async def begin(self, folder: Path, envs: Mapping[int, dict[str, str]]) -> None:
         """The workers of a new generation are about to start; `folder` is made, and their environments get it."""
-        if not self.is_on or any(_CHOSEN.fullmatch(name) for env in envs.values() for name in env):
+        if any(_CHOSEN.fullmatch(name) for env in envs.values() for name in env):
             self._folder = None
             return
         self._folder = folder

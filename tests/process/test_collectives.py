@@ -69,7 +69,7 @@ async def test_a_rank_that_does_not_write_is_not_waited_for_long(
     import os
 
     monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", 0.1)
-    recorder = FlightRecorder(is_on=True)
+    recorder = FlightRecorder()
     assert await recorder.line() == ""
     await recorder.begin(tmp_path / "fr", {0: {}})
     assert await recorder.line() == ""
