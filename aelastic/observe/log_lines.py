@@ -31,6 +31,7 @@ class LogLines(Observer):
         # Of this generation.
         self._unhealthy: set[int] = set()  # local ranks that were said to be stopped
         self._has_failed = False
+        self._compared = ""
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002, C901, PLR0912  one case for each
         match event:
@@ -41,12 +42,13 @@ class LogLines(Observer):
             case ev.Waited(text):
                 _log.warning("%s", text)
             case ev.RoundFormed(round_):
-                self._unhealthy, self._has_failed, self._is_killing = set(), False, False
+                self._unhealthy, self._has_failed, self._is_killing, self._compared = set(), False, False, ""
                 place = event.group_rank, event.group_world_size, event.world_size
                 _log.info("round %d: group rank %d of %d, world size %d", round_, *place)
             case ev.Noticed():
                 self._on_noticed(event)
-            case ev.Compared(_, text):
+            case ev.Compared(_, text) if text != self._compared:  # each node that finds a hang has it looked into
+                self._compared = text
                 _log.warning("%s", text)
             case ev.WorkerEnded(_, local_rank, _, _, failure) if failure is not None:
                 self._has_failed = True

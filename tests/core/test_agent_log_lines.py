@@ -18,6 +18,7 @@ FAILURE = ProcessFailure.from_elsewhere("node7", 5, 1, 4711, 3, "it broke")
 BEGAN = ev.RunBegan("job", "node1-1-ab", "node1", 1, "trainer", "train.py", 2, 2, 4, 3, "c10d")
 FORMED = ev.RoundFormed(7, 3, 2, 1, 3, 4, 2, 10)
 HANGS = ev.Noticed(3, 1, 5, "hang", "no output for 9 s", is_stopped=True)
+COMPARED = ev.Compared(3, "hang: 3 of 4 ranks wait", (5,))
 STOPPING = "SIGTERM: stopping workers (up to 30 s); send it again to kill them"
 
 
@@ -48,6 +49,9 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, HANGS], "W rank 5 on node1 is stopped: no output for 9 s"),
         ([*RUNNING, HANGS, ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], ""),  # it has been said
         ([*RUNNING, HANGS.replace(is_stopped=False)], "W rank 5 on node1: no output for 9 s"),
+        ([*RUNNING, COMPARED], "W hang: 3 of 4 ranks wait"),
+        ([*RUNNING, COMPARED, COMPARED], ""),  # a node after the other has noticed it
+        ([*RUNNING, COMPARED, FORMED, COMPARED], "W hang: 3 of 4 ranks wait"),
         ([*RUNNING, ev.Restarting("failure", "rank 5 failed", 3)], "W restarting worker group: rank 5 failed"),
         (
             [*RUNNING, ev.Restarting("membership", "node n1 left: the agent was asked to stop", 0)],

@@ -27,6 +27,11 @@ def test_who_raises_since_a_collective_timed_out_is_not_the_cause() -> None:
     assert outcome.verdict == "right", outcome.texts
 
 
+def test_through_a_handler_of_torchs_the_ranks_of_a_node_are_compared() -> None:
+    outcome = run(Plan(0, "lock", 1, 4, 2, 5, is_warm=False), "--rdzv-backend=torch:c10d", "--hang-timeout=3")
+    assert outcome.verdict == "right", outcome.texts
+
+
 def test_a_seed_gives_the_same_jobs_with_each_way_to_hang() -> None:
     first, again = list(plans(0, 60)), list(plans(0, 60))
     assert first == again and {plan.how for plan in first} == set(HOWS)

@@ -30,6 +30,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
+from aelastic.failures.places import compare
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import RendezvousSettings
@@ -125,6 +126,7 @@ class TorchHandlerLink:
         self._is_on = False  # the workers of that round run here, or have succeeded
         self._restart_count = 0
         self._why_over: m.Failed | m.Succeeded | None = None  # what this node did in the last round, if it did
+        self._hangs: m.Hangs | None = None  # what this node asks of its own workers
         self._is_job_over = False
         self._is_reachable = True
         self._closing = anyio.Lock()
@@ -158,6 +160,13 @@ class TorchHandlerLink:
             case m.Succeeded() as succeeded if self._is_current(succeeded.round):
                 self._why_over = succeeded
                 self._begin(tasks, self._wait_for_others, self._round, deliver)
+            case m.Hangs(is_last=False) if self._is_current(message.round):  # other nodes cannot be asked
+                self._hangs = message
+                deliver(m.Look(message.round, message.reason))
+            case m.Saw(_, round_, places) if self._hangs is not None and self._is_current(round_):
+                found = compare(places, self._hangs.waited_s)
+                deliver(m.Compared(round_, found.text, found.odd, self._hangs.is_stopped))
+                self._hangs = None
             case m.Left():
                 self._is_on = False
                 self._activity.cancel()
