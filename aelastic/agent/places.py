@@ -37,8 +37,10 @@ def places_of(
     for worker in group.workers:
         rank, pid = worker.local_rank, worker.id if isinstance(worker.id, int) else 0
         place = Place(worker.global_rank, host, pid, steps=steps.get(rank, -1))
-        if rank in failed:  # its traceback says where it has waited
-            frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(failed[rank].traceback)]
+        failure = failed.get(rank) or group.exits.failed.get(rank)
+        if failure is not None and (rank in failed or failure.names_lost_peer):
+            # It has waited: its traceback says where.
+            frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(failure.traceback)]
             place = place_of(place, [Thread("MainThread", tuple(reversed(frames)))])
             place = place.replace(unknown="", collective=place.collective or "a collective")
         elif rank not in group.exits.alive:

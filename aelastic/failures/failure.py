@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any
 
@@ -24,6 +25,14 @@ SHARED_FIELDS = (
     "note", "world_size", "log_file",
 )  # fmt: skip
 NO_DATA: Json = {"message": NO_MESSAGE}
+
+# A worker that dies of another one's death, by the words of gloo, NCCL, the kernel and a barrier with a limit.
+_LOST_PEER = re.compile(
+    r"connection (was )?(reset|closed|aborted|lost)|broken pipe|reset by peer|closed by (the )?(remote |)peer"
+    r"|remote (process|peer|end)|peer (is |was )?(gone|closed|left|lost)|socket (was )?closed|nccl remote error"
+    r"|errors while waiting for send/recv",
+    re.IGNORECASE,
+)
 
 
 class ProcessFailure(Record):
@@ -141,6 +150,11 @@ class ProcessFailure(Record):
     def short_message(self) -> str:
         """The message, cut to what fits into a log line, an event and a message to other nodes."""
         return self.message[:MESSAGE_CHARS_MAX]
+
+    @property
+    def names_lost_peer(self) -> bool:
+        """Whether the worker says that it died of a peer that was gone."""
+        return bool(_LOST_PEER.search(self.message))
 
     @property
     def shared(self) -> dict[str, Any]:

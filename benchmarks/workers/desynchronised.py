@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 CULPRIT, HOW, STEP = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+BARRIER_S = float(os.environ.get("DESYNCHRONISED_BARRIER_S", "0"))  # the limit of a barrier in each step; 0: none
 FIFO = os.environ["DESYNCHRONISED_FIFO"]  # that nobody writes to
 
 
@@ -77,6 +78,8 @@ def main() -> None:
             dist.all_reduce(tensor, group=halves[rank % 2])
         elif (rank, step) == (CULPRIT, STEP):
             DOES[HOW]()
+        if BARRIER_S:
+            dist.monitored_barrier(timeout=timedelta(seconds=BARRIER_S))
         dist.all_reduce(tensor)
         time.sleep(0.02)
 

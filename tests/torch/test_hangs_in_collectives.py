@@ -21,9 +21,10 @@ def test_every_agent_names_the_rank_that_does_not_come_and_no_other(how: str, cu
     assert outcome.verdict == "right", outcome.texts
 
 
-def test_who_raises_since_a_collective_timed_out_is_not_the_cause() -> None:
+@pytest.mark.parametrize("limit", ["DESYNCHRONISED_LIMIT_S", "DESYNCHRONISED_BARRIER_S"])
+def test_who_raises_since_a_collective_timed_out_is_not_the_cause(limit: str) -> None:
     plan = Plan(0, "asleep", 2, 2, 3, 5, is_warm=False)
-    outcome = run(plan, "--max-restarts=0", DESYNCHRONISED_LIMIT_S="3")
+    outcome = run(plan, "--max-restarts=0", **{limit: "3"})
     assert outcome.verdict == "right", outcome.texts
 
 

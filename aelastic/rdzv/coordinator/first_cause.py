@@ -18,7 +18,6 @@ Times are on the coordinator's clock: nodes say how old what they tell is.
 
 from __future__ import annotations
 
-import re
 import signal
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -35,12 +34,6 @@ NAMING_S = 0.03
 # A worker that was killed is noticed at once, one that raised only after its interpreter has ended.
 KILLED_LEAD_S = 0.1
 
-_LOST_PEER = re.compile(
-    r"connection (was )?(reset|closed|aborted|lost)|broken pipe|reset by peer|closed by (the )?(remote |)peer"
-    r"|remote (process|peer|end)|peer (is |was )?(gone|closed|left|lost)|socket (was )?closed|nccl remote error",
-    re.IGNORECASE,
-)
-
 
 class Weight(IntEnum):
     """What a failure says of itself."""
@@ -53,7 +46,7 @@ class Weight(IntEnum):
     def of(cls, failure: ProcessFailure) -> Weight:
         if failure.exitcode == -signal.SIGKILL or failure.is_final or failure.oom or failure.note:
             return cls.OWN
-        if _LOST_PEER.search(failure.message):
+        if failure.names_lost_peer:
             return cls.ECHO
         return cls.OWN if failure.is_signal and failure.exitcode != -signal.SIGABRT else cls.PLAIN
 
