@@ -72,7 +72,7 @@ class UnhealthyWorkers:
                 await self._stack_dumps.dump_and_log(rank, f"rank {worker.global_rank}: {found.reason}")
             return
         self._found[rank] = found
-        if self._stack_dumps.claim_dump([rank]) and not found.has_stacks:
+        if self._stack_dumps.claim_dump([rank], is_fresh=found.has_stacks):
             await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
         stack = self._stack_dumps.quote(rank)
         if self._found.get(rank) is found and rank not in self._ended:

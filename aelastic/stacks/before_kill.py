@@ -107,13 +107,17 @@ class StackDumps:
 
     # Killing.
 
-    def claim_dump(self, local_ranks: Iterable[int]) -> bool:
-        """True if a stack dump is due for one of these ranks before it is killed; the caller must then take it."""
+    def claim_dump(self, local_ranks: Iterable[int], *, is_fresh: bool = False) -> bool:
+        """True if a stack dump is due for one of these ranks before it is killed; the caller must then take it.
+
+        Args:
+            is_fresh: their stacks were taken a moment ago, and need not be taken again.
+        """
         due = self._group.exits.alive.intersection(local_ranks) - self._dumped
         self._dumped |= due
-        for rank in due:
+        for rank in () if is_fresh else due:
             self._seen.pop(rank, None)  # a stack from some time ago
-        return self._is_local and bool(due)
+        return self._is_local and bool(due) and not is_fresh
 
     def asked(self, local_rank: int, signum: int) -> None:
         """A worker that runs was sent a signal that ends it."""

@@ -71,6 +71,7 @@ def test_only_those_that_hang_are_named_however_they_do(launch: Launcher) -> Non
     root = job.stderr[job.stderr.index("Root Cause") :]
     assert "rank      : 1 " in root
     assert f"cause     : {reason}" in root
+    assert "stack     : by memory, most recent call first:" in root
     job.assert_nothing_left()
 
 
