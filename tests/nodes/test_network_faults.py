@@ -447,8 +447,13 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
     wait_for("they wait", lambda: any(all(words in job.stderr for words in waits) for job in newcomers))
     assert agents.counts() == [1, 1, 1, 0, 0]
     v4.heal()
-    agents.wait_round(agents.jobs, after=[1, 1, 1, 0, 0])
-    assert agents.counts() == [2, 2, 2, 1, 1], "none of the three was stopped before there was a round with the others"
+    starts = agents.wait_round(agents.jobs, after=[1, 1, 1, 0, 0])
+    assert {start.restart for start in starts} == {0}
+    # None of the three was stopped before there was a round with the others.  The one that coordinated learns that another
+    # does when its way to the board is back, which may be later than for the two: then it joins their round.
+    with_all = [[2, 2, 2, 1, 1]]
+    without_one = [[2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)]
+    assert agents.counts() in with_all + without_one, [job.stderr[-1500:] for job in agents.jobs]
     agents.finish()
 
 
