@@ -120,9 +120,9 @@ class Supervisor:
         """Finds out where the workers of the job stand in their Python code; they are not disturbed.
 
         Takes 6 s at most, and mostly less than 0.1 s.  All nodes write theirs, and observers of each hear `Compared`.
-        The stacks of this node are in the folder that the answer names, which also
-        says of each worker what gave its stack, or why nothing did.  A call while others wait gets what they get;
-        before the workers run, and after, there are none.  Cancelled, it changes nothing for others.
+        The stacks of this node are in the folder that the answer names, which also says of each worker what gave its
+        stack, or why nothing did.  A call while others wait gets what they get; before the workers run, and after,
+        there are none.  Cancelled, it changes nothing for others.
 
         Args:
             why: said beside the stacks.

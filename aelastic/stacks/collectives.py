@@ -17,8 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
+from aelastic.aio.threads import in_thread, run_sync
 
 FILE_VARIABLE, PIPE_VARIABLE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 # torch's, also by older names: where one is set, the user has chosen.
@@ -46,8 +45,8 @@ class FlightRecorder:
             self._folder = None
             return
         self._folder = folder
-        with suppress(OSError):  # without the folder, torch says itself that it cannot write there
-            await run_sync(folder.mkdir)
+        with suppress(OSError):  # or a time-out: without the folder, torch says itself that it cannot write there
+            await in_thread(folder.mkdir, within_s=TIMEOUT_S)
         names = {
             "TORCH_FR_BUFFER_SIZE": str(ENTRIES),
             FILE_VARIABLE: f"{folder}/rank_",
@@ -60,10 +59,11 @@ class FlightRecorder:
         """Has all ranks write what they have recorded; says where it is, or "" if there is none."""
         if self._folder is None:
             return ""
-        until = clock.now() + TIMEOUT_S
-        fired = await run_sync(_fire, self._folder, abandon_on_cancel=True)
-        while (count := len(_files_in(self._folder))) < fired and clock.now() < until:  # noqa: ASYNC110  torch's doing
-            await anyio.sleep(LOOK_AGAIN_S)
+        count = 0
+        with anyio.move_on_after(TIMEOUT_S):  # in threads: the disk may hang
+            fired = await run_sync(_fire, self._folder, abandon_on_cancel=True)
+            while (count := await run_sync(_count_files, self._folder, abandon_on_cancel=True)) < fired:  # noqa: ASYNC110
+                await anyio.sleep(LOOK_AGAIN_S)
         return f"flight recorder: {self._folder} ({count} file{'s' if count > 1 else ''})" if count else ""
 
 
@@ -71,16 +71,14 @@ def _fire(folder: Path) -> int:
     """Writes to each pipe that a rank reads; gives how many there are."""
     fired = 0
     for pipe in folder.glob("*.pipe"):
-        with suppress(OSError):
-            fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(OSError), open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as opened:
             fired += 1
-            os.write(fd, b"1\n")
-            os.close(fd)
+            opened.write(b"1\n")
     return fired
 
 
-def _files_in(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("rank_*") if path.suffix != ".pipe"]
+def _count_files(folder: Path) -> int:
+    return sum(path.suffix != ".pipe" for path in folder.glob("rank_*"))
 
 
 async def ras_line(env: Mapping[str, str]) -> str:

@@ -26,6 +26,7 @@ from typing import Literal, TypeAlias, get_args
 
 from kit.simulated.agent import Agent
 from kit.simulated.board import BOARD
+from kit.simulated.checks import DeadVotersError, ForgottenError
 from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.world import FIN, RST
 
@@ -40,6 +41,7 @@ WHILES_S = (0.3, 0.5, 2.0, 7.0, 12.0)
 AHEAD_S = (0.3, 1.0, 3.0, 6.5)
 CANDIDATES = 6
 BEST_SHARE = 0.8  # how often the worst of them comes about, and not just any
+RETURN_LEASES = 2  # more, to agree: for hosts that come back only with the calm
 AFTERMATH_S = 10.0  # after the last fault, before all stop
 BEGIN_S = 4.0
 ENDS_WITH = {"crash": FIN, "crash RST": RST, "dark": "dark"}
@@ -154,8 +156,6 @@ def begin(path: Path) -> Simulation:
 
 def end(job: Simulation) -> None:
     """What the last fault leads to; then all stop, and the job has to agree and end."""
-    from kit.simulated.checks import DeadVotersError, ForgottenError
-
     try:
         job.world.run(lambda: False, job.world.now + AFTERMATH_S)
         job.calm_down()
@@ -164,9 +164,6 @@ def end(job: Simulation) -> None:
         job.finish()
     except (ForgottenError, DeadVotersError) as error:
         job.world.note("END", error)
-
-
-RETURN_LEASES = 2
 
 
 def in_a_copy(job: Simulation, fault: Fault, ahead_s: float | None) -> float:
