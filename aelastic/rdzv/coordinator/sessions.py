@@ -170,11 +170,11 @@ class Sessions:
         # As `deadline` reckons it, to the last bit.
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
+            why = f"silent for {lease_s:g} s"
             if silent.stage is Stage.WELCOMED:
                 self.absent.on_lost(silent.node_id, now, is_unheard=True)
-                lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
-                self.inbox.add(silent.node_id, lost, now)
-            actions.append(Drop(conn))
+                self.inbox.add(silent.node_id, Lost(silent.node_id, why, now - silent.said_at), now)
+            actions += [Say(conn, m.Refused(why, is_final=False)), Drop(conn)]
         for node_id, until in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
             del self._graces[node_id]
             self.inbox.add(node_id, Lost(node_id, "connection closed", now - until + GRACE_S), now)
