@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kit.effort import REPETITIONS
+from kit.effort import EFFORT, REPETITIONS
 from kit.faults import netns
 from kit.faults.chaos import STORE
 from kit.faults.netns import Net, Node
@@ -27,13 +27,16 @@ LEASE_S = 2.0
 # What a node is missed after: so the README promises it.  Then others may work on the machine, too.
 MISSED_S = LEASE_S + 1.0
 LOAD_S = 3.0
+# How long a cut lasts that begins two sides, after what each was seen to do.
+CUT_S = {"soak": 60.0}.get(EFFORT, 2 * LEASE_S)
 COORDINATES = "this agent is coordinator now ("
 
 # Tells where it stands, and whether the store of group rank 0 can be reached; dies of its peers, and ends when told to.
 WORKER = f"""{STAR}
 
 address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-say("start", rank, os.environ["WORLD_SIZE"], restart, address, port, socket.gethostname())
+said = rank, os.environ["WORLD_SIZE"], restart, address, port, socket.gethostname(), os.environ["AELASTIC_ROUND"]
+say("start", *said)
 with socket.create_connection((address, int(port)), 20.0):
     say("reached", rank)
 begin_talk()
@@ -87,11 +90,12 @@ class Start:
     master_addr: str
     master_port: int
     host: str
+    fence: int
 
 
 def starts(job: Job) -> list[Start]:
     words = [line.split()[1:] for line in job.lines if line.startswith("start ")]
-    return [Start(int(w[0]), int(w[1]), int(w[2]), w[3], int(w[4]), w[5]) for w in words]
+    return [Start(int(w[0]), int(w[1]), int(w[2]), w[3], int(w[4]), w[5], int(w[6])) for w in words]
 
 
 class Agents:
@@ -445,6 +449,7 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
     # So they say every 10 s; until a lease had passed they would have waited in any case.
     waits = "2 of 2-5 nodes joined", "node0, node1, node2 cannot be reached and may be running without this node"
     wait_for("they wait", lambda: any(all(words in job.stderr for words in waits) for job in newcomers))
+    time.sleep(CUT_S)
     assert agents.counts() == [1, 1, 1, 0, 0]
     v4.heal()
     starts = agents.wait_round(agents.jobs, after=[1, 1, 1, 0, 0])
@@ -454,6 +459,32 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
     with_all = [[2, 2, 2, 1, 1]]
     without_one = [[2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)]
     assert agents.counts() in with_all + without_one, [job.stderr[-1500:] for job in agents.jobs]
+    agents.finish()
+
+
+@pytest.mark.all
+def test_two_sides_of_which_one_has_an_empty_endpoint_are_told_apart_and_become_one(v4: Net, launch: Launcher) -> None:
+    """The page on endpoints says that an empty one knows of no round; so both sides are at work, under two fences."""
+    nodes = [v4.node(f"node{i}") for i in range(5)]
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "2:5")
+    gone = agents.start(nodes[0])
+    wait_for("it coordinates", lambda: COORDINATES in gone.stderr)
+    rest = [agents.start(node) for node in nodes[1:4]]
+    agents.wait_round([gone, *rest])
+    gone.process.kill()
+    gone.process.wait()
+    agents.wait_round(rest, after=[1, 1, 1])
+    for node in nodes[1:4]:
+        for other in (nodes[0], nodes[4]):
+            v4.cut(node, other)
+    new = [agents.start(nodes[0]), agents.start(nodes[4])]
+    begun = agents.wait_round(new)
+    time.sleep(CUT_S)
+    assert agents.counts(rest + new) == [2, 2, 2, 1, 1], "each side goes on"
+    assert min(start.fence for start in begun) > max(start.fence for job in rest for start in starts(job))
+    v4.heal()
+    agents.jobs.remove(gone)
+    assert {start.restart for start in agents.wait_round(rest + new, after=[2, 2, 2, 1, 1])} == {0}
     agents.finish()
 
 
