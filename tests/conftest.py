@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import engine
 from kit.effort import examples
 from kit.launching import Launcher
 from kit.no_processes import no_processes
@@ -42,9 +43,16 @@ check_invariants()
 # Of tests that do not say how many; the others say `max_examples=examples(…)`.  A loaded machine is slow: no test fails of
 # that, save by its timeout.
 settings.register_profile(
-    "effort", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "effort",
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    report_multiple_bugs=False,
 )
 settings.load_profile("effort")
+# A failure is made small for so long, of the five minutes that Hypothesis takes and has no setting for: who broke something waits for it.
+assert engine.MAX_SHRINKING_SECONDS == 300
+engine.MAX_SHRINKING_SECONDS = 15
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
