@@ -119,13 +119,13 @@ def run(loop: str, main: Coroutine[Any, Any, T]) -> T:
 
 
 def stand_still(pid: int) -> None:
-    """SIGSTOP; returns when no thread of the process runs any more."""
+    """SIGSTOP; returns when no thread of the process runs any more, or it has ended of what came before."""
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
 
     def all_stopped() -> bool:
         try:
-            return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads.glob("*/stat"))
+            return all(thread.read_text().rpartition(")")[2].split()[0] in "TZX" for thread in threads.glob("*/stat"))
         except OSError:
             return False  # a thread ended as we looked
 
