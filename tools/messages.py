@@ -15,7 +15,7 @@ from sources import Source, package
 
 LEVELS = {"warning", "error", "exception", "critical"}
 # What these raise becomes the reason in a line of the command line: "--nnodes 4:2: the minimum 4 is above …".
-READERS = ("aelastic.cli.converters", "aelastic.spec", "aelastic.rdzv.torchrun_plugin.handler")
+READERS = ("aelastic.cli.converters", "aelastic.spec")
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
 VERDICTS = {"Ended", "Interrupted", "Lost", "Refused", "_refuse", "_drop", "tell"}
 LETTERS = re.compile(r"[A-Za-z]{2,}")

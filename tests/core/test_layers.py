@@ -31,7 +31,6 @@ FLOORS = (
     ("workers", "tcpstore", "stacks", "hangs", "health", "forkserver", "export"),
     ("logs",),
     ("procs", "ui", "rdzv.boards", "rdzv.torch_handler"),
-    ("rdzv.torchrun_plugin",),
     ("rdzv",),
     ("result",),
     ("agent",),

@@ -168,36 +168,6 @@ class EtcdHttp:
             f"no answer from etcd ({'; '.join(reasons)}): check its servers and the network"
         )
 
-    async def stream_until(
-        self, path: str, is_enough: Callable[[bytes], bool], *, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> bytes:
-        """Reads an answer that goes on and on, from the endpoint that answered last; other questions may be asked.
-
-        Args:
-            path: as it goes over the wire.
-            is_enough: of all that has come so far.
-            body: as for `ask`.
-            headers: as for `ask`.
-
-        Returns:
-            What came.  If it is not enough, the answer broke off, or there was none: ask, and see why.
-        """
-        import aiohttp
-        from yarl import URL
-
-        endpoint = self.settings.endpoints[self._first]
-        url = URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True)
-        received = b""
-        try:
-            async with self._open_session().post(url, headers=dict(headers), allow_redirects=False, **body) as response:
-                async for chunk in response.content.iter_any():
-                    received = (received + chunk)[-MAX_ANSWER_BYTES:]
-                    if is_enough(received):
-                        break
-        except (aiohttp.ClientError, OSError):
-            pass
-        return received
-
     async def _exchange(self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         import aiohttp
 

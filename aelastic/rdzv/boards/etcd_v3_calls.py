@@ -22,7 +22,6 @@ from aelastic.rdzv.settings import RendezvousSettings
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
 # Unknown, deadline exceeded, resource exhausted, aborted, internal, unavailable: this member, now.
 PASSING = {2, 4, 8, 10, 13, 14}
-_EVENTS = b'"events"'
 JsonObject = dict[str, Any]
 
 
@@ -91,17 +90,6 @@ class EtcdV3Calls:
                 self._token = None
         raise AssertionError("the second attempt returns or raises")
 
-    async def wait_change(self, key: str, after: int) -> bool:
-        """Waits until a key is written or deleted after a revision; other calls may be made meanwhile.
-
-        Returns:
-            Whether it was, as far as we know.  If not, etcd cannot be watched now: call it, and see why.
-        """
-        request = {"create_request": {"key": to_base64(key), "start_revision": str(after + 1)}}
-        headers = {"Authorization": self._token} if self._token else {}
-        said = await self.http.stream_until("/v3/watch", _says_more, body={"json": request}, headers=headers)
-        return _EVENTS in said
-
     async def _authenticate(self) -> str:
         settings = self.http.settings
         if not settings.user:
@@ -155,11 +143,6 @@ def _understand(answer: Answer) -> JsonObject:
     if answer.status in {500, 502, 503, 504}:
         raise Elsewhere(f"it answers with status {answer.status}")
     raise NotUnderstood
-
-
-def _says_more(received: bytes) -> bool:
-    """Whether a watch has said more than that it watches.  No key and no value looks so: they are base64."""
-    return any(word in received for word in (_EVENTS, b'"canceled"', b'"error"'))
 
 
 def to_base64(text: str) -> str:
