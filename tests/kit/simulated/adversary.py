@@ -41,7 +41,6 @@ WHILES_S = (0.3, 0.5, 2.0, 7.0, 12.0)
 AHEAD_S = (0.3, 1.0, 3.0, 6.5)
 CANDIDATES = 6
 BEST_SHARE = 0.8  # how often the worst of them comes about, and not just any
-RETURN_LEASES = 2  # more, to agree: for hosts that come back only with the calm
 AFTERMATH_S = 10.0  # after the last fault, before all stop
 BEGIN_S = 4.0
 ENDS_WITH = {"crash": FIN, "crash RST": RST, "dark": "dark"}
@@ -82,9 +81,11 @@ class Fault:
         elif self.kind == "fail":
             if agent.alive and agent.has_spawned:  # before that, workers do not know each other, nor die of each other
                 agent.fail_now()
-        elif self.kind in {"freeze", "suspend"}:
-            (agent.freeze if self.kind == "freeze" else agent.suspend)()
+        elif self.kind == "freeze":
+            agent.freeze()
             job.world.after(self.seconds, agent.thaw)
+        elif self.kind == "suspend":
+            job._suspend(agent, self.seconds)
         else:
             if self.kind == "leave":
                 agent.ask_to_leave()
@@ -159,7 +160,6 @@ def end(job: Simulation) -> None:
     try:
         job.world.run(lambda: False, job.world.now + AFTERMATH_S)
         job.calm_down()
-        job.agree_within_s += RETURN_LEASES * job.checks.lease_s  # hosts that come back only now
         job.agree()
         job.finish()
     except (ForgottenError, DeadVotersError) as error:

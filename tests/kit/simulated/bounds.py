@@ -44,6 +44,7 @@ def bound_s(
     lease_s: float,
     *,
     is_led: bool,
+    comes_back: bool,
     is_slow: bool,
     ignores_term: bool,
     leaves_something: bool,
@@ -55,6 +56,7 @@ def bound_s(
         now: when they stop.
         lease_s: of the job.
         is_led: a coordinator lives; else the record of one may have to be silent for a lease, for new agents too.
+        comes_back: a host does, only now: with a board that it serves, or as a newcomer to nodes that wait for it.
         is_slow: words to the board or between agents were late or lost until now.
         ignores_term: workers may.
         leaves_something: workers may.
@@ -62,7 +64,7 @@ def bound_s(
     recent = [fault for fault in faults if fault.until > now - LEASES_OF_CONSEQUENCES * lease_s]
     within_s = SOON_S + KILLED_AFTER_S * ignores_term + CLEARED_AFTER_S * leaves_something
     within_s += max([noticed_s(fault, lease_s) for fault in recent] + [lease_s * is_slow])
-    beside = [NEWCOMER_S if recent else 0.0]
-    if is_slow or not is_led or any(map(takes_coordinator, recent)):
+    beside = [NEWCOMER_S if recent or comes_back else 0.0]
+    if is_slow or not is_led or comes_back or any(map(takes_coordinator, recent)):
         beside.append(lease_s + FORGETS_S + lease_s + SPARES_S)  # an election, and a takeover
     return within_s + max(beside)

@@ -229,16 +229,17 @@ class Checks:
             self.fail(f"{round_} begins, and the board knows of {known} at work")
 
     def look_at_forks(self, slow_s: float) -> None:
-        """Where nodes elect a coordinator, of two that follow the same round one side ends a lease and a second later.
+        """Of two rounds that follow the same one, one side ends a lease and a second later.
 
-        Workers may ignore it when they are told to stop.
+        Workers may ignore it when they are told to stop; and where nodes do not elect, those that are cut off from the
+        board together with their coordinator go on (ADR 5).
         """
-        running = [agent for agent in self._running if agent.settings.has_elections]
-        lines = dict[Round, bool]()  # rounds to whether agents that run it, or one after it, are all frozen
-        for agent in running:
+        lines = dict[Round, bool]()  # rounds to whether agents that run it, or one after it, are all excused
+        for agent in self._running:
+            is_excused = agent.is_frozen or (not agent.settings.has_elections and self._board.is_deaf(agent.host))
             round_ = self.round_of(agent)
             while round_ is not None:
-                lines[round_] = lines.get(round_, True) and agent.is_frozen
+                lines[round_] = lines.get(round_, True) and is_excused
                 round_ = round_.before
         for fork, since in self._forks.items():
             if any(lines.get(each, True) for each in fork):

@@ -236,20 +236,29 @@ class Simulation:
 
     def freeze_host(self) -> None:
         agent = self.on("node0")
-        if agent is None or agent.is_frozen:
-            return
-        agent.freeze()
-        self.board.on_host_frozen("node0")
+        if agent is not None and not agent.is_frozen:
+            agent.freeze()
+            self._hold_machine(agent, self.a_while())
+
+    def _suspend(self, agent: Agent, seconds: float | None = None) -> None:
+        """A machine, its clock, and the board that is on it."""
+        agent.suspend()
+        self._hold_machine(agent, self.a_while() if seconds is None else seconds)
+
+    def _hold_machine(self, agent: Agent, seconds: float) -> None:
+        host = agent.host
+        self.board.on_host_frozen(host)
 
         def thaw() -> None:
             agent.thaw()
-            if "node0" in self.board.hosts:
+            if host in self.board.hosts:
                 self.take_board_up()
 
-        self.world.after(self.a_while(), thaw)
+        self.world.after(seconds, thaw)
 
     def _cut(self, ways: list[tuple[str, str]], seconds: float | None = None) -> None:
         """For a while, or so long."""
+        ways = self._of_machines(ways)
         self.world.note("NETWORK", f"cut: {', '.join(f'{a} -> {b}' for a, b in ways)}")
         self.world.cut.update(ways)
         for way in ways:
@@ -261,6 +270,14 @@ class Simulation:
                 self.heal(*way)
 
         self.world.after(self.a_while() if seconds is None else seconds, heal)
+
+    def _of_machines(self, ways: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """With those of what is on the same machine, as the board on node0 is."""
+        if not self.size.is_board_on_node0:
+            return ways
+        beside = {"node0": BOARD, BOARD: "node0"}
+        twins = [(beside.get(a, a), beside.get(b, b)) for a, b in ways]
+        return list(dict.fromkeys((a, b) for a, b in [*ways, *twins] if beside.get(a) != b))
 
     def heal(self, source: str, target: str) -> None:
         self.checks.charges.is_over("silence", self.world.now, source, target)
@@ -301,8 +318,7 @@ class Simulation:
     def suspend(self) -> None:
         agent = self.some()
         if agent is not None:
-            agent.suspend()
-            self.world.after(self.a_while(), agent.thaw)
+            self._suspend(agent)
 
     def crash(self) -> None:
         agent = self.some()
@@ -370,6 +386,7 @@ class Simulation:
             self.world.now,
             LEASE_S,
             is_led=any(agent.server is not None for agent in self.living),
+            comes_back=bool(self._coming) or any(self.on(host) is None for host in self._lacking),
             is_slow=bool(faults.slow) or faults.board != NO_BOARD_FAULTS,
             ignores_term=bool(faults.worker_ignores_term),
             leaves_something=bool(faults.leaves_something),
@@ -399,10 +416,15 @@ class Simulation:
         if self.checks.verdict_at is not None:
             return
         for host in self.hosts:
-            staying = [agent for agent in self.living if not agent.is_leaving]
-            if len(staying) < self.size.min_nodes or host in self.board.needed_hosts:
+            if host in self._lacking:
                 self.start(host)
         self.world.after(1.0, self.fill_up)
+
+    @property
+    def _lacking(self) -> list[str]:
+        """Hosts without which the job cannot go on; if any will do, all."""
+        staying = [agent for agent in self.living if not agent.is_leaving]
+        return self.hosts if len(staying) < self.size.min_nodes else [*self.board.needed_hosts]
 
     # The run.
 
