@@ -72,6 +72,7 @@ MESSAGES: list[Any] = [
     m.Refused("why", True),
     m.Heartbeat(12),
     m.Probe(),
+    m.GivenUp(),
     m.Goodbye("resigned", False),
     m.Departed(3, 1),
     m.Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),

@@ -756,10 +756,8 @@ def test_a_refusal_long_after_the_connection_was_closed_proves_nothing() -> None
 def test_a_refusal_after_a_last_word_proves_nothing() -> None:
     """This node was suspended, and was given up: it finds the close of its connection late, as one of just now."""
     story = busy()
-    story.hear(m.Refused("silent for 5 s", False))
-    story.pass_deadline()
-    story.tell(ev.BoardRead(record()))
-    assert story.tell(ev.ConnectFailed(story.core.conn, True, "refused")) == []
+    assert story.hear(m.GivenUp()) == [ev.Disconnect(), ev.Connect(2, record())]
+    assert story.tell(ev.ConnectFailed(2, True, "refused")) == []
 
 
 def test_a_coordinator_that_refuses_and_misses_two_renewals_is_gone() -> None:

@@ -75,7 +75,7 @@ def test_a_name_is_given_once() -> None:
             registry.register(name, lambda settings, around: None)  # type: ignore[arg-type,return-value]
 
 
-@pytest.mark.parametrize("name", ["torch:c10d", "torch:etcd", "torch:etcd-v3"])
+@pytest.mark.parametrize("name", ["torch:c10d", "torch:etcd"])
 async def test_torchs_own_are_asked_for_by_their_long_names(name: str) -> None:
     assert isinstance(registry.open_link(spec(name), "n1", AROUND), TorchHandlerLink)
 

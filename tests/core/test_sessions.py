@@ -356,7 +356,7 @@ def test_a_silent_node_is_lost_after_a_lease() -> None:
     assert of_kind(term.live_until(heard_at + LEASE_S - 0.001, "a"), m.Interrupted) == []
     actions = term.live_until(heard_at + LEASE_S, "a")
     assert lost("a", "silent for 5 s") in term.hears(actions)["b"]
-    assert actions[:2] == [ev.Say(1, m.Refused("silent for 5 s", False)), ev.Drop(1)], "a dead one's closes without a word"
+    assert actions[:2] == [ev.Say(1, m.GivenUp()), ev.Drop(1)], "a dead one's closes without a word"
     assert term.tell(ev.Closed(1)) == [], "that it is lost is known"
 
 

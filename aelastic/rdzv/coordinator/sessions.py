@@ -162,19 +162,19 @@ class Sessions:
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
-        lease_s = self.terms.lease_s
+        lease_s = self.terms.lease_s  # times are as `deadline` reckons them, to the last bit
         self.absent.on_time(now)
         if have_slept:
             self._excuse(now)
         actions: list[Action] = []
-        # As `deadline` reckons it, to the last bit.
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
-            why = f"silent for {lease_s:g} s"
             if silent.stage is Stage.WELCOMED:
                 self.absent.on_lost(silent.node_id, now, is_unheard=True)
-                self.inbox.add(silent.node_id, Lost(silent.node_id, why, now - silent.said_at), now)
-            actions += [Say(conn, m.Refused(why, is_final=False)), Drop(conn)]
+                lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
+                self.inbox.add(silent.node_id, lost, now)
+                actions.append(Say(conn, m.GivenUp()))
+            actions.append(Drop(conn))
         for node_id, until in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
             del self._graces[node_id]
             self.inbox.add(node_id, Lost(node_id, "connection closed", now - until + GRACE_S), now)

@@ -196,8 +196,7 @@ class Member(Machine[Event, Action]):
         self.contact.board_at = now
         if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
             return []
-        stop = self.state.interrupt(self.contact.given_up(record, now))
-        return [ev.Deliver(stop)] if stop is not None else []
+        return [ev.Deliver(stop)] if (stop := self.state.interrupt(self.contact.given_up(record, now))) else []
 
     # What happens on the connection.
 
@@ -246,7 +245,7 @@ class Member(Machine[Event, Action]):
                 assert self.record is not None
                 self.leader.heard_at = now
                 why = objection(event.message, self.terms, self.state, self.record.epoch, self.leader.epoch)
-                return self._distrust(why, now) if why else self._on_message(event.message, now)
+                return self._distrust(why, now) if why else self._on_message(event.message, self.record, now)
             case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
                 return []  # this node has hung up
             case Phase.IDLE | Phase.CONNECTING | Phase.OVER:
@@ -254,21 +253,23 @@ class Member(Machine[Event, Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_message(self, message: m.Downward, now: float) -> list[Action]:
+    def _on_message(self, message: m.Downward, record: LeaderRecord, now: float) -> list[Action]:
         match message:
             case m.Welcome():
-                return self._on_welcome(message, now)
+                return self._on_welcome(message, record, now)
             case m.Refused(reason, is_final=True):
                 self.phase = Phase.OVER
                 return [ev.Disconnect(), ev.GiveUp(reason, is_refused=True)]
             case m.Refused(reason):
                 self._lose_leader(reason, now)
                 return [ev.Disconnect(), *self._pause(now)]
+            case m.GivenUp():  # this node was suspended, or mute
+                self._lose_leader("the coordinator gave this node up: it was silent", now, is_lost=True)
+                return [ev.Disconnect(), *self._connect(record, now)]
             case m.Goodbye(reason, is_gone):
-                assert self.record is not None
                 self._lose_leader(reason, now)
-                self.leader.on_goodbye(self.record.candidate.token, is_gone=is_gone)
-                self.state.ended_nodes |= {self.record.candidate.node_id} if is_gone else set()
+                self.leader.on_goodbye(record.candidate.token, is_gone=is_gone)
+                self.state.ended_nodes |= {record.candidate.node_id} if is_gone else set()
                 return [ev.Disconnect(), *self._read_board()]
             case m.Heartbeat(renewals, has_spares):
                 self.state.has_spares = has_spares
@@ -285,13 +286,12 @@ class Member(Machine[Event, Action]):
             case _:
                 assert_never(message)
 
-    def _on_welcome(self, welcome: m.Welcome, now: float) -> list[Action]:
-        assert self.record is not None
+    def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
         if welcome.epoch < self.leader.epoch:
             self._lose_leader("a coordinator of an older epoch answered", now)
             return [ev.Disconnect(), *self._pause(now)]
-        self.state.on_welcome(is_new=self.leader.on_welcome(self.record, welcome.epoch, now))
-        self.record = self.record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
+        self.state.on_welcome(is_new=self.leader.on_welcome(record, welcome.epoch, now))
+        self.record = record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
         self.phase = Phase.MEMBER
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()

@@ -1,9 +1,8 @@
 """Messages between agents and their coordinator.
 
 Facts go up (`Ready`, `Failed`, `Succeeded`, `Left`), decisions come down (`Assigned`, `Interrupted`, `Ended`).  Every
-message about a round carries its number, so that a late one differs from a current one.  The rest is between the two
-ends of a connection: greeting (`Hello`, `Welcome`, `Refused`), signs of life (`Alive`, `Heartbeat`, `Probe`), leaving
-(`Goodbye`, `Departed`).  `codec.py` has their bytes.
+message about a round carries its number, so that a late one differs from a current one.  The rest is about connections:
+greeting (`Hello`, `Welcome`, `Refused`), signs of life (`Alive`, `Heartbeat`, `Probe`), the end (`GivenUp`, `Goodbye`).
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from aelastic.rdzv.settings import LEASE_S
 # (`board.py`), so the number fits 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers;
 # a new coordinator would have to miss so many rounds for a lower one.
 ROUNDS_OF_AN_EPOCH = 1_000
-# More than any job has.
-ROUND_MAX = 1_000_000
+ROUND_MAX = 1_000_000  # more than any job has
 # Epochs are milliseconds: a wall clock may be behind by thirty years, and no further.
 EPOCHS_AHEAD_MAX = 1_000_000_000_000
 # So many fit into a message of some kilobytes that goes to each of them; a larger round has no elections.
 SEATS_MAX = 128
-# What may serve the workers' store: the agent of group rank 0, or the worker of rank 0.
-STORE_SERVERS = "agent", "worker"
+STORE_SERVERS = "agent", "worker"  # of group rank 0, or of rank 0: what may serve the workers' store
 
 
 def fence_of(epoch: int, round_: int) -> int:
@@ -356,6 +353,10 @@ class Probe(Record):
     """Asks for a sign of life.  Answered by `Alive`, at once."""
 
 
+class GivenUp(Record):
+    """The coordinator closes the connection, and lives: this node was silent for a lease."""
+
+
 class Goodbye(Record):
     """This agent is coordinator no longer: the board has the next."""
 
@@ -363,7 +364,7 @@ class Goodbye(Record):
     is_gone: bool  # its agent leaves; else another agent leads, and its node stays in its round
 
 
-Downward: TypeAlias = Welcome | Refused | Heartbeat | Probe | Goodbye | Departed | Seats | CoordinatorMessage
+Downward: TypeAlias = Welcome | Refused | GivenUp | Heartbeat | Probe | Goodbye | Departed | Seats | CoordinatorMessage
 
 
 # Between two nodes of a round.
