@@ -142,7 +142,10 @@ class Charges:
                 is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own
                 return [Loss(since, fault.since + self.late_s, is_certain)]
             case "break":
-                is_certain = fault.is_certain and node_id in last.heard
+                # A coordinator that stands still dates what fails meanwhile by when it hears of it, which is long after the break.
+                still = [each for each in faults if each.kind == "silence" and each.host == _host(last.leader_id)]
+                is_late = any(each.was_at(at) for each in still for at, _, _ in last.failures)
+                is_certain = fault.is_certain and node_id in last.heard and not is_late
                 near = Loss(fault.since, fault.since + self.late_s, is_certain, fault.since)
                 return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]
             case "reset":
