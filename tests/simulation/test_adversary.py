@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path as FilePath
+
 import pytest
 from kit.effort import ADVERSARY_S, EVERYWHERE_S
 from kit.simulated.adversary import BOARDS, Fault, Path, attack, attacks, everywhere, of_two
 from kit.simulated.simulation import Size
+from kit.stories.coordinator import Story, read, told
+
+from aelastic.rdzv.coordinator.forming import Forming
 
 pytestmark = pytest.mark.timeout(max(60.0, 4 * ADVERSARY_S, 200 * EVERYWHERE_S))
 
@@ -33,6 +38,40 @@ def test_an_attack_can_be_played_again_and_shrunk() -> None:
     needed = (1.0, Fault("leave", "node0"))
     broken = Broken(1, Size(), ((0.5, Fault("break", "node1")), needed, (2.0, Fault("freeze", "node0", "", 2.0))))
     assert broken.shrunk().faults == (needed,)
+
+
+def story_in(folder: FilePath, text: str) -> Story:
+    path = folder / "found.txt"
+    path.write_text(f"What an adversary found.\n\n{text}\n")
+    (story,) = read(path)
+    return story
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_the_story_of_a_run_is_one_that_the_cores_tests_can_hold(tmp_path: FilePath, board: str) -> None:
+    story = story_in(tmp_path, attack(3, board).story)
+    assert told(story) == list(story.lines)
+    assert any(" -> closed, round" in line for line in story.lines)
+
+
+def test_a_bug_is_found_shrunk_and_told_as_a_story(tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Forming._settle
+
+    def forget_to_charge(forming: Forming) -> object:
+        count, step = forming.restart_count, settle(forming)
+        forming.restart_count = count
+        return step
+
+    monkeypatch.setattr(Forming, "_settle", forget_to_charge)
+    with pytest.raises(AssertionError) as caught:
+        attacks(0, 30.0, ["leased"])
+    (note,) = caught.value.__notes__
+    text, _, path = note.partition("\n\n")
+    story = story_in(tmp_path, text)
+    assert len(path.splitlines()) == 2, "one fault, and how to play it again"
+    assert told(story) == list(story.lines), "with the bug"
+    monkeypatch.undo()
+    assert told(story) != list(story.lines), "and so it fails once that is mended"
 
 
 def test_a_promise_that_breaks_in_a_copy_is_found_and_told_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:

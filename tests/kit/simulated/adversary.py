@@ -7,8 +7,8 @@ The world's state is copied by `os.fork()`: a copy meets a fault and runs on, an
   that makes nodes disagree most comes about.  Then all faults stop, as after a seed, and the job has to agree and end.
 - `everywhere` puts each of some faults at each step of a job that begins, and lets each copy run to its end.
 
-`PYTHONPATH=tests python -m kit.simulated.adversary SEED [UNTIL]` attacks; a run that fails prints its path, which `--replay` plays again, and
-the smallest part of that path that fails as well.
+`PYTHONPATH=tests python -m kit.simulated.adversary SEED [UNTIL]` attacks; a run that fails prints the smallest part of its path that fails as
+well, which `--replay` plays again, and what its coordinator was told as a story that `tests/core/stories` can hold.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from kit.simulated.board import BOARD
 from kit.simulated.checks import DeadVotersError, ForgottenError
 from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.world import FIN, RST
+from kit.stories.of_a_run import story_of
 
 _fork = os.fork  # of the state, for a moment: tests of this ring may start no program, and find `os.fork` refused
 
@@ -122,7 +123,19 @@ class Path:
         for at in reversed(range(len(self.faults))):
             fewer = replace(best, faults=best.faults[:at] + best.faults[at + 1 :])
             best = fewer if fewer.fails() else best
+        for at, (when, fault) in enumerate(best.faults):  # the shortest of each
+            for seconds in sorted(each for each in WHILES_S if each < fault.seconds):
+                faults = [*best.faults]
+                faults[at] = when, replace(fault, seconds=seconds)
+                if (shorter := replace(best, faults=tuple(faults))).fails():
+                    best = shorter
+                    break
         return best
+
+    @property
+    def story(self) -> str:
+        """Of its last coordinator, in the notation of the core's tests."""
+        return story_of(self.run, f"a run of the adversary, seed {self.seed}")
 
     def fails(self) -> str:
         """What is broken; "" if nothing is."""
@@ -228,6 +241,10 @@ def any_fault(dice: random.Random, hosts: Sequence[str]) -> Fault:
     return Fault(kind, host, other, dice.choice(WHILES_S) if comes_again else 0.0)
 
 
+def _told(path: Path) -> str:
+    return f"{path.story}\n\n{path}"
+
+
 def attack(seed: int, board: str) -> Path:
     """One run; gives its path.
 
@@ -253,12 +270,12 @@ def attack(seed: int, board: str) -> Path:
             at += dice.choice((0.005, 0.05, 0.3, 2.0, 6.0)) * dice.uniform(0.2, 1.5)
             job.world.run(lambda: False, at)
         except Exception as error:
-            error.add_note(str(path.shrunk()))
+            error.add_note(_told(path.shrunk()))
             raise
     try:
         end(job)
     except Exception as error:
-        error.add_note(str(path.shrunk()))
+        error.add_note(_told(path.shrunk()))
         raise
     return path
 

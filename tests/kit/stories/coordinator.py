@@ -72,6 +72,7 @@ def begun(rules: dict[str, str], now: float) -> Coordinator:
     before = (7, int(rules["before"])) if "before" in rules else (0, -1)
     own = rules.get("own", "")
     core = Coordinator(RoundRules(low, high), policy, own, before if "heir" in rules else None)
+    core.roster.epoch = int(rules.get("epoch", 0))
     for name in rules.get("running", ""):
         core.handle(m.Ready(node(name).replace(starts=starts_in(rules))), now)
     if core.phase is Phase.FORMING and "running" in rules:
