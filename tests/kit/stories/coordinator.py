@@ -69,7 +69,7 @@ def read(path: Path) -> Iterator[Story]:
 def begun(rules: dict[str, str], now: float) -> Coordinator:
     low, high = map(int, rules["nodes"].split(":"))
     policy = RestartPolicy(int(rules.get("restarts", 3)))
-    before = (7, int(rules["before"])) if "before" in rules else (0, -1)
+    before = (int(rules.get("fence", 7)), int(rules["before"])) if "before" in rules else (0, -1)
     own = rules.get("own", "")
     core = Coordinator(RoundRules(low, high), policy, own, before if "heir" in rules else None)
     core.roster.epoch = int(rules.get("epoch", 0))
@@ -183,7 +183,7 @@ def starts_in(options: dict[str, str]) -> m.Starts:
 def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
     standing = next(each for each in m.Standing if each.value in options)
     has_failed = standing is m.Standing.FAILED or "after_failure" in options
-    cause = failure(name) if has_failed and "unreported" not in options else None
+    cause = FAILURES[options.get("how") or "killed"](name) if has_failed and "unreported" not in options else None
     own_rank = number.get("rank", "abcdefgh".find(name))
     boss, spares = number.get("coordinator", -1), "spares" in options
     ages = float(options.get("failed_ago") or 0), float(options.get("alone") or 0)

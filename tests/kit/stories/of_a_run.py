@@ -7,9 +7,11 @@ then asked anew what it makes of each line, so the story shows this core's own d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import ceil
 from string import ascii_lowercase
 from typing import Any
 
+from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.protocol import messages as m
@@ -47,6 +49,9 @@ def story_of(run: Callable[[], object], title: str) -> str:
         return "no coordinator was told anything"
     low, high = core.rules.limits
     rules = f"nodes={low}:{high} restarts={core.policy.max_restarts} epoch={core.roster.epoch} unconfirmed"
+    if core.seat_before is not None:
+        fence, rank = core.seat_before
+        rules += f" heir before={rank} fence={fence}"
     names: dict[str, str] = {}
     try:
         lines = tuple(_lines(heard, names))
@@ -57,14 +62,13 @@ def story_of(run: Callable[[], object], title: str) -> str:
 
 
 def _lines(heard: Heard, names: dict[str, str]) -> Iterator[str]:
-    before, losses = None, 0
+    before, last = None, None
     for now, event in heard:
-        if isinstance(event, ev.Confirmed):  # with each renewal; what was lost since the last says something
-            if event.losses == losses:
-                continue
-            losses = event.losses
+        if isinstance(event, ev.Confirmed) and event == last:
+            continue  # with each renewal
+        last = event
         if before is not None and now - before >= 0.001:
-            yield f"{now - before:.3f} s pass"
+            yield f"{ceil(1000 * (now - before)) / 1000:.3f} s pass"  # no timer fires too early
         before = now if before is None or now - before >= 0.001 else before
         yield _line(event, names)
 
@@ -87,8 +91,7 @@ def _line(event: ev.Event, names: dict[str, str]) -> str:  # noqa: C901  one cas
                 return f"{name} joins{_rank(node)}{' knew_another' * knew_another}"
             return f"{name} returns {past.standing.value}{_rank(node)}{_past(past)}"
         case m.Failed(node_id, round_, cause, age_s):
-            how = "killed" if cause.exitcode < 0 else "raised"
-            return f"{_name(node_id, names)} fails round={round_} how={how}{_ago('age', age_s)}"
+            return f"{_name(node_id, names)} fails round={round_} how={_how(cause)}{_ago('age', age_s)}"
         case m.Succeeded(node_id, round_):
             return f"{_name(node_id, names)} succeeds round={round_}"
         case m.Left(node_id, reason):
@@ -99,6 +102,12 @@ def _line(event: ev.Event, names: dict[str, str]) -> str:  # noqa: C901  one cas
             return f"{_name(node_id, names)} is lost{_ago('age', age_s)}: {reason}"
         case _:
             raise LookupError(type(event).__name__)
+
+
+def _how(cause: ProcessFailure) -> str:
+    if cause.exitcode < 0:
+        return "killed"
+    return "reset" if "by peer" in cause.message else "raised"
 
 
 def _rank(node: m.Node) -> str:
@@ -119,6 +128,7 @@ def _past(past: m.Past) -> str:
         ("epoch", past.epoch, 0),
     ]
     words = "".join(f" {word}={value}" for word, value, usual in told if value != usual)
+    words += f" how={_how(past.failure)}" if past.failure is not None else ""
     words += _ago("failed_ago", past.failure_age_s) + _ago("alone", past.alone_s)
     has = {
         "after_failure": past.failure is not None and past.standing is not m.Standing.FAILED,
