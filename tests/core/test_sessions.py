@@ -980,6 +980,17 @@ def test_a_node_that_reconnects_is_not_its_own_rival() -> None:
     assert term.join("a", 0, past=busy()) == [ev.Drop(1), ev.Say(3, WELCOME)]
 
 
+def test_a_node_that_leaves_may_close_later_than_the_one_that_has_its_rank_by_now() -> None:
+    term = Term((2, 3))
+    term.join("a", 0)
+    term.join("b", 1)
+    term.say("a", m.Left("a", "SIGTERM"))
+    term.join("n", 0)
+    assert term.hears(term.pass_deadline())["n"][0] == WELCOME
+    term.close("n")
+    assert of_kind(term.close("a"), m.Interrupted) == []
+
+
 def test_two_newcomers_with_one_rank_are_rivals_of_each_other() -> None:
     term = Term((2, 3))
     term.join("a", 0)

@@ -64,7 +64,7 @@ def test_a_bug_is_found_shrunk_and_told_as_a_story(tmp_path: FilePath, monkeypat
 
     monkeypatch.setattr(Forming, "_settle", forget_to_charge)
     with pytest.raises(AssertionError) as caught:
-        attacks(0, 30.0, ["leased"])
+        attack(7, "leased")
     (note,) = caught.value.__notes__
     text, _, path = note.partition("\n\n")
     story = story_in(tmp_path, text)

@@ -377,7 +377,7 @@ class Sessions:
         connection = self._connections.pop(conn, None)
         if connection is not None and connection.is_session:
             del self._conn_of[connection.node_id]
-            if (rank := connection.preferred_rank) is not None and self._conn_of_rank[rank] == conn:
+            if (rank := connection.preferred_rank) is not None and self._conn_of_rank.get(rank) == conn:
                 del self._conn_of_rank[rank]
         return connection
 
