@@ -219,6 +219,19 @@ def test_a_coordinator_that_all_other_nodes_have_lost_is_replaced_and_its_own_wo
 
 
 @both_boards
+def test_a_node_that_has_finished_may_be_lost_and_the_others_are_still_one_round(is_leased: bool) -> None:
+    story = Story(is_leased=is_leased)
+    story.until_run_by("012")
+    victim = next(agent for agent in story.living if agent.server is None)
+    victim.succeed_now()
+    story.until(lambda: victim.group.phase == "barrier", SOON_S)
+    victim.crash(FIN)
+    story.pass_time(LEASE_S)
+    assert story.checks.disagreement() == ""
+    story.finish()
+
+
+@both_boards
 @pytest.mark.parametrize("hosts", ["01", "012"])
 def test_a_coordinator_whose_other_nodes_were_all_switched_off_goes_on_alone(hosts: str, is_leased: bool) -> None:
     """A single other node that is silent says nothing; of several it may be the coordinator that is cut off."""

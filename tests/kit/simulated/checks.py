@@ -61,6 +61,7 @@ class Round:
     failures: list[tuple[float, str, int]] = field(default_factory=list)
     ended_at: float = 1e9  # its nodes hear that it is over
     named: tuple[str, int] | None = None  # and of whose failure: host and rank
+    done: set[str] = field(default_factory=set)  # nodes of it that had finished, and are gone
 
     def __repr__(self) -> str:
         return f"round {self.number} of {self.token}"
@@ -402,6 +403,8 @@ class Checks:
     def ends(self, agent: Agent) -> None:
         """A node crashes, or is asked to leave."""
         now, is_certain = self._world.now, agent.group.phase.value != "barrier"
+        if not is_certain:
+            self._round_of[agent.node_id].done.add(agent.node_id)
         self.charges.add("end", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
 
     def falls_silent(self, agent: Agent) -> None:
@@ -496,7 +499,7 @@ class Checks:
             return f"no node runs, {waiting} wait" if living else ""
         (round_,) = rounds
         assert round_ is not None
-        size = next(iter(round_.heard.values())).ranks.group_world_size
+        size = next(iter(round_.heard.values())).ranks.group_world_size - len(round_.done)
         if len(running) != size:
             return f"{len(running)} of {size} are in {round_}"
         has_finished = any(agent.group.phase.value == "barrier" for agent in running)  # then newcomers are spares
