@@ -75,7 +75,7 @@ def recovery(there: Battlefield, name: str, victim: int, within_s: float, *, hol
         ALL if is_workers else there.others(victim), began, above=fence, limit_s=within_s + SLACK_S
     )
     figure(f"{there.board}: {name}, {is_coordinator}: to all others at work", took)
-    assert took < within_s + LOAD_S, there.team.story
+    assert took < within_s + there.imports_s + LOAD_S, there.team.story
     time.sleep(max(began + hold_s - time.monotonic(), 0.0))
     undo()
     there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)

@@ -364,7 +364,8 @@ def ready(folder: Path, *ranks: int, restart: int = 0) -> Callable[[], bool]:
 @pytest.mark.usefixtures("_patience")
 async def test_callers_at_the_same_time_get_the_same_dump_and_may_leave(tmp_path: Path) -> None:
     listener = Listener()
-    spec = spec_of(tmp_path, "tell()\nspin()\n", 2, log_dir=tmp_path / "logs")
+    # With time to end: who is killed has its stack taken once more.
+    spec = spec_of(tmp_path, "tell()\nspin()\n", 2, log_dir=tmp_path / "logs", shutdown_timeout_s=DEADLINE_S)
     supervisor = Supervisor(spec, observers=[listener])
     before = await supervisor.collect_stacks()
     answers: list[ev.StacksTaken] = []
