@@ -77,6 +77,7 @@ MESSAGES: list[Any] = [
     m.Departed(3, 1),
     m.Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),
     m.Interrupted(7, "rank 4 failed", 3),
+    m.Interrupted(7, "round 7 went on without this node; rejoining", 3, went_on=True),
     m.Ended(m.Outcome.FAILED, "rank 4 failed", FAILURE),
     m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded"),
     m.Waiting("1 of 2 nodes are ready"),

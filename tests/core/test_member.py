@@ -655,6 +655,17 @@ def test_a_node_says_what_has_ended_its_round_for_free() -> None:
     assert story.core.state.past.ended == ""
 
 
+@pytest.mark.parametrize("is_charged", [False, True])
+def test_a_round_that_went_on_without_this_node_charges_and_excuses_nothing(is_charged: bool) -> None:
+    """Restarts that another side has paid are not this round's; and what was charged before remains."""
+    story = busy()
+    if is_charged:
+        story.hear(m.Interrupted(1, "rank 1 failed on host-b; restart 1 of 3", 1))
+    story.hear(m.Interrupted(1, "round 1 went on without this node; rejoining", 1 - is_charged, went_on=True))
+    assert story.core.state.past.is_charged == is_charged
+    assert bool(story.core.state.past.ended) != is_charged
+
+
 def test_a_report_of_another_round_changes_nothing() -> None:
     story = busy()
     story.tell(ev.Submitted(m.Failed("me", 7, FAILURE)), ev.Submitted(m.Succeeded("me", 0)))

@@ -282,7 +282,8 @@ class Forming:
         return Send(node_id, m.Interrupted(round_, reason, self.next_count))
 
     def went_on(self, stray: m.Node, round_: int) -> Send:
-        return self.interrupted(stray.node_id, round_, f"round {round_} went on without this node; rejoining")
+        text = f"round {round_} went on without this node; rejoining"
+        return Send(stray.node_id, m.Interrupted(round_, text, self.next_count, went_on=True))
 
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have not been told hear why their round is over."""

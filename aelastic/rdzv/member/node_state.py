@@ -110,8 +110,9 @@ class NodeState:
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:
         """The round is over; false if this node has heard so before, or it is another round."""
         is_new = self.standing not in {m.Standing.READY, m.Standing.STOPPING}
-        is_charged = interrupted.restart_count > self.restart_count
-        is_excused = self.is_charged and not is_charged  # a loss before the failure was heard of after it
+        is_charged = interrupted.restart_count > self.restart_count and not interrupted.went_on
+        # A loss before the failure was heard of after it.
+        is_excused = self.is_charged and not is_charged and not interrupted.went_on
         if interrupted.round != self.round or not (is_new or is_excused):
             return False
         # What the end costs is settled when the next round begins; a coordinator after this one reckons it anew.

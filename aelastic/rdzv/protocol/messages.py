@@ -65,8 +65,7 @@ class Node(Record):
     master_addr: str
     master_port: int
     preferred_rank: int | None = None
-    # The coordinator's own address, as this node reached it.
-    way_address: str = ""
+    way_address: str = ""  # the coordinator's own, as this node reached it
     starts: Starts = Starts.COLD
     # Where the other nodes of its round ask its agent for its vote; 0: it has none.
     ballot_port: int = 0
@@ -278,6 +277,7 @@ class Interrupted(Record):
     round: int
     reason: str
     restart_count: int = 0  # of the round to come, unless the failure turns out to be a victim's
+    went_on: bool = False  # without this node: what the count has risen by was another round's
 
 
 class Outcome(StrEnum):
