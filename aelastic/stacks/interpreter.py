@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -22,7 +23,10 @@ THREADS_MAX = 128
 FRAMES_MAX = 256
 TEXT_CHARS_MAX = 1 << 12
 LINES_BYTES_MAX = 1 << 18
+# The file of frames with which Python 3.12 enters its interpreter from C.
+_SHIM = "<shim>"
 
+_looks = threading.Lock()
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a disk", "T": "is stopped", "t": "is stopped by a debugger"}
 
 
@@ -39,9 +43,14 @@ def stacks_of(pid: int) -> tuple[Thread, ...]:
     return _Reader(memory, found, base).threads()
 
 
-@cache
 def _layout() -> Layout:
-    """The layout of this Python, tried on this process."""
+    """The layout of this Python, tried on this process; found once, whichever thread asks first."""
+    with _looks:
+        return _found_layout()
+
+
+@cache
+def _found_layout() -> Layout:
     reason = ""
     for _ in range(ATTEMPTS):
         with two_threads() as (older, newer):
@@ -121,7 +130,9 @@ class _Reader:
             code &= POINTER
             if self._is_code(code):  # else it is a call from C
                 file, name, lines, first = self._code(code)
-                yield Frame(file, line_at(lines, first, instruction - code - layout.first_instruction), name)
+                line = line_at(lines, first, instruction - code - layout.first_instruction)
+                if file != _SHIM:
+                    yield Frame(file, line, name)
             address = previous
 
     def _is_code(self, address: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import anyio
 import pytest
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, wait_for
 
+import aelastic
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
 from aelastic.errors import ChildFailedError
 from aelastic.hangs.watch import Found
@@ -154,6 +156,36 @@ async def test_memory_tells_of_a_loop_a_lock_and_a_process_that_is_stopped_witho
             "os.kill(os.getpid(), signal.SIGSTOP)",
         }
         assert main.frames[-1].function == "<module>"
+
+
+LOOKS_AT_ITSELF = """
+import os, threading
+from aelastic.stacks.interpreter import stacks_of
+here = threading.Event()
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=lambda: (here.set(), lock.acquire()), daemon=True).start()
+here.wait()
+_, other = stacks_of(os.getpid())
+print(*[frame.function for frame in other.frames])
+"""
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_each_version_of_python_keeps_its_frames_in_a_way_that_is_found(version: str) -> None:
+    """3.12 enters its interpreter by frames of its own, which Python does not tell of."""
+    found = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), shutil.which(f"python{version}")]
+    if (python := found[0]) is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    root = str(Path(aelastic.__file__).parent.parent)
+    done = subprocess.run(
+        [python, "-c", LOOKS_AT_ITSELF],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("<lambda> run _bootstrap_inner _bootstrap\n", "")
 
 
 @pytest.mark.usefixtures("_patience", "_without_memory")
