@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event
-from aelastic.rdzv.protocol.messages import CoordinatorMessage, Departed, NodeMessage
+from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
+from aelastic.rdzv.single_node import SingleNode
 
 
 class Link(Protocol):
@@ -42,24 +40,22 @@ class Link(Protocol):
 
 
 class InProcessLink:
-    """A coordinator in this process, for the one node of its job; its rounds are of one epoch."""
+    """A coordinator in this process, for the one node of its job."""
 
     coordinates = True
 
-    def __init__(self, coordinator: Coordinator, epoch: int = 0) -> None:
+    def __init__(self, coordinator: SingleNode) -> None:
         self._coordinator = coordinator
-        self._coordinator.roster.epoch = epoch
-        self._mailbox: Mailbox[Event] = Mailbox()
+        self._mailbox: Mailbox[NodeMessage] = Mailbox()
 
     def tell(self, message: NodeMessage) -> None:
         self._mailbox.post(message)
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         while True:
-            event = await self._mailbox.next(self._coordinator.deadline) or DeadlinePassed()
-            for send in self._coordinator.handle(event, clock.now()):
-                if not isinstance(send.message, Departed):  # no other agent will coordinate
-                    deliver(send.message)
+            if (message := await self._mailbox.next(None)) is not None:
+                for answer in self._coordinator.handle(message):
+                    deliver(answer)
 
     async def finish(self) -> None:
         """There is no other process to tell."""

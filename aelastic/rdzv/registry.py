@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.group.open_files import files_for_connections
-from aelastic.rdzv.board import Board
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.link import Link
-from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.spec import WorkerSpec
+from aelastic.rdzv.link import InProcessLink, Link
+from aelastic.rdzv.single_node import SingleNode
+
+if TYPE_CHECKING:
+    from aelastic.rdzv.board import Board
+    from aelastic.rdzv.settings import RendezvousSettings
+    from aelastic.spec import WorkerSpec
 
 
 class AgentContext(Record):
@@ -31,7 +33,7 @@ class AgentContext(Record):
     on_endpoint: Callable[[str, str], None] = lambda *_: None
 
 
-BoardFactory: TypeAlias = Callable[[RendezvousSettings, AgentContext], Board]
+BoardFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Board]"
 
 
 def _board(module: str, name: str) -> Callable[..., Any]:
@@ -86,13 +88,10 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     """
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
-        from aelastic.rdzv.coordinator.coordinator import Coordinator
-        from aelastic.rdzv.coordinator.forming import RoundRules
-        from aelastic.rdzv.link import InProcessLink
-
         # No board has an epoch: the clock's makes the number of a round rise over all starts of the job.
-        return InProcessLink(Coordinator(RoundRules(1, 1), RestartPolicy(spec.max_restarts)), clock.wall_ms())
+        return InProcessLink(SingleNode(RestartPolicy(spec.max_restarts), clock.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
+        from aelastic.group.open_files import files_for_connections
         from aelastic.rdzv.agent_link import AgentLink
 
         board = _FACTORIES[settings.backend](settings, around)

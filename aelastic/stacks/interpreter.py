@@ -36,21 +36,18 @@ def stacks_of(pid: int) -> tuple[Thread, ...]:
     Raises:
         Unreadable: it runs another Python, or may not be read; the message says which.
     """
-    found, memory = _layout(), Memory(pid)
+    with _looks:  # two at once would start each other's threads between the two that are looked for
+        found = _layout()
+    memory = Memory(pid)
     base = memory.base_of(found.image)
     if not base:
         raise Unreadable("it runs another Python than the agent, or none")
     return _Reader(memory, found, base).threads()
 
 
-def _layout() -> Layout:
-    """The layout of this Python, tried on this process; found once, whichever thread asks first."""
-    with _looks:
-        return _found_layout()
-
-
 @cache
-def _found_layout() -> Layout:
+def _layout() -> Layout:
+    """The layout of this Python, tried on this process."""
     reason = ""
     for _ in range(ATTEMPTS):
         with two_threads() as (older, newer):

@@ -16,6 +16,7 @@ __all__ = [
     "coordinator",
     "coordinator_events",
     "forming",
+    "inquiry",
     "leader",
     "restart_policy",
     "session_events",

@@ -25,6 +25,7 @@ from enum import IntEnum
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator_events import Lost
+from aelastic.rdzv.coordinator.restart_policy import Cause
 from aelastic.rdzv.protocol import messages as m
 
 # A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
@@ -86,13 +87,6 @@ class Loss(Record):
         if self.has_left and self.node_id == report.node_id:
             return False
         return self.at <= report.at + GRACE_S and (self.ends_round or report.at <= self.seen_at + GRACE_S)
-
-
-class Cause(Record):
-    """Why the round has ended: a failure, which is charged, or for free."""
-
-    reason: str  # empty while a connection is broken, and its node may yet come back
-    failure: ProcessFailure | None = None
 
 
 @dataclass(slots=True)
@@ -221,7 +215,7 @@ class RoundEnd:
         if self._excuse is not None:
             return Cause(self._excuse.reason)
         if first is not None and (free is None or first.at < free[0]):
-            return Cause(f"rank {first.failure.rank} failed on {first.failure.host}", first.failure)
+            return Cause.of(first.failure)
         ends = [(self._ending.at, self._ending.reason)] if self._ending is not None else []
         ends += [free] if free is not None else []
         return Cause(min(ends)[1]) if ends else None

@@ -26,8 +26,8 @@ from math import inf
 
 from aelastic.core.record import Record
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
-from aelastic.rdzv.coordinator.first_cause import Cause, RoundEnd
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.first_cause import RoundEnd
+from aelastic.rdzv.coordinator.restart_policy import Cause, RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster, hosts_of, some_of
 from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
 from aelastic.rdzv.protocol import messages as m
@@ -278,12 +278,12 @@ class Forming:
 
     # What nodes hear of the last round.
 
-    def interrupted(self, node_id: str, round_: int, reason: str) -> Send:
-        return Send(node_id, m.Interrupted(round_, reason, self.next_count))
+    def interrupted(self, node_id: str, round_: int, reason: str, *, went_on: bool = False) -> Send:
+        return Send(node_id, m.Interrupted(round_, reason, self.next_count, went_on))
 
     def went_on(self, stray: m.Node, round_: int) -> Send:
         text = f"round {round_} went on without this node; rejoining"
-        return Send(stray.node_id, m.Interrupted(round_, text, self.next_count, went_on=True))
+        return self.interrupted(stray.node_id, round_, text, went_on=True)
 
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have not been told hear why their round is over."""

@@ -7,6 +7,7 @@ about the round.  A coordinator that takes over knows of none: the node that ask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aelastic.failures.places import Place, compare
@@ -15,6 +16,19 @@ from aelastic.rdzv.coordinator.roster import Roster
 from aelastic.rdzv.protocol import messages as m
 
 NO_ANSWER = "no answer from its agent"
+
+
+def compared(question: m.Hangs, places: Sequence[Place]) -> m.Compared:
+    """What is told of the places of all workers that were asked for."""
+    found = compare(places, question.waited_s)
+    return m.Compared(question.round, found.text, found.odd, question.is_stopped)
+
+
+def filled(places: Sequence[Place], host: str, assigned: m.Assigned) -> list[Place]:
+    """The places of a node's workers, those that have not been told of among them."""
+    first, seen = assigned.ranks.first_rank, {place.rank: place.replace(host=host) for place in places}
+    ranks = range(first, first + assigned.ranks.local_world_size)
+    return [seen.get(rank, Place(rank, host, 0, unknown=NO_ANSWER)) for rank in ranks]
 
 
 @dataclass(slots=True)
@@ -55,8 +69,7 @@ class Inquiry:
     def _compare(self, question: m.Hangs, roster: Roster) -> list[Send]:
         self.question = None
         places = [place for node_id in self._asked for place in self._places_of(node_id, roster)]
-        found = compare(places, question.waited_s)
-        told = m.Compared(question.round, found.text, found.odd, question.is_stopped)
+        told = compared(question, places)
         return [Send(node_id, told) for node_id in self._asked if node_id in roster.members]
 
     def _places_of(self, node_id: str, roster: Roster) -> list[Place]:
@@ -64,6 +77,4 @@ class Inquiry:
         host, places = "" if member is None else member.node.host, self._places.get(node_id, ())
         if assigned is None:  # of a round that is older than this coordinator
             return [*places] or [Place(-1, host, 0, unknown=NO_ANSWER)]
-        first, seen = assigned.ranks.first_rank, {place.rank: place.replace(host=host) for place in places}
-        ranks = range(first, first + assigned.ranks.local_world_size)
-        return [seen.get(rank, Place(rank, host, 0, unknown=NO_ANSWER)) for rank in ranks]
+        return filled(places, host, assigned)

@@ -6,8 +6,19 @@ Pure.  Only a failure asks; what ends a round for free restarts the workers with
 from __future__ import annotations
 
 from aelastic.core.record import Record
-from aelastic.rdzv.coordinator.first_cause import Cause
+from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol import messages as m
+
+
+class Cause(Record):
+    """Why a round has ended: a failure, which is charged, or for free."""
+
+    reason: str  # empty while a connection is broken, and its node may yet come back
+    failure: ProcessFailure | None = None
+
+    @classmethod
+    def of(cls, failure: ProcessFailure) -> Cause:
+        return cls(f"rank {failure.rank} failed on {failure.host}", failure)
 
 
 class RestartPolicy(Record):

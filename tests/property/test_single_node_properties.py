@@ -1,0 +1,53 @@
+"""The coordinator of one node, beside that of many in a job of one node: they say the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.places import Place
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.forming import RoundRules
+from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.single_node import SingleNode
+
+ME = "me"
+NODE = m.Node(ME, "host", "default", 2, "localhost", 29500, starts=m.Starts.PREPARING)
+PLACES = (Place(0, "", 7, at="train.py:1", collective="all_reduce"), Place(1, "", 8, at="data.py:2", call="read"))
+
+
+def failure(rank: int, *, is_final: bool) -> ProcessFailure:
+    return ProcessFailure(rank, 1, 1, "", rank=rank, host="host", is_final=is_final)
+
+
+def messages(round_: st.SearchStrategy[int]) -> st.SearchStrategy[m.NodeMessage]:
+    return st.one_of(
+        st.builds(m.Failed, st.just(ME), round_, st.builds(failure, st.integers(0, 1), is_final=st.booleans())),
+        st.builds(m.Succeeded, st.just(ME), round_),
+        st.builds(m.Hangs, st.just(ME), round_, st.just("hang"), st.just(6.0), st.booleans(), st.booleans()),
+        st.builds(m.Saw, st.just(ME), round_, st.lists(st.sampled_from(PLACES), unique=True).map(tuple)),
+        st.builds(m.Prepared, st.just(ME), st.sampled_from(m.Starts)),
+        st.just(m.Ready(NODE)),  # its workers were started anew
+    )
+
+
+@given(st.data(), st.integers(0, 2))
+def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(data: st.DataObject, max_restarts: int) -> None:
+    policy = RestartPolicy(max_restarts)
+    many, one = Coordinator(RoundRules(1, 1), policy), SingleNode(policy, epoch=9)
+    many.roster.epoch = 9
+    is_ready, now = True, 0.0
+    for _ in range(data.draw(st.integers(1, 20), "messages")):
+        now += 0.5
+        message = (
+            m.Ready(NODE)
+            if is_ready
+            else data.draw(messages(st.sampled_from([many.round, max(many.round - 1, 0)])), "message")
+        )
+        told = [send.message for send in many.handle(message, now)]
+        assert one.handle(message) == told, message
+        is_ready = any(isinstance(each, m.Interrupted) for each in told) or (
+            many.is_closed and data.draw(st.booleans(), "it comes back")
+        )
