@@ -28,6 +28,9 @@ from aelastic.group.worker_env import worker_args, worker_env
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.logs.run_logs import WorkerFiles
 
+# Workers that start need the CPUs, and those of a short job do not fail mostly.
+PREPARES_AFTER_S = 1.0
+
 
 class Generation:
     """The workers of one generation.
@@ -61,6 +64,7 @@ class Generation:
         self._asked: set[int] = set()  # local ranks of workers that were asked to end
         self._start = anyio.CancelScope()
         self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
+        self._one_has_ended = anyio.Event()
         self._told = anyio.Event()  # the failure before has been told
         self._told.set()
 
@@ -110,7 +114,10 @@ class Generation:
                 tasks.start_soon(held.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:
                 tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
-            await run_sync(prepare_for_failure)
+            with anyio.move_on_after(PREPARES_AFTER_S) as scope:
+                await self._one_has_ended.wait()
+            if scope.cancelled_caught:
+                await run_sync(prepare_for_failure)
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -170,6 +177,7 @@ class Generation:
         """Waits for one worker's end, and for the end of all it leaves behind."""
         held, local_rank = self._resources, start.local_rank
         exit_ = await held.backend.wait(local_rank)
+        self._one_has_ended.set()
         held.unhealthy.ended(local_rank)
         held.watches.ended(self.number, local_rank)
         gone_at = clock.now()

@@ -196,5 +196,5 @@ def _now() -> float:
 
 
 def prepare_for_failure() -> None:
-    """Loads what only a failure needs while the workers start, so that a restart need not wait for it."""
+    """Loads what only a failure needs while the workers run, so that a restart need not wait for it."""
     from aelastic.failures import exit_reason as causes  # noqa: F401

@@ -12,16 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
-from aelastic.logs.expected_output import ExpectedOutputMatcher, Matcher, OutputSearch, ProgressMatcher
 from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
-from aelastic.logs.live_lines import LiveLines
 from aelastic.logs.sinks import DescriptorSink, NullSink, Sink
 from aelastic.logs_specs import INHERITED, LogsDest
 from aelastic.spec import Std, WorkerSpec
+
+if TYPE_CHECKING:
+    from aelastic.logs.expected_output import ExpectedOutputMatcher, Matcher, ProgressMatcher
+    from aelastic.logs.live_lines import LiveLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,8 @@ class AttemptFiles:
 
     files: dict[int, WorkerFiles] = field(default_factory=dict[int, WorkerFiles])  # by local rank
     shown: list[Shown] = field(default_factory=list[Shown])
-    expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = field(
-        default_factory=dict[int, list[tuple[Follower, ExpectedOutputMatcher]]]
-    )  # by local rank
-    progress: dict[int, list[ProgressMatcher]] = field(default_factory=dict[int, list[ProgressMatcher]])  # as above
+    expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = field(default_factory=dict)  # by local rank
+    progress: dict[int, list[ProgressMatcher]] = field(default_factory=dict)  # as above
 
     def close(self) -> None:
         for each in self.shown:
@@ -165,6 +166,8 @@ class AttemptOpener:
         """Has only the end kept of files that are kept, where that is wanted."""
         for path in dict.fromkeys(path for path in paths if path is not None and path.is_file()):
             if self._spec.log_max_bytes is not None and path.parent != self._scratch:
+                from aelastic.logs.expected_output import OutputSearch
+
                 self._follow(path, OutputSearch([]), None, keeps=self._spec.log_max_bytes)
 
     def _shown_scratch(self, name: str, rank: int, env: Mapping[str, str], stream: Std | None) -> Path:
@@ -185,6 +188,8 @@ class AttemptOpener:
             return PrefixedLines(prefix)
         has_others = self._spec.local_world_size > 1
         label = f"[{rank}] ".encode() if has_others else b""
+        from aelastic.logs.live_lines import LiveLines
+
         return LiveLines(prefix, (rank, int(stream)), label, holds_text=has_others)
 
     def _search(self, path: Path, rank: int, env: Mapping[str, str]) -> None:
@@ -193,6 +198,8 @@ class AttemptOpener:
         is_expected = expected is not None and expected.concerns(env)
         if not (is_expected or progress) or not path.is_file():
             return
+        from aelastic.logs.expected_output import ExpectedOutputMatcher, OutputSearch, ProgressMatcher
+
         matchers: list[Matcher] = []
         follower = self._follow(path, OutputSearch(matchers), None)
         if expected is not None and is_expected:

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -40,7 +40,6 @@ from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.host.inotify import Growth
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
-from aelastic.logs.expected_output import Step
 from aelastic.logs.folders import DROPPED, link_latest, refusing, temporary_folder
 from aelastic.logs.follower import Follower
 from aelastic.logs.pump import Pump
@@ -49,6 +48,9 @@ from aelastic.logs.tail import tail_of
 from aelastic.logs_specs import LogsDest, ask, check_logs_specs, lay_out, name_of_run
 from aelastic.spec import Std, WorkerSpec, streams_of
 from aelastic.workers import guard
+
+if TYPE_CHECKING:
+    from aelastic.logs.expected_output import Step
 
 _log = logging.getLogger(__name__)
 

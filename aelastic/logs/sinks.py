@@ -18,7 +18,6 @@ from contextlib import suppress
 from typing import Any
 
 from aelastic.logs.lines import Splitter
-from aelastic.logs.live_lines import LiveLines
 from aelastic.logs.terminal import TerminalStream
 
 # At most this much is asked of the console at once, what a pipe takes: so a slow one is seen to make progress.
@@ -101,8 +100,11 @@ class DescriptorSink(Sink):
         return self._terminal is not None and self._terminal.is_live
 
     def show(self, splitter: Splitter, piece: bytes) -> None:
-        if self._terminal is not None and isinstance(splitter, LiveLines):
-            self._terminal.hold(splitter.place, splitter.rows)
+        if self._terminal is not None and self._terminal.is_live:
+            from aelastic.logs.live_lines import LiveLines  # not for a start in a pipe
+
+            if isinstance(splitter, LiveLines):
+                self._terminal.hold(splitter.place, splitter.rows)
         super().show(splitter, piece)
 
     @property
