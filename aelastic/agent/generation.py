@@ -9,13 +9,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from aelastic.agent.postmortem import prepare_for_failure
 from aelastic.agent.resources import AgentSettings, Resources
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
@@ -27,6 +27,11 @@ from aelastic.group.phases import Phase
 from aelastic.group.worker_env import worker_args, worker_env
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.logs.run_logs import WorkerFiles
+from aelastic.observe.run_events import RunEvent
+
+if TYPE_CHECKING:
+    from aelastic.agent.grace_watch import GraceWatch
+    from aelastic.agent.stuck_workers import StuckWorkers
 
 # Workers that start need the CPUs, and those of a short job do not fail mostly.
 PREPARES_AFTER_S = 1.0
@@ -37,31 +42,40 @@ class Generation:
 
     Args:
         spawn: which.
+        tasks: takes those that follow the workers.
         settings: the agent's.
         resources: what the run holds.
         group: the workers; read, never changed.
         post: takes what the group is to hear.
+        tell: takes what observers are to hear.
         give_up: ends the run with this error; called before the start of the workers is reported as cancelled.
     """
 
     def __init__(
         self,
         spawn: ev.Spawn,
+        tasks: TaskGroup,
         settings: AgentSettings,
         resources: Resources,
         group: WorkerGroup,
         post: Callable[[ev.Event], None],
+        tell: Callable[[RunEvent], None],
         give_up: Callable[[HostError], None],
     ) -> None:
         self.number = spawn.generation
         self.return_values: dict[int, Any] = {}  # by local rank
         self._assigned = spawn.assigned
+        self._tasks = tasks
         self._settings = settings
         self._resources = resources
         self._group = group
         self._post = post
+        self._tell = tell
         self._give_up = give_up
-        self._asked: set[int] = set()  # local ranks of workers that were asked to end
+        self._starts: dict[int, WorkerStart] = {}  # by local rank
+        self._asked_at: dict[int, float] = {}  # by local rank, of workers that were asked to end
+        self._killed: set[int] = set()  # local ranks of those that were sent SIGKILL
+        self._ended: set[int] = set()  # local ranks whose own process has ended
         self._start = anyio.CancelScope()
         self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
         self._one_has_ended = anyio.Event()
@@ -72,12 +86,8 @@ class Generation:
         """Starts no worker, if there is time left for that."""
         self._start.cancel()
 
-    async def run(self, tasks: TaskGroup) -> None:
-        """Starts the workers, unless that is cancelled first: none may start once the group has given up on them.
-
-        Args:
-            tasks: takes those that follow the workers.
-        """
+    async def run(self) -> None:
+        """Starts the workers, unless that is cancelled first: none may start once the group has given up on them."""
         held, local_ranks = self._resources, range(self._settings.spec.local_world_size)
         held.progress.look(is_last=True)
         await held.logs.end_attempt()
@@ -91,10 +101,7 @@ class Generation:
             held.progress.begin(self.number, [int(envs[rank]["RANK"]) for rank in local_ranks])
             if self._group.phase is Phase.SPAWNING:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
-                held.stack_dumps.begin(starts)
-                held.unhealthy.begin(starts)
-                held.inquiries.begin()
-                held.grace.begin(starts)
+                self._starts.update((start.local_rank, start) for start in starts)
                 held.start_watch.begin(starts)
                 starter, by = self._settings.starter, held.backend.start
                 ids = await (by(starts) if starter is None else starter(starts, by))
@@ -111,9 +118,9 @@ class Generation:
             self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
             held.watches.started(self.number, starts, ids)
             if self.number == 1 and held.recorder is not None:
-                tasks.start_soon(held.stack_dumps.warn_unless_seen, name="a first look at stacks")
+                self._tasks.start_soon(self.stuck.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:
-                tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
+                self._tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
             with anyio.move_on_after(PREPARES_AFTER_S) as scope:
                 await self._one_has_ended.wait()
             if scope.cancelled_caught:
@@ -133,9 +140,56 @@ class Generation:
         for local_rank in local_ranks:
             if local_rank in self._reading:
                 self._reading[local_rank].cancel()
-            if self._resources.backend.stop(local_rank, signum):
-                self._asked.add(local_rank)
-                self._resources.stack_dumps.asked(local_rank, signum)
+            if not self._resources.backend.stop(local_rank, signum):
+                continue
+            if signum == signal.SIGKILL:
+                self._killed.add(local_rank)
+                self.stuck.stack_dumps.killed(local_rank)
+            else:
+                self._asked_at.setdefault(local_rank, clock.now())
+
+    async def dump_and_stop(self, stop: ev.Stop) -> None:
+        """Finds out where workers are before they are killed.
+
+        Meanwhile the group waits for their end, and for no longer than it would without.
+        """
+        await self.stuck.stack_dumps.collect("about to be killed")
+        if stop.generation == self._group.generation:  # else they have ended, and others run
+            self.stuck.stack_dumps.log_innermost_frames(stop.local_ranks)
+            self.stop(stop.local_ranks, stop.signum)
+
+    @cached_property
+    def stuck(self) -> StuckWorkers:
+        """What looks at workers that hang, or do not end."""
+        from aelastic.agent.stuck_workers import StuckWorkers
+
+        return StuckWorkers(
+            self._settings,
+            self._resources,
+            self._group,
+            starts=self._starts,
+            asked_at=self._asked_at,
+            ended=self._ended,
+            tasks=self._tasks,
+            post=self._post,
+            tell=self._tell,
+        )
+
+    @cached_property
+    def grace(self) -> GraceWatch:
+        """What bounds the time that workers have to end for a restart."""
+        from aelastic.agent.grace_watch import GraceWatch
+
+        return GraceWatch(self._group, self._starts, self._post, is_local=self._settings.is_local)
+
+    def on_change(self) -> None:
+        """Something has happened to the group."""
+        if "stuck" in vars(self):
+            self.stuck.inquiries.on_change()
+
+    def stacks_of_killed(self) -> dict[int, str]:
+        """Of workers that had to be killed, by global rank: that they were, and their stacks."""
+        return self.stuck.stack_dumps.stacks_of_killed() if "stuck" in vars(self) else {}
 
     @property
     def _store_server(self) -> str:
@@ -178,13 +232,13 @@ class Generation:
         held, local_rank = self._resources, start.local_rank
         exit_ = await held.backend.wait(local_rank)
         self._one_has_ended.set()
-        held.unhealthy.ended(local_rank)
+        self._ended.add(local_rank)
         held.watches.ended(self.number, local_rank)
         gone_at = clock.now()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
-        elif local_rank in self._asked:
+        elif local_rank in self._asked_at or local_rank in self._killed:
             worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
             raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
             self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))
@@ -202,7 +256,7 @@ class Generation:
         try:
             failure = await self._look_back(start, exit_)
             if failure is not None:
-                await self._resources.inquiries.excuse(start.local_rank, failure)
+                await self.stuck.inquiries.excuse(start.local_rank, failure)
             if exit_.exitcode:
                 await before.wait()
             self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))
@@ -222,3 +276,9 @@ class Generation:
             else:
                 return None
         return await postmortem.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)
+
+
+def prepare_for_failure() -> None:
+    """Loads what only a failure or a stop needs while the workers run, so that a restart need not wait for it."""
+    from aelastic.agent import grace_watch, stuck_workers  # noqa: F401
+    from aelastic.failures import exit_reason  # noqa: F401

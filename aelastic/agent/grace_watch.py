@@ -7,8 +7,7 @@ second of that, in which most of them end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -27,33 +26,37 @@ if TYPE_CHECKING:
 
 
 class GraceWatch:
-    """The restart graces of one run.
+    """The restart grace of one generation.
 
     Args:
         group: the workers; read, never changed.
+        starts: how they were started, by local rank.
         post: takes the event for the group.
         is_local: the workers are processes of this machine; else nothing of them can be seen.
     """
 
-    def __init__(self, group: WorkerGroup, post: Callable[[GraceOver], None], *, is_local: bool) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        starts: Mapping[int, WorkerStart],
+        post: Callable[[GraceOver], None],
+        *,
+        is_local: bool,
+    ) -> None:
         self._group = group
+        self._starts = starts
         self._post = post
         grace = group.spec.restart_grace
         self._fixed_s = None if isinstance(grace, str) else grace
         self._is_on = self._fixed_s is not None or (grace is None and is_local)
-        self._files: Mapping[int, tuple[Path, ...]] = {}  # that workers write to, by local rank
-        self._watched = 0  # the last generation that was
+        self._is_watching = False
         self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
-
-    def begin(self, starts: Sequence[WorkerStart]) -> None:
-        """A new generation is about to start."""
-        self._files = {start.local_rank: start.output_files for start in starts}
 
     def stopping(self, tasks: TaskGroup) -> None:
         """Workers were sent a signal that asks them to end."""
         generation = self._group.generation
-        if self._is_on and self._watched != generation and self._is_restart(generation):
-            self._watched = generation
+        if self._is_on and not self._is_watching and self._is_restart(generation):
+            self._is_watching = True
             tasks.start_soon(self._watch, generation, clock.now(), name="restart grace")
 
     def _is_restart(self, generation: int) -> bool:
@@ -91,6 +94,8 @@ class GraceWatch:
         samples = {}
         for rank, session in sessions.items():
             if (each := seen.get(session)) is not None:
-                written = None if each.written is None else each.written + (bytes_in(self._files.get(rank, ())) or 0)
+                written = (
+                    None if each.written is None else each.written + (bytes_in(self._starts[rank].output_files) or 0)
+                )
                 samples[rank] = Sample(written, each.cpu_s, each.waits_for_disk, each.waits_for_cpu)
         return samples

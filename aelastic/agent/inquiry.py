@@ -49,7 +49,7 @@ def is_collective_timeout(failure: ProcessFailure) -> bool:
 
 
 class Inquiries:
-    """Inquiries of one node.
+    """Inquiries of one node, in one generation.
 
     Args:
         node_id: this node's.
@@ -84,10 +84,6 @@ class Inquiries:
         """The round whose workers run; 0: none does."""
         group = self._group
         return group.assigned.round if group.assigned and group.phase is Phase.RUNNING else 0
-
-    def begin(self) -> None:
-        """A new generation is about to start."""
-        self._told, self._held, self._is_cause = None, {}, True
 
     def on_change(self) -> None:
         """Something has happened to the group, or was heard: whoever waits looks again, the first that came first."""

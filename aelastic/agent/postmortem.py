@@ -193,8 +193,3 @@ def _is_fresh(stderr: Path | None) -> bool:
 
 def _now() -> float:
     return datetime.now(UTC).timestamp()
-
-
-def prepare_for_failure() -> None:
-    """Loads what only a failure needs while the workers run, so that a restart need not wait for it."""
-    from aelastic.failures import exit_reason as causes  # noqa: F401

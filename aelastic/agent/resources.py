@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -12,19 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
-from aelastic.agent.grace_watch import GraceWatch
-from aelastic.agent.inquiry import Inquiries
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.progress import Progress
 from aelastic.agent.start_watch import StartWatch
-from aelastic.agent.unhealthy import UnhealthyWorkers
 from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.failures.failure import ProcessFailure
-from aelastic.failures.places import Place
 from aelastic.group.backend import WorkerBackend, WorkerStart
-from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
@@ -37,11 +30,8 @@ from aelastic.rdzv.link import Link
 from aelastic.rdzv.protocol.messages import Starts
 from aelastic.rdzv.registry import AgentContext, open_link
 from aelastic.spec import WorkerSpec
-from aelastic.stacks.before_kill import StackDumps
 from aelastic.stacks.control_sockets import ControlSockets
 from aelastic.tcpstore.host import StoreHost
-
-_log = logging.getLogger(__name__)
 
 # The back end's `start`; and what starts workers by it, changed or not.
 StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any, Mapping[int, Any]]]
@@ -49,6 +39,7 @@ Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[
 
 if TYPE_CHECKING:
     from aelastic.forkserver.fork_server import ForkServer
+    from aelastic.hangs.watch import Found
     from aelastic.observe.exposition import AgentFacts
     from aelastic.stacks.collectives import FlightRecorder
 
@@ -82,8 +73,8 @@ class Resources:
     Args:
         settings: the agent's.
         group: the workers; read, never changed.
-        post: takes what the group is to hear.
         tell: takes what observers are to hear.
+        on_found: gets each worker that a watch has found.
 
     Raises:
         InputError: a setting cannot work here, or this process may not open files enough.
@@ -93,8 +84,8 @@ class Resources:
         self,
         settings: AgentSettings,
         group: WorkerGroup,
-        post: Callable[[Event], None],
         tell: Callable[[RunEvent], None],
+        on_found: Callable[[Found], Coroutine[Any, Any, None]],
     ) -> None:
         spec, env = settings.spec, settings.env
         check_open_files(spec)
@@ -105,26 +96,10 @@ class Resources:
             self.postmortem = Postmortem(self.logs, is_local=settings.is_local)
             self.sockets = ControlSockets(scratch)
             made.callback(self.sockets.close)
-            self.stack_dumps = StackDumps(
-                group, scratch=scratch, sockets=self.sockets, env=env, is_local=settings.is_local, tell=tell
-            )
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
-            self.grace = GraceWatch(group, post, is_local=settings.is_local)
-            self._worker_env = env
             self.recorder = _recorder_of(spec)
-            self.unhealthy = UnhealthyWorkers(group, self.stack_dumps, self.postmortem, post, tell)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
-            self.inquiries = Inquiries(
-                settings.node_id,
-                group,
-                see=partial(self._see, group),
-                say=lambda message: self.link.tell(message),  # noqa: PLW0108  it is made below
-                tell=tell,
-                act=self.unhealthy.on_found,
-            )
-            self.watches = Watches(
-                spec, env, scratch, self.logs.count_matches, self.progress.step_s, self.inquiries.on_found
-            )
+            self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.progress.step_s, on_found)
             made.callback(self.watches.close)
             self.store = StoreHost(self.sockets.mark_env(env))
             around = AgentContext(settings.run_id, env, self.store, lambda *news: tell(EndpointChanged(*news)))
@@ -169,19 +144,6 @@ class Resources:
         if imports is not None and isinstance(event, WorkerReached) and event.phase == "process_group":
             imports.end()
 
-    async def _see(self, group: WorkerGroup, why: str, failed: Mapping[int, ProcessFailure]) -> Sequence[Place]:
-        """Where the workers are; their stacks are written, and what is known of their collectives is said."""
-        from aelastic.agent.places import places_of
-        from aelastic.stacks.collectives import ras_line
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_say, partial(ras_line, self._worker_env), name="RAS")
-            if self.recorder is not None:
-                tasks.start_soon(_say, self.recorder.line, name="flight recorder")
-            await self.stack_dumps.collect(why)
-        steps = {rank: step.step for rank, step in self.logs.steps().items()}
-        return places_of(group, self.stack_dumps.threads_of, failed, steps)
-
     def starts(self, *, is_new: bool) -> Starts:
         """How workers start now; `is_new`: of a node that has had none."""
         if self._fork_server is None:
@@ -220,7 +182,6 @@ class Resources:
 
     def closing(self, observers: Observers) -> AsyncExitStack:
         """Closes what is open, the back end first; each is closed, whatever the others raise."""
-        self.stack_dumps.close()
         stack = AsyncExitStack()
         stack.callback(self.sockets.close)
         stack.callback(self.logs.close)
@@ -238,8 +199,3 @@ def _recorder_of(spec: WorkerSpec) -> FlightRecorder | None:
     from aelastic.stacks.collectives import FlightRecorder
 
     return FlightRecorder()
-
-
-async def _say(ask: Callable[[], Awaitable[str]]) -> None:
-    if line := await ask():
-        _log.warning("%s", line)

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import traceback
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -29,6 +29,9 @@ from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
 from aelastic.rdzv.protocol import messages as m
 from aelastic.result import RunResult, result_of
+
+if TYPE_CHECKING:
+    from aelastic.hangs.watch import Found
 
 
 class Run:
@@ -52,12 +55,11 @@ class Run:
         self._mailbox = mailbox
         self._observers = observers
         self._event_source = RunEventSource(group)
-        self.resources = Resources(settings, group, mailbox.post, self._tell)
+        self.resources = Resources(settings, group, self._tell, self._on_found)
         self._endpoints: dict[
             str, tuple[str, float]
         ] = {}  # where there are several: why missing, or "", and since when
         self._generation: Generation | None = None
-        self._has_begun = False
         self._tasks: TaskGroup | None = None
         self._given_up_for: AelasticError | None = None
         self._error: BaseException | None = None  # that the run ends with
@@ -85,12 +87,12 @@ class Run:
         return self._result
 
     async def collect_stacks(self, why: str) -> StacksTaken:
-        if not self._has_begun:
+        if self._tasks is None or self._generation is None:
             return StacksTaken(self._group.generation, why, {}, "")
-        dumps = self.resources.stack_dumps
-        before = dumps.taken
-        await self.resources.inquiries.compare(why, 0.0, is_stopped=False)  # of all nodes, this one's among them
-        return await dumps.collect(why) if dumps.taken is before else dumps.taken
+        return await self._generation.stuck.collect(why)
+
+    async def _on_found(self, found: Found) -> None:
+        await self._current.stuck.inquiries.on_found(found)
 
     async def run(self, done: anyio.Event) -> None:
         """Runs to the end, and closes everything.  Not cancelled by what cancels its caller.
@@ -100,7 +102,6 @@ class Run:
         """
         with anyio.CancelScope(shield=True):
             held = self.resources
-            self._has_begun = True
             try:
                 settings, host = self._settings, socket.gethostname()
                 names = {"run_id": settings.run_id, "node_id": settings.node_id, "host": host}
@@ -119,6 +120,7 @@ class Run:
                 self._error = error
                 raise
             finally:
+                self._tasks = None
                 try:
                     await self._close()
                 finally:
@@ -126,14 +128,14 @@ class Run:
 
     async def _run_group(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
-        self.resources.stack_dumps.open(tasks)
         self._mailbox.post(ev.Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or ev.DeadlinePassed()
             now = clock.now()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
-            self.resources.inquiries.on_change()
+            if self._generation is not None:
+                self._generation.on_change()
             for run_event in self._event_source.handle(event, now):
                 self._observers.tell(run_event, now)
         await self.resources.finish()
@@ -146,9 +148,9 @@ class Run:
                 self._join(tasks)
             case ev.Spawn(number):
                 self._generation = Generation(
-                    action, self._settings, held, self._group, self._mailbox.post, self._give_up
+                    action, tasks, self._settings, held, self._group, self._mailbox.post, self._tell, self._give_up
                 )
-                tasks.start_soon(self._generation.run, tasks, name=f"spawn {number}")
+                tasks.start_soon(self._generation.run, name=f"spawn {number}")
             case ev.CancelSpawn():
                 self._current.cancel()
             case ev.TellFailed(round_, failure, at):
@@ -158,11 +160,12 @@ class Run:
             case ev.TellLeft(reason):
                 held.link.tell(m.Left(node_id, reason))
             case ev.Stop(_, local_ranks, signum):
-                if signum == signal.SIGKILL and held.stack_dumps.claim_dump(local_ranks):
-                    tasks.start_soon(self._dump_and_stop, action, name="kill")
+                generation = self._current
+                if signum == signal.SIGKILL and generation.stuck.stack_dumps.claim_dump(local_ranks):
+                    tasks.start_soon(generation.dump_and_stop, action, name="kill")
                 else:
-                    self._current.stop(local_ranks, signum)
-                    held.grace.stopping(tasks)
+                    generation.stop(local_ranks, signum)
+                    generation.grace.stopping(tasks)
             case ev.Finish():
                 pass  # the loop sees that the group is done
             case _:
@@ -183,17 +186,6 @@ class Run:
         assert self._generation is not None  # nothing is cancelled or stopped before the first
         return self._generation
 
-    async def _dump_and_stop(self, stop: ev.Stop) -> None:
-        """Finds out where workers are before they are killed.
-
-        Meanwhile the group waits for their end, and for no longer than it would without.
-        """
-        stack_dumps = self.resources.stack_dumps
-        await stack_dumps.collect("about to be killed")
-        if stop.generation == self._group.generation:  # else they have ended, and others run
-            stack_dumps.log_innermost_frames(stop.local_ranks)
-            self._current.stop(stop.local_ranks, stop.signum)
-
     async def _run_link(self) -> None:
         try:
             await self.resources.link.run(self._deliver)
@@ -212,11 +204,10 @@ class Run:
     def _deliver(self, message: m.CoordinatorMessage) -> None:
         if isinstance(message, m.Waiting):
             self._tell(Waited(message.text + self._missing_endpoints(message.text)))
-        elif isinstance(message, m.Look | m.Compared):
-            assert self._tasks is not None  # workers run
-            self._tasks.start_soon(self.resources.inquiries.on_told, message, name="inquiry")
-        else:
+        elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
+        elif self._tasks is not None and self._generation is not None:  # workers run, or that is void
+            self._tasks.start_soon(self._generation.stuck.inquiries.on_told, message, name="inquiry")
 
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):
@@ -245,8 +236,8 @@ class Run:
             raise self._given_up_for
         is_function = callable(self._settings.spec.entrypoint)
         returned = self._generation.return_values if is_function and self._generation is not None else {}
-        held = self.resources
-        return result_of(self._group, returned, held.stack_dumps.stacks_of_killed(), held.backend.describe)
+        stacks = {} if self._generation is None else self._generation.stacks_of_killed()
+        return result_of(self._group, returned, stacks, self.resources.backend.describe)
 
     def _tell(self, run_event: RunEvent) -> None:
         now = clock.now()

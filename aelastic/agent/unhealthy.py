@@ -6,7 +6,7 @@ being stopped, or has ended, is left alone: what it does meanwhile is no failure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from aelastic.agent.postmortem import Postmortem
 from aelastic.failures.failure import ProcessFailure
@@ -20,10 +20,12 @@ from aelastic.stacks.before_kill import StackDumps
 
 
 class UnhealthyWorkers:
-    """Unhealthy workers of one run.
+    """Unhealthy workers of one generation.
 
     Args:
         group: the workers; read, never changed.
+        starts: how they were started, by local rank.
+        ended: local ranks whose own process has ended.
         stack_dumps: takes their stacks.
         postmortem: makes failures of what they left.
         post: takes events for the group.
@@ -33,6 +35,8 @@ class UnhealthyWorkers:
     def __init__(
         self,
         group: WorkerGroup,
+        starts: Mapping[int, WorkerStart],
+        ended: set[int],
         stack_dumps: StackDumps,
         postmortem: Postmortem,
         post: Callable[[FoundUnhealthy], None],
@@ -43,19 +47,9 @@ class UnhealthyWorkers:
         self._postmortem = postmortem
         self._post = post
         self._tell = tell
-        self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
-        self._ended: set[int] = set()  # local ranks whose own process has ended
+        self._starts, self._ended = starts, ended
         self._found: dict[int, Found] = {}  # by local rank: findings for which a worker is stopped
         self._unhealthy: dict[int, ProcessFailure] = {}  # by local rank: the failures that follow from them
-
-    def begin(self, starts: Sequence[WorkerStart]) -> None:
-        """A new generation is about to start."""
-        self._starts = {start.local_rank: start for start in starts}
-        self._ended, self._found, self._unhealthy = set(), {}, {}
-
-    def ended(self, local_rank: int) -> None:
-        """A worker's own process has ended."""
-        self._ended.add(local_rank)
 
     async def on_found(self, found: Found) -> None:
         """Has a worker stopped, which then has failed; or only reports it."""

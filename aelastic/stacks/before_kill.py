@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -53,57 +52,47 @@ _DROPPED = Path(os.devnull)
 
 
 class StackDumps:
-    """Stack dumps of one run's workers.
+    """Stack dumps of the workers of one generation.
 
     Args:
         group: the workers; read, never changed.
+        starts: how they were started, by local rank.
+        asked_at: when those that were asked to end were, by local rank.
         scratch: the folder for stacks that are not kept.
         sockets: mark what runs here.
         env: of the programs that are run here.
         is_local: the workers are processes of this machine.
+        tasks: takes the collecting.
         tell: gets what was collected.
     """
 
     def __init__(
         self,
         group: WorkerGroup,
+        starts: Mapping[int, WorkerStart],
+        asked_at: Mapping[int, float],
         *,
         scratch: Path,
         sockets: ControlSockets,
         env: Mapping[str, str],
         is_local: bool,
+        tasks: TaskGroup,
         tell: Callable[[StacksTaken], None],
     ) -> None:
         self._group = group
+        self._starts, self._asked_at = starts, asked_at
         self._scratch = scratch
         self._sockets = sockets
         self._env = env
         self._is_local = is_local
         self._tell = tell
-        self._tasks: TaskGroup | None = None
+        self._tasks = tasks
         self._collection: _Collection | None = None  # the one that is under way
-        self.taken = StacksTaken(0, "", {}, "")  # the last of this generation
-        self._starts: Mapping[int, WorkerStart] = {}  # of this generation, by local rank
+        self.taken = StacksTaken(0, "", {}, "")  # the last
         self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
         self._dumped: set[int] = set()  # local ranks that were dumped before a kill
-        self._asked_at: dict[int, float] = {}  # by local rank: when it was asked to end
         self._killed_at: float | None = None  # when those that did not end were killed
         self._killed: dict[int, str] = {}  # by local rank: those that did not end, with their stacks
-
-    def open(self, tasks: TaskGroup) -> None:
-        """Lets stacks be collected from now on, in tasks of this group."""
-        self._tasks = tasks
-
-    def close(self) -> None:
-        """Ends that."""
-        self._tasks = None
-
-    def begin(self, starts: Sequence[WorkerStart]) -> None:
-        """A new generation is about to start."""
-        self._starts = {start.local_rank: start for start in starts}
-        self._seen, self._dumped, self._killed = {}, set(), {}
-        self.taken = StacksTaken(0, "", {}, "")
-        self._asked_at, self._killed_at = {}, None
 
     # Killing.
 
@@ -119,14 +108,11 @@ class StackDumps:
             self._seen.pop(rank, None)  # a stack from some time ago
         return self._is_local and bool(due) and not is_fresh
 
-    def asked(self, local_rank: int, signum: int) -> None:
-        """A worker that runs was sent a signal that ends it."""
-        now = clock.now()
-        if signum != signal.SIGKILL:
-            self._asked_at.setdefault(local_rank, now)
-        elif self._is_local and local_rank not in self._killed:
+    def killed(self, local_rank: int) -> None:
+        """A worker that runs was sent SIGKILL."""
+        if self._is_local and local_rank not in self._killed:
             if self._killed_at is None:
-                self._killed_at = now
+                self._killed_at = clock.now()
             is_unhealthy = local_rank in self._group.exits.failed
             if not is_unhealthy or local_rank in self._asked_at:  # else its failure says why it is killed
                 waited, where = self._waited(local_rank, self._killed_at), self._where(local_rank, self._killed_at)
@@ -182,7 +168,7 @@ class StackDumps:
 
     async def collect(self, why: str) -> StacksTaken:
         """Takes the stacks of all workers that are alive; callers at the same time get the same."""
-        if self._tasks is None or self._group.is_done:
+        if self._group.is_done:
             return StacksTaken(self._group.generation, why, {}, "")
         if self._collection is None:
             self._collection = _Collection(self._group.generation, why)

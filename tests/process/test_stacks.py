@@ -457,7 +457,9 @@ async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_
     async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0, 1))
         assert supervisor._run is not None
-        await supervisor._run.resources.unhealthy.on_found(Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL))
+        await supervisor._run._current.stuck.unhealthy.on_found(
+            Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL)
+        )
 
     result = await run_and(supervisor, find_unhealthy)
 
@@ -483,7 +485,7 @@ async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_all_the_same(
     async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0))
         assert supervisor._run is not None
-        await supervisor._run.resources.unhealthy.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
+        await supervisor._run._current.stuck.unhealthy.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
 
     result = await run_and(supervisor, find_unhealthy)
 
