@@ -8,6 +8,7 @@ Names, values and order are those of torch 2.13 (`agent/server/api.py`, `local_e
   program that it ended has failed there, with exit code -15.
 - Where a program cannot be started, torch's agent fails; here its worker does.
 - Ranks come with the round: to assign them takes no time of its own.
+- What torch's `@prof` makes of the methods of its agent (how often, how long) has no counterpart: they are not here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ Json: TypeAlias = dict[str, Any]
 
 # What torch says of a worker that left no message and no signal.
 _UNEXPLAINED = {"category": "system_terminated_error", "retryability": "False"}
-_AGENT, _LOCAL_AGENT = "SimpleElasticAgent", "LocalElasticAgent"
 
 
 class Metric(Record):
@@ -120,25 +120,21 @@ class TorchTranslator:
         self._phase = Phase.INIT
         self._workers: tuple[Worker, ...] = ()  # of the last round
         self._takes_part = False  # in that round
-        self._is_spawned = self._has_failed = self._is_leaving = False
+        self._has_failed = False
         self._restart_count = 0
         self._place: tuple[int | None, int | None] = (None, None)  # group rank and group world size
-        self._began_at = self._joins_at = self._assigned_at = now
-        self._restarts_at: float | None = None  # since when this node is on its way to its next round
-        self._stops_at: float | None = None  # since when workers are stopped, unless we were asked to leave
+        self._began_at = self._joins_at = now
 
     def handle(self, event: ev.RunEvent, now: float) -> list[Told]:
         match event:
             case ev.RoundFormed():
                 return self._assigned(event, now)
             case ev.WorkersStarted():
-                return self._spawned(event, now)
+                return self._spawned(event)
             case ev.WorkerEnded(outcome="failed") | ev.Noticed(is_stopped=True):
                 self._has_failed = True
             case ev.Restarting():
                 self._restart_count = event.restart_count
-            case ev.StopAsked() | ev.RendezvousLost():
-                self._is_leaving = True
             case ev.Changed():
                 return self._changed(event, now)
             case ev.RunEnded(traceback="") if event.state in {WorkerState.SUCCEEDED, WorkerState.FAILED}:
@@ -163,13 +159,11 @@ class TorchTranslator:
             failure = failures.get(worker.global_rank)
             is_victim = is_failed and failure is None
             told.append(self._final("TERMINATED" if is_victim else state.value, now, worker=worker, failure=failure))
-        told += self._call(_AGENT, "run", self._began_at, now)
         return [*told, self._final("SUCCEEDED", now)]
 
     def _failed(self, raw_error: str, now: float) -> list[Told]:
         """The run is over without a verdict: the agent was stopped, or failed."""
-        told = self._call(_AGENT, "run", self._began_at, now, is_success=False)
-        return [*told, self._final("FAILED", now, raw_error=raw_error)]
+        return [self._final("FAILED", now, raw_error=raw_error)]
 
     # A round.
 
@@ -177,15 +171,11 @@ class TorchTranslator:
         before, self._phase = self._phase, event.phase
         told: list[Told] = []
         if before in _AT_WORK and self._phase not in _AT_WORK:
-            told += self._running_is_over(now)
-        if self._stops_at is not None and self._phase not in {Phase.CANCELLING, Phase.STOPPING}:
-            told += self._stopped(self._stops_at, now, are_gone=event.state is not WorkerState.UNKNOWN)
+            told += self._running_is_over()
         if before is Phase.JOINING and self._phase is Phase.DONE:
-            told += self._not_assigned(now)
+            told.append(self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000))
         if self._phase is Phase.JOINING and before is not Phase.JOINING:
             self._joins_at, self._takes_part = now, False
-            if self._workers and self._restarts_at is None:
-                self._restarts_at = now
         return told
 
     def _assigned(self, formed: ev.RoundFormed, now: float) -> list[Told]:
@@ -193,51 +183,26 @@ class TorchTranslator:
         # As torch's, these two still have the place of the round before.
         told: list[Told] = [
             self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000),
-            *self._call(_AGENT, "_assign_worker_ranks", now, now),
             self._status("ASSIGN_WORKER_RANKS", duration_ms=0.0),
-            *self._call(_AGENT, "_rendezvous", self._joins_at, now),
         ]
         self._place = formed.group_rank, formed.group_world_size
-        self._workers, self._assigned_at = formed.workers, now
-        self._takes_part, self._is_spawned, self._has_failed = True, False, False
+        self._workers, self._takes_part, self._has_failed = formed.workers, True, False
         return told
 
-    def _not_assigned(self, now: float) -> list[Told]:
-        told: list[Told] = [self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000)]
-        told += self._call(_AGENT, "_rendezvous", self._joins_at, now, is_success=False)
-        told += self._call(_AGENT, "_initialize_workers", self._joins_at, now, is_success=False)
-        if self._restarts_at is not None:
-            told += self._call(_AGENT, "_restart_workers", self._restarts_at, now, is_success=False)
-        return told
-
-    def _spawned(self, started: ev.WorkersStarted, now: float) -> list[Told]:
-        self._is_spawned = True
+    def _spawned(self, started: ev.WorkersStarted) -> list[Told]:
         self._workers = tuple(worker.replace(id=started.ids.get(worker.local_rank)) for worker in self._workers)
-        told = self._call(_LOCAL_AGENT, "_start_workers", self._assigned_at, now)
-        told += [self._status("START", worker=worker) for worker in self._workers]
-        told += self._call(_AGENT, "_initialize_workers", self._joins_at, now)
-        if self._restarts_at is not None:
-            told += self._call(_AGENT, "_restart_workers", self._restarts_at, now)
-            self._restarts_at = None
-        return told
+        return [self._status("START", worker=worker) for worker in self._workers]
 
-    def _running_is_over(self, now: float) -> list[Told]:
+    def _running_is_over(self) -> list[Told]:
         if self._phase is Phase.BARRIER:
             return self._look(WorkerState.SUCCEEDED)
-        if not self._is_leaving:
-            self._stops_at = now
         # A worker that we find unhealthy, torch's watchdog kills, and its agent finds the next time it looks.
         return self._look(WorkerState.FAILED) if self._has_failed else []
-
-    def _stopped(self, since: float, now: float, *, are_gone: bool) -> list[Told]:
-        self._restarts_at, self._stops_at = (since if self._phase is not Phase.DONE else None), None
-        return self._call(_LOCAL_AGENT, "_stop_workers", since, now, is_success=are_gone)
 
     # Words.
 
     def _look(self, state: WorkerState) -> list[Told]:
         return [
-            *self._call(_LOCAL_AGENT, "_monitor_workers", 0, 0),
             self._of_role("remaining_restarts", max(0, self._max_restarts - self._restart_count)),
             self._of_role(state.name.lower(), 1),
         ]
@@ -258,13 +223,6 @@ class TorchTranslator:
 
     def _of_role(self, name: str, value: int) -> Metric:
         return Metric(f"workers.{self._role}.{name}", value)
-
-    @staticmethod
-    def _call(owner: str, method: str, since: float, now: float, *, is_success: bool = True) -> list[Told]:
-        """What torch's `@prof` makes of a method of its agent."""
-        name = f"{owner}.{method}"
-        outcome = Metric(f"{name}.{'success' if is_success else 'failure'}", 1)
-        return [outcome, Metric(f"{name}.duration.ms", int((now - since) * 1000))]
 
     def _final(self, state: str, now: float, **fields: Any) -> Status:
         return self._status(state, total_run_time_s=int(now - self._began_at), **fields)
