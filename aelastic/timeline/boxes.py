@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aelastic.timeline.model import Block, Life, NodeStory
@@ -28,7 +28,7 @@ class Box:
     classes: str
     title: str
     label: str = ""
-    data: str = ""  # further attributes
+    data: Mapping[str, str | int] = field(default_factory=dict)  # what else is known of it
     known_until: float | None = None  # from then on it is a guess
 
 
@@ -41,7 +41,7 @@ def _phase_box(node: NodeStory, block: Block) -> Box:
     text = f"{node.name} · {block.name}\n{duration(block.start)} + {duration(block.end - block.start)}"
     if block.is_open:
         text += f"\n{_open_words(node)}"
-    data = f'data-name="{block.name}"'
+    data = {"name": block.name}
     known = block.end if block.is_open else None
     return Box(block.start, end, f"phase {block.name}", text, block.name, data, known)
 
@@ -95,7 +95,7 @@ def _life_box(node: NodeStory, life: Life) -> Box:
         text += f"\n{_open_words(node)}"
         end, known = max(life.end, node.gone_by), life.end
     rank = f"rank {life.rank} · " if len(node.ranks_of(life.local_rank)) > 1 else ""
-    data = f'data-generation="{life.generation}" data-rank="{life.rank}"'
+    data = {"generation": life.generation, "rank": life.rank}
     return Box(life.start, end, f"life {life.outcome}", text, f"{rank}generation {life.generation}", data, known)
 
 
@@ -111,7 +111,7 @@ def _generation_box(node: NodeStory, lives: Sequence[Life]) -> Box:
     text += "".join(f"\nrank {life.rank}: {life.headline}" for life in lives[:8] if life.headline)
     known = end if worst == "open" else None
     end = max(end, node.gone_by) if worst == "open" else end
-    data = f'data-generation="{lives[0].generation}"'
+    data = {"generation": lives[0].generation}
     return Box(start, end, f"life {worst}", text, f"generation {lives[0].generation}", data, known)
 
 

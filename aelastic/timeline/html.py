@@ -6,12 +6,13 @@ own script run, so nothing in a log can.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
 from aelastic.timeline.assets import SCRIPT, SCRIPT_HASH, STYLE
+from aelastic.timeline.chart import Json, chart_of
 from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
-from aelastic.timeline.svg import draw
 from aelastic.timeline.text import counted, duration, safe
 
 # Restarts that get a table of their own, the most expensive ones: some screens full.
@@ -30,7 +31,7 @@ _LEGEND_ENDS = ("succeeded", "failed", "stopped", "open")
 
 def page(story: Story) -> str:
     """The whole page, as HTML."""
-    chart = draw(story)
+    chart = chart_of(story)
     title = f"{_name(story)}: timeline"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{SCRIPT_HASH}'"
     return "\n".join(
@@ -45,11 +46,21 @@ def page(story: Story) -> str:
             _head(story),
             _spent(story),
             _tools(story, chart.marks),
-            f'<div class="frame">{chart.svg}</div>',
+            _frame(chart.data),
             _restarts(story),
             _notes([*chart.notes, *story.notes]),
             f"<script>{SCRIPT}</script></body></html>\n",
         ]
+    )
+
+
+def _frame(data: Json) -> str:
+    """The picture's place, and its data: in a script element that holds no script, where `<` alone could end it."""
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        '<div class="frame"><noscript>The picture is drawn by a script, and scripts are off here; all figures are '
+        'below.</noscript><svg id="chart" role="img" aria-label="What each agent and each worker did, over time"></svg>'
+        f'</div><script type="application/json" id="data">{text}</script>'
     )
 
 

@@ -51,8 +51,8 @@ CORES = (
     "logs.lines", "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
     "observe.run_event_source",
     "observe.run_events", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
-    "timeline.boxes", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
-    "timeline.reader", "timeline.svg", "timeline.text",
+    "timeline.boxes", "timeline.chart", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
+    "timeline.reader", "timeline.text",
 )  # fmt: skip
 NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}
 MODULES_MAX = 15  # of a folder

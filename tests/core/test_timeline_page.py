@@ -11,40 +11,39 @@ from typing import Any
 
 import pytest
 from kit.stories.event_logs import NodeLog, a_crash, a_node_lost, a_start
-from kit.stories.timelines import HOSTILE, Elements, changed, logs_of, many_restarts, story_of
+from kit.stories.timelines import (
+    HOSTILE,
+    Elements,
+    boxes_of,
+    changed,
+    cold_and_warm,
+    data_of,
+    logs_of,
+    many_restarts,
+    story_of,
+)
 
 from aelastic.observe.run_events import Compared, Killed, Noticed, StacksTaken, StopAsked, Waited
+from aelastic.timeline.chart import NODES_MAX, chart_of
 from aelastic.timeline.html import CARDS_MAX, page, summary
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.perfetto import trace
-from aelastic.timeline.svg import NODES_MAX, draw
 from aelastic.timeline.text import duration
 
 # The page.
 
 
 def test_the_picture_has_a_block_for_each_phase_and_each_life() -> None:
-    elements = Elements(page(story_of(*a_crash())))
+    data = data_of(page(story_of(*a_crash())))
 
-    assert [attrs["data-name"] for attrs in elements.of("block", "phase")].count("run") == 4
-    assert len(elements.of("block", "phase", "detect")) == 1
-    assert len(elements.of("block", "life")) == 8
-    (failed,) = elements.of("block", "life", "failed")
-    assert (failed["data-rank"], failed["data-generation"]) == ("2", "1")
-    assert (float(failed["data-s"]), float(failed["data-e"])) == pytest.approx((1.2, 10.0), abs=1e-5)
-    assert len(elements.of("mark", "failure")) == len(elements.of("restart")) == len(elements.of("flag")) == 1
-    assert all(float(attrs["width"]) > 0 and float(attrs["height"]) > 0 for attrs in elements.of("block"))
-
-
-def test_blocks_stand_where_their_times_are() -> None:
-    elements = Elements(page(story_of(*a_crash())))
-    (chart,) = [attrs for _, attrs in elements.found if attrs.get("id") == "chart"]
-    scale = float(chart["data-width"]) / float(chart["data-length"])
-
-    for attrs in elements.of("block"):
-        assert float(attrs["x"]) == pytest.approx(float(attrs["data-s"]) * scale, abs=0.02)
-        length = float(attrs["data-e"]) - float(attrs["data-s"])
-        assert float(attrs["width"]) == pytest.approx(max(length * scale - 0.8, 1.5), abs=0.02)
+    assert [box["name"] for box in boxes_of(data, "phase")].count("run") == 4
+    assert len(boxes_of(data, "phase", "detect")) == 1
+    assert len(boxes_of(data, "life")) == 8
+    (failed,) = boxes_of(data, "life", "failed")
+    assert (failed["rank"], failed["generation"]) == (2, 1)
+    assert (failed["s"], failed["e"]) == pytest.approx((1.2, 10.0), abs=1e-5)
+    marks = [mark["kind"] for node in data["nodes"] for mark in node["marks"]]
+    assert marks.count("failure") == len(data["restarts"]) == 1
 
 
 def test_a_restart_has_a_table_of_what_it_cost() -> None:
@@ -60,32 +59,16 @@ def test_a_restart_has_a_table_of_what_it_cost() -> None:
 
 
 def test_starts_are_told_apart_by_look_and_in_words_and_a_restart_says_when_its_first_output_came() -> None:
-    a = NodeLog("node-a")
-    a.formed(1.0, 1, 0, nodes=1)
-    a.started(1.1)
-    a.reached(6.2, 0, "output", 5.0, "cold")
-    a.reached(6.2, 1, "process_group", 5.5, "cold")
-    a.fails(10.0, 0, "RuntimeError", known_at=10.0)
-    a.told(10.1, "a worker failed")
-    a.stopped(10.2, 1)
-    a.formed(10.3, 2, 0, nodes=1, restarts=1)
-    a.started(10.35, is_warm=True)
-    for local_rank in range(2):
-        a.reached(10.6, local_rank, "output", 0.2 + local_rank / 10, "warm")
-    a.succeeds(20.0, ends=20.0)
-    story = story_of(a)
-    elements, text = Elements(page(story)), page(story)
+    story = story_of(cold_and_warm())
+    text = page(story)
 
-    starts = elements.of("start")
-    assert [attrs["class"].split()[-1] for attrs in starts] == ["cold", "warm", "cold", "warm"]
-    spans = [float(attrs[name]) for attrs in starts for name in ("data-s", "data-e")]
+    starts = boxes_of(data_of(text), "start")
+    assert [box["classes"] for box in starts] == ["start cold", "start warm", "start cold", "start warm"]
+    spans = [box[name] for box in starts for name in "se"]
     assert spans == pytest.approx([1.1, 6.0, 10.35, 10.5, 1.1, 6.5, 10.35, 10.6])
-    assert {attrs["class"] for attrs in elements.of("dot")} >= {"dot warm", "dot cold"}  # in the legend
-    below_line = 0.24 * 11  # of a "g"
-    baselines = [float(attrs["y"]) for attrs in elements.of("in") if "run" not in attrs["class"]]
-    strips = [float(attrs["y"]) - 0.6 for attrs in starts]  # with half of the border
-    assert [any(0 < strip - line - below_line < 3 for line in baselines) for strip in strips] == [True] * 4
-    assert "rank 1 · generation 1 · cold start\nprocess group 5.4 s after all workers were started" in text
+    assert {attrs["class"] for attrs in Elements(text).of("dot")} >= {"dot warm", "dot cold"}  # in the legend
+    words = "rank 1 · generation 1 · cold start\nprocess group 5.4 s after all workers were started"
+    assert words in [box["words"] for box in starts]
     assert "first output 500 ms after the crash (warm start)" in text
     assert '<td><i class="dot warm"></i>500 ms warm</td>' in text
     lengths = {event["name"]: event["dur"] for event in trace(story)["traceEvents"] if event.get("cat") == "start"}
@@ -108,7 +91,8 @@ def test_what_comes_from_a_log_is_never_markup() -> None:
     text = page(story_of(a, b, stranger))
     elements = Elements(text)
 
-    assert [tag for tag, _ in elements.found].count("script") == 1
+    assert [tag for tag, _ in elements.found].count("script") == 2  # the data, which is none, and ours
+    assert data_of(text)["nodes"][0]["name"].startswith("node") and "<" in boxes_of(data_of(text), "failed")[0]["words"]
     assert {name for _, attrs in elements.found for name in attrs if name.startswith("on")} == set()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]", text)
@@ -116,10 +100,10 @@ def test_what_comes_from_a_log_is_never_markup() -> None:
 
 
 def test_a_log_that_breaks_off_says_so() -> None:
-    elements = Elements(page(story_of(*a_node_lost())))
-    text = page(story_of(a_crash()[0]))
+    data, text = data_of(page(story_of(*a_node_lost()))), page(story_of(a_crash()[0]))
 
-    assert len(elements.of("block", "guess")) == 3  # the phase and both workers, until a round formed without them
+    guessed = [box for box in boxes_of(data) if box["e"] > box.get("known", box["e"])]
+    assert len(guessed) == 3  # the phase and both workers, until a round formed without them
     assert 'class="badge succeeded"' in text  # the log that is there does not break off
     assert "still running or cut off" in page(story_of(*a_node_lost()[1:2]))
 
@@ -208,7 +192,7 @@ def test_the_marks_that_occur_are_explained() -> None:
     a.tell(1.4, Waited("1 of 2 nodes"))
     a.succeeds(2.0, ends=2.1)
 
-    assert draw(story_of(a)).marks == (
+    assert chart_of(story_of(a)).marks == (
         ("!", "noticed"), ("≠", "ranks compared"), ("†", "SIGKILL"), ("≡", "stacks taken"), ("…", "nodes missing"),
         ("■", "asked to stop"),
     )  # fmt: skip
@@ -218,7 +202,7 @@ def test_the_marks_that_occur_are_explained() -> None:
 
 
 def test_more_workers_than_fit_share_a_row_for_each_node() -> None:
-    few = draw(story_of(NodeLog("node-a", workers=8)))
+    few = chart_of(story_of(NodeLog("node-a", workers=8)))
     nodes = [NodeLog(f"node-{place:02d}", workers=8) for place in range(33)]
     for place, node in enumerate(nodes):
         node.formed(1.0, 1, place, nodes=33)
@@ -227,14 +211,14 @@ def test_more_workers_than_fit_share_a_row_for_each_node() -> None:
             node.fails(8.0, 3, "boom", known_at=8.1)
         else:
             node.succeeds(9.0, ends=9.5)
-    chart = draw(story_of(*nodes))
-    elements = Elements(chart.svg)
+    chart = chart_of(story_of(*nodes))
 
     assert not few.notes
     assert "share a row" in chart.notes[0]
-    assert len(elements.of("block", "life")) == 33
-    assert len(elements.of("block", "life", "failed")) == 1
-    assert chart.svg.count(">8 workers<") == 33
+    assert len(boxes_of(chart.data, "life")) == 33
+    assert len(boxes_of(chart.data, "life", "failed")) == 1
+    assert [node["ranks"] for node in chart.data["nodes"]] == [["8 workers"]] * 33
+    assert [mark["row"] for mark in chart.data["nodes"][5]["marks"]] == [0]
 
 
 def test_64_ranks_have_rows_and_names_of_their_own() -> None:
@@ -243,43 +227,32 @@ def test_64_ranks_have_rows_and_names_of_their_own() -> None:
         node.formed(1.0, 1, place, nodes=8)
         node.started(1.1)
         node.succeeds(9.0, ends=9.5)
-    chart = draw(story_of(*nodes))
-    elements = Elements(chart.svg)
+    chart = chart_of(story_of(*nodes))
 
-    ys = sorted(float(attrs["y"]) for attrs in elements.of("block", "life"))
-    assert len(set(ys)) == 64
-    assert min(after - before for before, after in itertools.pairwise(ys)) >= 8
-    assert all(f">rank {rank}<" in chart.svg for rank in range(64))
+    assert [len(node["workers"]) for node in chart.data["nodes"]] == [8] * 8
+    assert chart.data["rows"]["worker"] >= 8  # pixels
+    assert [words for node in chart.data["nodes"] for words in node["ranks"]] == [f"rank {rank}" for rank in range(64)]
     assert not chart.notes
 
 
 def test_nodes_beyond_a_screenful_of_screens_are_left_out() -> None:
-    chart = draw(story_of(*[NodeLog(f"node-{place}") for place in range(NODES_MAX + 3)]))
+    chart = chart_of(story_of(*[NodeLog(f"node-{place}") for place in range(NODES_MAX + 3)]))
 
     assert "3 more nodes are not drawn." in chart.notes
-    assert len(Elements(chart.svg).of("node")) == NODES_MAX
+    assert len(chart.data["nodes"]) == NODES_MAX
 
 
 def test_too_many_blocks_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     story = story_of(many_restarts(60, workers=8))
-    whole = draw(story)
+    whole = chart_of(story)
     monkeypatch.setattr("aelastic.timeline.boxes.BLOCKS_MAX", 300)
-    folded = draw(story)
+    folded = chart_of(story)
 
-    assert len(Elements(whole.svg).of("block")) == 60 * (8 + 5) + 8 + 4
-    assert len(Elements(folded.svg).of("block")) <= 300
+    assert len(boxes_of(whole.data)) == 60 * (8 + 5) + 8 + 4
+    assert len(boxes_of(folded.data)) <= 300
     assert any("are drawn as one" in note for note in folded.notes) and not whole.notes
     # Of a stretch of many short phases most was training.
-    assert len(Elements(folded.svg).of("folded", "run")) > 0 == len(Elements(folded.svg).of("folded", "stop"))
-
-
-def test_numbers_of_restarts_do_not_cover_each_other() -> None:
-    elements = Elements(draw(story_of(many_restarts(200))).svg)
-    shown = [attrs for attrs in elements.of("flag") if attrs.get("display") != "none"]
-    lefts = [float(attrs["transform"][10:].split()[0]) for attrs in shown]
-
-    assert 3 < len(shown) < 100
-    assert min(after - before for before, after in itertools.pairwise(lefts)) > 20
+    assert len(boxes_of(folded.data, "folded", "run")) > 0 == len(boxes_of(folded.data, "folded", "stop"))
 
 
 def test_of_many_restarts_the_longest_have_tables_and_all_are_listed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from kit.servers.browser import dom_of
 from kit.stories.event_logs import NodeLog, a_crash, a_node_lost
-from kit.stories.timelines import HOSTILE, Elements, many_restarts, story_of
+from kit.stories.timelines import HOSTILE, Elements, cold_and_warm, data_of, many_restarts, story_of
 
 from aelastic.timeline.html import page
 
@@ -89,6 +90,29 @@ def test_no_text_of_the_picture_covers_another_or_is_cut_off(tmp_path: Path, nod
             across = min(box["left"] + box["width"], other["left"] + other["width"]) - max(box["left"], other["left"])
             down = box["top"] + box["height"] - other["top"]
             assert across <= 0 or down < 0.4 * other["height"], (box, other)
+
+
+def test_blocks_stand_where_their_times_are_and_words_above_how_a_worker_started(tmp_path: Path) -> None:
+    text = page(story_of(cold_and_warm()))
+    elements, scale = Elements(browse(tmp_path, text)), 1014 / data_of(text)["length"]
+
+    for attrs in elements.of("block"):
+        assert float(attrs["x"]) == pytest.approx(float(attrs["data-s"]) * scale, abs=0.02)
+        length = float(attrs["data-e"]) - float(attrs["data-s"])
+        assert float(attrs["width"]) == pytest.approx(max(length * scale - 0.8, 1.5), abs=0.02)
+    below_line = 0.24 * 11  # of a "g"
+    baselines = [float(attrs["y"]) for attrs in elements.of("in") if "run" not in attrs["class"]]
+    strips = [float(attrs["y"]) - 0.6 for attrs in elements.of("start")]  # with half of the border
+    assert [any(0 < strip - line - below_line < 3 for line in baselines) for strip in strips] == [True] * 4
+
+
+def test_numbers_of_restarts_do_not_cover_each_other(tmp_path: Path) -> None:
+    elements = Elements(browse(tmp_path, page(story_of(many_restarts(200)))))
+    shown = [attrs for attrs in elements.of("flag") if attrs.get("display") != "none"]
+    lefts = [float(attrs["transform"][10:].split()[0]) for attrs in shown]
+
+    assert 3 < len(shown) < 100
+    assert min(after - before for before, after in itertools.pairwise(lefts)) > 20
 
 
 def test_the_script_runs_and_zooms(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -43,6 +44,19 @@ class Elements(HTMLParser):
         return [attrs for _, attrs in self.found if set(classes) <= set(attrs.get("class", "").split())]
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """The data of the picture that a page has for its script."""
+    (text,) = re.findall(r'<script type="application/json" id="data">([^<]*)</script>', page)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def boxes_of(data: dict[str, Any], *classes: str) -> list[dict[str, Any]]:
+    """The boxes of all rows that have these classes, row by row."""
+    rows = [row for node in data["nodes"] for row in (node["agent"], *node["workers"])]
+    return [box for row in rows for box in row if set(classes) <= set(box["classes"].split())]
+
+
 def many_restarts(count: int, *, workers: int = 2, host: str = "node-a") -> NodeLog:
     a = NodeLog(host, workers=workers)
     a.formed(1.0, 1, 0, nodes=1)
@@ -54,4 +68,22 @@ def many_restarts(count: int, *, workers: int = 2, host: str = "node-a") -> Node
         a.formed(10.0 * place + 9.2, place + 2, 0, nodes=1, restarts=place + 1)
         a.started(10.0 * place + 9.3 + place * 0.001)
     a.succeeds(10.0 * count + 9.0, ends=10.0 * count + 9.1)
+    return a
+
+
+def cold_and_warm() -> NodeLog:
+    """Workers that start cold, fail, and start warm."""
+    a = NodeLog("node-a")
+    a.formed(1.0, 1, 0, nodes=1)
+    a.started(1.1)
+    a.reached(6.2, 0, "output", 5.0, "cold")
+    a.reached(6.2, 1, "process_group", 5.5, "cold")
+    a.fails(10.0, 0, "RuntimeError", known_at=10.0)
+    a.told(10.1, "a worker failed")
+    a.stopped(10.2, 1)
+    a.formed(10.3, 2, 0, nodes=1, restarts=1)
+    a.started(10.35, is_warm=True)
+    for local_rank in range(2):
+        a.reached(10.6, local_rank, "output", 0.2 + local_rank / 10, "warm")
+    a.succeeds(20.0, ends=20.0)
     return a
