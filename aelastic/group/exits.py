@@ -45,6 +45,14 @@ class Exits:
         self.alive = set(local_ranks)
         self.left = set(self.alive)
 
+    def fail(self, local_rank: int, failure: ProcessFailure) -> None:
+        """A worker has failed by itself, or was found unhealthy."""
+        self.failed[local_rank] = failure
+
+    def on_killed(self) -> None:
+        """What is left was sent SIGKILL."""
+        self.kill_count += 1
+
     def on_exited(self, local_rank: int) -> None:
         self.alive.discard(local_rank)
 
@@ -53,7 +61,7 @@ class Exits:
         if local_rank in self.failed:
             return  # it was found unhealthy, and that has been told
         if failure is not None:
-            self.failed[local_rank] = failure
+            self.fail(local_rank, failure)
         else:
             self.stopped[local_rank] = raised
 

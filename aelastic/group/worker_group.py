@@ -231,7 +231,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 tell, *others = self._fail(event.local_rank, event.failure, None, now)
                 return [tell, stop, *others]
             case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.exits.failed:
-                self.exits.failed[event.local_rank] = event.failure  # all that hang were found while they ran
+                self.exits.fail(event.local_rank, event.failure)  # all that hang were found while they ran
                 return [stop]
             case Phase.STOPPING | Phase.DONE:
                 return []  # it is being stopped already, or we gave up on it
@@ -354,7 +354,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _fail(self, local_rank: int, failure: ProcessFailure, at: float | None, now: float) -> list[ev.Action]:
         assert self.assigned is not None
-        self.exits.failed[local_rank] = failure
+        self.exits.fail(local_rank, failure)
         tell = ev.TellFailed(self.assigned.round, failure, now if at is None else at)
         return [tell, *self._stop(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
@@ -368,7 +368,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _kill(self, now: float) -> list[ev.Action]:
         if not self.exits.may_kill:
             return []  # asked again while the last wait is on
-        self.exits.kill_count += 1
+        self.exits.on_killed()
         self.deadline = now + KILL_WAIT_S
         return [ev.Stop(self.generation, self.exits.unended, signal.SIGKILL)]
 

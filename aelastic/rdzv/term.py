@@ -7,6 +7,7 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.survivors.electorate import Electorate
 from aelastic.rdzv.survivors.leadership import LeaderLease
 
 
@@ -31,10 +32,12 @@ def begin_term(
         has_elections: nodes of a round may elect a coordinator among themselves.
         is_replaceable: another agent can coordinate, and reach the board without this one.
     """
-    coordinator.roster.epoch = record.epoch
-    sessions = Sessions(terms, record.candidate.token, record.epoch, has_fixed_ranks=has_fixed_ranks)
-    sessions.electorate.is_on, sessions.is_on_board = has_elections, not record.is_elected
-    sessions.electorate.on_board_knows(record.seats)
-    coordinator.forming.losses += bool(sessions.electorate.rounds)  # its nodes, until they are heard
+    coordinator.roster.begin_epoch(record.epoch)
+    electorate = Electorate(is_on=has_elections, is_on_board=not record.is_elected)
+    electorate.on_board_knows(record.seats)
+    if electorate.rounds:
+        coordinator.forming.await_confirmation()  # their nodes are to be heard first
+    token, epoch = record.candidate.token, record.epoch
+    sessions = Sessions(terms, token, epoch, has_fixed_ranks=has_fixed_ranks, electorate=electorate)
     lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
     return Leader(coordinator, sessions, lease, is_replaceable)

@@ -114,6 +114,10 @@ class NodeStory:
     odd: int = 0  # entries that lack what they should have
     lost: int = 0  # records that the agent could not write
 
+    def lose(self, records: int) -> None:
+        """The agent could not write so many records."""
+        self.lost += records
+
     def ranks_of(self, local_rank: int) -> tuple[int, ...]:
         """The global ranks that one of its workers had, in order, without repetition."""
         return tuple(dict.fromkeys(life.rank for life in self.lives if life.local_rank == local_rank))

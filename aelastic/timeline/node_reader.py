@@ -108,7 +108,7 @@ class NodeReader:
                 self._progress[entry.number("generation"), entry.number("local_rank")] = words
             case "records_lost":
                 count = entry.number("count")
-                self._node.lost += count
+                self._node.lose(count)
                 self._mark(entry, at, "lost", f"{counted(count, 'record')} missing here: {entry.text('reason')}")
             case _:
                 pass

@@ -126,6 +126,27 @@ def test_a_core_imports_nothing_that_waits(module: str) -> None:
     assert not {name.partition(".")[0] for name in imports_of(module)} & NOT_FOR_CORES
 
 
+def _written_in(node: ast.AST) -> list[ast.expr]:
+    """What a statement assigns to, without the subscripts."""
+    match node:
+        case ast.Assign(targets):
+            found = targets
+        case ast.AugAssign(target) | ast.AnnAssign(target):
+            found = [target]
+        case _:
+            found = []
+    each = [part for target in found for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [part.value if isinstance(part, ast.Subscript) else part for part in each]
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if any(is_within(module, core) for core in CORES)])
+def test_no_part_of_a_core_writes_another_ones_field(module: str) -> None:
+    """It is told what has happened, by a call: whoever reads the part sees all that changes it."""
+    written = [part for node in ast.walk(ast.parse(FILES[module].read_text())) for part in _written_in(node)]
+    foreign = [part for part in written if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Attribute)]
+    assert [ast.unparse(part) for part in foreign] == []
+
+
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder])
 def test_others_import_only_what_a_folder_offers(folder: str) -> None:
     used = {

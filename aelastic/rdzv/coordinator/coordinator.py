@@ -224,7 +224,8 @@ class Coordinator(Machine[ev.Event, Send]):
         is_participant = node_id in self.roster.participants and not member.is_stray
         if is_participant or node_id in self.forming.end.broken:
             self.forming.note_loss(member.node, event, now, was_finished=was_finished)
-            self.roster.lost_hosts |= {} if was_finished else {member.node.host: event.reason}
+            if not was_finished:
+                self.roster.note_loss(member.node.host, event.reason)
         match self.phase:
             case Phase.FORMING:  # the round may begin without it
                 return self._form(now)
@@ -255,12 +256,12 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _on_certain(self, event: ev.Confirmed | ev.CutOff, now: float) -> list[Send]:
         if isinstance(event, ev.Confirmed):
-            self.forming.confirmed = event.losses
+            self.forming.on_confirmed(event.losses)
         match self.phase:
             case Phase.FORMING:  # the round may begin
                 return self._form(now)
             case Phase.RUNNING if isinstance(event, ev.CutOff):  # the next round waits for the board
-                self.forming.losses += 1
+                self.forming.await_confirmation()
                 return self._end_round(now, event.reason)
             case Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
                 return []  # that is noted
@@ -359,8 +360,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._join(node, now)
             self.roster.put_stray(node)
             return [self.forming.interrupted(node.node_id, past.round, TAKEN.format(past.round))]
-        self.roster.participants[node.node_id] = None
-        self.roster.put(node, past.standing)
+        self.roster.take_seat(node, past.standing)
         self.forming.end.on_seat(node.node_id, past, since)
         return self._end_takeover(now)
 

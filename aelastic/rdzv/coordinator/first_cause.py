@@ -187,6 +187,23 @@ class RoundEnd:
         if self.free is None or at < self.free[0]:
             self.free = at, reason
 
+    # What nodes hear.
+
+    def tell(self, cause: Cause) -> None:
+        self.told = cause
+
+    def await_telling(self, untold: list[str]) -> None:
+        """These nodes are to hear that the round is over."""
+        self.untold = untold
+
+    def take_untold(self) -> list[str]:
+        untold, self.untold = self.untold, []
+        return untold
+
+    def on_count(self, restart_count: int) -> None:
+        """A node has heard a higher count of the round."""
+        self.restart_count = max(self.restart_count, restart_count)
+
     # What follows.
 
     def _note(self, loss: Loss) -> None:

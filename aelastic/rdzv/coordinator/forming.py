@@ -252,7 +252,7 @@ class Forming:
         known_at = self.end.known_at(is_final=self.policy.is_final(cause, self.end.restart_count))
         if known_at is None or now < known_at:
             return self._wait(known_at)
-        self.end.told = cause
+        self.end.tell(cause)
         return self._answer(cause, Step.TELL)
 
     def _settle(self) -> Step:
@@ -287,14 +287,15 @@ class Forming:
 
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have not been told hear why their round is over."""
-        nodes, self.end.untold = self.end.untold, []
+        nodes = self.end.take_untold()
         return [self.interrupted(i, round_, self.reason) for i in nodes if i in roster.stopping]
 
     def tell_excuse(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes hear that their round's end costs nothing after all: a coordinator after this one is to know it."""
         if self.is_behind or not self.end.is_excused or (cause := self.end.cause) is None:
             return []
-        self.end.told, self.reason, self.is_corrected = cause, cause.reason, True
+        self.end.tell(cause)
+        self.reason, self.is_corrected = cause.reason, True
         return [self.interrupted(node_id, round_, self.reason) for node_id in roster.connected_participants()]
 
     def tell_excuse_again(self, node: m.Node, past: m.Past) -> list[Send]:
@@ -321,6 +322,18 @@ class Forming:
         told = self.end.told
         return max(self.restart_count, self.end.restart_count + (told is not None and told.failure is not None))
 
+    def on_inbox(self, *, is_empty: bool) -> None:
+        """Whether nodes have said more than the coordinator has heard yet."""
+        self.is_behind = not is_empty
+
+    def on_confirmed(self, losses: int) -> None:
+        """The board was asked after so many losses, and this agent leads."""
+        self.confirmed = losses
+
+    def await_confirmation(self) -> None:
+        """The next round begins when the board was asked once more."""
+        self.losses += 1
+
     @property
     def is_unconfirmed(self) -> bool:
         """Whether a node was lost since the board was asked whether this agent leads."""
@@ -334,13 +347,14 @@ class Forming:
         """A round is over, for a reason that costs nothing or for what is known: these nodes are to hear so."""
         if reason:
             self.end.on_free(reason, now)
-        self.since, self.end.untold = now, untold
+        self.since = now
+        self.end.await_telling(untold)
 
     def on_count(self, restart_count: int, *, is_paid: bool) -> None:
         """A node brings the count that it has heard; `is_paid`: of a round after the last, whose end is paid for."""
         self.restart_count = max(self.restart_count, restart_count)
         if not is_paid:
-            self.end.restart_count = max(self.end.restart_count, restart_count)
+            self.end.on_count(restart_count)
 
     def await_older_round(self, now: float) -> None:
         """Another coordinator has welcomed a node: a round of that one may yet show itself."""

@@ -186,7 +186,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             case Phase.LEADING | Phase.DOUBTFUL:  # certain again, unless the answer took too long; a heartbeat for all
                 assert event.record is not None
                 losses = self.lease.on_renewed(event.record, now)
-                self.sessions.is_on_board = not event.is_assumed
+                self.sessions.electorate.on_board(has_answered=not event.is_assumed)
                 self._lead(now)
                 if event.rival_epoch and self.is_blocked:  # most nodes may be there
                     return self._step_down(DISPLACED)
@@ -204,9 +204,9 @@ class Leader(Machine[ev.Event, ev.Action]):
                 raise self._impossible(event)
             case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives, and says so
                 self.lease.on_renew_failed()
-                self.sessions.is_on_board = False
+                self.sessions.electorate.on_board(has_answered=False)
                 if self.coordinator.forming.is_unconfirmed:
-                    self.lease.renew_at = min(self.lease.renew_at, now + RETRY_S)
+                    self.lease.renew_by(now + RETRY_S)
                 return self._heartbeat(now - self.lease.lease_s / 2)
             case Phase.RECLAIMING:
                 return []  # it answers about the epoch before
@@ -222,7 +222,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             case Phase.RECLAIMING:  # agents that have waited for the epoch are welcomed
                 assert event.record is not None
                 self.lease.on_reclaimed(event.record)  # it may be our old one, which had been renewed meanwhile
-                self.coordinator.roster.epoch = event.record.epoch
+                self.coordinator.roster.begin_epoch(event.record.epoch)
                 self._lead(now)
                 return self.sessions.begin_epoch(event.record.epoch, now) + self._reclaim_if_needed(now)
             case Phase.LEADING | Phase.DOUBTFUL:
@@ -312,7 +312,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self._tell_coordinator(Confirmed(losses), now)
 
     def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
-        self.coordinator.forming.is_behind = self.phase is Phase.LEADING and not self.sessions.inbox.is_empty
+        self.coordinator.forming.on_inbox(is_empty=self.phase is not Phase.LEADING or self.sessions.inbox.is_empty)
         return self._deliver(self.coordinator.handle(event, now), now)
 
     def _reclaim_if_needed(self, now: float, newest: int = 0) -> list[ev.Action]:

@@ -177,6 +177,19 @@ class Roster:
         self.fence = m.fence_of(self.epoch, round_)
         return assignments
 
+    def begin_epoch(self, epoch: int) -> None:
+        """This coordinator was elected, or has a newer epoch: that of its next rounds."""
+        self.epoch = epoch
+
+    def take_seat(self, node: m.Node, standing: Standing) -> None:
+        """A node of a round that another coordinator has begun."""
+        self.participants[node.node_id] = None
+        self.put(node, standing)
+
+    def note_loss(self, host: str, reason: str) -> None:
+        """A host of the last round is lost, before its workers had finished."""
+        self.lost_hosts[host] = reason
+
     def inherit(self, participants: Iterable[str], departed: set[int]) -> None:
         """The last round is one that another coordinator has begun."""
         self.participants, self.departed = dict.fromkeys(participants), departed

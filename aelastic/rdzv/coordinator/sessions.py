@@ -53,7 +53,6 @@ class Sessions:
     is_over: bool = False  # every node is told the verdict
     inbox: Inbox = field(default_factory=Inbox)
     electorate: Electorate = field(default_factory=Electorate)
-    is_on_board: bool = True  # the board has answered the last renewal
     _woke_at: float = -math.inf  # when this process was last found to have slept
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its session
@@ -357,7 +356,7 @@ class Sessions:
     @property
     def missing(self) -> list[m.Seat]:
         """Nodes that could go on with another coordinator: no round begins while they could."""
-        return self.electorate.missing(self.has_session, is_on_board=self.is_on_board)
+        return self.electorate.missing(self.has_session, is_on_board=self.electorate.is_on_board)
 
     def unaccounted(self) -> list[m.Seat]:
         """Those of them, if no node of a round that they may vote by is here: the board alone tells of them."""

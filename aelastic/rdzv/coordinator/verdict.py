@@ -90,7 +90,8 @@ class VerdictGate:
 
     def on_heard(self, now: float, sessions: Sessions, core: Coordinator) -> list[ev.Action]:
         """A node may know the verdict now."""
-        if not self._is_awaited or self._again_at is None or uninformed(sessions, is_on_board=sessions.is_on_board):
+        is_on_board = sessions.electorate.is_on_board
+        if not self._is_awaited or self._again_at is None or uninformed(sessions, is_on_board=is_on_board):
             return []
         self._again_at = now
         return self.publish_again(now, sessions, core)
@@ -107,7 +108,7 @@ class VerdictGate:
         """Asks the board again, if it is time, and no other coordinator could go on without having heard."""
         if self._again_at is None or now < self._again_at:
             return []
-        self._is_awaited = bool(uninformed(sessions, is_on_board=sessions.is_on_board))
+        self._is_awaited = bool(uninformed(sessions, is_on_board=sessions.electorate.is_on_board))
         if self._is_awaited:
             self.on_failed(now)
             return self._stop_workers(core, sessions) if now >= self._asked_at + PUBLISH_TIMEOUT_S else []

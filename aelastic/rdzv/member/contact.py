@@ -50,6 +50,10 @@ class Contact:
         self.since, self._renewals = now, renewals
         self.look_at = self.given_up_at
 
+    def on_board(self, now: float) -> None:
+        """The board has answered."""
+        self.board_at = now
+
     def on_woken(self, now: float) -> None:
         """This process was stopped: the leader gets a third of a lease to be heard."""
         self.since = max(self.since, now - self.lease_s * 2 / 3)

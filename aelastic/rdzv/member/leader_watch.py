@@ -127,6 +127,19 @@ class LeaderWatch:
             self._closed_token = token
         return self._is_dead(token)
 
+    def on_heard(self, now: float) -> None:
+        """A message has come."""
+        self.heard_at = now
+
+    def ask_board(self) -> bool:
+        """The board is to be asked whether the coordinator still leads; false if that is under way."""
+        was_checking, self.is_checking = self.is_checking, True
+        return not was_checking
+
+    def on_checked(self) -> None:
+        """The board has answered, or cannot."""
+        self.is_checking = False
+
     def forget_refusal(self) -> None:
         """A port that refused is asked again."""
         self._refused_token = ""
@@ -202,8 +215,7 @@ class LeaderWatch:
         if self.phase is WatchPhase.GREETING:
             self._check_s = min(2 * self._check_s, self.lease_s)  # thousands of nodes may do the same
         self.check_at, self._looked_at = now + self._check_s, now
-        is_new, self.is_checking = not self.is_checking, True
-        return is_new
+        return self.ask_board()
 
     def is_replaced(self, found: LeaderRecord | None, record: LeaderRecord, now: float) -> bool:
         """True if a check of the board shows that this node is connected to the wrong agent.

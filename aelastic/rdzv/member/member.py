@@ -154,7 +154,7 @@ class Member(Machine[Event, Action]):
                 assert_never(self.phase)
 
     def _on_checked(self, event: ev.BoardRead | ev.NotEligible | ev.BoardFailed, now: float) -> list[Action]:
-        self.leader.is_checking = False
+        self.leader.on_checked()
         if not isinstance(event, ev.BoardRead):
             return []  # no answer: the board is checked again when it is due
         match self.phase:
@@ -193,7 +193,7 @@ class Member(Machine[Event, Action]):
 
     def _stop_if_given_up(self, record: LeaderRecord | None, now: float) -> list[Action]:
         """Ends the round here, as the coordinator would: the board shows that it lives, and cannot reach this node."""
-        self.contact.board_at = now
+        self.contact.on_board(now)
         if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
             return []
         return [ev.Deliver(stop)] if (stop := self.state.interrupt(self.contact.given_up(record, now))) else []
@@ -211,7 +211,7 @@ class Member(Machine[Event, Action]):
                 self.search.blame(event.reason)
                 token = self.record.candidate.token
                 if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
-                    self.state.ended_nodes |= {self.record.candidate.node_id}
+                    self.state.on_coordinator_ended(self.record.candidate.node_id)
                     return self._read_board()
                 return self._pause(now)
             case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
@@ -243,7 +243,7 @@ class Member(Machine[Event, Action]):
         match self.phase:
             case Phase.GREETING | Phase.MEMBER:
                 assert self.record is not None
-                self.leader.heard_at = now
+                self.leader.on_heard(now)
                 why = objection(event.message, self.terms, self.state, self.record.epoch, self.leader.epoch)
                 return self._distrust(why, now) if why else self._on_message(event.message, self.record, now)
             case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
@@ -269,10 +269,10 @@ class Member(Machine[Event, Action]):
             case m.Goodbye(reason, is_gone):
                 self._lose_leader(reason, now)
                 self.leader.on_goodbye(record.candidate.token, is_gone=is_gone)
-                self.state.ended_nodes |= {record.candidate.node_id} if is_gone else set()
+                self.state.on_goodbye(record.candidate.node_id, is_gone=is_gone)
                 return [ev.Disconnect(), *self._read_board()]
             case m.Heartbeat(renewals, has_spares):
-                self.state.has_spares = has_spares
+                self.state.on_spares(has_spares)
                 self.leader.on_heartbeat(renewals, now)
                 self.contact.on_heartbeat(renewals, now)
                 return []
@@ -295,7 +295,7 @@ class Member(Machine[Event, Action]):
         self.phase = Phase.MEMBER
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
-        self.outbox.heartbeat_at = now + self.terms.lease_s / 3
+        self.outbox.put_off_heartbeat(self.terms.lease_s, now)
         return [] if (unsent := self.outbox.take_unsent()) is None else [ev.Send(unsent)]
 
     def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
@@ -355,8 +355,7 @@ class Member(Machine[Event, Action]):
         actions: list[Action] = [ev.Deliver(m.Waiting(text))] if (text := self.search.note(now)) else []
         if self._look_at is not None and now >= self._look_at:
             self.contact.look_again(now)
-            was_checking, self.leader.is_checking = self.leader.is_checking, True
-            actions += [] if was_checking else [ev.ReadBoard()]
+            actions += [ev.ReadBoard()] if self.leader.ask_board() else []
             is_cut_off = self._may_be_given_up and self.state.seats is not None and self.contact.is_cut_off(now)
             if is_cut_off and (stop := self.state.interrupt(CUT_OFF)) is not None:
                 actions.append(ev.Deliver(stop))

@@ -131,6 +131,21 @@ class NodeState:
         if is_new:
             self.has_spares = False
 
+    def on_spares(self, has_spares: bool) -> None:
+        self.has_spares = has_spares
+
+    def on_coordinator_ended(self, node_id: str) -> None:
+        """Its process has ended, or it has left the job."""
+        self.ended_nodes |= {node_id}
+
+    def on_goodbye(self, node_id: str, *, is_gone: bool) -> None:
+        """The coordinator leads no longer; `is_gone`: its agent has left the job."""
+        if is_gone:
+            self.on_coordinator_ended(node_id)
+
+    def on_coordinator_lives(self, node_id: str) -> None:
+        self.ended_nodes -= {node_id}
+
     def on_alone(self, since: float) -> None:
         """The coordinator is lost."""
         if self.alone_since is None:

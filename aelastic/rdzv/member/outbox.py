@@ -19,7 +19,7 @@ class Outbox:
         """All that is known of this node, and the newest epoch that it knows."""
         assert state.node is not None, "a node that connects is ready for a round, or has been"
         self.unsent = None
-        state.ended_nodes -= {to.candidate.node_id}  # it listens
+        state.on_coordinator_lives(to.candidate.node_id)  # it listens
         ended = tuple(sorted(state.ended_nodes))
         return m.Hello(PROTOCOL, terms, to.candidate.token, state.node, state.past_at(now), epoch, state.seats, ended)
 
@@ -36,8 +36,12 @@ class Outbox:
         return unsent
 
     def is_heartbeat_due(self, lease_s: float, now: float) -> bool:
-        """Whether a heartbeat is due; then the next one is a third of a lease later."""
+        """Whether a heartbeat is due, which is sent then."""
         if now < self.heartbeat_at:
             return False
-        self.heartbeat_at = now + lease_s / 3
+        self.put_off_heartbeat(lease_s, now)
         return True
+
+    def put_off_heartbeat(self, lease_s: float, now: float) -> None:
+        """The coordinator hears this node now: the next heartbeat is due a third of a lease later."""
+        self.heartbeat_at = now + lease_s / 3

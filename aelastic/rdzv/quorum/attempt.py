@@ -66,6 +66,10 @@ class Attempt:
         """The stores that have done what this step asked for."""
         return self.written if self.vote else self.locked.keys() if self.ballot is not NO_BALLOT else self.seen.keys()
 
+    def leave_out(self, store: int, why: str) -> None:
+        """The try goes on without that store."""
+        self.missing[store] = why
+
     def has_heard_of(self, store: int) -> bool:
         """Whether it has answered in this step, or is out."""
         return store in self.answers or store in self.missing

@@ -147,7 +147,7 @@ class Register(Machine[ev.Event, ev.Action]):
             case Phase.LOCKING | Phase.WRITING if event.step != self._step or attempt.has_heard_of(store):
                 return []  # of an earlier step, or told twice
             case Phase.LOCKING | Phase.WRITING if not event.is_done:  # another try came between
-                attempt.missing[store] = CAME_BETWEEN
+                attempt.leave_out(store, CAME_BETWEEN)
                 return self._go_on(now)
             case Phase.LOCKING:
                 attempt.locked[store] = attempt.lock_of(store)
@@ -165,7 +165,7 @@ class Register(Machine[ev.Event, ev.Action]):
             case Phase.LOOKING | Phase.LOCKING | Phase.WRITING if (
                 event.step == self._step and not self._try.has_heard_of(event.store)
             ):  # it goes on without that store
-                self._try.missing[event.store] = event.reason
+                self._try.leave_out(event.store, event.reason)
                 return self._go_on(now)
             case Phase.IDLE | Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
                 return []  # of an earlier step, or told twice

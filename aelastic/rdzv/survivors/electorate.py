@@ -37,9 +37,11 @@ class Electorate:
 
     Args:
         is_on: there are elections.
+        is_on_board: the board has answered the last renewal.
     """
 
     is_on: bool = False
+    is_on_board: bool = True
     rounds: dict[int, m.Seats] = field(default_factory=dict[int, m.Seats])  # by fence
     _votes_by: dict[str, int] = field(default_factory=dict[str, int])  # node to fence, as it said last
     closing: m.Closing | None = None  # the verdict that this coordinator proposes
@@ -73,6 +75,10 @@ class Electorate:
         assert all(fence == round_.fence for fence, round_ in self.rounds.items()), "a round has its own fence"
         most = max((len(round_.seats) for round_ in self.rounds.values()), default=0)
         assert most <= m.SEATS_MAX, "a larger round has no elections"
+
+    def on_board(self, *, has_answered: bool) -> None:
+        """Whether the board has answered the last renewal."""
+        self.is_on_board = has_answered
 
     @property
     def can_elect(self) -> bool:

@@ -60,6 +60,10 @@ class LeaderLease:
         """Whether the board owes an answer."""
         return self._asked_at is not None
 
+    def renew_by(self, at: float) -> None:
+        """The board is asked then, if not before."""
+        self.renew_at = min(self.renew_at, at)
+
     def is_certain(self, now: float) -> bool:
         return now <= self.certain_until
 
