@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aelastic.health.foreign_server import ForeignServer
     from aelastic.health.server import HealthServer
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
-    from aelastic.observe.exposition import AgentFacts
+    from aelastic.observe.exposition import Exposition
     from aelastic.observe.torch_events import TorchEvents
 
 _log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Supervisor:
         self._observers = Observers([LogLines(spec.shutdown_timeout_s), *observers])
         self._given_health = health_check_server
         self._health: HealthServer | ForeignServer | None = None  # only where something may ask
+        self._exposition: Exposition | None = None  # as above
         self._torch_events: TorchEvents | None = None  # only where something may listen
         self._finding_cpus: anyio.CancelScope | None = None
         self._has_run = False
@@ -248,9 +249,8 @@ class Supervisor:
             self._health_port,
             self._given_health,
             self.collect_stacks,
-            is_local=self._settings.is_local,
-            linger_s=self.spec.linger_s,
-            look=self._look,
+            self._expose,
+            self.spec.linger_s,
         )
         if self._health is not None:
             self._observers.add(self._health)
@@ -259,14 +259,21 @@ class Supervisor:
         """Writes the metrics to a file, from now on."""
         from aelastic.observe.textfile import MetricsTextfile
 
-        textfile = MetricsTextfile(path, self._settings.run_id, is_local=self._settings.is_local, look=self._look)
+        textfile = MetricsTextfile(path, self._settings.run_id, self._expose())
         await textfile.open()
         self._observers.add(textfile)
 
-    def _look(self) -> AgentFacts:
-        from aelastic.observe.exposition import AgentFacts
+    def _expose(self) -> Exposition:
+        """Status and metrics of the run, for all that show them; told of events before these are."""
+        if self._exposition is None:
+            from aelastic.observe.exposition import AgentFacts, Exposition
 
-        return AgentFacts() if self._run is None else self._run.resources.facts()
+            def look() -> AgentFacts:
+                return AgentFacts() if self._run is None else self._run.resources.facts()
+
+            self._exposition = Exposition(is_local=self._settings.is_local, look=look)
+            self._observers.add(self._exposition)
+        return self._exposition
 
     def _open_exports(self) -> None:
         """Sends what happens to services that the environment names."""

@@ -41,7 +41,7 @@ from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
 from aelastic.host.usage import usage_of
-from aelastic.observe.exposition import AgentFacts, Exposition
+from aelastic.observe.exposition import TICK_S, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.prometheus import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS, Family, Registry
 from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, StopAsked
@@ -75,19 +75,16 @@ async def open_health(
     where: str,
     given: HealthCheckServer | HealthCheckServerFactory | None,
     collect_stacks: CollectStacks,
-    *,
-    is_local: bool,
+    expose: Callable[[], Exposition],
     linger_s: float = 0.0,
-    look: Callable[[], AgentFacts] = AgentFacts,
 ) -> HealthServer | ForeignServer | None:
     """Makes the server, if the environment or the program asks for one.
 
     Args:
         where: what `TORCHELASTIC_HEALTH_CHECK_PORT` says, or "".
         given: a server of torch's kind to take instead, or what makes one.
-        is_local: workers are processes of this machine.
+        expose: gives the run's status and metrics.
         linger_s: how long the end of a run stays readable.
-        look: what the agent knows now.
 
     Raises:
         InputError: the address cannot be used, or aiohttp is not installed.
@@ -107,7 +104,7 @@ async def open_health(
         listener = await run_sync(listen_at, address)
     level = logging.INFO if address.port else logging.WARNING  # the user does not know a port that was not chosen
     _log.log(level, "health checks are answered at %s", url_of(listener))
-    return HealthServer(address, listener, collect_stacks, is_local=is_local, linger_s=linger_s, look=look)
+    return HealthServer(address, listener, collect_stacks, expose(), linger_s)
 
 
 def request_counters(registry: Registry) -> tuple[Family, Family]:
@@ -124,9 +121,8 @@ class HealthServer(Observer):
         address: as the user gave it.
         listener: where clients connect; closed at the end.
         collect_stacks: takes the workers' stacks; its argument says why.
-        is_local: the workers' ids are pids of this machine.
+        exposition: the run's status and metrics.
         linger_s: how long the end of a run that was not asked to stop stays readable, unless a scraper reads it.
-        look: what the agent knows now.
     """
 
     def __init__(
@@ -134,10 +130,8 @@ class HealthServer(Observer):
         address: Address,
         listener: socket.socket,
         collect_stacks: CollectStacks,
-        *,
-        is_local: bool,
+        exposition: Exposition,
         linger_s: float = 0.0,
-        look: Callable[[], AgentFacts] = AgentFacts,
     ) -> None:
         self.close_timeout_s = CLOSE_TIMEOUT_S + linger_s
         self._linger_s = linger_s
@@ -147,7 +141,7 @@ class HealthServer(Observer):
         self._stacks = StacksEndpoint(collect_stacks)
         bound = listener.getsockname()[0]
         self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
-        self._exposition = Exposition(is_local=is_local, look=look)
+        self._exposition = exposition
         self._status = self._exposition.status
         self._requests, self._dropped = request_counters(self._exposition.metrics.registry)
         self._limits: ConnectionLimits | None = None
@@ -162,8 +156,7 @@ class HealthServer(Observer):
             "/stacks": ("POST", self._say_stacks),
         }
 
-    def tell(self, event: RunEvent, now: float) -> None:
-        self._exposition.tell(event, now)
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the exposition keeps what happened
         match event:
             case StopAsked():
                 self._is_stop_asked = True
@@ -251,7 +244,7 @@ class HealthServer(Observer):
 
     async def _tick(self) -> None:
         while True:
-            await self._exposition.measure_lag()
+            await anyio.sleep(TICK_S)
             if self._limits is not None:
                 self._limits.drop_slow(asyncio.get_running_loop().time())
 

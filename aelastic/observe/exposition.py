@@ -15,6 +15,7 @@ from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.host.usage import usage_of
 from aelastic.observe.metrics import RunMetrics
+from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
 from aelastic.observe.status import Status
 
@@ -31,8 +32,8 @@ class AgentFacts(Record):
     silent_s: Mapping[int, float] = MappingProxyType({})  # for how long none has been seen, by local rank
 
 
-class Exposition:
-    """Status and metrics of one run.
+class Exposition(Observer):
+    """Status and metrics of one run, for all that show them.
 
     Args:
         is_local: the workers' ids are pids of this machine.
@@ -53,12 +54,13 @@ class Exposition:
         self.status.tell(event, now)
         self.metrics.tell(event, now)
 
-    async def measure_lag(self) -> None:
-        """Measures how late the loop is, once: takes a second."""
-        before = time.monotonic()
-        await anyio.sleep(TICK_S)
-        self.lag_s = max(0.0, time.monotonic() - before - TICK_S)
-        self.metrics.lag(self.lag_s)
+    async def run(self) -> None:
+        """Measures how late the loop is."""
+        while True:
+            before = time.monotonic()
+            await anyio.sleep(TICK_S)
+            self.lag_s = max(0.0, time.monotonic() - before - TICK_S)
+            self.metrics.lag(self.lag_s)
 
     def metrics_text(self, common: Mapping[str, str] = _NONE, *, is_open: bool = False) -> str:
         """The metrics now.

@@ -22,16 +22,6 @@ from aelastic.observe import run_events as ev
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
 
-_NAMES: dict[Phase, ev.PhaseName] = {
-    Phase.JOINING: "rendezvous",
-    Phase.SPAWNING: "spawn",
-    Phase.RUNNING: "run",
-    Phase.CANCELLING: "stop",
-    Phase.STOPPING: "stop",
-    Phase.AWAITING: "await",
-    Phase.BARRIER: "barrier",
-}
-
 # Workers are being started, or may be started in spite of a stop.
 _STARTING = {Phase.SPAWNING, Phase.CANCELLING}
 
@@ -188,7 +178,7 @@ class RunEventSource:
         )
 
     def _what_took_time(self, now: float) -> list[ev.RunEvent]:
-        name = _NAMES.get(self._group.phase)
+        name = ev.NAME_OF.get(self._group.phase)
         if name == self._name:
             return []
         told: list[ev.RunEvent] = [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]

@@ -26,6 +26,11 @@ from aelastic.rdzv.protocol.messages import Outcome
 #   barrier: ours have succeeded, until those of other nodes have
 PhaseName: TypeAlias = Literal["rendezvous", "spawn", "run", "detect", "stop", "await", "barrier"]
 PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
+# What takes time in each phase of the worker group; in the others nothing does.
+NAME_OF: dict[Phase, PhaseName] = {
+    Phase.JOINING: "rendezvous", Phase.SPAWNING: "spawn", Phase.RUNNING: "run", Phase.CANCELLING: "stop",
+    Phase.STOPPING: "stop", Phase.AWAITING: "await", Phase.BARRIER: "barrier",
+}  # fmt: skip
 # How a worker was started: with modules imported already (`--preload`), or from nothing.
 StartKind: TypeAlias = Literal["warm", "cold"]
 # How far a worker's start has come, as it can be seen from outside:

@@ -34,15 +34,6 @@ _NOT_READY: dict[Phase, str] = {
     Phase.BARRIER: "the workers of this node have succeeded; those of other nodes run",
     Phase.DONE: "the job is over",
 }
-_PHASE_NAMES: dict[Phase, ev.PhaseName] = {
-    Phase.JOINING: "rendezvous",
-    Phase.SPAWNING: "spawn",
-    Phase.RUNNING: "run",
-    Phase.CANCELLING: "stop",
-    Phase.STOPPING: "stop",
-    Phase.AWAITING: "await",
-    Phase.BARRIER: "barrier",
-}
 
 
 class _Past(Record):
@@ -134,7 +125,7 @@ class Status:
     def _on_changed(self, changed: ev.Changed, now: float) -> None:
         if changed.phase is not self._phase:
             self._since = self._now_since = now
-            self._now = _PHASE_NAMES.get(changed.phase)
+            self._now = ev.NAME_OF.get(changed.phase)
             self._waited = ""
         self._phase, self._state, self._reason = changed.phase, changed.state, changed.reason
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -22,7 +21,7 @@ import anyio.to_thread
 
 from aelastic.errors import InputError
 from aelastic.host.files import write_beside
-from aelastic.observe.exposition import AgentFacts, Exposition
+from aelastic.observe.exposition import Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.run_events import RunEvent
 
@@ -38,14 +37,13 @@ class MetricsTextfile(Observer):
     Args:
         path: the file; its folder must be there.
         run_id: the job's name, a label of every series.
-        is_local: the workers' ids are pids of this machine.
-        look: what the agent knows now.
+        exposition: of the run.
     """
 
-    def __init__(self, path: Path, run_id: str, *, is_local: bool, look: Callable[[], AgentFacts] = AgentFacts) -> None:
+    def __init__(self, path: Path, run_id: str, exposition: Exposition) -> None:
         self._path = Path(os.path.abspath(path))
         self._common = {"run_id": run_id, "textfile": self._path.name}
-        self._exposition = Exposition(is_local=is_local, look=look)
+        self._exposition = exposition
         self._asked = 0  # number of the newest text
         self._writing = threading.Lock()
         self._has_warned = False
@@ -64,21 +62,15 @@ class MetricsTextfile(Observer):
             raise InputError(f"metrics textfile {self._path} cannot be written ({why}): choose another path") from None
 
     def tell(self, event: RunEvent, now: float) -> None:
-        self._exposition.tell(event, now)
+        """The exposition hears it."""
 
     async def run(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._measure_lag, name="metrics textfile: tick")
-            while True:
-                await anyio.sleep(WRITE_INTERVAL_S)
-                await self._try_to_write()
+        while True:
+            await anyio.sleep(WRITE_INTERVAL_S)
+            await self._try_to_write()
 
     async def aclose(self) -> None:
         await self._try_to_write()
-
-    async def _measure_lag(self) -> None:
-        while True:
-            await self._exposition.measure_lag()
 
     async def _try_to_write(self) -> None:
         try:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast, get_args
 
+from aelastic.observe.run_events import NAME_OF
 from aelastic.timeline.model import NO_RANK, Block, Life, Mark, MarkKind, NodeStory, Outcome, Told
 from aelastic.timeline.reader import Entry, Log
 from aelastic.timeline.text import counted
 
-# The block for each phase of the worker group.
-_PHASE_IN = {
-    "joining": "rendezvous", "spawning": "spawn", "running": "run", "cancelling": "stop", "stopping": "stop",
-    "awaiting": "await", "barrier": "barrier",
-}  # fmt: skip
+# The block for each phase of the worker group, as the log has it.
+_PHASE_IN = {phase.value: name for phase, name in NAME_OF.items()}
 # A block begins where the one before ended, unless records are missing between them.  An agent that has to wait for a
 # CPU records an event some milliseconds after it (9 ms were seen, with 12 processes on 2 cores).
 _SAME_MOMENT_S = 0.05

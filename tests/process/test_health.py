@@ -36,6 +36,7 @@ from aelastic.health.address import Address, close, listen_at, read_address, url
 from aelastic.health.server import HealthServer, open_health
 from aelastic.launch import LaunchConfig, elastic_launch
 from aelastic.observe import run_events as ev
+from aelastic.observe.exposition import Exposition
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -298,12 +299,13 @@ async def serving(
     async def nothing(why: str) -> ev.StacksTaken:
         raise AssertionError(why)
 
-    server = await open_health(where, None, collect or nothing, is_local=True)
+    exposition = Exposition(is_local=True)
+    server = await open_health(where, None, collect or nothing, lambda: exposition)
     assert isinstance(server, HealthServer)
     if is_running:
-        server.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), 0.0)
-        server.tell(ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, ""), 0.0)
-        server.tell(ev.WorkersStarted(1, {0: os.getpid(), 1: None}), 0.0)
+        exposition.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), 0.0)
+        exposition.tell(ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, ""), 0.0)
+        exposition.tell(ev.WorkersStarted(1, {0: os.getpid(), 1: None}), 0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run)
         yield server, url_of(server._listener)
