@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kit.stories.event_logs import NodeLog, a_crash
+from kit.stories.timelines import boxes_of, data_of
 
 from aelastic.timeline.command import main
 
@@ -60,4 +61,4 @@ def test_a_real_run_that_crashes_once_has_a_picture(tmp_path: Path, capsys: pyte
     assert "1 restart (" in capsys.readouterr().out
     page = (tmp_path / "logs" / "timeline.html").read_text()
     assert "RuntimeError: loss is NaN" in page
-    assert all(f'"block life {outcome}"' in page for outcome in ("failed", "succeeded"))
+    assert all(boxes_of(data_of(page), "life", outcome) for outcome in ("failed", "succeeded"))
