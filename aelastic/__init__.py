@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from aelastic.output_patterns import ExpectedOutput
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.result import RunResult
-    from aelastic.spec import Std, WorkerSpec
+    from aelastic.settings import Std
+    from aelastic.spec import WorkerSpec
     from aelastic.supervisor import Supervisor
 
 __all__ = [
@@ -113,7 +114,8 @@ _HOMES = {
     "launcher.errors": ("SignalException",),
     "rdzv.settings": ("RendezvousSettings",),
     "output_patterns": ("ExpectedOutput",),
-    "spec": ("Std", "WorkerSpec"),
+    "settings": ("Std",),
+    "spec": ("WorkerSpec",),
     "result": ("RunResult",),
     "supervisor": ("Supervisor",),
     "observe.observer": ("Observer",),

@@ -20,8 +20,8 @@ from typing import Any
 
 from aelastic.errors import InputError
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
-from aelastic.spec import Std as Std  # noqa: PLC0414  this is its documented place, too
-from aelastic.spec import Streams, streams_of
+from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place, too
+from aelastic.settings import Streams, streams_of
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from aelastic.core.record import Record
 
 # Workers are looked at once a second at most.
 HANG_TIMEOUT_MIN_S = 1.0
-HANG_TIMEOUT_REMEDY = "use 1 second or more, as workers are looked at once a second at most"
 
 
 class ExpectedOutput(Record):
@@ -33,18 +32,23 @@ class ExpectedOutput(Record):
         return self.ranks is None or int(env["RANK"]) in self.ranks
 
 
-def expected_problem(expected: Any) -> str:
-    """What is wrong with output that is to be expected, after the name of the field."""
+def is_expected(expected: Any) -> bool:
+    """Whether it is output to expect, with a text, seconds, and ranks."""
     is_one = isinstance(expected, ExpectedOutput) and are_texts([expected.pattern]) and is_real(expected.within_s)
-    if not (is_one and (expected.ranks is None or are_ranks(expected.ranks))):
-        return f" is {expected!r}: use an ExpectedOutput of a str, seconds, and ranks or None"
-    if problem := pattern_problem(expected.pattern):
-        return f": {problem}"
-    if not HANG_TIMEOUT_MIN_S <= expected.within_s < math.inf:
-        return f": within_s is {expected.within_s}: {HANG_TIMEOUT_REMEDY}"
+    return is_one and (expected.ranks is None or are_ranks(expected.ranks))
+
+
+def expected_problem(expected: ExpectedOutput) -> str:
+    """What is wrong with output that is to be expected."""
     if expected.ranks is not None and not expected.ranks:
-        return ": ranks is empty: name some, or use None for all"
-    return ""
+        return "ranks is empty: name some, or use None for all"
+    return pattern_problem(expected.pattern) or silence_problem(expected.within_s)
+
+
+def silence_problem(timeout_s: float) -> str:
+    """What is wrong with a time after which a silent worker counts as hung."""
+    is_seen = HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
+    return "" if is_seen else "use 1 second or more, as workers are looked at once a second at most"
 
 
 def pattern_problem(pattern: str) -> str:

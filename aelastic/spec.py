@@ -2,119 +2,35 @@
 
 A `WorkerSpec` is complete and valid from the moment it exists: code that holds one need
 not check again.  Nothing here reads the environment, a clock or a file; the command
-line (`cli.py`) does that and then builds the same spec a library user would write.
+line (`cli`) does that and then builds the same spec a library user would write.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
-from os import PathLike, fsencode
+from os import fsencode
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
-from aelastic.core.fits import Fits, are_ranks, are_texts, in_words, is_int, is_real, is_sequence, optional
+from aelastic.core.fits import are_texts, in_words
 from aelastic.errors import InputError
-from aelastic.output_patterns import (
-    HANG_TIMEOUT_MIN_S,
-    HANG_TIMEOUT_REMEDY,
-    ExpectedOutput,
-    expected_problem,
-    progress_problem,
-)
+from aelastic.output_patterns import ExpectedOutput
 from aelastic.rdzv.settings import RendezvousSettings
-
-StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
-START_METHODS: tuple[str, ...] = get_args(StartMethod)
-# By what of its device's neighbourhood a worker's CPUs are chosen (torch: `torch.numa.binding.AffinityMode`).
-NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
-NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
-
-# What a fork server imports before it forks workers: modules by name, or what the first workers imported.
-Preload: TypeAlias = tuple[str, ...] | Literal["auto"]
-
-# How long workers have that are stopped for a restart: seconds, as for other stops, or, `None`, while that can help.
-RestartGrace: TypeAlias = float | Literal["shutdown-timeout"] | None
-
-# What of a worker can be a sign of life: output in its files, CPU use, bytes and calls that it reads and writes.
-HangSignal: TypeAlias = Literal["output", "cpu", "io"]
-HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
-# What becomes of a worker that hangs.
-HangAction: TypeAlias = Literal["stop", "report"]
-HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
-
-# Far more than any machine has devices or CPUs.
-LOCAL_WORLD_SIZE_MAX = 1 << 16
-
-HANG_STEPS_REMEDY = "use more than 1, times the median step, as in 5x"
-
-# torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
-SHUTDOWN_TIMEOUT_S = 30.0
-# torch's `exit_barrier_timeout`: how long a finished node waits for the others.
-EXIT_BARRIER_TIMEOUT_S = 300.0
-
-
-class Std(IntFlag):
-    """Which standard streams of a worker (torch: `torch.distributed.elastic.multiprocessing.Std`)."""
-
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = OUT | ERR
-
-    @classmethod
-    def from_str(cls, text: str) -> Std | dict[int, Std]:
-        """Reads `"3"` as every worker's streams, `"0:3,1:2"` as streams by local rank.
-
-        Raises:
-            InputError: anything else.
-        """
-        try:
-            if ":" not in text:
-                return cls(_stream_number(text))
-            pairs = (pair.split(":") for pair in text.split(","))
-            return {_rank_number(rank): cls(_stream_number(streams)) for rank, streams in pairs}
-        except ValueError:
-            raise InputError(
-                f"{text!r} is not a choice of streams: use 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
-                "or a map by local rank such as 0:3,1:2"
-            ) from None
-
-
-def _stream_number(text: str) -> int:
-    if text.strip() not in {"0", "1", "2", "3"}:
-        raise ValueError(text)
-    return int(text)
-
-
-def _rank_number(text: str) -> int:
-    if (rank := int(text)) < 0:
-        raise ValueError(text)
-    return rank
-
-
-def run_id_problem(run_id: str) -> str:
-    """What keeps the text from being a run id, which goes into environments, onto boards and into logs."""
-    return "use a run id without line breaks and NUL" if set(run_id) & {"\0", "\n", "\r"} else ""
-
-
-# Of the files that node_exporter's textfile collector reads.
-TEXTFILE_SUFFIX = ".prom"
-# Of a log file's end: a cause of death is looked for in less.
-LOG_BYTES_MIN = 1 << 20
-
-
-Streams: TypeAlias = Std | Mapping[int, Std]
-
-
-def streams_of(streams: Streams, local_rank: int) -> Std:
-    """The choice that holds for one worker; a rank that a map does not name has `Std.NONE`.
-
-    The flags may be torch's, which are integers just as ours.
-    """
-    return Std(int(streams if isinstance(streams, int) else streams.get(local_rank, Std.NONE)))
+from aelastic.settings import (
+    EXIT_BARRIER_TIMEOUT_S,
+    HANG_SIGNALS,
+    RULES,
+    SHUTDOWN_TIMEOUT_S,
+    HangAction,
+    HangSignal,
+    NumaBinding,
+    Preload,
+    RestartGrace,
+    StartMethod,
+    Streams,
+)
+from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +137,9 @@ class WorkerSpec:
     env: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        self._check_types()
+        for name, rule in RULES.items():
+            if remedy := rule(value := getattr(self, name)):
+                raise InputError(f"{name} is {in_words(value)}: {remedy}")
         # What is as good, as the rest of the program expects it.
         object.__setattr__(self, "args", tuple(self.args))
         for name in ("log_dir", "cache_dir"):
@@ -229,94 +147,40 @@ class WorkerSpec:
             object.__setattr__(self, name, None if path is None else Path(path))
         if self.preload != "auto":
             object.__setattr__(self, "preload", tuple(self.preload))
-        _check(bool(self.entrypoint), "entrypoint is empty: name a program or pass a function")
-        _check(self.local_world_size >= 1, f"local_world_size is {self.local_world_size}: at least 1 worker is needed")
-        is_possible = self.local_world_size <= LOCAL_WORLD_SIZE_MAX
-        limit = f"local_world_size is {self.local_world_size}: use at most {LOCAL_WORLD_SIZE_MAX}"
-        _check(is_possible, limit)
-        _check(self.max_restarts >= 0, f"max_restarts is {self.max_restarts}: use 0 for no restarts")
+        self._check_command()
+        self._check_together()
+
+    def _check_command(self) -> None:
         if isinstance(self.entrypoint, str):
             strange = [arg for arg in self.args if not _is_for_exec(arg)]
             _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
         env = self.env or {}
         odd = [name for name in env if not (are_texts([name, env[name]]) and _is_for_exec(name + env[name], name))]
-        rule = "the names and values of variables are strings without NUL, and names without ="
-        _check(not odd, f"env holds {odd[:1]}: {rule}")  # values may be secret
-        _check(self.monitor_interval > 0, f"monitor_interval is {self.monitor_interval}: use seconds above 0")
-        for name in ("shutdown_timeout_s", "exit_barrier_timeout_s", "linger_s"):
-            value: float = getattr(self, name)
-            _check(math.isfinite(value) and value >= 0, f"{name} is {value}: use seconds, 0 or more")
-        self._check_restart_grace()
-        self._check_meeting_point()
-        self._check_hangs()
-        size = self.log_max_bytes
-        _check(size is None or size >= LOG_BYTES_MIN, f"log_max_bytes is {size}: use at least {LOG_BYTES_MIN}")
-        problem = "" if self.progress is None else progress_problem(self.progress)
-        _check(not problem, f"progress: {problem}")
-        path = self.metrics_textfile
-        is_read = path is None or str(path).endswith(TEXTFILE_SUFFIX)
-        _check(is_read, f"metrics_textfile is {path}: node_exporter reads files named *{TEXTFILE_SUFFIX} only")
-        self._check_preload()
-        methods = ", ".join(START_METHODS)
-        _check(self.start_method in START_METHODS, f"start_method is {self.start_method!r}: use one of {methods}")
-        modes = ", ".join(NUMA_BINDINGS)
-        known = self.numa_binding is None or self.numa_binding in NUMA_BINDINGS
-        _check(known, f"numa_binding is {self.numa_binding!r}: use one of {modes}")
+        texts = "the names and values of variables are strings without NUL, and names without ="
+        _check(not odd, f"env holds {odd[:1]}: {texts}")  # values may be secret
 
-    def _check_types(self) -> None:
-        """Refuses values of a wrong type, which would fail later and in other words."""
-        for name, (fits, remedy) in _TYPES.items():
-            value = getattr(self, name)
-            if not fits(value):
-                raise InputError(f"{name} is {in_words(value)}: use {remedy}")
-
-    def _check_restart_grace(self) -> None:
-        grace: Any = self.restart_grace
-        limit_s = self.shutdown_timeout_s
-        if grace is None or grace == "shutdown-timeout":
-            return
-        is_length = not isinstance(grace, str) and is_real(grace) and math.isfinite(grace) and grace >= 0
-        _check(is_length, f'restart_grace is {grace!r}: use seconds, 0 or more, "shutdown-timeout", or None')
-        limit = f"use at most shutdown_timeout_s, which is {limit_s:g}"
-        _check(float(grace) <= limit_s, f"restart_grace is {grace}: {limit}")
-
-    def _check_meeting_point(self) -> None:
+    def _check_together(self) -> None:
+        """Checks fields that have to go with each other."""
+        grace, limit_s = self.restart_grace, self.shutdown_timeout_s
+        fits = grace is None or isinstance(grace, str) or grace <= limit_s
+        _check(fits, f"restart_grace is {grace}: use at most shutdown_timeout_s, which is {limit_s:g}")
         _check(self.rdzv is None or self.rdzv_handler is None, "rdzv and rdzv_handler are both given: leave one out")
-        port, run_id = self.master_port, self.run_id
-        _check(port is None or 0 <= port <= 65535, f"master_port is {port}: use 0 to 65535")
-        problem = run_id_problem(run_id or "")
-        _check(not problem, f"run_id is {run_id!r}: {problem}")
-        has_name = bool(run_id) or self.rdzv is None or self.rdzv.max_nodes == 1
+        has_name = bool(self.run_id) or self.rdzv is None or self.rdzv.max_nodes == 1
         _check(has_name, "run_id is empty: give the job a name, the same on every node")
-
-    def _check_hangs(self) -> None:
-        timeout_s, signs, action = self.hang_timeout_s, self.hang_signals, self.hang_action
-        is_length = timeout_s is None or HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
-        _check(is_length, f"hang_timeout_s is {timeout_s}: {HANG_TIMEOUT_REMEDY}")
-        steps = self.hang_timeout_steps
-        _check(steps is None or 1 < steps < math.inf, f"hang_timeout_steps is {steps}: {HANG_STEPS_REMEDY}")
-        _check(steps is None or timeout_s is None, "hang_timeout_s and hang_timeout_steps are given: leave one out")
-        _check(steps is None or self.progress is not None, "hang_timeout_steps has no effect without progress: add it")
-        is_choice = 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
-        _check(is_choice, f"hang_signals is {signs!r}: use a tuple of one or more of {', '.join(HANG_SIGNALS)}")
-        _check(action in HANG_ACTIONS, f"hang_action is {action!r}: use one of {', '.join(HANG_ACTIONS)}")
-        problem = "" if self.expect_output is None else expected_problem(self.expect_output)
-        _check(not problem, f"expect_output{problem}")
-
-    def _check_preload(self) -> None:
+        has_steps = self.hang_timeout_steps is not None
+        is_twice = has_steps and self.hang_timeout_s is not None
+        _check(not is_twice, "hang_timeout_s and hang_timeout_steps are given: leave one out")
+        is_timed = not has_steps or self.progress is not None
+        _check(is_timed, "hang_timeout_steps has no effect without progress: add it")
         if not self.preload:
             return
-        for name in () if self.preload == "auto" else self.preload:
-            is_name = all(part.isidentifier() for part in str(name).split("."))
-            _check(is_name, f"preload names {name!r}, which is not the name of a module: use names such as torch.nn")
         bound = (
             "a library's threads are counted when it is imported, before the worker has its CPUs: leave one of them out"
         )
         _check(self.numa_binding is None, f"preload and numa_binding are both given, but {bound}")
         is_forkable = isinstance(self.entrypoint, str) or self.start_method == "spawn"
-        _check(
-            is_forkable, f'preload is given with start_method {self.start_method!r}: use "spawn", or leave preload out'
-        )
+        remedy = 'use "spawn", or leave preload out'
+        _check(is_forkable, f"preload is given with start_method {self.start_method!r}: {remedy}")
 
     @property
     def watches_output(self) -> bool:
@@ -342,57 +206,6 @@ def _is_for_exec(value: Any, name: str = "") -> bool:
         return "=" not in name and b"\0" not in fsencode(value)
     except (TypeError, UnicodeEncodeError):
         return False
-
-
-def _are_streams(value: Any) -> bool:
-    by_rank = value if isinstance(value, Mapping) else {0: value}
-    return are_ranks(by_rank) and all(is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
-
-
-_INT: Fits = is_int, "an int"
-_REAL: Fits = is_real, "a number"
-_STR: Fits = (lambda value: isinstance(value, str)), "a str"
-_PATH: Fits = (lambda value: isinstance(value, str | PathLike)), "a Path"
-_BOOL: Fits = (lambda value: isinstance(value, bool)), "a bool"
-_STREAMS: Fits = _are_streams, "a Std, or a dict of them by local rank"
-_TEXTS: Fits = are_texts, "a tuple or list of texts"
-# What fits each field, and the words for it.  A number may be numpy's, and a path any that the system takes.
-_TYPES: Mapping[str, Fits] = {
-    "entrypoint": ((lambda value: isinstance(value, str) or callable(value)), "the name of a program, or a function"),
-    "args": (is_sequence, "a tuple or list of arguments"),
-    "role": _STR,
-    "local_world_size": _INT,
-    "max_restarts": _INT,
-    "monitor_interval": _REAL,
-    "rdzv": optional(((lambda value: isinstance(value, RendezvousSettings)), "RendezvousSettings")),
-    "rdzv_handler": optional(((lambda value: hasattr(value, "next_rendezvous")), "a torch RendezvousHandler")),
-    "numa_fall_back": _BOOL,
-    "virtual_local_rank": _BOOL,
-    "master_addr": optional(_STR),
-    "master_port": optional(_INT),
-    "run_id": optional(_STR),
-    "redirects": _STREAMS,
-    "tee": _STREAMS,
-    "log_dir": optional(_PATH),
-    "log_max_bytes": optional(_INT),
-    "cache_dir": optional(_PATH),
-    "preload": ((lambda value: value == "auto" or is_sequence(value)), 'a tuple of module names, or "auto"'),
-    "preload_from": _STR,
-    "log_line_prefix_template": optional(_STR),
-    "local_ranks_filter": optional((are_ranks, "a frozenset of local ranks")),
-    "duplicate_stdout_filters": _TEXTS,
-    "duplicate_stderr_filters": _TEXTS,
-    "event_log_handler": _STR,
-    "shutdown_timeout_s": _REAL,
-    "exit_barrier_timeout_s": _REAL,
-    "progress": optional(_STR),
-    "hang_timeout_s": optional(_REAL),
-    "hang_timeout_steps": optional(_REAL),
-    "linger_s": _REAL,
-    "metrics_textfile": optional(_PATH),
-    "hang_signals": (is_sequence, f"a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
-    "env": optional(((lambda value: isinstance(value, Mapping)), "a dict of variables")),
-}
 
 
 def _check(holds: bool, otherwise: str) -> None:

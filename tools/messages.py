@@ -15,7 +15,9 @@ from sources import Source, package
 
 LEVELS = {"warning", "error", "exception", "critical"}
 # What these raise becomes the reason in a line of the command line: "--nnodes 4:2: the minimum 4 is above …".
-READERS = ("aelastic.cli.converters", "aelastic.spec")
+READERS = ("aelastic.cli.converters", "aelastic.settings")
+# What these return is what to use instead of a value; the others give it as the last argument of `rule`.
+REMEDIES = ("aelastic.core.fits", "aelastic.output_patterns")
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
 VERDICTS = {"Ended", "Interrupted", "Lost", "Refused", "_refuse", "_drop", "tell"}
 LETTERS = re.compile(r"[A-Za-z]{2,}")
@@ -32,11 +34,18 @@ def messages() -> dict[str, list[str]]:
                 template = _template(text)
                 if len(LETTERS.findall(template)) > 1:  # or all of it is another's words
                     found.setdefault(template, []).append(f"{module.file}:{call.lineno}")
+        for stmt in ast.walk(module.tree) if module.name in REMEDIES else ():
+            if isinstance(stmt, ast.Return) and isinstance(stmt.value, ast.JoinedStr | ast.Constant | ast.IfExp):
+                for text in _texts(stmt.value, module.tree, module.tree):
+                    if len(LETTERS.findall(template := _template(text))) > 1:
+                        found.setdefault(template, []).append(f"{module.file}:{stmt.lineno}")
     return found
 
 
 def _said(call: ast.Call, scope: ast.AST, module: Source, ours: set[str]) -> list[str]:
     reasons = call.args if module.name.startswith("aelastic.rdzv.") and _last(call.func) in VERDICTS else []
+    if _last(call.func) == "rule":
+        reasons = call.args[1:]
     if call.args and _is_told(call.func, module, ours):
         first, *values = call.args
         reasons = values if isinstance(first, ast.Constant) and first.value == "%s" else [first]

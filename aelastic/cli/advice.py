@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
 from aelastic.rdzv.settings import BACKENDS, KEYS, is_used
-from aelastic.spec import Std, streams_of
+from aelastic.settings import Std, streams_of
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from aelastic.cli.advice import check_effects
 from aelastic.cli.converters import Steps
-from aelastic.cli.options import GROUPS
+from aelastic.cli.options import GROUPS, OPTIONS
 from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
 from aelastic.cli.rendezvous_options import rendezvous_fields
@@ -86,34 +86,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     _check_watched(chosen)
     _check_grace(chosen)
     local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
-    spec = WorkerSpec(
-        entrypoint=entrypoint,
-        args=args,
-        role=chosen["role"],
-        local_world_size=local_world_size,
-        max_restarts=chosen["max_restarts"],
-        monitor_interval=chosen["monitor_interval"],
-        start_method=chosen["start_method"],
-        preload=chosen["preload"],
-        preload_from=chosen.by_dest["preload"].variable or "--preload",
-        cache_dir=chosen["cache_dir"],
-        shutdown_timeout_s=chosen["shutdown_timeout"],
-        restart_grace=chosen["restart_grace"],
-        numa_binding=chosen["numa_binding"],
-        virtual_local_rank=chosen["virtual_local_rank"],
-        event_log_handler=chosen["event_log_handler"],
-        progress=chosen["progress"],
-        hang_timeout_s=None if (steps := _steps(chosen)) else chosen["hang_timeout"],
-        hang_timeout_steps=steps,
-        hang_signals=chosen["hang_signals"],
-        hang_action=chosen["hang_action"],
-        expect_output=_expected_output(chosen),
-        linger_s=chosen["linger"],
-        metrics_textfile=chosen["metrics_textfile"],
-        env=_worker_environ(environ, chosen, local_world_size),
+    steps = _steps(chosen)
+    fields = {
+        **{option.field: chosen[option.dest] for option in OPTIONS if option.field},
+        "preload_from": chosen.by_dest["preload"].variable or "--preload",
+        "hang_timeout_s": None if steps else chosen["hang_timeout"],
+        "hang_timeout_steps": steps,
+        "expect_output": _expected_output(chosen),
+        "env": _worker_environ(environ, chosen, local_world_size),
         **output_fields(chosen),
         **rendezvous_fields(chosen, environ),
-    )
+    }
+    spec = WorkerSpec(entrypoint=entrypoint, args=args, local_world_size=local_world_size, **fields)
     check_effects(chosen, local_world_size)  # last: a refusal is one line, without a warning above it
     return Invocation(
         name=chosen.script,
@@ -153,8 +137,8 @@ def _expected_output(chosen: Settings) -> ExpectedOutput | None:
         if not chosen.by_dest["expect_output_ranks"].is_default:
             raise InputError(f"{chosen.source('expect_output_ranks')}: no effect without --expect-output: add it")
         return None
-    pattern, within_s = chosen["expect_output"]
-    return ExpectedOutput(pattern, within_s, chosen["expect_output_ranks"])
+    expected: ExpectedOutput = chosen["expect_output"]
+    return ExpectedOutput(expected.pattern, expected.within_s, chosen["expect_output_ranks"])
 
 
 def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:

@@ -1,31 +1,23 @@
 """How the text of an option becomes its value.
 
-A reader takes the text, wherever it came from, and gives the value; a `ValueError` says what is wrong with
-it and what to do.  Nothing here looks at the machine, nor at other options.
+A reader takes the text, wherever it came from, and gives the value; a `ValueError` says what to write instead.
+Whether the value is one that a job can have is a rule of `aelastic.settings`.  Nothing here looks at the machine, nor
+at other options.
 """
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from aelastic.output_patterns import HANG_TIMEOUT_MIN_S, HANG_TIMEOUT_REMEDY, pattern_problem, progress_problem
-from aelastic.spec import (
-    HANG_SIGNALS,
-    HANG_STEPS_REMEDY,
-    LOCAL_WORLD_SIZE_MAX,
-    LOG_BYTES_MIN,
-    TEXTFILE_SUFFIX,
-    HangSignal,
-    run_id_problem,
-)
+from aelastic.core import fits
+from aelastic.output_patterns import ExpectedOutput
+from aelastic.settings import HANG_SIGNALS, RULES, HangSignal
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-PORT_MAX = 65535  # ports have 16 bits: tcp(7)
 # What the agent cannot (signal(7)) or must not take over: SIGCHLD tells of exits.
 _UNHANDLED = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
 
@@ -40,19 +32,9 @@ _OPTIONS_OF_THEIR_OWN = {
 }
 
 
-def read_text(text: str) -> str:
-    return text
-
-
-def read_textfile(text: str) -> Path:
-    if not text.endswith(TEXTFILE_SUFFIX):
-        raise ValueError(f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others")
-    return Path(text)
-
-
 def read_path(text: str) -> Path:
     if not text:
-        raise ValueError("name a folder")
+        raise ValueError("name a file or folder")
     return Path(text)
 
 
@@ -60,13 +42,8 @@ def read_preload(text: str) -> tuple[str, ...] | Literal["auto"]:
     if text in {"auto", "off", ""}:
         return "auto" if text == "auto" else ()
     names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name in {"auto", "off"}:
-            raise ValueError(f"{name} stands alone: leave the modules out, or name modules only")
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(
-                f"{name!r} is not the name of a module: use names such as torch,torch.distributed; or auto, or off"
-            )
+    if alone := {"auto", "off"}.intersection(names):
+        raise ValueError(f"{min(alone)} stands alone: leave the modules out, or name modules only")
     return tuple(dict.fromkeys(names))
 
 
@@ -81,48 +58,34 @@ def read_flag(text: str) -> bool:
         raise ValueError("use 1 for yes, 0 or nothing for no") from None
 
 
-def read_count(text: str) -> int:
-    count = _int(text)
-    if count < 0:
-        raise ValueError("use 0 or more")
-    return count
-
-
-def read_port(text: str) -> int:
-    port = _int(text)
-    if not 0 <= port <= PORT_MAX:
-        raise ValueError(f"use a port from 0 (a free one) to {PORT_MAX}")
-    return port
+def read_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("use a whole number") from None
 
 
 def read_seconds(text: str) -> float:
-    seconds = _float(text)
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError("use seconds, 0 or more")
-    return seconds
-
-
-def read_grace(text: str) -> float | Literal["shutdown-timeout"]:
     try:
-        return "shutdown-timeout" if text == "shutdown-timeout" else read_seconds(text)
+        return float(text)
     except ValueError:
-        raise ValueError("use seconds, 0 or more, or shutdown-timeout") from None
+        raise ValueError("use a number of seconds") from None
+
+
+def read_grace(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # a word
 
 
 def read_size(text: str) -> int:
     number, unit = text[:-1], text[-1:].upper()
     if unit not in _UNITS:
         number, unit = text, ""
-    if not (number.isascii() and number.isdigit() and int(number) * _UNITS[unit] >= LOG_BYTES_MIN):
-        raise ValueError("use 1M or more, as in 500M or 2G")
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError("use a size, as in 500M or 2G")
     return int(number) * _UNITS[unit]
-
-
-def read_interval(text: str) -> float:
-    interval = _float(text)
-    if not (math.isfinite(interval) and interval > 0):
-        raise ValueError("use seconds above 0")
-    return interval
 
 
 class Steps(NamedTuple):
@@ -134,49 +97,23 @@ class Steps(NamedTuple):
 def read_hang_timeout(text: str) -> float | Steps:
     """Seconds; or times the median step, as in 5x."""
     number, times, rest = text.strip().partition("x")
-    if not times:
-        return read_silence(text)
-    steps = Steps(_float(number))
-    if rest or not 1 < steps.times < math.inf:
-        raise ValueError(HANG_STEPS_REMEDY)
-    return steps
+    seconds = read_seconds(number)
+    _keep(RULES["hang_timeout_steps" if times else "hang_timeout_s"], float("nan") if rest else seconds)
+    return Steps(seconds) if times else seconds
 
 
-def read_silence(text: str) -> float:
-    timeout_s = _float(text)
-    if not HANG_TIMEOUT_MIN_S <= timeout_s < math.inf:
-        raise ValueError(HANG_TIMEOUT_REMEDY)
-    return timeout_s
-
-
-def _int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("use a whole number") from None
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("use a number of seconds") from None
+def _keep(rule: fits.Rule, value: object) -> None:
+    if remedy := rule(value):
+        raise ValueError(remedy)
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A reader of one of some words, which it has as `args`."""
+    """A reader of one of some words, which it has as `args[0]`."""
     return partial(_read_choice, choices)
 
 
 def _read_choice(choices: Sequence[str], text: str) -> str:
-    if text not in choices:
-        raise ValueError(f"use one of {', '.join(choices)}")
-    return text
-
-
-def read_name(text: str) -> str:
-    if not text:
-        raise ValueError("use a name that is not empty")
+    _keep(fits.one_of(*choices), text)
     return text
 
 
@@ -186,12 +123,6 @@ def read_address(text: str) -> str:
     if not address:
         raise ValueError("use a host name or an address")
     return address
-
-
-def read_run_id(text: str) -> str:
-    if problem := run_id_problem(text):
-        raise ValueError(problem)
-    return text
 
 
 def read_pairs(text: str) -> dict[str, str]:
@@ -214,12 +145,9 @@ def read_ranks(text: str) -> frozenset[int] | None:
     if not text.strip():
         return None
     try:
-        ranks = frozenset(int(rank) for rank in text.split(","))
+        return frozenset(int(rank) for rank in text.split(","))
     except ValueError:
         raise ValueError("use local ranks separated by commas, such as 0,1") from None
-    if min(ranks) < 0:
-        raise ValueError("use local ranks from 0 up")
-    return ranks
 
 
 def read_filters(text: str) -> tuple[str, ...]:
@@ -228,27 +156,17 @@ def read_filters(text: str) -> tuple[str, ...]:
 
 
 def read_signs(text: str) -> tuple[HangSignal, ...]:
-    """Signs of life separated by commas, each once, in our order."""
+    """Signs of life separated by commas, each once, in our order; none where one is unknown."""
     chosen = {part.strip() for part in text.split(",")}
-    if not chosen <= set(HANG_SIGNALS):
-        raise ValueError(f"use one or more of {', '.join(HANG_SIGNALS)}, separated by commas")
-    return tuple(sign for sign in HANG_SIGNALS if sign in chosen)
+    return tuple(sign for sign in HANG_SIGNALS if sign in chosen) if chosen <= {*HANG_SIGNALS} else ()
 
 
-def read_expected(text: str) -> tuple[str, float]:
+def read_expected(text: str) -> ExpectedOutput:
     """A pattern and seconds; colons but the last are the pattern's."""
     pattern, colon, seconds = text.rpartition(":")
     if not colon or not seconds.strip():
         raise ValueError("the seconds are missing: use REGEX:SECONDS, as in 'loss=:120'")
-    if problem := pattern_problem(pattern):
-        raise ValueError(f"{problem}: use REGEX:SECONDS, as in 'loss=:120'")
-    return pattern, read_silence(seconds)
-
-
-def read_progress(text: str) -> str:
-    if problem := progress_problem(text):
-        raise ValueError(problem)
-    return text
+    return ExpectedOutput(pattern, read_seconds(seconds))
 
 
 def read_nodes(text: str) -> tuple[int, int]:
@@ -272,10 +190,7 @@ def read_workers(text: str) -> int | str:
         workers = int(text)
     except ValueError:
         raise ValueError("use a number of workers, or auto, cpu, gpu or xpu") from None
-    if workers < 1:
-        raise ValueError("at least 1 worker is needed")
-    if workers > LOCAL_WORLD_SIZE_MAX:
-        raise ValueError(f"use at most {LOCAL_WORLD_SIZE_MAX}")
+    _keep(RULES["local_world_size"], workers)
     return workers
 
 

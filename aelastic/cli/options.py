@@ -13,32 +13,35 @@ from typing import Any, NamedTuple
 from aelastic.cli.converters import (
     one_of,
     read_address,
-    read_count,
     read_expected,
     read_filters,
     read_flag,
     read_grace,
     read_hang_timeout,
-    read_interval,
-    read_name,
+    read_int,
     read_nodes,
     read_pairs,
     read_path,
-    read_port,
     read_preload,
-    read_progress,
     read_ranks,
-    read_run_id,
     read_seconds,
     read_signals,
     read_signs,
     read_size,
-    read_stripped,
-    read_text,
-    read_textfile,
     read_workers,
 )
-from aelastic.spec import HANG_ACTIONS, HANG_SIGNALS, NUMA_BINDINGS, SHUTDOWN_TIMEOUT_S, START_METHODS, Std
+from aelastic.core.fits import NOT_NEGATIVE, Rule, all_of, optional
+from aelastic.settings import (
+    HANG_ACTIONS,
+    HANG_SIGNALS,
+    NAME,
+    NUMA_BINDINGS,
+    RANKS,
+    RULES,
+    SHUTDOWN_TIMEOUT_S,
+    START_METHODS,
+    Std,
+)
 
 # Of those that shtab knows; torchrun has the first three where shtab is not installed.
 COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish")
@@ -54,6 +57,8 @@ class Option(NamedTuple):
         metavar: what the help calls the value; empty for a flag.
         text: the help, without the default.
         variables: environment variables that replace the default, first one first; an empty one counts as unset.
+        field: the field of a `WorkerSpec` that has the value; empty if there is none, or if more than one decides it.
+        rule: what the value has to be; by default, what the field has to be.
     """
 
     names: tuple[str, ...]
@@ -62,6 +67,8 @@ class Option(NamedTuple):
     metavar: str
     text: str
     variables: tuple[str, ...]
+    field: str = ""
+    rule: Rule = all_of()
 
     @property
     def name(self) -> str:
@@ -86,19 +93,30 @@ def _dest(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-def _option(names: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str, *more: str) -> Option:
+def _option(
+    names: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str, *more: str, **ours: Any
+) -> Option:
     """An option of torchrun, with its `PET_` variable, and `more` variables after that."""
     spelled = tuple(names.split())
-    return Option(spelled, read, default, metavar, text, (f"PET_{_dest(spelled[-1]).upper()}", *more))
+    return _row(spelled, read, default, metavar, text, (f"PET_{_dest(spelled[-1]).upper()}", *more), **ours)
 
 
-def _own(name: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str) -> Option:
-    return Option((name,), read, default, metavar, text, (f"AELASTIC_{_dest(name).upper()}",))
+def _own(name: str, read: Callable[[str], Any], default: str | None, metavar: str, text: str, **ours: Any) -> Option:
+    """An option that torchrun has not, with its `AELASTIC_` variable."""
+    return _row((name,), read, default, metavar, text, (f"AELASTIC_{_dest(name).upper()}",), **ours)
 
 
-def _silent(name: str, read: Callable[[str], Any], metavar: str, text: str) -> Option:
+def _silent(name: str, read: Callable[[str], Any], metavar: str, text: str, **ours: Any) -> Option:
     """An option of torchrun that has no variable."""
-    return Option((name,), read, None, metavar, text, ())
+    return _row((name,), read, None, metavar, text, (), **ours)
+
+
+def _row(*columns: Any, field: str | None = None, rule: Rule | None = None) -> Option:
+    """An option; unless it says otherwise it is the field of its own name, with `_s` for seconds, if there is one."""
+    if field is None:
+        dest = _dest(columns[0][-1])
+        field = next((name for name in (dest, f"{dest}_s") if name in RULES), "")
+    return Option._make((*columns, field, rule or RULES.get(field, all_of())))
 
 
 # Defaults are torchrun's, as text; titles and words are ours.
@@ -134,43 +152,46 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "nodes in the job: a number, or a range within which nodes may join and leave",
         ),
         _option(
-            "--role", read_text, "default", "NAME",
+            "--role", str, "default", "NAME",
             "name of the workers, in their environment and in logs",
         ),
     ),
     "rendezvous": (
         _option("--standalone", read_flag, "0", "", "a single node: address, port and run id are chosen automatically"),
         _option(
-            "--rdzv-backend", read_name, "static", "NAME",
+            "--rdzv-backend", str, "static", "NAME",
             "how the nodes of a job find each other: static (by --master-addr, a fixed number of them, ranked by "
             "--node-rank), c10d (on a node, no other service needed), etcd, etcd-v2, etcd-v3, "
             "or a handler of torch, as torch:NAME",
+            rule=NAME,
         ),
         _option(
-            "--rdzv-endpoint", read_stripped, "", "HOST:PORT",
+            "--rdzv-endpoint", str.strip, "", "HOST:PORT",
             "where the nodes meet, the same on every node; several are separated by commas",
         ),
         _option(
-            "--rdzv-id", read_run_id, "none", "ID",
+            "--rdzv-id", str, "none", "ID",
             "run id: the job's name, the same on every node, and of no other job",
+            field="run_id",
         ),
         _option(
             "--rdzv-conf", read_pairs, "", "K=V,K=V",
             "more settings: join_timeout, last_call_timeout, lease (seconds), and those of the back end",
         ),
         _option(
-            "--node-rank", read_count, "0", "N",
+            "--node-rank", read_int, "0", "N",
             "rank of this node: fixed with static, else a preference, and the node's identity when it reconnects",
+            rule=NOT_NEGATIVE,
         ),
         _option("--local-addr", read_address, None, "HOST", "where other nodes reach this one (default: detected)"),
         _option("--master-addr", read_address, "127.0.0.1", "HOST", "static: address of rank 0, and MASTER_ADDR"),
         _option(
-            "--master-port", read_port, None, "PORT",
+            "--master-port", read_int, None, "PORT",
             "static: port of rank 0, and MASTER_PORT (default: 29500; a single node picks a free one, and a run id)",
         ),
     ),
     "failures and stopping": (
-        _option("--max-restarts", read_count, "0", "N", "how often all workers may be restarted after a failure"),
+        _option("--max-restarts", read_int, "0", "N", "how often all workers may be restarted after a failure"),
         _option(
             "--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
             "time from the stop request until workers are killed; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
@@ -181,19 +202,19 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "signals that stop the job: the workers get them, too, and may finish; a second signal kills them",
         ),
         _option(
-            "--monitor-interval", read_interval, "0.1", "SECONDS",
+            "--monitor-interval", read_seconds, "0.1", "SECONDS",
             "how often to check workers if the kernel cannot report their exit",
         ),
     ),
     "output": (
-        _option("--log-dir", read_text, None, "DIR", "folder for log files (default: a temporary one)"),
+        _option("--log-dir", str, None, "DIR", "folder for log files (default: a temporary one)"),
         _option(
             "-r --redirects", Std.from_str, "0", "STREAMS",
             "streams that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2",
         ),
         _option("-t --tee", Std.from_str, "0", "STREAMS", "streams that go to files and to the console, as above"),
         _option(
-            "--log-line-prefix-template", read_text, "", "TEMPLATE",
+            "--log-line-prefix-template", str, "", "TEMPLATE",
             "what each teed line begins with on the console, of ${role_name}, ${rank}, ${local_rank}, ${hostname} and "
             "${pid}; also TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE (default: [${role_name}${local_rank}]:)",
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
@@ -209,12 +230,13 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         _option("--duplicate-stderr-filters", read_filters, "", "TEXTS", "the same for stderr, to filtered_stderr.log"),
         _option(
-            "--event-log-handler", read_name, "null", "NAME",
+            "--event-log-handler", str, "null", "NAME",
             "handler of torchelastic's events: null, console, or one that a program adds to torch's events.handlers",
         ),
         _silent(
-            "--logs-specs", read_name, "NAME",
+            "--logs-specs", str, "NAME",
             "class of a package that decides where output goes (entry point group torchrun.logs_specs)",
+            field="", rule=optional(NAME),
         ),
     ),
     "hang detection (aelastic only)": (
@@ -222,6 +244,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "--hang-timeout", read_hang_timeout, None, "SECONDS",
             "a worker that shows no sign of life for this long hangs; 5x: five times the median step that --progress "
             "tells, 30 to 900 s (default: no hang detection)",
+            field="",
         ),
         _own(
             "--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",
@@ -235,10 +258,12 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own(
             "--expect-output", read_expected, None, "REGEX:SECONDS",
             "each worker must write a matching line within this time of its start, and of each match",
+            field="", rule=RULES["expect_output"],
         ),
         _own(
             "--expect-output-ranks", read_ranks, None, "RANKS",
             "global ranks that --expect-output applies to, as in 0 if only rank 0 prints (default: all)",
+            rule=RANKS,
         ),
     ),
     "shell completion": (
@@ -252,25 +277,26 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own(
             "--keep-log-size", read_size, None, "SIZE",
             "of each log file of a worker, about so much of the end is kept, as in 500M or 2G (default: all)",
+            field="log_max_bytes",
         ),
         _own(
             "--cache-dir", read_path, None, "DIR",
             "folder of this node where workers keep what they compile: kernels, graphs, extensions, byte code",
         ),
-        Option(
-            ("--preload",), read_preload, "off", "MODULES",
+        _option(
+            "--preload", read_preload, "off", "MODULES",
             "modules that are imported once, by a process that workers are then forked from, as in torch,transformers; "
-            "auto: what the first workers imported; off", ("PET_PRELOAD",),
+            "auto: what the first workers imported; off",
         ),
         _own(
             "--restart-grace", read_grace, None, "SECONDS",
             "time until workers that are stopped for a restart are killed, or shutdown-timeout, as for other stops "
             "(default: while they write, 5 s while they only compute, 2 s while they do neither)",
         ),
-        Option(
-            ("--progress",), read_progress, None, "REGEX",
+        _option(
+            "--progress", str, None, "REGEX",
             "what in the workers' output says how far they are: the first group is the step, the second the last one, "
-            r"as in 'step (\d+)/(\d+)'", ("PET_PROGRESS",),
+            r"as in 'step (\d+)/(\d+)'",
         ),
         _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
         _own(
@@ -282,7 +308,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "how long the health server waits, once the run is over, until /metrics has been read",
         ),
         _own(
-            "--metrics-textfile", read_textfile, None, "PATH",
+            "--metrics-textfile", read_path, None, "PATH",
             "write the metrics to a file, *.prom, for node_exporter; every 15 s, and at the end",
         ),
         _own(

@@ -12,7 +12,7 @@ from typing import Any
 
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
-from aelastic.spec import Std, Streams
+from aelastic.settings import Std, Streams
 
 # The entry point group in which packages list `LogsSpecs` classes, for torchrun and for us.
 _LOGS_SPECS = "torchrun.logs_specs"
@@ -21,7 +21,7 @@ _DEFAULT = "default"
 
 
 def output_fields(chosen: Settings) -> dict[str, Any]:
-    """Streams, folder, filters and prefix.
+    """Folder, prefix and the package's class; the other log options are fields as they are.
 
     Raises:
         InputError: the folder cannot be written, or the class of `--logs-specs` is missing or raises.
@@ -29,13 +29,7 @@ def output_fields(chosen: Settings) -> dict[str, Any]:
     if chosen["log_dir"] not in {"", None, os.devnull}:  # /dev/null keeps nothing
         _check_can_write(Path(chosen["log_dir"]), chosen.source("log_dir"))
     return {
-        "redirects": chosen["redirects"],
-        "tee": chosen["tee"],
         "log_dir": Path(chosen["log_dir"]) if chosen["log_dir"] else None,
-        "log_max_bytes": chosen["keep_log_size"],
-        "local_ranks_filter": chosen["local_ranks_filter"],
-        "duplicate_stdout_filters": chosen["duplicate_stdout_filters"],
-        "duplicate_stderr_filters": chosen["duplicate_stderr_filters"],
         "log_line_prefix_template": chosen["log_line_prefix_template"] or None,
         "logs_specs": logs_specs_of(chosen),
     }

@@ -104,6 +104,8 @@ def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str,
         value = None if text is None else option.read(text)
     except ValueError as reason:
         raise InputError(f"{source}: {reason}") from None
+    if text is not None and (remedy := option.rule(value)):
+        raise InputError(f"{source}: {remedy}")
     return Setting(value, text, source, is_default)
 
 

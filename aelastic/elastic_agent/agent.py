@@ -29,7 +29,8 @@ from aelastic.launcher.elastic_launch import delegate, loop_of
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
 from aelastic.launcher.launch_config import SIGNALS_VARIABLE, as_text, check_entrypoint, numa_fields, signals_in
 from aelastic.result import RunResult
-from aelastic.spec import EXIT_BARRIER_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, WorkerSpec
+from aelastic.settings import EXIT_BARRIER_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
+from aelastic.spec import WorkerSpec
 
 # What torch's agent calls in its loop, and ours does not: an override would have no effect.
 _NOT_CALLED = frozenset({

@@ -32,7 +32,8 @@ from aelastic.host import proc_table
 from aelastic.host.proc_table import Process
 from aelastic.host.session_activity import bytes_in
 from aelastic.host.usage import Growth
-from aelastic.spec import HangSignal, WorkerSpec
+from aelastic.settings import HangSignal
+from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 

@@ -12,18 +12,19 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from multiprocessing.process import current_process
-from numbers import Integral, Real
 from pathlib import Path, PurePath
-from types import SimpleNamespace, UnionType
+from types import SimpleNamespace
 from typing import Any
 
 from aelastic.cli.converters import read_signals
 from aelastic.cli.rendezvous_options import PRIVATE_ENDPOINTS, check_backend
+from aelastic.core.fits import INT, MAPPING, REAL, SECONDS, STR, TEXTS, Rule, in_words, optional
 from aelastic.errors import InputError
 from aelastic.logs_specs import UnaskedLogsSpecs
 from aelastic.rdzv import registry
 from aelastic.rdzv.settings import BACKENDS, C10D_PORT, ETCD_PORT, RendezvousSettings, split_endpoint
-from aelastic.spec import SHUTDOWN_TIMEOUT_S, Preload, RestartGrace, WorkerSpec
+from aelastic.settings import RULES, SHUTDOWN_TIMEOUT_S, Preload, RestartGrace
+from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -118,28 +119,23 @@ class LaunchConfig:
             self.rdzv_configs.setdefault("timeout", RDZV_TIMEOUT_S)
         if self.shutdown_timeout is None:
             self.shutdown_timeout = _shutdown_timeout(os.environ)
-        elif self.shutdown_timeout < 0:
-            raise InputError(f"shutdown_timeout is {self.shutdown_timeout}: use seconds, 0 or more")
         if self.logs_specs is None:
             self.logs_specs = UnaskedLogsSpecs()
 
 
-_TYPES: Mapping[type | UnionType, tuple[str, tuple[str, ...]]] = {
-    Integral: ("a whole number", ("min_nodes", "max_nodes", "nproc_per_node", "max_restarts")),
-    Real: ("a number of seconds", ("rdzv_timeout", "monitor_interval")),
-    Real | None: ("a number of seconds, or None", ("shutdown_timeout",)),
-    str: (
-        "a string",
-        ("role", "rdzv_backend", "start_method", "event_log_handler", "signals_to_handle"),
-    ),
-    str | None: (
-        "a string, or None",
-        ("run_id", "rdzv_endpoint", "log_line_prefix_template", "local_addr", "progress"),
-    ),
-    Mapping: ("a dict", ("rdzv_configs",)),
-    list | tuple | None: ("a list of texts, or None", ("duplicate_stdout_filters", "duplicate_stderr_filters")),
-    bool: ("True or False", ("virtual_local_rank",)),
-}  # fmt: skip
+# The fields of a `WorkerSpec` that a config has under the same name.
+_AS_THEY_ARE = RULES.keys() & {each.name for each in fields(LaunchConfig)}
+_FILTERS = ("duplicate_stdout_filters", "duplicate_stderr_filters")  # `None` is torch's word for none
+_RULES: Mapping[str, Rule] = {
+    **{name: RULES[name] for name in sorted(_AS_THEY_ARE)},
+    **dict.fromkeys(("min_nodes", "max_nodes", "nproc_per_node"), INT),
+    "rdzv_timeout": REAL,
+    "shutdown_timeout": optional(REAL, SECONDS),
+    **dict.fromkeys(("rdzv_backend", "signals_to_handle"), STR),
+    **dict.fromkeys(("rdzv_endpoint", "local_addr"), optional(STR)),
+    "rdzv_configs": MAPPING,
+    **dict.fromkeys(_FILTERS, optional(TEXTS)),
+}
 
 
 def completed(config: Any) -> Any:
@@ -158,14 +154,13 @@ def check_types(config: object) -> None:
     Raises:
         InputError: which, and what to use instead; or `config` is not a config.
     """
-    for kind, (words, names) in _TYPES.items():
-        for name in names:
-            try:
-                value = getattr(config, name)
-            except AttributeError:
-                raise InputError(f"config is {config!r}: pass a LaunchConfig, ours or torch's") from None
-            if not isinstance(value, kind):
-                raise InputError(f"{name} is {value!r}: use {words}")
+    for name, rule in _RULES.items():
+        try:
+            value = getattr(config, name)
+        except AttributeError:
+            raise InputError(f"config is {config!r}: pass a LaunchConfig, ours or torch's") from None
+        if remedy := rule(value):
+            raise InputError(f"{name} is {in_words(value)}: {remedy}")
 
 
 def _shutdown_timeout(environ: Mapping[str, str]) -> int:
@@ -190,29 +185,19 @@ def worker_spec(
     check_types(config)
     check_entrypoint(entrypoint, config.start_method, environ)
     _check_nodes(config)
-    is_function = callable(entrypoint)
     return WorkerSpec(
+        **{
+            **{name: getattr(config, name) for name in _AS_THEY_ARE},
+            **{name: tuple(getattr(config, name) or ()) for name in _FILTERS},
+            **numa_fields(config.numa_options),
+            **_rendezvous_fields(config),
+        },
         entrypoint=entrypoint or "",
-        args=tuple(args if is_function else map(as_text, args)),
-        role=config.role,
+        args=tuple(args if callable(entrypoint) else map(as_text, args)),
         local_world_size=config.nproc_per_node,
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
         logs_specs=_asked(config.logs_specs),
-        log_line_prefix_template=config.log_line_prefix_template,
-        duplicate_stdout_filters=tuple(config.duplicate_stdout_filters or ()),
-        duplicate_stderr_filters=tuple(config.duplicate_stderr_filters or ()),
-        **numa_fields(config.numa_options),
-        virtual_local_rank=config.virtual_local_rank,
-        event_log_handler=config.event_log_handler,
-        progress=config.progress,
-        start_method=config.start_method,  # type: ignore[arg-type]  # checked there
         shutdown_timeout_s=_shutdown_timeout(environ) if config.shutdown_timeout is None else config.shutdown_timeout,
-        cache_dir=config.cache_dir,
-        preload=config.preload,
-        restart_grace=config.restart_grace,
         env={**environ, SIGNALS_VARIABLE: config.signals_to_handle},
-        **_rendezvous_fields(config),
     )
 
 

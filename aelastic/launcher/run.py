@@ -12,6 +12,7 @@ import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import fields
 from typing import Any
 
 from aelastic.cli.arguments import check_command, command_of, count_workers
@@ -255,28 +256,24 @@ def _config(chosen: Settings) -> LaunchConfig:
     if backend == "static":
         rdzv_configs["rank"] = chosen["node_rank"]
     timeout = chosen.by_dest["shutdown_timeout"]
+    as_they_are = {each.name: chosen[each.name] for each in fields(LaunchConfig) if each.name in chosen.by_dest}
     return LaunchConfig(
-        min_nodes=fewest,
-        max_nodes=most,
-        nproc_per_node=determine_local_world_size(str(chosen["nproc_per_node"])),
-        logs_specs=_logs_specs(chosen),
-        run_id=chosen["rdzv_id"],
-        role=chosen["role"],
-        rdzv_endpoint=static_endpoint(chosen) if backend == "static" else chosen["rdzv_endpoint"],
-        rdzv_backend=backend,
-        rdzv_configs=rdzv_configs,
-        max_restarts=chosen["max_restarts"],
-        monitor_interval=chosen["monitor_interval"],
-        start_method=chosen["start_method"],
-        log_line_prefix_template=chosen["log_line_prefix_template"] or os.environ.get(_PREFIX_VARIABLE),
-        local_addr=chosen["local_addr"],
-        event_log_handler=chosen["event_log_handler"],
-        numa_options=chosen["numa_binding"],
-        signals_to_handle=chosen.by_dest["signals_to_handle"].text or "",
-        duplicate_stdout_filters=list(chosen["duplicate_stdout_filters"]),
-        duplicate_stderr_filters=list(chosen["duplicate_stderr_filters"]),
-        virtual_local_rank=chosen["virtual_local_rank"],
-        shutdown_timeout=None if timeout.is_default else timeout.value,
+        **{
+            **as_they_are,
+            "min_nodes": fewest,
+            "max_nodes": most,
+            "nproc_per_node": determine_local_world_size(str(chosen["nproc_per_node"])),
+            "logs_specs": _logs_specs(chosen),
+            "run_id": chosen["rdzv_id"],
+            "rdzv_endpoint": static_endpoint(chosen) if backend == "static" else chosen["rdzv_endpoint"],
+            "rdzv_configs": rdzv_configs,
+            "log_line_prefix_template": chosen["log_line_prefix_template"] or os.environ.get(_PREFIX_VARIABLE),
+            "numa_options": chosen["numa_binding"],
+            "signals_to_handle": chosen.by_dest["signals_to_handle"].text or "",
+            "duplicate_stdout_filters": list(chosen["duplicate_stdout_filters"]),
+            "duplicate_stderr_filters": list(chosen["duplicate_stderr_filters"]),
+            "shutdown_timeout": None if timeout.is_default else timeout.value,
+        }
     )
 
 

@@ -20,7 +20,8 @@ from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
 from aelastic.logs.sinks import DescriptorSink, NullSink, Sink
 from aelastic.logs_specs import INHERITED, LogsDest
-from aelastic.spec import Std, WorkerSpec
+from aelastic.settings import Std
+from aelastic.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from aelastic.logs.expected_output import ExpectedOutputMatcher, Matcher, ProgressMatcher

@@ -46,7 +46,8 @@ from aelastic.logs.pump import Pump
 from aelastic.logs.sinks import Sink, sinks_of
 from aelastic.logs.tail import tail_of
 from aelastic.logs_specs import LogsDest, ask, check_logs_specs, lay_out, name_of_run
-from aelastic.spec import Std, WorkerSpec, streams_of
+from aelastic.settings import Std, streams_of
+from aelastic.spec import WorkerSpec
 from aelastic.workers import guard
 
 if TYPE_CHECKING:

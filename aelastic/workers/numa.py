@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from aelastic.errors import InputError
-from aelastic.spec import NumaBinding
+from aelastic.settings import NumaBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from kit.arguments import complaint, install, invoke
 
 from aelastic.cli.options import OPTIONS
 from aelastic.cli.parser import HELP_WIDTH, help_text, read_options
-from aelastic.spec import Std
+from aelastic.settings import Std
 
 # Defaults and values.
 

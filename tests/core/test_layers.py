@@ -20,6 +20,7 @@ FLOORS = (
     ("errors",),
     ("core",),
     ("rdzv.settings", "output_patterns"),
+    ("settings",),
     ("spec",),
     ("logs_specs",),
     ("rdzv.protocol", "workers.numa"),

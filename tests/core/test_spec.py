@@ -12,7 +12,8 @@ import pytest
 
 from aelastic.errors import InputError
 from aelastic.output_patterns import ExpectedOutput
-from aelastic.spec import _TYPES, Std, WorkerSpec
+from aelastic.settings import RULES, Std
+from aelastic.spec import WorkerSpec
 from aelastic.workers.program import check_program, check_torch
 
 SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
@@ -40,7 +41,7 @@ EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput
         ("duplicate_stdout_filters", "loss", "use a tuple or list of texts"),
         ("hang_signals", "cpu", "use a tuple of one or more of output, cpu, io"),
         ("log_dir", 3, "use a Path, or None"),
-        ("env", ["A=1"], "use a dict of variables, or None"),
+        ("env", ["A=1"], "use a dict, or None"),
         ("tee", 17, "use a Std, or a dict of them by local rank"),
         ("redirects", {"a": 1}, "use a Std, or a dict of them by local rank"),
         ("redirects", {0: "x"}, "use a Std, or a dict of them by local rank"),
@@ -51,9 +52,35 @@ EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput
         ("expect_output", EXPECTED(5, 2.0), "use an ExpectedOutput of a str"),
         ("expect_output", EXPECTED("x", "2"), "use an ExpectedOutput of a str"),
         ("expect_output", EXPECTED("x", 2.0, "a"), "use an ExpectedOutput of a str"),
+        ("hang_timeout_s", 0, "use 1 second or more"),
+        ("hang_timeout_s", float("inf"), "use 1 second or more"),
+        ("hang_timeout_s", float("nan"), "use 1 second or more"),
+        ("hang_signals", (), "use one or more of output, cpu, io"),
+        ("hang_signals", ("gpu",), "use one or more of output, cpu, io"),
+        ("hang_signals", ("cpu", "cpu"), "use one or more of output, cpu, io"),
+        ("hang_action", "kill", "use one of stop, report"),
+        ("start_method", "thread", "use one of spawn, fork, forkserver"),
+        ("expect_output", "loss:5", "use an ExpectedOutput of a str"),
+        ("expect_output", EXPECTED("", 5.0), "the pattern is empty"),
+        ("expect_output", EXPECTED("[", 5.0), "the pattern '[' is no regular expression"),
+        ("expect_output", EXPECTED("a", 0.0), "use 1 second or more"),
+        ("expect_output", EXPECTED("a", 5.0, frozenset()), "ranks is empty"),
+        ("local_ranks_filter", {-1}, "count from 0"),
+        ("local_world_size", 0, "at least 1 worker is needed"),
+        ("local_world_size", 1 << 17, "use at most 65536"),
+        ("max_restarts", -1, "use 0 or more"),
+        ("master_port", 65536, "use a port from 0 (a free one) to 65535"),
+        ("monitor_interval", 0, "use seconds above 0"),
+        ("linger_s", float("nan"), "use seconds, 0 or more"),
+        ("log_max_bytes", 5, "use 1048576 (1M) or more"),
+        ("metrics_textfile", "m.txt", "use a name that ends in .prom"),
+        ("run_id", "a\nb", "use a run id without line breaks and NUL"),
+        ("preload", ("a b",), "use names of modules"),
+        ("numa_binding", "near", "use one of node, socket, exclusive, core-complex"),
+        ("event_log_handler", "", "use a name that is not empty"),
     ],
 )
-def test_a_wrong_type_is_refused_with_the_name_of_the_field(name: str, value: object, remedy: str) -> None:
+def test_a_value_that_cannot_be_is_refused_with_the_name_of_the_field(name: str, value: object, remedy: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"{name} is {value!r}: {remedy}")):
         SPEC(**{"entrypoint": "true", name: value})
 
@@ -81,9 +108,8 @@ def test_a_variable_that_cannot_be_is_named_without_its_value(env: dict[object, 
     assert repr(next(iter(env))) in str(refused.value) and repr(next(iter(env.values()))) not in str(refused.value)
 
 
-def test_each_field_has_a_type_that_is_checked_or_checks_of_its_own() -> None:
-    own = {"logs_specs", "numa_binding", "start_method", "hang_action", "expect_output", "restart_grace"}
-    assert {field.name for field in fields(WorkerSpec)} - own == set(_TYPES)
+def test_each_field_has_a_rule_but_the_object_of_another_package() -> None:
+    assert {field.name for field in fields(WorkerSpec)} - {"logs_specs"} == set(RULES)
 
 
 @pytest.mark.parametrize("value", ["soon", -1.0, float("nan"), [2], 31.0])

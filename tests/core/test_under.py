@@ -12,7 +12,7 @@ import pytest
 
 from aelastic.cli.arguments import parse
 from aelastic.errors import InputError
-from aelastic.spec import Std
+from aelastic.settings import Std
 from aelastic.under import __main__ as under
 from aelastic.under import deepspeed
 from aelastic.under.site.sitecustomize import command_in_place_of

@@ -29,7 +29,7 @@ from aelastic.observe.run_events import RunEvent
 from aelastic.rdzv import registry
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.spec import SHUTDOWN_TIMEOUT_S
+from aelastic.settings import SHUTDOWN_TIMEOUT_S
 from aelastic.workers.guard_process import GUARD_TIMEOUT_S
 
 T = TypeVar("T")

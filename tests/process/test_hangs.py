@@ -17,7 +17,7 @@ from kit.arguments import complaint, invoke
 from kit.launching import Launcher
 from kit.virtual_clock import on_virtual_time
 
-from aelastic import ExpectedOutput, InputError, Supervisor, WorkerSpec, WorkerState
+from aelastic import ExpectedOutput, Supervisor, WorkerSpec, WorkerState
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, rules_of, sizes_of
@@ -27,7 +27,7 @@ from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
 from aelastic.logs.lines import PrefixedLines
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
-from aelastic.spec import HANG_SIGNALS
+from aelastic.settings import HANG_SIGNALS
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -533,28 +533,6 @@ def test_options_and_variables_reach_the_spec(script: str) -> None:
 )
 def test_what_cannot_be_is_refused(script: str, option: str, said: str) -> None:
     assert said in complaint(option, script)
-
-
-@pytest.mark.parametrize(
-    "fields, said",
-    [
-        ({"hang_timeout_s": 0}, "hang_timeout_s is 0: use 1 second or more"),
-        ({"hang_timeout_s": float("inf")}, "hang_timeout_s is inf"),
-        ({"hang_timeout_s": float("nan")}, "hang_timeout_s is nan"),
-        ({"hang_signals": ()}, "use a tuple of one or more of output, cpu, io"),
-        ({"hang_signals": "io"}, "hang_signals is 'io'"),
-        ({"hang_signals": ("gpu",)}, "hang_signals is ('gpu',)"),
-        ({"hang_action": "kill"}, "hang_action is 'kill': use one of stop, report"),
-        ({"expect_output": "loss:5"}, "use an ExpectedOutput"),
-        ({"expect_output": ExpectedOutput("", 5.0)}, "expect_output: the pattern is empty"),
-        ({"expect_output": ExpectedOutput("[", 5.0)}, "is no regular expression"),
-        ({"expect_output": ExpectedOutput("a", 0.0)}, "within_s is 0.0: use 1 second or more"),
-        ({"expect_output": ExpectedOutput("a", 5.0, frozenset())}, "ranks is empty"),
-    ],
-)
-def test_a_spec_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)):
-        WorkerSpec(entrypoint="true", **fields)
 
 
 @pytest.mark.parametrize(

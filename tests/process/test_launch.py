@@ -31,7 +31,7 @@ from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.launch_config import worker_spec
 from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.rdzv.settings import split_endpoint
-from aelastic.spec import Std
+from aelastic.settings import Std
 
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)

@@ -25,7 +25,7 @@ from kit.stories.launches import one_node
 
 from aelastic import ChildFailedError, InputError, SignalException, elastic_launch
 from aelastic.logs_specs import DefaultLogsSpecs
-from aelastic.spec import Std
+from aelastic.settings import Std
 
 METHODS = ("spawn", "fork", "forkserver")
 pytestmark = [

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kit.effort import examples
 from kit.workers.machines import WORKERS, Cpu, Machine, TorchOn, machine, our_cpus
 
-from aelastic.spec import NUMA_BINDINGS
+from aelastic.settings import NUMA_BINDINGS
 from aelastic.workers import topology
 from aelastic.workers.numa import ranges
 

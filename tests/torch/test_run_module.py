@@ -20,7 +20,7 @@ from aelastic import ChildFailedError, InputError
 from aelastic import launch as ours_of_launch
 from aelastic import run as ours
 from aelastic.logs_specs import DefaultLogsSpecs
-from aelastic.spec import Std
+from aelastic.settings import Std
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,0 +1,213 @@
+"""What a job can be told of its workers: the words for it, and the rule of each field of a `WorkerSpec`.
+
+A value is judged here, whoever gives it: a program, the command line or a `LaunchConfig`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import IntFlag
+from typing import Any, Literal, TypeAlias, get_args
+
+from aelastic.core.fits import (
+    BOOL,
+    INT,
+    MAPPING,
+    NOT_NEGATIVE,
+    PATH,
+    REAL,
+    SECONDS,
+    STR,
+    TEXTS,
+    Rule,
+    all_of,
+    are_ranks,
+    is_int,
+    is_real,
+    is_sequence,
+    one_of,
+    optional,
+    rule,
+)
+from aelastic.errors import InputError
+from aelastic.output_patterns import expected_problem, is_expected, progress_problem, silence_problem
+from aelastic.rdzv.settings import RendezvousSettings
+
+StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
+START_METHODS: tuple[str, ...] = get_args(StartMethod)
+# By what of its device's neighbourhood a worker's CPUs are chosen (torch: `torch.numa.binding.AffinityMode`).
+NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
+NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
+
+# What a fork server imports before it forks workers: modules by name, or what the first workers imported.
+Preload: TypeAlias = tuple[str, ...] | Literal["auto"]
+
+# How long workers have that are stopped for a restart: seconds, as for other stops, or, `None`, while that can help.
+RestartGrace: TypeAlias = float | Literal["shutdown-timeout"] | None
+
+# What of a worker can be a sign of life: output in its files, CPU use, bytes and calls that it reads and writes.
+HangSignal: TypeAlias = Literal["output", "cpu", "io"]
+HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
+# What becomes of a worker that hangs.
+HangAction: TypeAlias = Literal["stop", "report"]
+HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
+
+PORT_MAX = 65535  # ports have 16 bits: tcp(7)
+# Far more than any machine has devices or CPUs.
+LOCAL_WORLD_SIZE_MAX = 1 << 16
+
+# torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
+SHUTDOWN_TIMEOUT_S = 30.0
+# torch's `exit_barrier_timeout`: how long a finished node waits for the others.
+EXIT_BARRIER_TIMEOUT_S = 300.0
+
+
+class Std(IntFlag):
+    """Which standard streams of a worker (torch: `torch.distributed.elastic.multiprocessing.Std`)."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+    @classmethod
+    def from_str(cls, text: str) -> Std | dict[int, Std]:
+        """Reads `"3"` as every worker's streams, `"0:3,1:2"` as streams by local rank.
+
+        Raises:
+            InputError: anything else.
+        """
+        try:
+            if ":" not in text:
+                return cls(_stream_number(text))
+            pairs = (pair.split(":") for pair in text.split(","))
+            return {_rank_number(rank): cls(_stream_number(streams)) for rank, streams in pairs}
+        except ValueError:
+            raise InputError(
+                f"{text!r} is not a choice of streams: use 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
+                "or a map by local rank such as 0:3,1:2"
+            ) from None
+
+
+def _stream_number(text: str) -> int:
+    if text.strip() not in {"0", "1", "2", "3"}:
+        raise ValueError(text)
+    return int(text)
+
+
+def _rank_number(text: str) -> int:
+    if (rank := int(text)) < 0:
+        raise ValueError(text)
+    return rank
+
+
+# Of the files that node_exporter's textfile collector reads.
+TEXTFILE_SUFFIX = ".prom"
+# Of a log file's end: a cause of death is looked for in less.
+LOG_BYTES_MIN = 1 << 20
+
+
+Streams: TypeAlias = Std | Mapping[int, Std]
+
+
+def streams_of(streams: Streams, local_rank: int) -> Std:
+    """The choice that holds for one worker; a rank that a map does not name has `Std.NONE`.
+
+    The flags may be torch's, which are integers just as ours.
+    """
+    return Std(int(streams if isinstance(streams, int) else streams.get(local_rank, Std.NONE)))
+
+
+def _are_streams(value: Any) -> bool:
+    by_rank = value if isinstance(value, Mapping) else {0: value}
+    return are_ranks(by_rank) and all(is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
+
+
+def _are_modules(names: Any) -> bool:
+    return names == "auto" or all(part.isidentifier() for name in names for part in str(name).split("."))
+
+
+def _are_signs(signs: Any) -> bool:
+    return 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
+
+
+def _is_grace(grace: Any) -> bool:
+    is_time = not isinstance(grace, str) and is_real(grace) and 0 <= grace < math.inf
+    return is_time or grace in (None, "shutdown-timeout")
+
+
+NAME = all_of(STR, rule(bool, "use a name that is not empty"))
+RANKS = optional(
+    rule(are_ranks, "use a frozenset of local ranks"), rule(lambda ranks: min(ranks, default=0) >= 0, "count from 0")
+)
+_STREAMS = rule(_are_streams, "use a Std, or a dict of them by local rank")
+RULES: Mapping[str, Rule] = {
+    "entrypoint": all_of(
+        rule(lambda value: isinstance(value, str) or callable(value), "use the name of a program, or a function"),
+        rule(bool, "name a program or pass a function"),
+    ),
+    "args": rule(is_sequence, "use a tuple or list of arguments"),
+    "role": STR,
+    "local_world_size": all_of(
+        INT,
+        rule(lambda value: value >= 1, "at least 1 worker is needed"),
+        rule(lambda value: value <= LOCAL_WORLD_SIZE_MAX, f"use at most {LOCAL_WORLD_SIZE_MAX}"),
+    ),
+    "max_restarts": all_of(INT, NOT_NEGATIVE),
+    "monitor_interval": all_of(REAL, rule(lambda value: 0 < value < math.inf, "use seconds above 0")),
+    "rdzv": optional(rule(lambda value: isinstance(value, RendezvousSettings), "use RendezvousSettings")),
+    "rdzv_handler": optional(rule(lambda value: hasattr(value, "next_rendezvous"), "use a torch RendezvousHandler")),
+    "master_addr": optional(STR),
+    "master_port": optional(
+        INT, rule(lambda port: 0 <= port <= PORT_MAX, f"use a port from 0 (a free one) to {PORT_MAX}")
+    ),
+    # It goes into environments, onto boards and into logs.
+    "run_id": optional(
+        STR, rule(lambda value: not set(value) & {*"\0\n\r"}, "use a run id without line breaks and NUL")
+    ),
+    "redirects": _STREAMS,
+    "tee": _STREAMS,
+    "log_dir": optional(PATH),
+    "log_max_bytes": optional(INT, rule(lambda size: size >= LOG_BYTES_MIN, f"use {LOG_BYTES_MIN} (1M) or more")),
+    "log_line_prefix_template": optional(STR),
+    "local_ranks_filter": RANKS,
+    "duplicate_stdout_filters": TEXTS,
+    "duplicate_stderr_filters": TEXTS,
+    "numa_binding": optional(STR, one_of(*NUMA_BINDINGS)),
+    "numa_fall_back": BOOL,
+    "virtual_local_rank": BOOL,
+    "event_log_handler": NAME,
+    "start_method": one_of(*START_METHODS),
+    "cache_dir": optional(PATH),
+    "preload": all_of(
+        rule(lambda value: value == "auto" or is_sequence(value), 'use a tuple of module names, or "auto"'),
+        rule(_are_modules, "use names of modules, such as torch,torch.distributed; or auto, or off"),
+    ),
+    "preload_from": STR,
+    "shutdown_timeout_s": all_of(REAL, SECONDS),
+    "restart_grace": rule(_is_grace, "use seconds, 0 or more, or shutdown-timeout"),
+    "exit_barrier_timeout_s": all_of(REAL, SECONDS),
+    "progress": optional(STR, progress_problem),
+    "hang_timeout_s": optional(REAL, silence_problem),
+    "hang_timeout_steps": optional(
+        REAL, rule(lambda times: 1 < times < math.inf, "use more than 1, times the median step, as in 5x")
+    ),
+    "hang_signals": all_of(
+        rule(is_sequence, f"use a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
+        rule(_are_signs, f"use one or more of {', '.join(HANG_SIGNALS)}"),
+    ),
+    "hang_action": one_of(*HANG_ACTIONS),
+    "expect_output": optional(
+        rule(is_expected, "use an ExpectedOutput of a str, seconds, and ranks or None"), expected_problem
+    ),
+    "linger_s": all_of(REAL, SECONDS),
+    "metrics_textfile": optional(
+        PATH,
+        rule(
+            lambda path: str(path).endswith(TEXTFILE_SUFFIX),
+            f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others",
+        ),
+    ),
+    "env": optional(MAPPING),
+}
