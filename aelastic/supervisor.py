@@ -257,7 +257,7 @@ class Supervisor:
 
     async def _open_textfile(self, path: Path) -> None:
         """Writes the metrics to a file, from now on."""
-        from aelastic.observe.textfile import MetricsTextfile
+        from aelastic.export.textfile import MetricsTextfile
 
         textfile = MetricsTextfile(path, self._settings.run_id, self._expose())
         await textfile.open()

@@ -23,7 +23,6 @@ from aelastic.host.usage import usage_of
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import (
     Restarting,
-    RoundFormed,
     RunEvent,
     StartPhase,
     WorkerEnded,
@@ -65,7 +64,6 @@ class StartWatch(Observer):
         self._is_local = is_local
         self._visible: tuple[StartPhase, ...] = ("output", "process_group") if is_local else ("output",)
         self._files: Mapping[int, tuple[Path, ...]] = {}  # that workers write to, by local rank
-        self._formed_at = 0.0
         self._started = WorkersStarted(0, {})
         self._missing: dict[int, set[StartPhase]] = {}  # by local rank: what it has not reached yet
         self._changed = anyio.Event()
@@ -76,10 +74,8 @@ class StartWatch(Observer):
         is_new = self._group.spec.logs_specs is None  # else the files may hold what earlier workers have written
         self._files = {start.local_rank: start.output_files if is_new else () for start in starts}
 
-    def tell(self, event: RunEvent, now: float) -> None:
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the state has it
         match event:
-            case RoundFormed():
-                self._formed_at = now
             case WorkersStarted():
                 self._started = event
                 self._missing = {local_rank: set(self._visible) for local_rank in event.ids}
@@ -104,7 +100,7 @@ class StartWatch(Observer):
         assert self._group.assigned is not None  # or there would be no workers
         connections = Connections(self._group.assigned.master_port)
         interval_s, busy_s, cpu_s = INTERVAL_MIN_S, 0.0, dict[int, float]()
-        while self._missing and clock.now() - self._formed_at < LIMIT_S:
+        while self._missing and clock.now() - self.state.formed_at < LIMIT_S:
             with anyio.move_on_after(interval_s):
                 await self._changed.wait()
             if not self._missing or self._changed.is_set():
@@ -115,7 +111,7 @@ class StartWatch(Observer):
                 return
             for local_rank, reached in sorted(look.reached.items()):
                 self._on_reached(started, local_rank, reached)
-            passed_s = clock.now() - self._formed_at
+            passed_s = clock.now() - self.state.formed_at
             is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in look.cpu_s.items())
             busy_s = passed_s if is_busy or not look.cpu_s else busy_s
             if passed_s - busy_s >= max(IDLE_S, passed_s / 2):
@@ -142,7 +138,7 @@ class StartWatch(Observer):
         rank, kind = self._group.workers[local_rank].global_rank, started.kind_of(local_rank)
         for phase in sorted(missing & reached):
             missing.discard(phase)
-            passed_s = clock.now() - self._formed_at
+            passed_s = clock.now() - self.state.formed_at
             self._tell(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
         if not missing:
             self._missing.pop(local_rank, None)

@@ -1,7 +1,8 @@
-"""Observers that send what happens to services of others; each is imported where the environment names its service.
+"""Observers that hand what happens to programs of others; each is imported where it is asked for.
 
 - `trainer`: progress, to Kubeflow's Trainer
 - `otel`: rounds and restarts as traces, over OTLP
+- `textfile`: metrics in a file, for node_exporter
 """
 
-__all__ = ["otel", "trainer"]
+__all__ = ["otel", "textfile", "trainer"]

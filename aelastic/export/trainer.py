@@ -71,24 +71,18 @@ class TrainerStatus(Observer):
 
     def __init__(self, server: StatusServer) -> None:
         self._server = server
-        self._progress: ev.Progressed | None = None
-        self._is_spokesman = False
-        self._state: WorkerState | None = None  # in the end
         self._news = anyio.Event()
         self._interval_s = INTERVAL_S
         self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002  the server has its own clock
-        match event:
-            case ev.RoundFormed(group_rank=group_rank, group_world_size=nodes):
-                self._is_spokesman = group_rank in {0, nodes - 1}
-            case ev.Progressed():
-                self._progress = event
-                self._news.set()
-            case ev.RunEnded(state=state):
-                self._state = state
-            case _:
-                pass
+        if isinstance(event, ev.Progressed):
+            self._news.set()
+
+    @property
+    def _is_spokesman(self) -> bool:
+        formed = self.state.formed
+        return formed is not None and formed.group_rank in {0, formed.group_world_size - 1}
 
     async def run(self) -> None:
         while True:
@@ -103,9 +97,10 @@ class TrainerStatus(Observer):
             await self._try_to_post(timeout_s)
 
     async def _try_to_post(self, timeout_s: float) -> None:
-        if not self._is_spokesman or self._progress is None:
+        if not self._is_spokesman or self.state.last_progress is None:
             return
-        body = json.dumps({"trainerStatus": described(self._progress, self._state, datetime.now(UTC))}).encode()
+        ended = None if self.state.ended is None else self.state.ended.state
+        body = json.dumps({"trainerStatus": described(self.state.last_progress, ended, datetime.now(UTC))}).encode()
         send = partial(post_status, self._server, body, timeout_s)
         try:
             await run_sync(send, abandon_on_cancel=True, limiter=self._limiter)

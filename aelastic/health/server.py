@@ -45,6 +45,7 @@ from aelastic.observe.exposition import TICK_S, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.prometheus import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS, Family, Registry
 from aelastic.observe.run_events import RunEnded, RunEvent, StacksTaken, StopAsked
+from aelastic.observe.status import describe, readiness
 
 if TYPE_CHECKING:
     import socket
@@ -142,7 +143,6 @@ class HealthServer(Observer):
         bound = listener.getsockname()[0]
         self._hosts = {address.host.lower(), "localhost"} if ip_address(bound).is_loopback else None
         self._exposition = exposition
-        self._status = self._exposition.status
         self._requests, self._dropped = request_counters(self._exposition.metrics.registry)
         self._limits: ConnectionLimits | None = None
         self._server: Server | None = None
@@ -300,21 +300,21 @@ class HealthServer(Observer):
     async def _livez(self, request: BaseRequest) -> Response:
         if "verbose" not in request.query:
             return _text("ok\n")
-        name, why = request.path.strip("/"), self._status.readiness[1]
+        name, why = request.path.strip("/"), readiness(self.state)[1]
         return _text(
             f"[+]loop ok: {self._exposition.lag_s * 1000:.1f} ms late when last measured\n"
             f"[ ]workers are not part of it: {why}\n{name} check passed\n"
         )
 
     async def _readyz(self, request: BaseRequest) -> Response:
-        is_ready, why = self._status.readiness
+        is_ready, why = readiness(self.state)
         if is_ready and "verbose" not in request.query:
             return _text("ok\n")
         sign, end = ("+", "passed") if is_ready else ("-", "failed")
         return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
 
     async def _say_status(self, _: BaseRequest) -> Response:
-        described = self._status.describe(clock.now(), datetime.now(UTC), self._exposition.usage())
+        described = describe(self.state, clock.now(), datetime.now(UTC), self._exposition.usage())
         agent = usage_of("self")
         described["agent"] = {
             "version": aelastic.__version__,
@@ -333,14 +333,15 @@ class HealthServer(Observer):
         return _text(text, content_type=OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE)
 
     async def _say_stacks(self, request: BaseRequest) -> Response:
-        if not self._status.running:
-            return _text(f"no worker runs: {self._status.readiness[1]}\n", 503)
+        if not self.state.running:
+            return _text(f"no worker runs: {readiness(self.state)[1]}\n", 503)
         collection = await self._stacks.take()
         taken = collection.taken
         if taken is None:
             return _text(f"cannot take the stacks: {collection.error}\n", 500)
         if not taken.source:
             return _text("no worker runs any more\n", 503)
+        compared = "" if self.state.compared is None else self.state.compared[0].text
         if JSON_TYPE in request.headers.get("Accept", ""):
             workers = [
                 {"local_rank": rank, "source": source, "text": collection.texts.get(rank)}
@@ -348,7 +349,7 @@ class HealthServer(Observer):
             ]
             said = {
                 "generation": taken.generation,
-                "compared": self._status.compared or None,
+                "compared": compared or None,
                 "folder": taken.path or None,
                 "workers": workers,
             }
@@ -357,9 +358,8 @@ class HealthServer(Observer):
             f"--- local rank {rank}, by {source}\n{collection.texts.get(rank, '')}".rstrip()
             for rank, source in sorted(taken.source.items())
         ]
-        compared = [self._status.compared] if self._status.compared else []
         head = f"generation {taken.generation}, in {taken.path or 'no file'}"
-        return _text("\n\n".join([*compared, head, *parts]) + "\n")
+        return _text("\n\n".join([*filter(None, [compared]), head, *parts]) + "\n")
 
 
 def _text(text: str, status: int = 200, content_type: str = TEXT_TYPE) -> Response:

@@ -1,9 +1,9 @@
 """Run events, and their observers.
 
-`run_events` are the words, `run_event_source` makes them from the worker group's events, `observer` passes them on.
-Observers: `log_lines`, `event_log`, `textfile`, `systemd`, `torch_events` (rules: `torch_events_core`); health server
-and status line have folders of their own.  What they show: `exposition`, of `metrics` (text: `prometheus`) and
-`status`; `status_text`, as a line.
+`run_events` are the words, `run_event_source` makes them from the worker group's events, `run_state` folds them into
+the state of the run, `observer` passes both on.  Observers: `log_lines`, `event_log`, `systemd`, `torch_events` (rules:
+`torch_events_core`); health server, status line and exporters have folders of their own.  What they show: `exposition`,
+of `metrics` (text: `prometheus`) and `status`; `status_text`, as a line.
 """
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "prometheus",
     "run_event_source",
     "run_events",
+    "run_state",
     "status",
     "status_text",
     "systemd",
-    "textfile",
     "torch_events",
 ]

@@ -17,7 +17,6 @@ from aelastic.host.usage import usage_of
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
-from aelastic.observe.status import Status
 
 # How often the loop's lag is measured: once a second costs nothing.
 TICK_S = 1.0
@@ -44,14 +43,12 @@ class Exposition(Observer):
         self._is_local = is_local
         self._look = look
         self._epoch: float | None = None
-        self.status = Status()
         self.metrics = RunMetrics({"version": aelastic.__version__, "python": sys.version.split()[0]})
         self.lag_s = 0.0
 
     def tell(self, event: RunEvent, now: float) -> None:
         if self._epoch is None:
             self._epoch = datetime.now(UTC).timestamp() - now
-        self.status.tell(event, now)
         self.metrics.tell(event, now)
 
     async def run(self) -> None:
@@ -72,8 +69,7 @@ class Exposition(Observer):
         facts = self._look()
         agent = usage_of("self")
         return self.metrics.expose(
-            is_ready=self.status.readiness[0],
-            role=self.status.role,
+            self.state,
             agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
             workers=self.usage(),
             common=common,
@@ -89,5 +85,5 @@ class Exposition(Observer):
         if not self._is_local:
             return {}
         # A worker leads its session.
-        found = {rank: usage_of(pid, pid) for rank, pid in self.status.running.items() if isinstance(pid, int)}
+        found = {rank: usage_of(pid, pid) for rank, pid in self.state.running.items() if isinstance(pid, int)}
         return {rank: (usage.cpu_s, usage.rss_bytes) for rank, usage in found.items() if usage is not None}

@@ -25,8 +25,6 @@ class LogLines(Observer):
 
     def __init__(self, shutdown_timeout_s: float) -> None:
         self._shutdown_timeout_s = shutdown_timeout_s
-        self._host = ""
-        self._phase = Phase.INIT
         self._is_stop_asked = self._is_killing = False
         # Of this generation.
         self._unhealthy: set[int] = set()  # local ranks that were said to be stopped
@@ -35,10 +33,6 @@ class LogLines(Observer):
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002, C901, PLR0912  one case for each
         match event:
-            case ev.RunBegan():
-                self._host = event.host
-            case ev.Changed():
-                self._phase = event.phase
             case ev.Waited(text):
                 _log.warning("%s", text)
             case ev.RoundFormed(round_):
@@ -65,7 +59,7 @@ class LogLines(Observer):
             case ev.StopAsked(signum):
                 self._on_stop_asked(signum)
             case ev.RendezvousLost(reason):
-                if self._phase in _WITH_WORKERS:  # else the error that ends the run comes at once, and says it
+                if self.state.phase in _WITH_WORKERS:  # else the error that ends the run comes at once, and says it
                     _log.warning("stopping workers: %s", reason)
             case ev.JobEnded(outcome, reason):
                 self._on_job_ended(outcome, reason)
@@ -73,17 +67,17 @@ class LogLines(Observer):
                 pass  # said by others: durations in the event log, the end in the report
 
     def _on_noticed(self, event: ev.Noticed) -> None:
-        is_stopped = " is stopped" if event.is_stopped else ""
-        _log.warning("rank %d on %s%s: %s", event.rank, self._host, is_stopped, event.reason)
+        is_stopped, host = " is stopped" if event.is_stopped else "", self.state.began.host if self.state.began else ""
+        _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
         if event.is_stopped:
             self._has_failed = True
             self._unhealthy.add(event.local_rank)
 
     def _on_stop_asked(self, signum: int) -> None:
-        if self._phase not in _WITH_WORKERS:
+        if self.state.phase not in _WITH_WORKERS:
             return  # nothing runs: the agent leaves at once
         name = signal_words(signum)
-        if self._is_stop_asked and self._phase in {Phase.SPAWNING, Phase.CANCELLING}:
+        if self._is_stop_asked and self.state.phase in {Phase.SPAWNING, Phase.CANCELLING}:
             _log.warning("second %s: leaving; the start of workers does not end", name)
         elif self._is_stop_asked:
             _log.warning("second %s: killing workers", name)
@@ -96,7 +90,7 @@ class LogLines(Observer):
         self._is_stop_asked = True
 
     def _on_job_ended(self, outcome: Outcome, reason: str) -> None:
-        if outcome is Outcome.FAILED and self._phase in _WITH_WORKERS and not self._has_failed:
+        if outcome is Outcome.FAILED and self.state.phase in _WITH_WORKERS and not self._has_failed:
             _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers have ended
         else:
             _log.info("the job has %s: %s", outcome, reason)

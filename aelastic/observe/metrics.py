@@ -17,6 +17,8 @@ from aelastic.group.events import WatchName, WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.prometheus import Registry
+from aelastic.observe.run_state import RunState
+from aelastic.observe.status import readiness
 
 # From what a failure on one node takes (milliseconds) to the timeouts: 30 s to stop, 600 s to meet.
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
@@ -85,36 +87,31 @@ class _TimeMetrics:
         self._lost = counter("aelastic_lost_seconds_total", text, "cause", start=LOST_TO)
         text = "When the agent's phase began, since 1970."
         self._phase_start = registry.gauge("aelastic_phase_start_time_seconds", text)
-        self._phase_since = 0.0
         self.spent = _Spent()
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
         match event:
             case ev.RunBegan():
-                self._phase_since = now
                 self.spent.goes_on("start", now)
-            case ev.Changed(before=before, phase=phase):
-                self._phase_since = self._phase_since if before is phase else now
-                if phase is Phase.BARRIER:
-                    self.spent.because("end", now)
+            case ev.Changed(phase=Phase.BARRIER):
+                self.spent.because("end", now)
             case ev.Restarting(cause=cause):
                 self.spent.because(cause, now)
             case ev.JobEnded() | ev.StopAsked() | ev.RendezvousLost():
                 self.spent.because("end", now)
             case ev.RunEnded():
-                self._phase_since = now
                 self.spent.end(now)
             case _:
                 pass
 
-    def look(self, now: float, epoch: float) -> None:
+    def look(self, phase_since: float, now: float, epoch: float) -> None:
         self.spent.count(now)
         for what, seconds in self.spent.seconds.items():
             if what == "training":
                 self._training.set(seconds)
             else:
                 self._lost.set(seconds, what)
-        self._phase_start.set(round(self._phase_since + epoch, 3))
+        self._phase_start.set(round(phase_since + epoch, 3))
 
 
 class _ProgressMetrics:
@@ -130,7 +127,7 @@ class _ProgressMetrics:
         self._remaining = gauge("aelastic_progress_remaining_seconds", text)
         self._remaining.set(math.nan)
 
-    def tell(self, at: ev.Progressed) -> None:
+    def look(self, at: ev.Progressed) -> None:
         self._step.set(at.step)
         self._steps.set(at.total or 0)
         self._steps_per_s.set(at.steps_per_s or 0)
@@ -154,10 +151,6 @@ class RunMetrics:
         self._ended = gauge("aelastic_run_ended", text, "run_id", "state")
         self._state = gauge("aelastic_state", "1 for the worker group's state, 0 for others.", "state")
         self._phase = gauge("aelastic_phase", "1 for the agent's phase, 0 for others.", "phase")
-        for state in WorkerState:
-            self._state.set(state is WorkerState.INIT, state.value)
-        for phase in Phase:
-            self._phase.set(phase is Phase.INIT, phase.value)
         self._ready = gauge("aelastic_ready", "1 when /readyz is 200: workers of a complete round run here.")
         # Rounds.
         self._round = gauge("aelastic_round", "Number of the round that this node took part in last.")
@@ -205,12 +198,11 @@ class RunMetrics:
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
         self._progress = _ProgressMetrics(self.registry)
         self._declare_starts()
-        self._run_id = ""
-        self._max_nodes = 1
         self._noticed_by: dict[int, str] = {}  # local rank of this generation to the watch that has it stopped
         self._is_starting = False
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
         self._down_since: float | None = None  # since when workers do not run that did
+        self._look(RunState())
 
     def _declare_starts(self) -> None:
         text = "From the complete round until a worker has come so far."
@@ -226,21 +218,14 @@ class RunMetrics:
         text = "Memory of the fork server and of what it has parked, shared pages in parts (PSS)."
         self._fork_server_pss = self.registry.gauge("aelastic_fork_server_pss_bytes", text)
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         self._times.tell(event, now)
         match event:
-            case ev.RunBegan() as run:
-                self._run_id = run.run_id
-                self._run.set(1, run.run_id, run.host, run.role, run.rdzv_backend)
-                self._max_restarts.set(run.max_restarts)
-                self._max_nodes = run.max_nodes
-                self._missing.set(run.max_nodes - 1)
-            case ev.Changed(phase=phase, state=state):
+            case ev.Changed(phase=phase):
                 self._is_starting = phase is Phase.SPAWNING
-                self._phase.choose(phase.value)
-                self._state.choose(state.value)
-            case ev.RoundFormed() as formed:
-                self._on_round(formed)
+            case ev.RoundFormed():
+                self._rounds.inc()
+                self._noticed_by.clear()
                 self._formed_at = now
             case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
@@ -254,16 +239,12 @@ class RunMetrics:
                 self._times.spent.goes_on("training", now)
             case ev.WorkerReached(kind=kind, phase=phase, duration_s=duration_s):
                 self._start_took.observe(duration_s, kind, phase)
-            case ev.ForkServerMeasured(parked, pss_bytes):
-                self._parked.set(parked)
-                self._fork_server_pss.set(pss_bytes)
             case ev.WorkerEnded(local_rank=local_rank, outcome=outcome, failure=failure):
                 self._exits.inc(outcome)
                 if failure is not None:
                     self._failures.inc(self._noticed_by.pop(local_rank, None) or _kind_of(failure))
-            case ev.Restarting(cause=cause, restart_count=count):
+            case ev.Restarting(cause=cause):
                 self._restarts.inc(cause)
-                self._restart_count.set(count)
             case ev.Noticed(by=by, local_rank=local_rank, is_stopped=is_stopped):
                 self._noticed.inc(by)
                 if is_stopped:
@@ -272,28 +253,10 @@ class RunMetrics:
                     self._expiries.inc()
             case ev.Compared(odd=odd):
                 self._compared.inc("named" if odd else "not_named")
-            case ev.Progressed() as at:
-                self._progress.tell(at)
             case ev.StacksTaken():
                 self._stacks.inc()
-            case ev.RunEnded(state=state, traceback=traceback):
-                self._phase.choose(Phase.DONE.value)
-                self._state.choose(state.value)
-                # Workers that were stopped because of an error are not a job that was asked to stop.
-                ended = WorkerState.UNKNOWN if traceback else state
-                self._ended.set(1, self._run_id, ended.value)
             case _:
                 pass  # not counted
-
-    def _on_round(self, formed: ev.RoundFormed) -> None:
-        self._rounds.inc()
-        self._round.set(formed.round)
-        self._world_size.set(formed.world_size)
-        self._nodes.set(formed.group_world_size)
-        self._missing.set(max(0, self._max_nodes - formed.group_world_size))
-        self._noticed_by.clear()
-        self._local_world_size.set(formed.local_world_size)
-        self._restart_count.set(formed.restart_count)
 
     def _on_phase_took(self, took: ev.PhaseTook, now: float) -> None:
         self._phase_took.observe(took.duration_s, took.name)
@@ -313,11 +276,10 @@ class RunMetrics:
 
     def expose(
         self,
+        state: RunState,
         *,
-        is_ready: bool,
-        role: str,
-        agent: tuple[float, int] | None,
-        workers: Mapping[int, tuple[float, int]],
+        agent: tuple[float, int] | None = None,
+        workers: Mapping[int, tuple[float, int]] = MappingProxyType({}),
         common: Mapping[str, str] = MappingProxyType({}),
         now: float = 0.0,
         epoch: float = 0.0,
@@ -328,17 +290,18 @@ class RunMetrics:
         """The text for a scraper.
 
         Args:
+            state: of the run.
+            agent: its CPU seconds and bytes of memory.
+            workers: the same of workers that live, by local rank.
+            common: labels of every series.
             now: as events have it.
             epoch: what `now` is ahead of the seconds since 1970.
             coordinates: this agent coordinates the job.
             silence: how long a worker may show no sign of life, and for how long none has been seen, by local rank.
             is_open: as OpenMetrics.
-            agent: its CPU seconds and bytes of memory.
-            workers: the same of workers that live, by local rank.
-            common: labels of every series.
         """
-        self._ready.set(is_ready)
-        self._times.look(now, epoch)
+        self._look(state)
+        self._times.look(state.phase_since, now, epoch)
         self._coordinates.set(coordinates)
         self._silence_max.set(silence[0])
         self._silence.clear()
@@ -350,9 +313,37 @@ class RunMetrics:
         self._worker_cpu.clear()
         self._worker_rss.clear()
         for local_rank, (cpu_s, rss_bytes) in sorted(workers.items()):
-            self._worker_cpu.set(cpu_s, local_rank, role)
-            self._worker_rss.set(rss_bytes, local_rank, role)
+            self._worker_cpu.set(cpu_s, local_rank, state.role)
+            self._worker_rss.set(rss_bytes, local_rank, state.role)
         return self.registry.expose(common, is_open=is_open)
+
+    def _look(self, state: RunState) -> None:
+        """Sets what is a state of the run, and not counted."""
+        for each in WorkerState:
+            self._state.set(each is state.state, each.value)
+        for phase in Phase:
+            self._phase.set(phase is state.phase, phase.value)
+        self._ready.set(readiness(state)[0])
+        self._restart_count.set(state.restart_count)
+        if (began := state.began) is not None:
+            self._run.set(1, began.run_id, began.host, began.role, began.rdzv_backend)
+            self._max_restarts.set(began.max_restarts)
+            self._missing.set(began.max_nodes - 1)
+            if (ended := state.ended) is not None:
+                # Workers that were stopped because of an error are not a job that was asked to stop.
+                self._ended.set(1, began.run_id, (WorkerState.UNKNOWN if ended.traceback else ended.state).value)
+        if (formed := state.formed) is not None:
+            self._round.set(formed.round)
+            self._world_size.set(formed.world_size)
+            self._nodes.set(formed.group_world_size)
+            self._local_world_size.set(formed.local_world_size)
+            if began is not None:
+                self._missing.set(max(0, began.max_nodes - formed.group_world_size))
+        if state.last_progress is not None:
+            self._progress.look(state.last_progress)
+        if (server := state.fork_server) is not None:
+            self._parked.set(server.parked)
+            self._fork_server_pss.set(server.pss_bytes)
 
 
 def _kind_of(failure: ProcessFailure) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import anyio
 
 from aelastic.observe.run_events import RunEvent
+from aelastic.observe.run_state import RunState
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class Observer(ABC):
     """Observer of one run."""
 
     close_timeout_s: float = CLOSE_TIMEOUT_S
+    state: RunState  # of the run, as of the last event; there once the observer is one of a run's
 
     @abstractmethod
     def tell(self, event: RunEvent, now: float) -> None:
@@ -49,15 +51,20 @@ class Observers:
     """The observers of one run, and their dispatcher."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = list(observers)
+        self.state = RunState()
+        self._observers: list[Observer] = []
         self._dropped: set[int] = set()  # by `id`: an observer need not be hashable
+        for observer in observers:
+            self.add(observer)
 
     def add(self, observer: Observer) -> None:
         """Adds one, before `run`."""
+        observer.state = self.state
         self._observers.append(observer)
 
     def tell(self, event: RunEvent, now: float) -> None:
         """Passes an event to all of them.  Never blocks, never raises."""
+        self.state.tell(event, now)
         for observer in self._observers:
             if id(observer) not in self._dropped:
                 try:

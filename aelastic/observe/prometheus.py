@@ -46,11 +46,6 @@ class Family:
         key = self._key(labels)
         self._values[key] = self._values.get(key, 0.0) + by
 
-    def choose(self, chosen: str) -> None:
-        """Of series that are 0 and 1, this one is 1 from now on."""
-        for key in self._values:
-            self._values[key] = float(key == (chosen,))
-
     def clear(self) -> None:
         """Forgets all series."""
         self._values.clear()

@@ -42,7 +42,6 @@ class SdNotify(Observer):
         self._stop_us = round(1e6 * (shutdown_timeout_s + KILL_COUNT_MAX * KILL_WAIT_S + LEAVE_S))
         # As systemd recommends: twice in the time after which its watchdog kills us.
         self._interval_s = _watchdog_us(env) / 2e6
-        self._text = StatusText()
         self._status = ""
         self._is_ready = False
         self._heartbeat = {"WATCHDOG": "1"} if self._interval_s else {}
@@ -51,9 +50,8 @@ class SdNotify(Observer):
         self._is_full = anyio.Event()
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
-        self._text.handle(event, now)
         # The first part, the time that has passed, changes without an event.
-        text = SEPARATOR.join(self._text.parts(now)[1:])
+        text = SEPARATOR.join(StatusText(self.state).parts(now)[1:])
         said: dict[str, str] = {}
         match event:
             case ev.WorkersStarted() if not self._is_ready:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from aelastic.host.usage import usage_of
-from aelastic.observe.status_text import Picture, RankPicture, cut, fitted
+from aelastic.observe.run_state import WorkerNow
+from aelastic.observe.status_text import Picture, cut, fitted
 
 # Rows above the ranks: the title, the node, a heading.
 ROWS_ABOVE = 3
@@ -50,7 +51,7 @@ class RankView:
             console.print(Text(cut(words, columns), style))
         return [row.encode() for row in drawn.getvalue().splitlines()[: max(1, most)]]
 
-    def _table(self, ranks: Sequence[RankPicture], now: float) -> Table:
+    def _table(self, ranks: Sequence[WorkerNow], now: float) -> Table:
         self._used = {each.pid: self._used[each.pid] for each in ranks if each.pid in self._used}
         table = Table(box=None, pad_edge=False, header_style="dim")
         for heading in _HEADINGS:
@@ -62,7 +63,7 @@ class RankView:
             table.add_row(str(each.rank), str(each.local_rank), str(each.pid or ""), state, cpu, memory)
         return table
 
-    def _usage(self, rank: RankPicture, now: float) -> tuple[str, str]:
+    def _usage(self, rank: WorkerNow, now: float) -> tuple[str, str]:
         """Its CPU since the last picture, in percent of a core, and its memory."""
         pid = rank.pid
         usage = usage_of(pid, session=pid) if pid is not None and rank.state == "running" else None
@@ -74,7 +75,7 @@ class RankView:
         return cpu, f"{usage.rss_bytes / _MIB:.0f} MiB"
 
 
-def _chosen(ranks: Sequence[RankPicture], most: int) -> Sequence[RankPicture]:
+def _chosen(ranks: Sequence[WorkerNow], most: int) -> Sequence[WorkerNow]:
     """Where there are too many, those that do not just run come first."""
     first = sorted(ranks, key=lambda each: each.state == "running" and not each.note)[: max(0, most)]
     return sorted(first, key=lambda each: each.rank)

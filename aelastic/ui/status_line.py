@@ -18,8 +18,8 @@ import anyio
 
 from aelastic.aio import clock
 from aelastic.logs.terminal import LIVE_SHARE, Terminal, streams_in_turns
-from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import RunEvent
 from aelastic.observe.status_text import Frame, Picture, StatusText
 
 if TYPE_CHECKING:
@@ -52,20 +52,16 @@ class StatusLine(Observer):
     def __init__(self, terminal: Terminal, do: Do, kind: Literal["line", "view"]) -> None:
         self._terminal = terminal
         self._do = do
-        self._text = StatusText()
-        self._face = self._text if kind == "line" else _View(self._text)
+        self._kind = kind
         self._woken = anyio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drawn: object = None  # the key of the state that is shown
         self._drawn_at = 0.0  # when that was made
         self._rows_at = 0.0  # when rows were drawn
         self._is_drawing = False
-        self._is_over = False
         self._error: Exception | None = None
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:
-        self._text.handle(event, now)
-        self._is_over |= isinstance(event, ev.RunEnded)
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the state has it
         self._woken.set()
 
     # Called in the loop's thread.
@@ -90,16 +86,17 @@ class StatusLine(Observer):
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._drawn_at = clock.now()
-        while not self._is_over:
+        face = StatusText(self.state) if self._kind == "line" else _View(StatusText(self.state))
+        while self.state.ended is None:
             self._woken = anyio.Event()
-            with anyio.move_on_after(self._look(clock.now())) as waiting:
+            with anyio.move_on_after(self._look(face, clock.now())) as waiting:
                 await self._woken.wait()
             if self._error is not None:
                 raise self._error
             if not waiting.cancelled_caught:
                 await anyio.sleep(ROWS_INTERVAL_S)
 
-    def _look(self, now: float) -> float | None:
+    def _look(self, face: StatusText | _View, now: float) -> float | None:
         """Draws if it is time to, and gives when to look again, in seconds from now; `None`: when a line has ended."""
         terminal = self._terminal
         if not terminal.is_ours:
@@ -107,7 +104,7 @@ class StatusLine(Observer):
         terminal.tell_of_change(self._wake)
         if terminal.is_in_the_way:
             return None
-        frame = self._face.frame(now, *terminal.size)
+        frame = face.frame(now, *terminal.size)
         is_state = frame.key != self._drawn
         is_due = self._drawn_at + INTERVAL_S <= now
         if is_state and is_due:
@@ -120,7 +117,7 @@ class StatusLine(Observer):
             self._draw(None)
         if is_state and not is_due:
             return self._drawn_at + INTERVAL_S - now
-        return self._face.changes_at(now) - now + STEP_S
+        return face.changes_at(now) - now + STEP_S
 
     def _draw(self, frame: Frame | None) -> None:
         if not self._is_drawing:  # else the terminal has been stopped

@@ -12,6 +12,7 @@ from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.log_lines import LogLines
+from aelastic.observe.observer import Observers
 from aelastic.rdzv.protocol.messages import Outcome
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 5, 1, 4711, 3, "it broke")
@@ -32,10 +33,10 @@ RUNNING: list[ev.RunEvent] = [BEGAN, FORMED, changed(Phase.JOINING, Phase.RUNNIN
 def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tuple[str, str]]:
     """What the last of the events makes of the log."""
     caplog.set_level(logging.INFO, "aelastic")
-    observer = LogLines(30.0)
+    observers = Observers([LogLines(30.0)])
     for event in events:
         caplog.clear()
-        observer.tell(event, 0.0)
+        observers.tell(event, 0.0)
     return [(record.levelname[0], record.getMessage()) for record in caplog.records]
 
 

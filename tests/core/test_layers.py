@@ -51,7 +51,7 @@ CORES = (
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason",
     "logs.lines", "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
     "observe.run_event_source",
-    "observe.run_events", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
+    "observe.run_events", "observe.run_state", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
     "timeline.boxes", "timeline.chart", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
     "timeline.reader", "timeline.text",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.prometheus import Registry
+from aelastic.observe.run_state import RunState
 
 BEGAN = ev.RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
 ROUND = ev.RoundFormed(
@@ -30,17 +31,33 @@ def spawning() -> ev.Changed:
     return ev.Changed(Phase.JOINING, Phase.SPAWNING, WorkerState.HEALTHY, "")
 
 
-def exposed(metrics: RunMetrics, **others: Any) -> dict[str, float]:
-    asked: dict[str, Any] = {"is_ready": False, "role": "trainer", "agent": None, "workers": {}, **others}
-    return values(metrics.expose(**asked))
+class Told:
+    """State and metrics of a run."""
+
+    def __init__(self) -> None:
+        self.state, self.metrics = RunState(), RunMetrics({"version": "0", "python": "3"})
+
+    def tell(self, event: Any, now: float) -> None:
+        self.state.tell(event, now)
+        self.metrics.tell(event, now)
+
+    def expose(self, **others: Any) -> str:
+        return self.metrics.expose(self.state, **others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.metrics, name)
 
 
-def told(*events: Any) -> RunMetrics:
-    """Metrics of a run in which these happened, a second apart."""
-    metrics = RunMetrics({"version": "0", "python": "3"})
+def exposed(told: Told, **others: Any) -> dict[str, float]:
+    return values(told.expose(**others))
+
+
+def told(*events: Any) -> Told:
+    """What is told of a run in which these happened, a second apart."""
+    run = Told()
     for now, event in enumerate(events):
-        metrics.tell(event, float(now))
-    return metrics
+        run.tell(event, float(now))
+    return run
 
 
 # What starts take.
@@ -111,9 +128,9 @@ def test_two_registries_share_nothing() -> None:
 
 
 def test_prometheus_own_parser_reads_all_of_it_with_its_types() -> None:
-    metrics = told(BEGAN, ROUND, STARTED)
+    metrics = told(BEGAN.replace(role='a "role"'), ROUND, STARTED)
     metrics.lag(0.02)
-    text = metrics.expose(is_ready=True, role='a "role"', agent=(1.5, 2048), workers={0: (0.25, 4096)})
+    text = metrics.expose(agent=(1.5, 2048), workers={0: (0.25, 4096)})
     families = {family.name: family for family in text_string_to_metric_families(text)}
     ours = {family.name.removesuffix("_total"): family.kind for family in metrics.registry.families}
     assert {name: family.type for name, family in families.items()} == ours
@@ -226,10 +243,12 @@ def test_of_workers_only_those_that_live_are_told() -> None:
 
 
 def test_one_state_and_one_phase_hold_at_a_time() -> None:
-    read = exposed(told(BEGAN, spawning()), is_ready=True)
+    read = exposed(told(BEGAN, spawning()))
     chosen = {name for name in read if name.startswith(("aelastic_state{", "aelastic_phase{")) and read[name]}
     assert chosen == {'aelastic_state{state="HEALTHY"}', 'aelastic_phase{phase="spawning"}'}
-    assert read["aelastic_ready"] == 1
+    assert read["aelastic_ready"] == 0
+    running = ev.Changed(Phase.SPAWNING, Phase.RUNNING, WorkerState.HEALTHY, "")
+    assert exposed(told(BEGAN, ROUND, running))["aelastic_ready"] == 1
 
 
 def test_the_end_of_a_run_is_a_series_of_its_own_and_its_state() -> None:
@@ -258,7 +277,7 @@ def test_labels_that_all_series_share_are_added_to_each_that_has_not_its_own() -
     for name in read:
         assert name.count("run_id=") == name.count('textfile="a.prom"') == 1
         assert ('run_id="job 7"' if name.startswith("aelastic_run_info") else 'run_id="other"') in name
-    text = metrics.expose(is_ready=True, role="", agent=None, workers={}, common={"x": "y"})
+    text = metrics.expose(common={"x": "y"})
     assert all(
         sample.labels["x"] == "y" for family in text_string_to_metric_families(text) for sample in family.samples
     )
@@ -352,7 +371,7 @@ def test_missing_nodes_the_coordinator_and_silent_workers_are_told() -> None:
 
 def test_a_reader_of_openmetrics_gets_the_same_numbers() -> None:
     metrics = told(BEGAN, ROUND, spawning(), STARTED)
-    asked: dict[str, Any] = {"is_ready": True, "role": 'a "role"', "agent": (1.5, 2048), "workers": {}, "now": 9.0}
+    asked: dict[str, Any] = {"agent": (1.5, 2048), "workers": {}, "now": 9.0}
     plain, is_open = metrics.expose(**asked), metrics.expose(**asked, is_open=True)
     assert is_open.endswith("\n# EOF\n")
 

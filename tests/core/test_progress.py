@@ -21,7 +21,8 @@ from aelastic.launcher.launch_config import worker_spec
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ProgressMatcher
 from aelastic.observe import run_events as ev
 from aelastic.observe.metrics import RunMetrics
-from aelastic.observe.status import Status
+from aelastic.observe.run_state import RunState
+from aelastic.observe.status import describe
 from aelastic.observe.status_text import StatusText
 
 PATTERN = r"step (\d+)/(\d+)"
@@ -121,24 +122,23 @@ def test_the_median_step_is_known_from_the_second_on_and_forgets_pauses() -> Non
     ],
 )
 def test_the_status_line_says_how_far_it_is_until_workers_start_again(event: ev.Progressed, said: str) -> None:
-    text = StatusText()
-    text.handle(event, 1.0)
+    state = RunState()
+    text = StatusText(state)
+    state.tell(event, 1.0)
     assert text.line(1.0, 200) == f"aelastic | starting | {said}"
-    text.handle(ev.RoundFormed(1, 1, 0, 0, 1, 0, 1, 1), 2.0)
+    state.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 1, 1), 2.0)
     assert "step" not in text.line(2.0, 200)
 
 
 def test_the_status_and_the_metrics_have_it() -> None:
-    status, metrics = Status(), RunMetrics({})
-    read: dict[str, Any] = {"is_ready": True, "role": "", "agent": None, "workers": {}}
-    assert math.isnan(values(metrics.expose(**read))["aelastic_progress_remaining_seconds"])
-    status.tell(AT, 5.0)
-    metrics.tell(AT, 5.0)
-    assert status.describe(6.0, NOON, {})["progress"] == {
+    state, metrics = RunState(), RunMetrics({})
+    assert math.isnan(values(metrics.expose(state))["aelastic_progress_remaining_seconds"])
+    state.tell(AT, 5.0)
+    assert describe(state, 6.0, NOON, {})["progress"] == {
         "rank": 4, "step": 250, "total": 1000, "steps_per_s": 2.5, "remaining_s": 300.0, "percent": 25,
         "at": "2026-01-01T11:59:59.000+00:00",
     }  # fmt: skip
-    found = values(metrics.expose(**read))
+    found = values(metrics.expose(state))
     names = ("step", "steps", "steps_per_second", "remaining_seconds")
     assert [found[f"aelastic_progress_{name}"] for name in names] == [250, 1000, 2.5, 300]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aelastic.observe.status_text import Picture, RankPicture
+from aelastic.observe.run_state import WorkerNow
+from aelastic.observe.status_text import Picture
 
 pytest.importorskip("rich")
 
@@ -22,11 +23,11 @@ def colours(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def rank(number: int, **fields: Any) -> RankPicture:
-    return RankPicture(**{"rank": number, "local_rank": number, "state": "running", **fields})
+def rank(number: int, **fields: Any) -> WorkerNow:
+    return WorkerNow(**{"rank": number, "local_rank": number, "state": "running", **fields})
 
 
-def picture(*ranks: RankPicture, **fields: Any) -> Picture:
+def picture(*ranks: WorkerNow, **fields: Any) -> Picture:
     texts: dict[str, Any] = {"node": "run job on a | group rank 0 of 2", "failure": "", "took": "", **fields}
     return Picture(title=("aelastic 7 s", "running"), ranks=ranks, **texts)
 
@@ -74,7 +75,7 @@ def test_a_low_terminal_gets_no_more_rows_than_it_has(most: int) -> None:
 
 @pytest.mark.parametrize("columns", [1, 5, 20, 40])
 def test_a_narrow_terminal_cuts_rows_and_wraps_none(columns: int) -> None:
-    shown = picture(rank(0, pid=1 << 22, note="x" * 100), rank(1), failure="f" * 100, took="t" * 100, node="größe" * 20)
+    shown = picture(rank(0, id=1 << 22, note="x" * 100), rank(1), failure="f" * 100, took="t" * 100, node="größe" * 20)
     drawn = rows(shown, columns=columns)
     assert len(drawn) == 7 and all(len(row) <= columns for row in drawn)
 
@@ -89,7 +90,7 @@ def test_cpu_is_that_since_the_last_look_and_a_process_that_is_gone_has_none(mon
         return None if (cpu_s := used[pid]) is None else Usage(cpu_s, 3 << 20)
 
     monkeypatch.setattr("aelastic.ui.rank_view.usage_of", usage_of)
-    view, shown = RankView(), picture(rank(0, pid=41), rank(1, pid=42))
+    view, shown = RankView(), picture(rank(0, id=41), rank(1, id=42))
     assert rows(shown, view=view, now=100.0)[3].split() == ["0", "0", "41", "running", "3", "MiB"]
     used[41] = 13.0
     assert rows(shown, view=view, now=102.0)[3].split() == ["0", "0", "41", "running", "150%", "3", "MiB"]

@@ -12,7 +12,8 @@ from aelastic.errors import ProcessFailure
 from aelastic.group.events import Worker, WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
-from aelastic.observe.status import PHASES_MAX, TRACEBACK_CHARACTERS_MAX, Status
+from aelastic.observe.run_state import PHASES_MAX, RunState
+from aelastic.observe.status import TRACEBACK_CHARACTERS_MAX, describe, readiness
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BEGAN = ev.RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")
@@ -36,21 +37,21 @@ def failure(rank: int, traceback: str = "Traceback\nit fell", timestamp: int = 0
     return ProcessFailure.from_elsewhere("host-1", rank, rank - 2, 10, 7, f"rank {rank} fell", traceback, timestamp)
 
 
-def told(*events: Any) -> Status:
-    """The status of a run in which these happened, a second apart, from 0 on."""
-    status = Status()
+def told(*events: Any) -> RunState:
+    """The state of a run in which these happened, a second apart, from 0 on."""
+    status = RunState()
     for now, event in enumerate(events):
         status.tell(event, float(now))
     return status
 
 
-def described(status: Status, now: float, **usage: tuple[float, int]) -> Any:
+def described(status: RunState, now: float, **usage: tuple[float, int]) -> Any:
     """What is said at noon, read back from JSON."""
-    return json.loads(json.dumps(status.describe(now, NOON, {int(key[1:]): value for key, value in usage.items()})))
+    return json.loads(json.dumps(describe(status, now, NOON, {int(key[1:]): value for key, value in usage.items()})))
 
 
 def test_before_anything_happens_it_says_so() -> None:
-    said = described(Status(), 0.0)
+    said = described(RunState(), 0.0)
     assert (said["phase"], said["state"], said["ready"], said["run"], said["round"]) == (
         "init",
         "INIT",
@@ -63,7 +64,7 @@ def test_before_anything_happens_it_says_so() -> None:
 
 def test_while_nodes_are_missing_it_says_which_and_is_not_ready() -> None:
     status = told(BEGAN, JOINING, ev.Waited("1 of 2 nodes are here: host-1"))
-    assert status.readiness == (False, "waiting for a round to be complete: 1 of 2 nodes are here: host-1")
+    assert readiness(status) == (False, "waiting for a round to be complete: 1 of 2 nodes are here: host-1")
     said = described(status, 60.0)
     assert (said["phase"], said["waiting"]) == ("joining", "1 of 2 nodes are here: host-1")
     assert said["now"] == {"phase": "rendezvous", "began": "2026-11-21T11:59:01.000+00:00"}
@@ -82,7 +83,7 @@ def test_of_several_endpoints_it_says_which_answer_and_since_when() -> None:
 
 def test_workers_that_are_being_started_are_not_ready() -> None:
     status = told(BEGAN, JOINING, ev.Waited("…"), formed(), ev.PhaseTook("rendezvous", 2.0), SPAWNING)
-    assert status.readiness == (False, "workers are being started")
+    assert readiness(status) == (False, "workers are being started")
     said = described(status, 5.0)
     assert said["now"]["phase"] == "spawn" and said["waiting"] is None
     assert [(w["rank"], w["state"], w["pid"], w["started"]) for w in said["workers"]] == [
@@ -99,7 +100,7 @@ def test_the_memory_of_the_fork_server_is_that_of_the_last_look() -> None:
 
 def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
     status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
-    assert status.readiness == (True, "2 of 2 workers run")
+    assert readiness(status) == (True, "2 of 2 workers run")
     assert status.running == {0: 10, 1: 11}
     said = described(status, 10.0, _0=(1.5, 4096))
     assert said["workers"][0] == {
@@ -119,7 +120,7 @@ def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
 
 def test_one_that_has_succeeded_leaves_the_others_ready() -> None:
     status = told(BEGAN, formed(), SPAWNING, started(), RUNNING, ev.WorkerEnded(1, 0, 2, "succeeded"))
-    assert status.readiness == (True, "1 of 2 workers run")
+    assert readiness(status) == (True, "1 of 2 workers run")
     assert status.running == {1: 11}
 
 
@@ -132,7 +133,7 @@ def test_a_worker_of_another_kind_has_a_name_and_no_pid() -> None:
 def test_in_the_exit_barrier_it_is_not_ready() -> None:
     ends = [ev.WorkerEnded(1, rank, 2 + rank, "succeeded") for rank in (0, 1)]
     status = told(BEGAN, formed(), SPAWNING, started(), RUNNING, *ends, ev.PhaseTook("run", 2.0), BARRIER)
-    is_ready, why = status.readiness
+    is_ready, why = readiness(status)
     assert not is_ready and "those of other nodes run" in why
     said = described(status, 9.0)
     assert (said["phase"], said["state"], said["now"]["phase"]) == ("barrier", "SUCCEEDED", "barrier")
@@ -152,7 +153,7 @@ def test_what_was_waited_for_is_over_with_its_phase() -> None:
         rejoins,
     )
     assert described(status, 9.0)["waiting"] is None
-    assert "workers of b" not in status.readiness[1]
+    assert "workers of b" not in readiness(status)[1]
 
 
 def test_the_last_failure_is_the_first_of_its_generation() -> None:
@@ -226,12 +227,12 @@ def test_a_new_generation_has_new_workers() -> None:
     assert {worker["state"] for worker in described(status, 9.0)["workers"]} == {"starting"}
     status.tell(RUNNING, 10.0)
     status.tell(started(2), 11.0)
-    assert status.running == {0: 20, 1: 21} and status.readiness[0]
+    assert status.running == {0: 20, 1: 21} and readiness(status)[0]
 
 
 def test_workers_that_start_while_they_are_stopped_are_not_ready() -> None:
     status = told(BEGAN, formed(), RUNNING, STOPPING, started())
-    assert status.readiness == (False, "workers are being stopped")
+    assert readiness(status) == (False, "workers are being stopped")
     assert described(status, 9.0)["now"]["phase"] == "stop"
     assert status.running == {0: 10, 1: 11}  # they live
 

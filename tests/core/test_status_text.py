@@ -10,6 +10,7 @@ from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
+from aelastic.observe.run_state import RunState
 from aelastic.observe.status_text import StatusText, cut, duration
 
 BEGAN = ev.RunBegan(
@@ -32,10 +33,18 @@ def changed(phase: Phase) -> ev.Changed:
     return ev.Changed(Phase.INIT, phase, WorkerState.HEALTHY, "")
 
 
-def told(*events: object, began: ev.RunBegan = BEGAN) -> StatusText:
-    text = StatusText()
+class Told(StatusText):
+    """The text of a run, and what tells of it."""
+
+    def __init__(self) -> None:
+        self.run = RunState()
+        super().__init__(self.run)
+
+
+def told(*events: object, began: ev.RunBegan = BEGAN) -> Told:
+    text = Told()
     for event in (began, *events):
-        text.handle(event, 100.0)  # type: ignore[arg-type]
+        text.run.tell(event, 100.0)  # type: ignore[arg-type]
     return text
 
 
@@ -47,13 +56,13 @@ def line(text: StatusText, width: int = 200) -> str:
 
 
 def test_before_anything_is_known_it_says_little() -> None:
-    assert StatusText().line(5.0, 80) == "aelastic | starting"
+    assert Told().line(5.0, 80) == "aelastic | starting"
 
 
 def test_missing_nodes_come_first() -> None:
     text = told(changed(Phase.JOINING))
     assert line(text) == "aelastic 7 s | waiting for 2 to 4 nodes | 2 ranks here | restarts 0 of 3"
-    text.handle(ev.Waited("rendezvous: 1 of 2 nodes joined after 10 s (a); waiting for node rank 1"), 101.0)
+    text.run.tell(ev.Waited("rendezvous: 1 of 2 nodes joined after 10 s (a); waiting for node rank 1"), 101.0)
     assert line(text) == (
         "aelastic 7 s | waiting for 2 to 4 nodes | waiting for node rank 1 | rendezvous: 1 of 2 nodes joined after 10 s (a) | "
         "2 ranks here | restarts 0 of 3"
@@ -64,28 +73,28 @@ def test_missing_nodes_come_first() -> None:
 def test_what_was_waited_for_is_forgotten_when_it_came() -> None:
     text = told(changed(Phase.JOINING), ev.Waited("waiting for 1 more"), formed())
     assert line(text).startswith("aelastic 7 s | starting workers | round 1 | ")
-    text.handle(changed(Phase.RUNNING), 101.0)
+    text.run.tell(changed(Phase.RUNNING), 101.0)
     assert line(text) == "aelastic 7 s | starting workers | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
 
 
 def test_running_workers_and_those_that_are_done_are_counted() -> None:
     text = told(*RUNNING)
     assert line(text) == "aelastic 7 s | running | round 1 | 4 ranks on 2 nodes | restarts 0 of 3"
-    text.handle(ev.WorkerEnded(1, 0, 2, "succeeded"), 101.0)
+    text.run.tell(ev.WorkerEnded(1, 0, 2, "succeeded"), 101.0)
     assert line(text).startswith("aelastic 7 s | running, 1 of 2 done | ")
-    text.handle(ev.WorkerEnded(1, 1, 3, "succeeded"), 101.0)
-    text.handle(changed(Phase.BARRIER), 101.0)
+    text.run.tell(ev.WorkerEnded(1, 1, 3, "succeeded"), 101.0)
+    text.run.tell(changed(Phase.BARRIER), 101.0)
     assert line(text).startswith("aelastic 7 s | done here | waiting for other nodes | ")
-    text.handle(ev.Waited("finished; waiting for the workers of b"), 101.0)
+    text.run.tell(ev.Waited("finished; waiting for the workers of b"), 101.0)
     assert line(text).startswith("aelastic 7 s | done here | waiting for the workers of b | ")
 
 
 def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
     text = told(*RUNNING, ev.WorkerEnded(1, 1, 3, "failed", FAILURE), changed(Phase.STOPPING))
     assert line(text).startswith("aelastic 7 s | stopping 1 worker: rank 3 failed | ")
-    text.handle(ev.WorkerEnded(1, 0, 2, "stopped"), 101.0)
+    text.run.tell(ev.WorkerEnded(1, 0, 2, "stopped"), 101.0)
     assert line(text).startswith("aelastic 7 s | stopping what workers left behind: rank 3 failed | ")
-    text.handle(changed(Phase.AWAITING), 101.0)
+    text.run.tell(changed(Phase.AWAITING), 101.0)
     assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for the coordinator's decision | ")
 
 
@@ -95,10 +104,10 @@ def test_a_restart_says_why_and_counts() -> None:
         "aelastic 7 s | stopping 2 workers: rank 0 failed on b; restart 1 of 3 | round 1 | 4 ranks on 2 nodes | "
         "restarts 1 of 3"
     )
-    text.handle(changed(Phase.JOINING), 101.0)
+    text.run.tell(changed(Phase.JOINING), 101.0)
     assert "after round 1" in line(text)
-    text.handle(formed(2, restart_count=1), 101.0)
-    text.handle(changed(Phase.RUNNING), 101.0)
+    text.run.tell(formed(2, restart_count=1), 101.0)
+    text.run.tell(changed(Phase.RUNNING), 101.0)
     assert line(text) == "aelastic 7 s | starting workers | round 2 | 4 ranks on 2 nodes | restarts 1 of 3"
 
 
@@ -111,17 +120,17 @@ def test_a_node_on_its_own_waits_for_no_other_and_has_no_nodes_to_count() -> Non
     fields = {**vars(BEGAN), "min_nodes": 1, "max_nodes": 1, "max_restarts": 0}
     text = told(changed(Phase.JOINING), began=ev.RunBegan(**fields))
     assert line(text) == "aelastic 7 s | starting | 2 ranks here | no restarts"
-    text.handle(formed(nodes=1), 101.0)
-    text.handle(changed(Phase.RUNNING), 101.0)
+    text.run.tell(formed(nodes=1), 101.0)
+    text.run.tell(changed(Phase.RUNNING), 101.0)
     assert line(text) == "aelastic 7 s | starting workers | round 1 | 2 ranks | no restarts"
 
 
 def test_a_picture_has_the_ranks_their_notes_and_the_last_failure() -> None:
     text = told(*RUNNING, ev.Noticed(1, 0, 2, "hang", "no sign of life for 60 s", is_stopped=False))
     for name, duration_s in (("rendezvous", 1.25), ("run", 60.0), ("detect", 0.04), ("stop", 2.0)):
-        text.handle(ev.PhaseTook(name, duration_s), 101.0)  # type: ignore[arg-type]
-    text.handle(ev.ForkServerMeasured(2, 3 << 20), 101.0)
-    text.handle(ev.RunEnded(WorkerState.FAILED, "", FAILURE), 102.0)
+        text.run.tell(ev.PhaseTook(name, duration_s), 101.0)  # type: ignore[arg-type]
+    text.run.tell(ev.ForkServerMeasured(2, 3 << 20), 101.0)
+    text.run.tell(ev.RunEnded(WorkerState.FAILED, "", FAILURE), 102.0)
     picture = text.picture(107.0)
     assert [(each.rank, each.local_rank, each.pid, each.state, each.note) for each in picture.ranks] == [
         (2, 0, 41, "running", "no sign of life for 60 s"),
@@ -154,8 +163,8 @@ def test_durations_are_coarser_the_longer_they_are(passed_s: float, words: str) 
 
 @given(began=st.floats(0, 1e6), passed=st.floats(0, 1e5))
 def test_the_line_changes_when_it_is_said_to_and_not_before(began: float, passed: float) -> None:
-    text = StatusText()
-    text.handle(BEGAN, began)
+    text = Told()
+    text.run.tell(BEGAN, began)
     now = began + passed
     then = text.changes_at(now)
     assert now < then <= now + 60.001

@@ -16,6 +16,7 @@ from kit.servers.prometheus import node_exporter, program, prometheus
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.observe.metrics import RunMetrics
+from aelastic.observe.run_state import RunState
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "aelastic.json"
 PAGE = Path(__file__).parents[2] / "docs/how-to/prometheus.md"
@@ -44,7 +45,7 @@ def promtool(*words: str | Path, given: str = "") -> None:
 
 def test_promtool_takes_the_metrics_without_a_complaint() -> None:
     metrics = RunMetrics({"version": "0", "python": "3"})
-    promtool("check", "metrics", given=metrics.expose(is_ready=False, role="trainer", agent=None, workers={}))
+    promtool("check", "metrics", given=metrics.expose(RunState()))
 
 
 def test_promtool_takes_the_rules() -> None:

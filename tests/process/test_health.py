@@ -37,6 +37,7 @@ from aelastic.health.server import HealthServer, open_health
 from aelastic.launch import LaunchConfig, elastic_launch
 from aelastic.observe import run_events as ev
 from aelastic.observe.exposition import Exposition
+from aelastic.observe.observer import Observers
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -302,10 +303,11 @@ async def serving(
     exposition = Exposition(is_local=True)
     server = await open_health(where, None, collect or nothing, lambda: exposition)
     assert isinstance(server, HealthServer)
+    observers = Observers([exposition, server])
     if is_running:
-        exposition.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), 0.0)
-        exposition.tell(ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, ""), 0.0)
-        exposition.tell(ev.WorkersStarted(1, {0: os.getpid(), 1: None}), 0.0)
+        observers.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), 0.0)
+        observers.tell(ev.Changed(Phase.JOINING, Phase.RUNNING, WorkerState.HEALTHY, ""), 0.0)
+        observers.tell(ev.WorkersStarted(1, {0: os.getpid(), 1: None}), 0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run)
         yield server, url_of(server._listener)

@@ -662,10 +662,10 @@ BEGAN = ev.RunBegan(
 )  # fmt: skip
 
 
-def line_on(paper: Paper) -> StatusLine:
-    line = StatusLine(paper, lambda do: do(), "line")  # type: ignore[arg-type]
-    line.tell(BEGAN, 0.0)
-    return line
+def line_on(paper: Paper) -> Observers:
+    observers = Observers([StatusLine(paper, lambda do: do(), "line")])  # type: ignore[arg-type]
+    observers.tell(BEGAN, 0.0)
+    return observers
 
 
 @on_virtual_time
@@ -779,6 +779,6 @@ async def test_a_line_that_cannot_be_made_costs_the_line_alone(caplog: pytest.Lo
         def draw(self, rows: Callable[[], list[bytes]] | None) -> bool:
             raise ValueError("torn")
 
-    observers = Observers([line_on(Torn())])
+    observers = line_on(Torn())
     await observers.run()
     assert "observer StatusLine raised and was disabled: ValueError: torn" in caplog.text

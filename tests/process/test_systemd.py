@@ -19,6 +19,7 @@ from shell.test_supervisor_on_virtual_time import FAILS, SUCCEEDS, FakeBackend, 
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.observe import run_events as ev
+from aelastic.observe.observer import Observers
 from aelastic.observe.systemd import SdNotify
 
 STARTED = ev.WorkersStarted(1, {0: 700})
@@ -173,12 +174,13 @@ async def test_the_watchdog_hears_of_us_twice_in_its_time(more: dict[str, str], 
 @on_virtual_time
 async def test_what_there_is_no_room_for_is_told_soon_after_and_nothing_waits(systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
+    observers = Observers([notify])
     crowd = fill(systemd)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(notify.run)
         await anyio.sleep(1)
-        notify.tell(STARTED, 0)
-        notify.tell(ev.StopAsked(15), 0)
+        observers.tell(STARTED, 0)
+        observers.tell(ev.StopAsked(15), 0)
         await anyio.sleep(1)
         assert len(systemd.take()) == crowd
         await anyio.sleep(1)
@@ -191,8 +193,9 @@ async def test_what_there_is_no_room_for_is_told_soon_after_and_nothing_waits(sy
 @on_virtual_time
 async def test_what_there_is_no_room_for_at_the_end_is_told_before_it_closes(systemd: Systemd) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": systemd.address}, 30)
+    observers = Observers([notify])
     crowd = fill(systemd)
-    notify.tell(STARTED, 0)
+    observers.tell(STARTED, 0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(notify.aclose)
         await anyio.sleep(1)
@@ -203,10 +206,11 @@ async def test_what_there_is_no_room_for_at_the_end_is_told_before_it_closes(sys
 @on_virtual_time
 async def test_systemd_that_comes_back_is_told_where_we_are(tmp_path: Path) -> None:
     notify = SdNotify({"NOTIFY_SOCKET": str(tmp_path / "late")}, 30)
-    notify.tell(STARTED, 0)
+    observers = Observers([notify])
+    observers.tell(STARTED, 0)
     listening = Systemd(str(tmp_path / "late"))
     with closing(listening.socket):
-        notify.tell(ev.StopAsked(15), 0)
+        observers.tell(ev.StopAsked(15), 0)
         assert (listening.said("READY"), listening.said("STOPPING")) == (["1"], ["1"])
         await notify.aclose()
 

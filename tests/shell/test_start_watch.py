@@ -13,7 +13,8 @@ from kit.virtual_clock import on_virtual_time
 
 from aelastic.agent import start_watch
 from aelastic.agent.start_watch import IDLE_S, LIMIT_S, StartWatch
-from aelastic.observe.run_events import WorkersStarted
+from aelastic.observe.observer import Observers
+from aelastic.observe.run_events import RoundFormed, WorkersStarted
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,9 @@ async def test_workers_that_compute_nothing_any_more_are_not_looked_at(
     monkeypatch.setattr(start_watch, "run_sync", look)
     group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1))
     watch = StartWatch(group, lambda _: None, is_local=is_seen)
-    watch._formed_at = began
-    watch.tell(WorkersStarted(1, {0: 100, 1: 101}), began)
+    observers = Observers([watch])
+    observers.tell(RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), began)
+    observers.tell(WorkersStarted(1, {0: 100, 1: 101}), began)
     with anyio.move_on_after(2 * LIMIT_S):
         await watch.run()
     assert first_s <= looked_at[-1] <= last_s + 1e-6
