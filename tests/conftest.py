@@ -26,7 +26,7 @@ from kit.warm.interpreters import Warm
 
 from aelastic.core.machine import check_invariants
 from aelastic.rdzv.board import Board
-from aelastic.rdzv.boards.etcd_v3_calls import EtcdV3Calls
+from aelastic.rdzv.boards.etcd_v3 import EtcdV3
 from aelastic.tcpstore import child
 
 TESTS = Path(__file__).parent
@@ -158,15 +158,15 @@ def etcds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 @pytest.fixture
 def kind_to_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is asked that ends an old etcd server if its client goes away (`etcd_v3_calls.py`)."""
-    call, asked = EtcdV3Calls.call, list[Any]()
+    """Nothing is asked that ends an old etcd server if its client goes away (`etcd_v3.py`)."""
+    call, asked = EtcdV3._call, list[Any]()
 
-    async def call_and_note(self: EtcdV3Calls, path: str, message: dict[str, Any], *args: Any, **keywords: Any) -> Any:
+    async def call_and_note(self: EtcdV3, path: str, message: dict[str, Any], *args: Any, **keywords: Any) -> Any:
         if path == "kv/txn":
             asked.append([*message.get("success", []), *message.get("failure", [])])
         return await call(self, path, message, *args, **keywords)
 
-    monkeypatch.setattr(EtcdV3Calls, "call", call_and_note)
+    monkeypatch.setattr(EtcdV3, "_call", call_and_note)
     yield
     only_reading = [each for each in asked if all("request_range" in operation for operation in each)]
     assert not only_reading

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from aelastic.doctor.finding import Finding
 from aelastic.errors import AelasticError, RendezvousConnectionError
 from aelastic.host.listeners import is_loopback, listen
-from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
 from aelastic.rdzv.boards.tcp_store import TcpStore
 from aelastic.rdzv.settings import RendezvousSettings
@@ -114,6 +113,7 @@ async def _ask_store(store: TcpStore, subject: str, where: str) -> Finding:
 
 
 async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterator[Finding]:
+    from aelastic.rdzv.boards.etcd import EtcdBoard
     from aelastic.rdzv.boards.etcd_settings import etcd_settings
 
     for each in etcd_settings(settings).endpoints:
@@ -128,7 +128,7 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
             )
         else:
             yield Finding("ok", f"endpoint {endpoint}", f"{way.address}; the port is open")
-    board = _etcd_board(settings, run_id)
+    board = EtcdBoard(settings, run_id)
     try:
         await board.open()
     except AelasticError as error:
@@ -137,13 +137,3 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
         yield Finding("ok", "etcd", f"{board.name} answers")
     finally:
         await board.aclose()
-
-
-def _etcd_board(settings: RendezvousSettings, run_id: str) -> Board:
-    from aelastic.rdzv.boards.etcd import EtcdBoard
-    from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
-    from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
-
-    boards: dict[str, Callable[[RendezvousSettings, str], Board]]
-    boards = {"etcd": EtcdBoard, "etcd-v2": EtcdV2Board, "etcd-v3": EtcdV3Board}
-    return boards[settings.backend](settings, run_id)

@@ -65,7 +65,8 @@ class AgentLink:
         policy: RestartPolicy,
         files_max: float = math.inf,
     ) -> None:
-        self._board = _OneByOne(board)
+        self._board, self._is_reached = board, False
+        self._turn = anyio.Lock()  # of an operation of the board, which member and coordinator share
         self._settings = settings
         self._policy = policy
         self._strangers = Strangers(settings.max_nodes, files_max)
@@ -206,16 +207,20 @@ class AgentLink:
 
     async def _answer(self, question: Callable[[], Awaitable[ev.Event]]) -> ev.Event:
         try:
-            await self._board.ensure_open()
+            async with self._turn:
+                if not self._is_reached:
+                    await self._board.open()
+                    self._is_reached = True
             with anyio.fail_after(self._member.leader.lease_s):
-                answer = await question()
+                async with self._turn:
+                    answer = await question()
             if not isinstance(answer, ev.BoardFailed):
                 self._tell_ballots(BoardSaid())
             return answer
         except (RendezvousError, InputError, TimeoutError) as error:
             if isinstance(error, RefusedError):
                 self._tell_ballots(BoardSilent(clock.now(), is_refused=True))
-            self._board.is_open = False
+            self._is_reached = False
             is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch
             if is_hopeless:
                 raise
@@ -277,7 +282,9 @@ class AgentLink:
             is_replaceable=not is_fixed and not self._board.endpoint_host,
         )
         listener, self._listener = self._listener, None
-        self._server = CoordinatorServer(leader, record, self._board, listener, self._on_stepped_down, self._strangers)
+        self._server = CoordinatorServer(
+            leader, record, self._board, self._turn, listener, self._on_stepped_down, self._strangers
+        )
         told = "this agent is coordinator now (%s, epoch %d)"
         if record.is_elected:
             told = (
@@ -331,61 +338,3 @@ class AgentLink:
 
     def on_bug(self, error: Exception) -> None:
         self._mailbox.fail(error)
-
-
-class _OneByOne(Board):
-    """A board that the member and the coordinator of this agent share: one operation at a time."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._lock = anyio.Lock()
-        self.is_open = False
-
-    async def ensure_open(self) -> None:
-        if self.is_open:
-            return
-        async with self._lock:
-            if not self.is_open:
-                await self._board.open()
-                self.is_open = True
-
-    async def run(self) -> None:
-        await self._board.run()
-
-    async def open(self) -> None:
-        await self.ensure_open()
-
-    async def read(self) -> LeaderRecord | None:
-        async with self._lock:
-            return await self._board.read()
-
-    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        async with self._lock:
-            return await self._board.campaign(candidate, seen, above)
-
-    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        async with self._lock:
-            return await self._board.renew(record)
-
-    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        async with self._lock:
-            return await self._board.publish(record, verdict)
-
-    async def resign(self, record: LeaderRecord) -> None:
-        async with self._lock:
-            await self._board.resign(record)
-
-    async def aclose(self) -> None:
-        await self._board.aclose()
-
-    @property
-    def name(self) -> str:
-        return self._board.name
-
-    @property
-    def own_address(self) -> str:
-        return self._board.own_address
-
-    @property
-    def endpoint_host(self) -> str:
-        return self._board.endpoint_host

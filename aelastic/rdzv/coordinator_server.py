@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, assert_never
 
@@ -43,6 +44,7 @@ class CoordinatorServer:
         leader: decides.
         record: of our leadership, as the board has it.
         board: where that is.
+        turn: of an operation of the board, which this agent's member has, too.
         listener: the socket that the record names.
         on_stepped_down: called once, when this agent leads no longer.
         strangers: of this agent.
@@ -53,13 +55,14 @@ class CoordinatorServer:
         leader: Leader,
         record: LeaderRecord,
         board: Board,
+        turn: anyio.Lock,
         listener: socket.socket,
         on_stepped_down: Callable[[], None],
         strangers: Strangers,
     ) -> None:
         self._leader = leader
         self._record = record
-        self._board = board
+        self._board, self._turn = board, turn
         self._listener = listener
         self._on_stepped_down = on_stepped_down
         self._mailbox: Mailbox[ev.Event] = Mailbox()
@@ -161,12 +164,19 @@ class CoordinatorServer:
 
     # The board.
 
+    @asynccontextmanager
+    async def _board_within_lease(self) -> AsyncIterator[None]:
+        """Our turn; an answer that comes later than in a lease is of no use."""
+        with anyio.fail_after(self._leader.lease.lease_s):
+            async with self._turn:
+                yield
+
     async def _renew(self, seats: Seats | None) -> None:
         if self._is_claiming:
             await self._claim(seats)
             return
         try:
-            with anyio.fail_after(self._leader.lease.lease_s):
+            async with self._board_within_lease():
                 renewed = await self._board.renew(self._record.replace(seats=seats))
             if renewed is not None:
                 self._record = renewed
@@ -179,7 +189,7 @@ class CoordinatorServer:
     async def _claim(self, seats: Seats | None) -> None:
         """Looks for the board that is to know of this coordinator, which was elected without it."""
         try:
-            with anyio.fail_after(self._leader.lease.lease_s):
+            async with self._board_within_lease():
                 renewed = await self._board.renew(self._record.replace(seats=seats))
             if renewed is not None and renewed.candidate != self._record.candidate:
                 self._rival = renewed
@@ -195,7 +205,8 @@ class CoordinatorServer:
     async def _resign(self, seats: Seats | None) -> None:
         with anyio.move_on_after(FAREWELL_S):
             try:
-                await self._board.resign(self._record.replace(seats=seats))
+                async with self._turn:
+                    await self._board.resign(self._record.replace(seats=seats))
             except (RendezvousError, InputError) as error:
                 _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
 
@@ -212,7 +223,7 @@ class CoordinatorServer:
         if stand_back_s:
             await self._stand_back(stand_back_s)
         try:
-            with anyio.fail_after(self._leader.lease.lease_s):
+            async with self._board_within_lease():
                 if rival is not None:
                     seen = await self._board.read()  # it renews its record
                 record = await self._board.campaign(self._record.candidate, seen, above)
@@ -227,7 +238,7 @@ class CoordinatorServer:
 
     async def _publish(self, verdict: str) -> None:
         try:
-            with anyio.fail_after(self._leader.lease.lease_s):
+            async with self._board_within_lease():
                 is_ours = await self._board.publish(self._record, verdict)
             self._mailbox.post(ev.Published(is_ours))
         except (RendezvousError, InputError, TimeoutError) as error:

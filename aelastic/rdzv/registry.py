@@ -58,9 +58,9 @@ _FACTORIES: dict[str, BoardFactory] = {
         if settings.has_several_endpoints
         else _board("static", "StaticBoard")(settings, around.run_id, around.env, around.store)
     ),
-    "etcd": lambda settings, around: _board("etcd", "EtcdBoard")(settings, around.run_id),
-    "etcd-v2": lambda settings, around: _board("etcd_v2", "EtcdV2Board")(settings, around.run_id),
-    "etcd-v3": lambda settings, around: _board("etcd_v3", "EtcdV3Board")(settings, around.run_id),
+    **dict.fromkeys(
+        ("etcd", "etcd-v2", "etcd-v3"), lambda settings, around: _board("etcd", "EtcdBoard")(settings, around.run_id)
+    ),
 }
 
 

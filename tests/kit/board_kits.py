@@ -18,8 +18,6 @@ from functools import cache
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.c10d import C10dBoard
 from aelastic.rdzv.boards.etcd import EtcdBoard
-from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
-from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServers
@@ -71,14 +69,14 @@ def _in_process(servers: EtcdServers) -> MakeBoard:
     return lambda run_id: InProcessBoard(run_id, world)
 
 
-def _etcd(name: str, make: Callable[[RendezvousSettings, str], Board], server: str) -> Kit:
+def _etcd(name: str, server: str) -> Kit:
     def world(servers: EtcdServers) -> MakeBoard:
         settings = RendezvousSettings(
             backend=name,
             endpoint=servers.of(server).endpoint,
             config={"lease": str(LEASE_S), "etcd_prefix": f"/test/{uuid.uuid4().hex}"},
         )
-        return lambda run_id: make(settings, run_id)
+        return lambda run_id: EtcdBoard(settings, run_id)
 
     return Kit(f"{name} on {server}", world, server)
 
@@ -118,10 +116,10 @@ KITS = (
     Kit("in-process", _in_process),
     Kit("c10d, served by the first agent", _c10d, is_of_one_job=True),
     Kit("c10d, a store of another program", _c10d_elsewhere),
-    _etcd("etcd-v3", EtcdV3Board, "debian"),
-    _etcd("etcd-v3", EtcdV3Board, "distro"),
-    _etcd("etcd-v2", EtcdV2Board, "debian"),
-    _etcd("etcd-v2", EtcdV2Board, "distro"),
-    _etcd("etcd", EtcdBoard, "debian"),
-    _etcd("etcd", EtcdBoard, "distro"),
+    _etcd("etcd-v3", "debian"),
+    _etcd("etcd-v3", "distro"),
+    _etcd("etcd-v2", "debian"),
+    _etcd("etcd-v2", "distro"),
+    _etcd("etcd", "debian"),
+    _etcd("etcd", "distro"),
 )

@@ -11,10 +11,11 @@ from typing import TypeVar
 import anyio
 import pytest
 from kit.launching import DEADLINE_S
-from kit.servers.etcd_boards import BOARDS, A, Closing, board_of, each_board, elected, settings_of
+from kit.servers.etcd_boards import A, Closing, board_of, each_board, elected, settings_of
 from kit.servers.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 
 from aelastic.errors import InputError, RendezvousConnectionError
+from aelastic.rdzv.boards.etcd import APIS
 from aelastic.rdzv.boards.etcd_settings import etcd_settings
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 async def test_credentials_that_the_server_does_not_ask_for_do_no_harm(
     etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
-    for backend in BOARDS:
+    for backend in APIS:
         board = closing(board_of(backend, etcds.of("distro").endpoint, run_id + backend, user="joe", password="x"))
         await board.open()
         assert await board.renew(await elected(board, A))

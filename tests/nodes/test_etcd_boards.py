@@ -18,7 +18,7 @@ import anyio
 import pytest
 import uvloop
 from kit.ports import quiet_port
-from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected, settings_of
+from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected
 from kit.servers.etcd_servers import (
     EtcdServer,
     EtcdServers,
@@ -37,8 +37,6 @@ from aelastic.errors import (
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.boards.encoding import MAX_BYTES
 from aelastic.rdzv.boards.etcd_http import ANSWER_LIMIT_S
-from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
-from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
 
 SLACK_S = 10.0
 
@@ -103,20 +101,19 @@ async def test_a_verdict_that_does_not_fit_is_refused(
 # --- epochs
 
 
-@pytest.mark.parametrize("board_type, method", [(EtcdV3Board, "_write"), (EtcdV2Board, "_put_record")])
+@both_apis
 async def test_a_claim_that_was_slow_to_write_reigns_later(
     etcds: EtcdServers,
     run_id: str,
     closing: Closing,
     monkeypatch: pytest.MonkeyPatch,
-    board_type: type[EtcdV3Board | EtcdV2Board],
-    method: str,
+    backend: str,
 ) -> None:
     """a looks; b looks, reigns and resigns; then a writes."""
     endpoint = etcds.of("distro").endpoint
-    a, b = board_type(settings_of(endpoint), run_id), board_type(settings_of(endpoint), run_id)
+    a, b = board_of(backend, endpoint, run_id), board_of(backend, endpoint, run_id)
     closing(a), closing(b)
-    write = getattr(a, method)
+    write = a._etcd.claim
     others: list[LeaderRecord] = []
 
     async def write_later(*args: Any) -> Any:
@@ -125,7 +122,7 @@ async def test_a_claim_that_was_slow_to_write_reigns_later(
             await b.resign(others[0])
         return await write(*args)
 
-    monkeypatch.setattr(a, method, write_later)
+    monkeypatch.setattr(a._etcd, "claim", write_later)
 
     record = await elected(a, A)
     assert record.epoch > others[0].epoch
@@ -427,10 +424,10 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
 
 
 async def test_an_endpoint_elsewhere_is_not_this_machine(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
-    board = EtcdV3Board(settings_of(etcds.of("distro").endpoint), run_id)
+    board = board_of("etcd-v3", etcds.of("distro").endpoint, run_id)
     closing(board)
     await board.open()
-    board._http._ends = dict.fromkeys(board._http._ends, ("10.0.0.1", "10.0.0.2"))
+    board._etcd._ends = dict.fromkeys(board._etcd._ends, ("10.0.0.1", "10.0.0.2"))
 
     assert (board.own_address, board.endpoint_host) == ("10.0.0.1", "")
 

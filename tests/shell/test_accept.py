@@ -45,7 +45,9 @@ def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[Coordinato
     record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
     core, terms = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Terms("run", 1, 2, 0, lease_s)
     leader = begin_term(core, terms, record, anyio.current_time())
-    return CoordinatorServer(leader, record, OthersBoard(is_over), listener, lambda: None, Strangers(2)), port
+    return CoordinatorServer(
+        leader, record, OthersBoard(is_over), anyio.Lock(), listener, lambda: None, Strangers(2)
+    ), port
 
 
 class Crowd:

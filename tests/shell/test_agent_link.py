@@ -55,7 +55,7 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
     strangers, board = Strangers(2, math.inf), InProcessBoard("job", SharedWorld())
     with socket.socket() as listener:
         record = LeaderRecord(1, CANDIDATE)
-        mine._server = CoordinatorServer(term.leader, record, board, listener, lambda: None, strangers)
+        mine._server = CoordinatorServer(term.leader, record, board, mine._turn, listener, lambda: None, strangers)
         with anyio.fail_after(10):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(mine.finish)

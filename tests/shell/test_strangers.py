@@ -160,7 +160,9 @@ def test_what_fails_where_the_loop_calls_ends_the_agent_with_its_cause(
         record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
         leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
         board = InProcessBoard("run", SharedWorld())
-        server = CoordinatorServer(leader, record, board, listener, lambda: None, Strangers(TERMS.max_nodes))
+        server = CoordinatorServer(
+            leader, record, board, anyio.Lock(), listener, lambda: None, Strangers(TERMS.max_nodes)
+        )
 
         async def connect_and_close() -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -188,7 +190,13 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
         record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
         leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
         server = CoordinatorServer(
-            leader, record, InProcessBoard("run", SharedWorld()), listener, lambda: None, Strangers(TERMS.max_nodes)
+            leader,
+            record,
+            InProcessBoard("run", SharedWorld()),
+            anyio.Lock(),
+            listener,
+            lambda: None,
+            Strangers(TERMS.max_nodes),
         )
         ended = 0
 

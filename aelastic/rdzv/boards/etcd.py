@@ -1,68 +1,158 @@
-"""The board `etcd`: v3 where the server has it, else v2; asked once."""
+"""The boards `etcd`, `etcd-v3` and `etcd-v2`: a key with a lease, by whichever of its two APIs an etcd serves.
+
+    <prefix>/<run id>/coordinator   the leader record, under a lease: it vanishes with its coordinator
+    <prefix>/+epoch                 the highest epoch that is not of etcd's own making; mostly there is none
+
+The epoch always rises because etcd's revision (in v2: its index) does, which outlives the key: it is the revision at
+which the key was made, or one above that at which it was last overwritten.  Only where an agent has seen a higher one
+(etcd's data was lost meanwhile) does the second key keep it.
+"""
 
 from __future__ import annotations
 
+from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.etcd_http import NoSuchApiError
-from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
-from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
+from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
+from aelastic.rdzv.boards.etcd_http import Entry, EtcdClient, NoSuchApiError
+from aelastic.rdzv.boards.etcd_v2 import EtcdV2
+from aelastic.rdzv.boards.etcd_v3 import EtcdV3
 from aelastic.rdzv.settings import RendezvousSettings
+
+# How often others may write between our read and our write: each time one of them gets ahead.
+MAX_LOOKS = 20
+# By back end; of several the first that the server has, asked once.
+APIS: dict[str, tuple[type[EtcdClient], ...]] = {"etcd": (EtcdV3, EtcdV2), "etcd-v3": (EtcdV3,), "etcd-v2": (EtcdV2,)}
 
 
 class EtcdBoard(Board):
-    """A run id on an etcd of any age, as one agent uses it; the arguments are those of the other two."""
+    """A run id on an etcd, as one agent uses it.
+
+    Args:
+        settings: `backend`, `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
+        run_id: any text.
+
+    Raises:
+        InputError: a setting that cannot work.
+    """
 
     def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
-        self._v3, self._v2 = EtcdV3Board(settings, run_id), EtcdV2Board(settings, run_id)
-        self._chosen: Board | None = None
+        self._clients = [api(settings) for api in APIS[settings.backend]]
+        self._etcd = self._clients[0]
+        self._is_chosen = len(self._clients) == 1
+        self._backend = settings.backend
+        self._key, self._floor_key = self._etcd.settings.key(run_id), self._etcd.settings.floor_key
 
     async def open(self) -> None:
-        if self._chosen is not None:
-            await self._chosen.open()
-            return
-        try:
-            await self._v3.open()
-            self._chosen = self._v3
-        except NoSuchApiError as no_v3:
+        without: NoSuchApiError | None = None
+        for client in [self._etcd] if self._is_chosen else self._clients:
             try:
-                await self._v2.open()
-            except NoSuchApiError:
-                raise no_v3 from None
-            self._chosen = self._v2
+                self._etcd = client
+                await self.read()
+            except NoSuchApiError as error:
+                without = without or error
+                self._etcd = self._clients[0]
+            else:
+                self._is_chosen = True
+                return
+        assert without is not None
+        raise without
 
     async def read(self) -> LeaderRecord | None:
-        return await self._board.read()
+        with self._etcd.within_lease():
+            return (await self._look())[1]
 
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        return await self._board.campaign(candidate, seen, above)
+        with self._etcd.within_lease():
+            for _ in range(MAX_LOOKS):
+                entry, now = await self._look()
+                if now != seen:
+                    return now
+                floor = await self._etcd.get(self._floor_key)
+                known = max(self._epoch_of(floor), now.epoch if now else 0)
+                epoch = max(candidate.epoch_after(above, known), entry.revision + 1)
+                raised = str(epoch).encode() if epoch > entry.revision + 1 else None
+                value = _bytes_of(LeaderRecord(epoch=epoch, candidate=candidate))
+                written = await self._etcd.claim(self._key, entry, value, (self._floor_key, floor, raised))
+                if written is not None:
+                    return self._record_of(written)
+        raise self._conflict()
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        return await self._board.renew(record)
+        with self._etcd.within_lease():
+            entry, now = await self._look()
+            if not record.is_same_term(now):
+                return None
+            if await self._etcd.keep(self._key, entry):
+                return now
+            # Written meanwhile: by us, if the record is still ours; then only the answer was lost.
+            _, now = await self._look()
+            return now if record.is_same_term(now) else None
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        return await self._board.publish(record, verdict)
+        with self._etcd.within_lease():
+            for _ in range(MAX_LOOKS):
+                entry, now = await self._look()
+                if now is None or not record.is_same_term(now):
+                    return False
+                if now.verdict == verdict:
+                    return True  # written before, and the answer was lost
+                if await self._etcd.amend(self._key, entry, _bytes_of(record.replace(verdict=verdict))):
+                    return True
+        raise self._conflict()
 
     async def resign(self, record: LeaderRecord) -> None:
-        await self._board.resign(record)
+        with self._etcd.within_lease():
+            for _ in range(MAX_LOOKS):
+                entry, now = await self._look()
+                if not record.is_same_term(now) or await self._etcd.forget(self._key, entry):
+                    return
+        raise self._conflict()
 
     async def aclose(self) -> None:
-        try:
-            await self._v3.aclose()
-        finally:
-            await self._v2.aclose()
+        for client in self._clients:
+            await client.aclose()
 
     @property
     def name(self) -> str:
-        return self._board.name if self._chosen else self._v3.name.replace("etcd-v3", "etcd", 1)
+        return self._etcd.name if self._is_chosen else f"{self._backend} at {self._etcd.at}"
 
     @property
     def own_address(self) -> str:
-        return self._board.own_address
+        return self._etcd.own_address
 
     @property
     def endpoint_host(self) -> str:
-        return self._board.endpoint_host
+        return self._etcd.endpoint_host
 
-    @property
-    def _board(self) -> Board:
-        return self._chosen or self._v3
+    async def _look(self) -> tuple[Entry, LeaderRecord | None]:
+        entry = await self._etcd.get(self._key)
+        return entry, self._record_of(entry) if entry.modified else None
+
+    def _record_of(self, entry: Entry) -> LeaderRecord:
+        try:
+            record = record_from_bytes(entry.value if entry.lease else b"")
+        except ValueError as error:
+            reason = error if entry.lease else "it has no lease"
+            raise RendezvousStateError(
+                f"{self.name}: key {self._key} was not written by an aelastic agent ({reason}): "
+                "delete it, or use another run id"
+            ) from None
+        # Of two agents that both saw no leader, the later one may have read before the earlier one's record came and
+        # went, and so wrote the same epoch.  But it wrote at a higher revision.
+        return record.replace(epoch=max(record.epoch, entry.made))
+
+    def _epoch_of(self, floor: Entry) -> int:
+        try:
+            return int(floor.value or b"0")
+        except ValueError:
+            raise RendezvousStateError(f"{self.name}: key {self._floor_key} is no number: delete it") from None
+
+    def _conflict(self) -> RendezvousConnectionError:
+        return RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
+
+
+def _bytes_of(record: LeaderRecord) -> bytes:
+    try:
+        return record_to_bytes(record)
+    except ValueError as error:
+        raise RendezvousStateError(f"the leader record cannot be written: {error}") from None

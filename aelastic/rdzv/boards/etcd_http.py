@@ -1,4 +1,4 @@
-"""Asking an etcd cluster over HTTP: several endpoints, TLS, a limit for everything; whatever the API.
+"""A client of an etcd cluster over HTTP: several endpoints, TLS, a limit for everything; whatever the API.
 
 An endpoint that does not answer in time, or says that it cannot now, is passed over for the next.  A question may so
 be asked twice though its first answer was merely lost: the boards ask only what may be repeated.  Proxies
@@ -8,19 +8,20 @@ that the environment names are not used: they would see the coordinator's addres
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import anyio
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
 from aelastic.rdzv.settings import RendezvousSettings
 
@@ -65,29 +66,69 @@ class Answer(Record):
         return f"{self.endpoint} answers {self.what} with {self.status} ({text}{server})"
 
 
-class EtcdHttp:
-    """One client of an etcd cluster.  One question at a time.
+class Entry(Record):
+    """What etcd has under a key, at one revision."""
+
+    revision: int  # of etcd
+    value: bytes = b""
+    made: int = 0  # the revision at which the key was made
+    modified: int = 0  # that of the last write to it; 0: there is no such key
+    lease: str = ""  # with which it goes; empty: it stays
+
+
+class EtcdClient(ABC):
+    """One client of an etcd cluster, which has keys that go with a lease.  One question at a time.
 
     Args:
-        settings: where it is, and how to speak to it.
-        backend: as the user calls it.
-        without_api: what to do where an etcd does not know the paths that are asked for.
+        settings: `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
 
     Raises:
         InputError: a setting that cannot work.
     """
 
-    def __init__(self, settings: RendezvousSettings, backend: str, without_api: str) -> None:
+    backend: ClassVar[str]  # as the user calls it
+    without_api: ClassVar[str]  # what to do where an etcd does not know the paths that are asked for
+
+    def __init__(self, settings: RendezvousSettings) -> None:
         self.settings = etcd_settings(settings)
-        self._without_api = without_api
-        self.name = f"{backend} at {','.join(map(str, self.settings.endpoints))}"
+        self.at = ",".join(map(str, self.settings.endpoints))
+        self.name = f"{self.backend} at {self.at}"
         self._lease_s = settings.lease_s
+        self._ttl_s = math.ceil(settings.lease_s)
         # Each endpoint has its turn within a lease.
         self._limit_s = min(ANSWER_LIMIT_S, self._lease_s / len(self.settings.endpoints))
         self._first = 0  # the endpoint that answered last
         self._asked = self.settings.endpoints[0]
         self._ends: dict[Endpoint, tuple[str, str]] = {}  # of the last connection to it: ours, its
         self._session: aiohttp.ClientSession | None = None
+
+    @abstractmethod
+    async def get(self, key: str) -> Entry:
+        """What is under the key."""
+
+    @abstractmethod
+    async def claim(self, key: str, seen: Entry, value: bytes, floor: tuple[str, Entry, bytes | None]) -> Entry | None:
+        """Writes a value that goes with a new lease.
+
+        Args:
+            seen: what is replaced.
+            floor: a second key, what was seen there, and what is written there first, or at once; `None`: nothing.
+
+        Returns:
+            What is there now; `None` if another agent wrote since.
+        """
+
+    @abstractmethod
+    async def amend(self, key: str, seen: Entry, value: bytes) -> bool:
+        """Writes another value, for as long as the lease goes on.  False if another agent wrote since."""
+
+    @abstractmethod
+    async def keep(self, key: str, seen: Entry) -> bool:
+        """Begins the lease of a value anew.  False if that is over, or if another agent wrote since."""
+
+    @abstractmethod
+    async def forget(self, key: str, seen: Entry) -> bool:
+        """Deletes what was seen.  False if another agent wrote since."""
 
     @property
     def own_address(self) -> str:
@@ -123,7 +164,7 @@ class EtcdHttp:
                 f"{self.name} did not finish an operation within the lease ({self._lease_s:g} s)"
             ) from None
 
-    async def ask(
+    async def _ask(
         self,
         method: str,
         path: str,
@@ -270,7 +311,7 @@ class EtcdHttp:
         if b"HTTP request to an HTTPS server" in answer.body:
             return InputError(f"etcd at {answer.endpoint} wants TLS: add the rendezvous setting protocol=https")
         if answer.status == 404 and (version := await self._version()):
-            return NoSuchApiError(f"etcd {version} at {answer.endpoint} {self._without_api}")
+            return NoSuchApiError(f"etcd {version} at {answer.endpoint} {self.without_api}")
         return RendezvousStateError(f"this is no etcd that we know: {answer}")
 
     async def _version(self) -> str:
@@ -292,24 +333,3 @@ def _import_aiohttp() -> None:
 def _host(address: Any) -> str:
     """The host of a socket's address, without the zone of IPv6."""
     return str(address[0]).partition("%")[0] if isinstance(address, tuple) else ""
-
-
-class HttpBoard(Board):
-    """What the boards on both of etcd's interfaces share."""
-
-    _http: EtcdHttp
-
-    async def aclose(self) -> None:
-        await self._http.aclose()
-
-    @property
-    def name(self) -> str:
-        return self._http.name
-
-    @property
-    def own_address(self) -> str:
-        return self._http.own_address
-
-    @property
-    def endpoint_host(self) -> str:
-        return self._http.endpoint_host

@@ -1,190 +1,199 @@
-"""The board `etcd-v3`: a leased key on etcd 3.4 or newer, through the JSON gateway that every such etcd serves.
+"""etcd's v3 API, through the JSON gateway that every etcd since 3.4 serves: users, tokens, refusals.
 
-    <prefix>/<run id>/coordinator   the leader record, under a lease: it vanishes with its coordinator
-    <prefix>/+epoch                 the highest epoch that is not of etcd's own making; mostly there is none
+Of the gateway (all seen on 3.4 and 3.5): integers come as text, what is zero or empty is left out, keys
+and values are base64, a lost lease is kept alive with status 200 and no `TTL`, errors have a gRPC `code`.
 
-The epoch always rises because etcd's revision does, which outlives the key: it is the revision at which the key was
-made, or one above that at which it was last overwritten.  Only where an agent has seen a higher one (etcd's data was
-lost meanwhile) does the second key keep it.
+Never ask for a transaction that only reads: a client that asks for one and is killed meanwhile ends the etcd server,
+before 3.4.20 and 3.5.5 (etcd-io/etcd#14110).
 """
 
 from __future__ import annotations
 
-import math
+import json
 import secrets
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Any
 
-from aelastic.core.record import Record
-from aelastic.errors import RendezvousConnectionError, RendezvousStateError
-from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
-from aelastic.rdzv.boards.etcd_http import HttpBoard
-from aelastic.rdzv.boards.etcd_v3_calls import (
-    FAILED_PRECONDITION,
-    NOT_FOUND,
-    EtcdV3Calls,
-    JsonObject,
-    part_of,
-    to_base64,
-)
+from aelastic.errors import InputError, RendezvousStateError
+from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood
 from aelastic.rdzv.settings import RendezvousSettings
 
-# How often others may write between our read and our write: each time one of them gets ahead.
-MAX_LOOKS = 20
+# grpc/status: what went wrong.
+INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
+# Unknown, deadline exceeded, resource exhausted, aborted, internal, unavailable: this member, now.
+PASSING = {2, 4, 8, 10, 13, 14}
+JsonObject = dict[str, Any]
 
 
-class _Seen(Record):
-    """What etcd has under our key, at one revision."""
+class _Refusal(Exception):
+    """etcd understood, and says no."""
 
-    record: LeaderRecord | None
-    revision: int  # of etcd
-    modified: int = 0  # revision of the last write to the record; 0: there is none
-    lease: int = 0
+    def __init__(self, code: int, message: str) -> None:
+        self.code, self.message = code, message
+        super().__init__(code, message)
 
-
-class _Floor(Record):
-    """The key that holds the highest epoch not of etcd's making; 0 if there is none."""
-
-    epoch: int
-    modified: int
+    @property
+    def is_about_token(self) -> bool:
+        """Whether there is none, or an expired one (after 5 minutes, and when etcd restarts), or none to be had."""
+        is_argument = self.code == INVALID_ARGUMENT and ("user" in self.message or "auth store is old" in self.message)
+        return self.code == UNAUTHENTICATED or is_argument
 
 
-class EtcdV3Board(HttpBoard):
-    """A run id on an etcd, as one agent uses it.
+class EtcdV3(EtcdClient):
+    """A client that speaks v3."""
 
-    Args:
-        settings: `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
-        run_id: any text.
+    backend = "etcd-v3"
+    without_api = "does not serve its v3 API over HTTP: start it without --enable-grpc-gateway=false, or use etcd-v2"
 
-    Raises:
-        InputError: a setting that cannot work.
-    """
+    def __init__(self, settings: RendezvousSettings) -> None:
+        super().__init__(settings)
+        self._token: str | None = None  # of our user; empty where etcd asks for none
 
-    def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
-        self._etcd = EtcdV3Calls(settings)
-        self._http = self._etcd.http
-        self._key = self._http.settings.key(run_id)
-        self._ttl_s = math.ceil(settings.lease_s)
-
-    async def open(self) -> None:
-        await self.read()
-
-    async def read(self) -> LeaderRecord | None:
-        with self._http.within_lease():
-            return (await self._look()).record
-
-    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        with self._http.within_lease():
-            for _ in range(MAX_LOOKS):
-                now = await self._look()
-                if now.record != seen:
-                    return now.record
-                if (record := await self._write_candidate(candidate, now, above)) is not None:
-                    return record
-        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
-
-    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        with self._http.within_lease():
-            now = await self._look()
-            if not record.is_same_term(now.record):
-                return None
-            answer = await self._etcd.call("lease/keepalive", {"ID": str(now.lease)}, or_no=NOT_FOUND) or {}
-            return now.record if self._etcd.number(part_of(answer, "result"), "TTL") > 0 else None
-
-    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        with self._http.within_lease():
-            for _ in range(MAX_LOOKS):
-                now = await self._look()
-                if now.record is None or not record.is_same_term(now.record):
-                    return False
-                if now.record.verdict == verdict:
-                    return True  # written before, and the answer was lost
-                closed = record.replace(verdict=verdict)
-                if await self._write(now, [self._put(self._key, _bytes_of(closed), now.lease)]):
-                    return True
-        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
-
-    async def resign(self, record: LeaderRecord) -> None:
-        with self._http.within_lease():
-            now = await self._look()
-            if record.is_same_term(now.record):
-                # The key goes with the lease; should it be another's by now, it is under another lease.
-                await self._etcd.call("lease/revoke", {"ID": str(now.lease)}, or_no=NOT_FOUND)
-
-    async def _look(self) -> _Seen:
-        kv, revision = await self._get(self._key)
-        return self._seen(kv, revision) if kv else _Seen(record=None, revision=revision)
-
-    async def _floor(self) -> _Floor:
-        """The highest epoch that is not of etcd's own making.  What changes meanwhile is found by the write."""
-        key = self._http.settings.floor_key
-        kv, _ = await self._get(key)
-        try:
-            epoch = int(b64decode(kv["value"])) if kv else 0
-        except (LookupError, TypeError, ValueError):
-            raise RendezvousStateError(f"{self.name}: key {key} is no number: delete it") from None
-        return _Floor(epoch, self._etcd.number(kv, "mod_revision"))
-
-    async def _get(self, key: str) -> tuple[JsonObject, int]:
-        """A key as etcd has it, empty if there is none, and etcd's revision."""
-        answer = await self._etcd.call("kv/range", {"key": to_base64(key)}) or {}
+    async def get(self, key: str) -> Entry:
+        answer = await self._call("kv/range", {"key": _base64(key)}) or {}
         kvs = answer.get("kvs") or [{}]
-        revision = self._etcd.number(part_of(answer, "header"), "revision")
+        revision = self._number(_part(answer, "header"), "revision")
         if not (revision and isinstance(kvs, list) and isinstance(kvs[0], dict)):
             raise RendezvousStateError(f"{self.name} gave an unexpected answer to kv/range; is this etcd?")
-        return kvs[0], revision
-
-    def _seen(self, kv: JsonObject, revision: int) -> _Seen:
-        lease = self._etcd.number(kv, "lease")
+        kv = kvs[0]
         try:
-            record = record_from_bytes(b64decode(kv.get("value", "")) if lease else b"")
-        except (TypeError, ValueError) as error:
-            reason = error if lease else "it has no lease"
-            raise RendezvousStateError(
-                f"{self.name}: key {self._key} was not written by an aelastic agent ({reason}): "
-                "delete it, or use another run id"
-            ) from None
-        # Of two agents that both saw no leader, the later one may have read before the earlier one's record came and
-        # went, and so wrote the same epoch.  But it wrote at a higher revision.
-        made = self._etcd.number(kv, "create_revision")
-        record = record.replace(epoch=max(record.epoch, made))
-        return _Seen(record, revision, modified=self._etcd.number(kv, "mod_revision"), lease=lease)
+            value = b64decode(kv.get("value", ""))
+        except (TypeError, ValueError):
+            value = b""  # which is none that an agent writes
+        numbers = {name: self._number(kv, name) for name in ("create_revision", "mod_revision", "lease")}
+        return Entry(
+            revision=revision,
+            value=value,
+            made=numbers["create_revision"],
+            modified=numbers["mod_revision"],
+            lease=str(numbers["lease"] or ""),
+        )
 
-    async def _write_candidate(self, candidate: Candidate, now: _Seen, above: int) -> LeaderRecord | None:
-        """The record of `candidate`; `None` if another agent wrote since the read."""
-        floor = await self._floor()
-        known = max(floor.epoch, now.record.epoch if now.record else 0)
-        epoch = max(candidate.epoch_after(above, known), now.revision + 1)
-        lease = secrets.randbelow(2**63 - 1) + 1  # ours to choose, so that asking twice makes one
+    async def claim(self, key: str, seen: Entry, value: bytes, floor: tuple[str, Entry, bytes | None]) -> Entry | None:
+        floor_key, floor_seen, raised = floor
+        lease = str(secrets.randbelow(2**63 - 1) + 1)  # ours to choose, so that asking twice makes one
         # "Lease already exists" says that we were granted it, and the answer was lost.
-        await self._etcd.call("lease/grant", {"ID": str(lease), "TTL": str(self._ttl_s)}, or_no=FAILED_PRECONDITION)
-        puts = [self._put(self._key, _bytes_of(LeaderRecord(epoch=epoch, candidate=candidate)), lease)]
-        if epoch > now.revision + 1:
-            puts.append(self._put(self._http.settings.floor_key, str(epoch).encode()))
-        if not (written := await self._write(now, puts, floor)):
+        await self._call("lease/grant", {"ID": lease, "TTL": str(self._ttl_s)}, or_no=FAILED_PRECONDITION)
+        puts = [_put(key, value, lease), *([] if raised is None else [_put(floor_key, raised)])]
+        if not (written := await self._write({key: seen, floor_key: floor_seen}, puts)):
             return None
-        return LeaderRecord(epoch=epoch if now.record else max(epoch, written), candidate=candidate)
+        return Entry(revision=written, value=value, made=seen.made or written, modified=written, lease=lease)
 
-    async def _write(self, now: _Seen, puts: list[JsonObject], floor: _Floor | None = None) -> int:
+    async def amend(self, key: str, seen: Entry, value: bytes) -> bool:
+        return bool(await self._write({key: seen}, [_put(key, value, seen.lease)]))
+
+    async def keep(self, key: str, seen: Entry) -> bool:  # noqa: ARG002  the lease is its own
+        answer = await self._call("lease/keepalive", {"ID": seen.lease}, or_no=NOT_FOUND) or {}
+        return self._number(_part(answer, "result"), "TTL") > 0
+
+    async def forget(self, key: str, seen: Entry) -> bool:  # noqa: ARG002  as above
+        # The key goes with the lease; should it be another's by now, it is under another lease.
+        await self._call("lease/revoke", {"ID": seen.lease}, or_no=NOT_FOUND)
+        return True
+
+    async def _write(self, seen: Mapping[str, Entry], puts: list[JsonObject]) -> int:
         """Writes if no other agent has since the read; gives the revision, 0 if one has."""
-        compared = [(self._key, now.modified)]
-        if floor is not None:
-            compared.append((self._http.settings.floor_key, floor.modified))
         compare = [
-            {"key": to_base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
-            for key, revision in compared
+            {"key": _base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(entry.modified)}
+            for key, entry in seen.items()
         ]
         # Not found is a lease that has ended meanwhile.
-        answer = await self._etcd.call("kv/txn", {"compare": compare, "success": puts}, or_no=NOT_FOUND) or {}
-        return self._etcd.number(part_of(answer, "header"), "revision") if answer.get("succeeded") is True else 0
+        answer = await self._call("kv/txn", {"compare": compare, "success": puts}, or_no=NOT_FOUND) or {}
+        return self._number(_part(answer, "header"), "revision") if answer.get("succeeded") is True else 0
 
-    @staticmethod
-    def _put(key: str, value: bytes, lease: int = 0) -> JsonObject:
-        return {"request_put": {"key": to_base64(key), "value": b64encode(value).decode(), "lease": str(lease)}}
+    def _number(self, message: Mapping[str, Any], name: str) -> int:
+        """A 64-bit integer: text, and left out if it is zero."""
+        try:
+            return int(message.get(name, 0))
+        except (TypeError, ValueError):
+            raise RendezvousStateError(f"{self.name} returned a {name} that is not a number") from None
+
+    async def _call(self, path: str, message: JsonObject, or_no: int | None = None) -> JsonObject | None:
+        """Calls a method of etcd's, with a new token for our user if the old one has expired.
+
+        Args:
+            path: below `/v3/`.
+            message: in etcd's words.
+            or_no: with this code etcd says no, and we get `None`; any other is an error.
+        """
+        for attempt in (1, 2):
+            if self._token is None:
+                self._token = await self._authenticate()
+            headers = {"Authorization": self._token} if self._token else {}
+            try:
+                return await self._ask("POST", f"/v3/{path}", _understand, body={"json": message}, headers=headers)
+            except _Refusal as refusal:
+                if refusal.code == or_no:
+                    return None
+                if attempt == 2 or not self.settings.user or not refusal.is_about_token:
+                    raise self._error(refusal) from None
+                self._token = None
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _authenticate(self) -> str:
+        settings = self.settings
+        if not settings.user:
+            return ""
+        message = {"name": settings.user, "password": settings.password}
+        try:
+            answer = await self._ask("POST", "/v3/auth/authenticate", _understand, body={"json": message})
+        except _Refusal as refusal:
+            if refusal.code == FAILED_PRECONDITION:  # "authentication is not enabled"
+                return ""
+            raise self._error(refusal) from None
+        token = answer.get("token")
+        if not isinstance(token, str) or not token.isprintable():
+            raise RendezvousStateError(f"{self.name} accepted the password but returned no token")
+        return token
+
+    def _error(self, refusal: _Refusal) -> Exception:
+        if refusal.code != PERMISSION_DENIED and not refusal.is_about_token:
+            return RendezvousStateError(f"{self.name} refuses: {refusal.message}")
+        user = self.settings.user
+        remedy = (
+            f"user {user} may not use what is below {self.settings.prefix}, or has another password"
+            if user
+            else "add the rendezvous setting user"
+        )
+        return InputError(f"{self.name} refused the credentials ({refusal.message}): {remedy}")
 
 
-def _bytes_of(record: LeaderRecord) -> bytes:
+def _put(key: str, value: bytes, lease: str = "0") -> JsonObject:
+    return {"request_put": {"key": _base64(key), "value": b64encode(value).decode(), "lease": lease}}
+
+
+def _understand(answer: Answer) -> JsonObject:
+    """The message in an answer.
+
+    Raises:
+        _Refusal: etcd says no.
+        Elsewhere: it says "not now".
+        NotUnderstood: this is not etcd's gateway.
+    """
     try:
-        return record_to_bytes(record)
-    except ValueError as error:
-        raise RendezvousStateError(f"the leader record cannot be written: {error}") from None
+        message = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        message = None
+    if isinstance(message, dict):
+        if answer.status == 200 and ("header" in message or "result" in message):
+            return message
+        # Of a stream, which keeping a lease alive is, the error is one level down, under other names.
+        error = message["error"] if isinstance(message.get("error"), dict) else message
+        code = error.get("code", error.get("grpc_code"))
+        if isinstance(code, int) and isinstance(text := error.get("message"), str):
+            if code in PASSING:
+                raise Elsewhere(text)
+            raise _Refusal(code, text)
+    if answer.status in {500, 502, 503, 504}:
+        raise Elsewhere(f"it answers with status {answer.status}")
+    raise NotUnderstood
+
+
+def _base64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+def _part(message: JsonObject, name: str) -> JsonObject:
+    part = message.get(name)
+    return part if isinstance(part, dict) else {}

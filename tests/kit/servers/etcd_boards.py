@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.etcd import EtcdBoard
-from aelastic.rdzv.boards.etcd_v2 import EtcdV2Board
-from aelastic.rdzv.boards.etcd_v3 import EtcdV3Board
+from aelastic.rdzv.boards.etcd import APIS, EtcdBoard
 from aelastic.rdzv.settings import RendezvousSettings
 
 A = Candidate(node_id="a", addresses=("10.0.0.1",), port=29500, token="secret")
@@ -17,21 +15,16 @@ B = Candidate(node_id="b", addresses=("10.0.0.2",), port=29500, token="other sec
 # Closes a board when the test ends.
 Closing = Callable[[Board], Board]
 
-BOARDS: dict[str, Callable[[RendezvousSettings, str], Board]] = {
-    "etcd-v3": EtcdV3Board,
-    "etcd-v2": EtcdV2Board,
-    "etcd": EtcdBoard,
-}
-each_board = pytest.mark.parametrize("backend", BOARDS)
+each_board = pytest.mark.parametrize("backend", APIS)
 both_apis = pytest.mark.parametrize("backend", ["etcd-v3", "etcd-v2"])
 
 
-def settings_of(endpoint: str, **config: str) -> RendezvousSettings:
-    return RendezvousSettings(backend="etcd", endpoint=endpoint, config={"lease": "10", **config})
+def settings_of(endpoint: str, backend: str = "etcd", **config: str) -> RendezvousSettings:
+    return RendezvousSettings(backend=backend, endpoint=endpoint, config={"lease": "10", **config})
 
 
-def board_of(backend: str, endpoint: str, run_id: str = "job", **config: str) -> Board:
-    return BOARDS[backend](settings_of(endpoint, **config), run_id)
+def board_of(backend: str, endpoint: str, run_id: str = "job", **config: str) -> EtcdBoard:
+    return EtcdBoard(settings_of(endpoint, backend, **config), run_id)
 
 
 async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None = None) -> LeaderRecord:
