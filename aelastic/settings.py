@@ -32,7 +32,6 @@ from aelastic.core.fits import (
 )
 from aelastic.errors import InputError
 from aelastic.output_patterns import expected_problem, is_expected, progress_problem, silence_problem
-from aelastic.rdzv.settings import RendezvousSettings
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 START_METHODS: tuple[str, ...] = get_args(StartMethod)
@@ -124,6 +123,12 @@ def _are_streams(value: Any) -> bool:
     return are_ranks(by_rank) and all(is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
 
 
+def _is_rendezvous(value: Any) -> bool:
+    from aelastic.rdzv.settings import RendezvousSettings  # one node does not pay for it
+
+    return isinstance(value, RendezvousSettings)
+
+
 def _are_modules(names: Any) -> bool:
     return names == "auto" or all(part.isidentifier() for name in names for part in str(name).split("."))
 
@@ -156,7 +161,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "max_restarts": all_of(INT, NOT_NEGATIVE),
     "monitor_interval": all_of(REAL, rule(lambda value: 0 < value < math.inf, "use seconds above 0")),
-    "rdzv": optional(rule(lambda value: isinstance(value, RendezvousSettings), "use RendezvousSettings")),
+    "rdzv": optional(rule(_is_rendezvous, "use RendezvousSettings")),
     "rdzv_handler": optional(rule(lambda value: hasattr(value, "next_rendezvous"), "use a torch RendezvousHandler")),
     "master_addr": optional(STR),
     "master_port": optional(

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import fsencode
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aelastic.core.fits import are_texts, in_words
 from aelastic.errors import InputError
 from aelastic.output_patterns import ExpectedOutput
-from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.settings import (
     EXIT_BARRIER_TIMEOUT_S,
     HANG_SIGNALS,
@@ -31,6 +30,9 @@ from aelastic.settings import (
     Streams,
 )
 from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place
+
+if TYPE_CHECKING:
+    from aelastic.rdzv.settings import RendezvousSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

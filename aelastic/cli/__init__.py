@@ -1,8 +1,9 @@
 """The command line: arguments and environment in, exit code out.
 
 `main` runs it and owns the process.  `parser` reads the arguments by the table of `options`, whose values `converters`
-read; `arguments` makes a checked `Invocation` of them, with `rendezvous_options` and `output_options`; `advice` finds
-options without effect.  `completion` prints scripts for shells.  `stderr` writes log lines and reports.
+read; `arguments` makes a checked `Invocation` of them, with `rendezvous_options` (of several nodes: `several_nodes`)
+and `output_options`; `advice` finds options without effect.  `completion` prints scripts for shells.  `stderr` writes
+log lines and reports.
 """
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "output_options",
     "parser",
     "rendezvous_options",
+    "several_nodes",
     "stderr",
 ]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
-from aelastic.rdzv.settings import BACKENDS, KEYS, is_used
 from aelastic.settings import Std, streams_of
 
 _log = logging.getLogger(__name__)
@@ -88,9 +87,13 @@ def _known(there: range) -> str:
 
 
 def _check_rdzv_keys(chosen: Settings) -> None:
-    if chosen["rdzv_backend"] not in BACKENDS:
-        return  # its handler may read any
+    if not chosen["rdzv_conf"]:
+        return
+    from aelastic.rdzv.settings import BACKENDS, KEYS, is_used
+
     backend = chosen["rdzv_backend"]
+    if backend not in BACKENDS:
+        return  # its handler may read any
     # Such a node has no others to wait for, so that no key has an effect.
     is_alone = chosen["standalone"] or (backend == "static" and chosen["nnodes"][1] == 1)
     for key in chosen["rdzv_conf"]:

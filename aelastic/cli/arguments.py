@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from aelastic.cli.options import GROUPS, OPTIONS
 from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
 from aelastic.cli.rendezvous_options import rendezvous_fields
+from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.output_patterns import ExpectedOutput
 from aelastic.spec import WorkerSpec
@@ -43,8 +43,7 @@ print(devices.device_count() if devices.is_available() else 0)
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
+class Invocation(Record):
     """One call of the command line, complete and checked.
 
     Args:

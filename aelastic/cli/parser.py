@@ -10,15 +10,18 @@ Nothing here looks at the machine.
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import aelastic
 from aelastic.cli.options import GROUPS, Option
+from aelastic.core.record import Record
 from aelastic.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
 
@@ -53,8 +56,7 @@ class Setting(NamedTuple):
         return "" if self.is_default or self.source.startswith("-") else self.source.partition("=")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Record):
     """Every option's setting by `dest`, the script, and the script's arguments."""
 
     script: str
@@ -66,6 +68,12 @@ class Settings:
 
     def source(self, dest: str) -> str:
         return self.by_dest[dest].source
+
+    def log_ignored(self, because: str, *dests: str) -> None:
+        """Says of options that were given that they have no effect."""
+        for dest in dests:
+            if not self.by_dest[dest].is_default:
+                _log.info("ignoring %s: %s", self.source(dest), because)
 
     def variables(self, *dests: str) -> list[str]:
         return [variable for dest in dests if (variable := self.by_dest[dest].variable)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -136,7 +135,7 @@ class LocalElasticAgent:
         spec = worker_group.spec
         entrypoint, args = _command(spec.entrypoint, spec.args)
         starts = [
-            replace(each, entrypoint=entrypoint, args=worker_args(args, each.local_rank), env={**each.env, **changed})
+            each.replace(entrypoint=entrypoint, args=worker_args(args, each.local_rank), env={**each.env, **changed})
             for each in starts
         ]
         ids: Mapping[int, Any] = anyio.from_thread.run(start, starts)

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -216,8 +216,7 @@ class PContext:
         """The process as the caller wants it; by its control socket the agent knows what belongs to it."""
         args = self.args[start.local_rank]
         socket = {CONTROL_SOCKET_VARIABLE: start.env[CONTROL_SOCKET_VARIABLE]}
-        return replace(
-            start,
+        return start.replace(
             args=tuple(args if callable(self.entrypoint) else map(as_text, args)),
             env={**os.environ, **socket, **self.envs[start.local_rank]},
         )

@@ -7,8 +7,9 @@ either, or one that hides them, is a host where nothing is explained.  Nothing h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from aelastic.core.record import Record
 
 PROC_CGROUP = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -18,8 +19,7 @@ UNLIMITED_BYTES = 1 << 62
 KILLED = (-9, 137)
 
 
-@dataclass(frozen=True, slots=True)
-class _Interface:
+class _Interface(Record):
     """The names of the files that count and limit."""
 
     events: str

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aelastic.core.record import Record
 
-@dataclass(frozen=True, slots=True)
-class WorkerStart:
+
+class WorkerStart(Record):
     """One worker to be started, complete: nothing else is looked up."""
 
     local_rank: int
@@ -34,8 +34,7 @@ class WorkerStart:
         return tuple(dict.fromkeys(path for path in (self.stdout, self.stderr) if path is not None))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerExit:
+class WorkerExit(Record):
     """How one worker ended.
 
     `exitcode` is negative for a signal, as in `subprocess`; `note` says what the code cannot (the

@@ -20,7 +20,7 @@ from aelastic.cli.converters import read_filters, read_flag, read_workers
 from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, OWN, Option
 from aelastic.cli.output_options import logs_specs_of
 from aelastic.cli.parser import PURPOSE, Settings, read_setting
-from aelastic.cli.rendezvous_options import static_endpoint
+from aelastic.cli.several_nodes import static_endpoint
 from aelastic.errors import InputError, record
 from aelastic.launcher.elastic_launch import launch
 from aelastic.launcher.launch_config import LaunchConfig

@@ -9,11 +9,11 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+from aelastic.core.record import Record
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from aelastic.logs.live_lines import LiveLines
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFiles:
+class WorkerFiles(Record):
     """Where one worker's output goes in one attempt; `None` is the agent's own stream."""
 
     stdout: Path | None
@@ -38,25 +37,28 @@ class WorkerFiles:
     return_file: Path  # what a function returns
 
 
-@dataclass(slots=True)
 class Shown:
-    """A file that is followed, and where it is shown."""
+    """A file that is followed, and where it is shown.
 
-    follower: Follower
-    stream: Std | None  # the console stream that shows it; `None`: none does
-    sink: Sink
-    rank: int = 0  # local
-    unnamed: PrefixedLines | FilteredLines | LiveLines | None = None  # its prefix needs the id of the worker's process
+    Args:
+        stream: the console stream that shows it; `None`: none does.
+    """
+
+    def __init__(self, follower: Follower, stream: Std | None, sink: Sink) -> None:
+        self.follower, self.stream, self.sink = follower, stream, sink
+        self.rank = 0  # local
+        # Its prefix needs the id of the worker's process.
+        self.unnamed: PrefixedLines | FilteredLines | LiveLines | None = None
 
 
-@dataclass(slots=True)
 class AttemptFiles:
     """What was opened for the workers of one attempt."""
 
-    files: dict[int, WorkerFiles] = field(default_factory=dict[int, WorkerFiles])  # by local rank
-    shown: list[Shown] = field(default_factory=list[Shown])
-    expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = field(default_factory=dict)  # by local rank
-    progress: dict[int, list[ProgressMatcher]] = field(default_factory=dict)  # as above
+    def __init__(self) -> None:
+        self.files: dict[int, WorkerFiles] = {}  # by local rank
+        self.shown: list[Shown] = []
+        self.expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = {}  # by local rank
+        self.progress: dict[int, list[ProgressMatcher]] = {}  # as above
 
     def close(self) -> None:
         for each in self.shown:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -68,7 +67,7 @@ class Function:
                 sent = start
                 if method != "fork":
                     assert not isinstance(start.entrypoint, str)
-                    sent = replace(start, entrypoint=functions.Sent(start.entrypoint, start.args), args=())
+                    sent = start.replace(entrypoint=functions.Sent(start.entrypoint, start.args), args=())
                 args = (sent, usual, working_folder)
                 self._process = context.Process(target=functions.run, args=args, name=name)
                 self._process.start()

@@ -39,7 +39,7 @@ WORDS = UPWARD | DOWNWARD | BALLOT
 NODE = m.Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
 FAILURE = ProcessFailure.from_elsewhere("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
 PAST = m.Past(m.Standing.FAILED, 7, 2, 1, 4, 0, FAILURE)
-HELLO = m.Hello(PROTOCOL, m.Terms("job", 1, 4, 3), "t0k3n", NODE, PAST, 5)
+HELLO = m.Hello(PROTOCOL, m.Terms("job", 1, 4, 3, 5.0), "t0k3n", NODE, PAST, 5)
 RANKS = NodeRanks(
     group_rank=1,
     group_world_size=2,
@@ -57,7 +57,7 @@ MESSAGES: list[Any] = [
     m.Voted(True, 1000),
     m.Voted(False, 2000, "this node has a coordinator", ELECTED),
     HELLO,
-    m.Hello(PROTOCOL, m.Terms("", 1, 1, 0), "t", m.Node("n", "", "", 1, "", 1), m.Past(m.Standing.READY), 0),
+    m.Hello(PROTOCOL, m.Terms("", 1, 1, 0, 5.0), "t", m.Node("n", "", "", 1, "", 1), m.Past(m.Standing.READY), 0),
     m.Alive(),
     m.Ready(NODE),
     m.Failed("n1", 7, FAILURE),

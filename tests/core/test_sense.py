@@ -70,7 +70,7 @@ def decode(message: Any) -> Any:
         ("failed", hello("a", past=PAST.replace(standing=m.Standing.FAILED))),
         ("seen_epoch", hello("a").replace(seats=m.Seats(4_001, 1, "s", (SEAT,)), seen_epoch=3)),
         ("ended", hello("a").replace(ended=("b", "b"))),
-        ("min_nodes", hello("a", terms=m.Terms("job", 3, 2, 0))),
+        ("min_nodes", hello("a", terms=m.Terms("job", 3, 2, 0, 5.0))),
         ("addresses", m.Vote(4_001, "s", m.Elected(1, "a", ("h\x1b[2J",), 1, "t"))),
         ("port", m.Voted(True, 1, "", m.Elected(1, "a", ("h",), 0, "t"))),
     ],

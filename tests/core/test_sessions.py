@@ -75,12 +75,12 @@ def test_an_agent_that_has_not_read_the_board_may_try_again(token: str) -> None:
     "terms, said",
     [
         (
-            m.Terms("other", 1, 3, 3),
+            m.Terms("other", 1, 3, 3, 5.0),
             "the run id is 'other' here and 'job' in the job that runs: give all nodes the same --rdzv-id",
         ),
-        (m.Terms("job", 2, 3, 3), "--nnodes is 2:3 here and 1:3 in the job that runs: give all nodes the same"),
-        (m.Terms("job", 1, 2, 3), "--nnodes is 1:2 here and 1:3 in the job that runs: give all nodes the same"),
-        (m.Terms("job", 1, 3, 0), "--max-restarts is 0 here and 3 in the job that runs: give all nodes the same"),
+        (m.Terms("job", 2, 3, 3, 5.0), "--nnodes is 2:3 here and 1:3 in the job that runs: give all nodes the same"),
+        (m.Terms("job", 1, 2, 3, 5.0), "--nnodes is 1:2 here and 1:3 in the job that runs: give all nodes the same"),
+        (m.Terms("job", 1, 3, 0, 5.0), "--max-restarts is 0 here and 3 in the job that runs: give all nodes the same"),
     ],
 )
 def test_an_agent_with_other_options_than_the_job_is_refused_for_good(terms: m.Terms, said: str) -> None:
@@ -93,7 +93,7 @@ def test_an_agent_with_other_options_than_the_job_is_refused_for_good(terms: m.T
 def test_the_options_of_the_job_are_not_told_without_the_token() -> None:
     term = Term()
     conn = term.open("a")
-    (said, _) = term.tell(ev.Received(conn, hello("a", token="x", terms=m.Terms("other", 9, 9, 9))))
+    (said, _) = term.tell(ev.Received(conn, hello("a", token="x", terms=m.Terms("other", 9, 9, 9, 5.0))))
     assert said.message == m.Refused("this agent read an outdated coordinator entry; retrying", False)
 
 

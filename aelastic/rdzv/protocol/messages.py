@@ -14,7 +14,6 @@ from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.rdzv.settings import LEASE_S
 
 # In a fencing number an epoch counts as so many rounds: both can be read in the decimals.  Epochs begin as milliseconds
 # (`board.py`), so the number fits 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers;
@@ -140,7 +139,7 @@ class Terms(Record):
     min_nodes: int
     max_nodes: int
     max_restarts: int
-    lease_s: float = LEASE_S
+    lease_s: float
 
 
 class Standing(StrEnum):

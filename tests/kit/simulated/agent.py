@@ -42,7 +42,7 @@ from aelastic.rdzv.protocol.messages import (
     Waiting,
     Welcome,
 )
-from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.settings import LEASE_S, RendezvousSettings
 from aelastic.rdzv.survivors import election_events as e
 from aelastic.rdzv.survivors.absent import RETURN_S
 from aelastic.rdzv.survivors.election import Election
@@ -131,7 +131,7 @@ class Agent(SimulatedProcess):
         self.watcher, self.settings, self.has_board = watcher, settings, has_board
         self.node_id, self.work = f"{host}#{number}", work
         self.policy = RestartPolicy(max_restarts)
-        terms = Terms("job", settings.min_nodes, settings.max_nodes, max_restarts)
+        terms = Terms("job", settings.min_nodes, settings.max_nodes, max_restarts, LEASE_S)
         spec = WorkerSpec(
             entrypoint="x", local_world_size=local_world_size, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0
         )

@@ -41,7 +41,7 @@ def hello(
     terms, token = others.pop("terms", None), others.pop("token", TOKEN)
     given = node(name, rank, **others)
     return m.Hello(
-        PROTOCOL, terms or m.Terms("job", 1, 3, 3), token, given, past or m.Past(m.Standing.READY), seen_epoch
+        PROTOCOL, terms or m.Terms("job", 1, 3, 3, LEASE_S), token, given, past or m.Past(m.Standing.READY), seen_epoch
     )
 
 
@@ -77,7 +77,7 @@ class Term:
         has_fixed_ranks: bool = False, **timeouts: float,
     ) -> None:  # fmt: skip
         self.coordinator = Coordinator(RoundRules(*nodes, **timeouts), RestartPolicy(max_restarts))  # type: ignore[arg-type]
-        self.terms = m.Terms("job", *nodes, max_restarts)
+        self.terms = m.Terms("job", *nodes, max_restarts, LEASE_S)
         record = LeaderRecord(epoch, CANDIDATE, renewals)
         self.leader: Leader = begin_term(self.coordinator, self.terms, record, START, has_fixed_ranks=has_fixed_ranks)
         self.now = START
