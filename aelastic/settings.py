@@ -129,8 +129,11 @@ def _is_rendezvous(value: Any) -> bool:
     return isinstance(value, RendezvousSettings)
 
 
-def _are_modules(names: Any) -> bool:
-    return names == "auto" or all(part.isidentifier() for name in names for part in str(name).split("."))
+def _modules_problem(names: Any) -> str:
+    for name in () if names == "auto" else names:
+        if not all(part.isidentifier() for part in str(name).split(".")):
+            return f"{name!r} is not the name of a module: use names such as torch,torch.distributed; or auto, or off"
+    return ""
 
 
 def _are_signs(signs: Any) -> bool:
@@ -187,7 +190,7 @@ RULES: Mapping[str, Rule] = {
     "cache_dir": optional(PATH),
     "preload": all_of(
         rule(lambda value: value == "auto" or is_sequence(value), 'use a tuple of module names, or "auto"'),
-        rule(_are_modules, "use names of modules, such as torch,torch.distributed; or auto, or off"),
+        _modules_problem,
     ),
     "preload_from": STR,
     "shutdown_timeout_s": all_of(REAL, SECONDS),

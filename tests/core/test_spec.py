@@ -75,7 +75,7 @@ EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput
         ("log_max_bytes", 5, "use 1048576 (1M) or more"),
         ("metrics_textfile", "m.txt", "use a name that ends in .prom"),
         ("run_id", "a\nb", "use a run id without line breaks and NUL"),
-        ("preload", ("a b",), "use names of modules"),
+        ("preload", ("torch", "a b"), "'a b' is not the name of a module: use names such as torch"),
         ("numa_binding", "near", "use one of node, socket, exclusive, core-complex"),
         ("event_log_handler", "", "use a name that is not empty"),
     ],
