@@ -100,7 +100,7 @@ class StartWatch(Observer):
         assert self._group.assigned is not None  # or there would be no workers
         connections = Connections(self._group.assigned.master_port)
         interval_s, busy_s, cpu_s = INTERVAL_MIN_S, 0.0, dict[int, float]()
-        while self._missing and clock.now() - self.state.formed_at < LIMIT_S:
+        while self._missing and clock.now() - self.run_state.formed_at < LIMIT_S:
             with anyio.move_on_after(interval_s):
                 await self._changed.wait()
             if not self._missing or self._changed.is_set():
@@ -111,7 +111,7 @@ class StartWatch(Observer):
                 return
             for local_rank, reached in sorted(look.reached.items()):
                 self._on_reached(started, local_rank, reached)
-            passed_s = clock.now() - self.state.formed_at
+            passed_s = clock.now() - self.run_state.formed_at
             is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in look.cpu_s.items())
             busy_s = passed_s if is_busy or not look.cpu_s else busy_s
             if passed_s - busy_s >= max(IDLE_S, passed_s / 2):
@@ -138,7 +138,7 @@ class StartWatch(Observer):
         rank, kind = self._group.workers[local_rank].global_rank, started.kind_of(local_rank)
         for phase in sorted(missing & reached):
             missing.discard(phase)
-            passed_s = clock.now() - self.state.formed_at
+            passed_s = clock.now() - self.run_state.formed_at
             self._tell(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
         if not missing:
             self._missing.pop(local_rank, None)

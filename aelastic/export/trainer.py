@@ -81,7 +81,7 @@ class TrainerStatus(Observer):
 
     @property
     def _is_spokesman(self) -> bool:
-        formed = self.state.formed
+        formed = self.run_state.formed
         return formed is not None and formed.group_rank in {0, formed.group_world_size - 1}
 
     async def run(self) -> None:
@@ -97,10 +97,10 @@ class TrainerStatus(Observer):
             await self._try_to_post(timeout_s)
 
     async def _try_to_post(self, timeout_s: float) -> None:
-        if not self._is_spokesman or self.state.last_progress is None:
+        if not self._is_spokesman or self.run_state.last_progress is None:
             return
-        ended = None if self.state.ended is None else self.state.ended.state
-        body = json.dumps({"trainerStatus": described(self.state.last_progress, ended, datetime.now(UTC))}).encode()
+        ended = None if self.run_state.ended is None else self.run_state.ended.state
+        body = json.dumps({"trainerStatus": described(self.run_state.last_progress, ended, datetime.now(UTC))}).encode()
         send = partial(post_status, self._server, body, timeout_s)
         try:
             await run_sync(send, abandon_on_cancel=True, limiter=self._limiter)

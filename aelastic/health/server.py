@@ -300,21 +300,21 @@ class HealthServer(Observer):
     async def _livez(self, request: BaseRequest) -> Response:
         if "verbose" not in request.query:
             return _text("ok\n")
-        name, why = request.path.strip("/"), readiness(self.state)[1]
+        name, why = request.path.strip("/"), readiness(self.run_state)[1]
         return _text(
             f"[+]loop ok: {self._exposition.lag_s * 1000:.1f} ms late when last measured\n"
             f"[ ]workers are not part of it: {why}\n{name} check passed\n"
         )
 
     async def _readyz(self, request: BaseRequest) -> Response:
-        is_ready, why = readiness(self.state)
+        is_ready, why = readiness(self.run_state)
         if is_ready and "verbose" not in request.query:
             return _text("ok\n")
         sign, end = ("+", "passed") if is_ready else ("-", "failed")
         return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
 
     async def _say_status(self, _: BaseRequest) -> Response:
-        described = describe(self.state, clock.now(), datetime.now(UTC), self._exposition.usage())
+        described = describe(self.run_state, clock.now(), datetime.now(UTC), self._exposition.usage())
         agent = usage_of("self")
         described["agent"] = {
             "version": aelastic.__version__,
@@ -333,15 +333,15 @@ class HealthServer(Observer):
         return _text(text, content_type=OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE)
 
     async def _say_stacks(self, request: BaseRequest) -> Response:
-        if not self.state.running:
-            return _text(f"no worker runs: {readiness(self.state)[1]}\n", 503)
+        if not self.run_state.running:
+            return _text(f"no worker runs: {readiness(self.run_state)[1]}\n", 503)
         collection = await self._stacks.take()
         taken = collection.taken
         if taken is None:
             return _text(f"cannot take the stacks: {collection.error}\n", 500)
         if not taken.source:
             return _text("no worker runs any more\n", 503)
-        compared = "" if self.state.compared is None else self.state.compared[0].text
+        compared = "" if self.run_state.compared is None else self.run_state.compared[0].text
         if JSON_TYPE in request.headers.get("Accept", ""):
             workers = [
                 {"local_rank": rank, "source": source, "text": collection.texts.get(rank)}

@@ -69,7 +69,7 @@ class Exposition(Observer):
         facts = self._look()
         agent = usage_of("self")
         return self.metrics.expose(
-            self.state,
+            self.run_state,
             agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
             workers=self.usage(),
             common=common,
@@ -85,5 +85,5 @@ class Exposition(Observer):
         if not self._is_local:
             return {}
         # A worker leads its session.
-        found = {rank: usage_of(pid, pid) for rank, pid in self.state.running.items() if isinstance(pid, int)}
+        found = {rank: usage_of(pid, pid) for rank, pid in self.run_state.running.items() if isinstance(pid, int)}
         return {rank: (usage.cpu_s, usage.rss_bytes) for rank, usage in found.items() if usage is not None}

@@ -59,7 +59,7 @@ class LogLines(Observer):
             case ev.StopAsked(signum):
                 self._on_stop_asked(signum)
             case ev.RendezvousLost(reason):
-                if self.state.phase in _WITH_WORKERS:  # else the error that ends the run comes at once, and says it
+                if self.run_state.phase in _WITH_WORKERS:  # else the error that ends the run comes at once, and says it
                     _log.warning("stopping workers: %s", reason)
             case ev.JobEnded(outcome, reason):
                 self._on_job_ended(outcome, reason)
@@ -67,17 +67,20 @@ class LogLines(Observer):
                 pass  # said by others: durations in the event log, the end in the report
 
     def _on_noticed(self, event: ev.Noticed) -> None:
-        is_stopped, host = " is stopped" if event.is_stopped else "", self.state.began.host if self.state.began else ""
+        is_stopped, host = (
+            " is stopped" if event.is_stopped else "",
+            self.run_state.began.host if self.run_state.began else "",
+        )
         _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
         if event.is_stopped:
             self._has_failed = True
             self._unhealthy.add(event.local_rank)
 
     def _on_stop_asked(self, signum: int) -> None:
-        if self.state.phase not in _WITH_WORKERS:
+        if self.run_state.phase not in _WITH_WORKERS:
             return  # nothing runs: the agent leaves at once
         name = signal_words(signum)
-        if self._is_stop_asked and self.state.phase in {Phase.SPAWNING, Phase.CANCELLING}:
+        if self._is_stop_asked and self.run_state.phase in {Phase.SPAWNING, Phase.CANCELLING}:
             _log.warning("second %s: leaving; the start of workers does not end", name)
         elif self._is_stop_asked:
             _log.warning("second %s: killing workers", name)
@@ -90,7 +93,7 @@ class LogLines(Observer):
         self._is_stop_asked = True
 
     def _on_job_ended(self, outcome: Outcome, reason: str) -> None:
-        if outcome is Outcome.FAILED and self.state.phase in _WITH_WORKERS and not self._has_failed:
+        if outcome is Outcome.FAILED and self.run_state.phase in _WITH_WORKERS and not self._has_failed:
             _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers have ended
         else:
             _log.info("the job has %s: %s", outcome, reason)

@@ -26,7 +26,7 @@ class Observer(ABC):
     """Observer of one run."""
 
     close_timeout_s: float = CLOSE_TIMEOUT_S
-    state: RunState  # of the run, as of the last event; there once the observer is one of a run's
+    run_state: RunState  # as of the last event; there once the observer is one of a run's
 
     @abstractmethod
     def tell(self, event: RunEvent, now: float) -> None:
@@ -51,7 +51,7 @@ class Observers:
     """The observers of one run, and their dispatcher."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self.state = RunState()
+        self._state = RunState()
         self._observers: list[Observer] = []
         self._dropped: set[int] = set()  # by `id`: an observer need not be hashable
         for observer in observers:
@@ -59,13 +59,13 @@ class Observers:
 
     def add(self, observer: Observer) -> None:
         """Adds one, before `run`."""
-        observer.state = self.state
+        observer.run_state = self._state
         self._observers.append(observer)
 
     def tell(self, event: RunEvent, now: float) -> None:
         """Passes an event to all of them.  Never blocks, never raises."""
-        self.state.tell(event, now)
-        for observer in self._observers:
+        told: tuple[RunState | Observer, ...] = (self._state, *self._observers)
+        for observer in told:
             if id(observer) not in self._dropped:
                 try:
                     observer.tell(event, now)
@@ -101,7 +101,7 @@ class Observers:
         except Exception as error:  # noqa: BLE001  as above
             self._drop(observer, error)
 
-    def _drop(self, observer: Observer, error: Exception) -> None:
+    def _drop(self, observer: Observer | RunState, error: Exception) -> None:
         if id(observer) not in self._dropped:
             self._dropped.add(id(observer))
             _log.warning(

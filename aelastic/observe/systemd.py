@@ -51,7 +51,7 @@ class SdNotify(Observer):
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
         # The first part, the time that has passed, changes without an event.
-        text = SEPARATOR.join(StatusText(self.state).parts(now)[1:])
+        text = SEPARATOR.join(StatusText(self.run_state).parts(now)[1:])
         said: dict[str, str] = {}
         match event:
             case ev.WorkersStarted() if not self._is_ready:

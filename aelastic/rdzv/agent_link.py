@@ -207,10 +207,8 @@ class AgentLink:
 
     async def _answer(self, question: Callable[[], Awaitable[ev.Event]]) -> ev.Event:
         try:
-            async with self._turn:
-                if not self._is_reached:
-                    await self._board.open()
-                    self._is_reached = True
+            if not self._is_reached:
+                await self._reach()
             with anyio.fail_after(self._member.leader.lease_s):
                 async with self._turn:
                     answer = await question()
@@ -227,6 +225,12 @@ class AgentLink:
             return ev.BoardFailed(
                 str(error) or f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
             )
+
+    async def _reach(self) -> None:
+        async with self._turn:
+            if not self._is_reached:  # by another question meanwhile
+                await self._board.open()
+                self._is_reached = True
 
     # Elections.
 

@@ -86,8 +86,8 @@ class StatusLine(Observer):
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._drawn_at = clock.now()
-        face = StatusText(self.state) if self._kind == "line" else _View(StatusText(self.state))
-        while self.state.ended is None:
+        face = StatusText(self.run_state) if self._kind == "line" else _View(StatusText(self.run_state))
+        while self.run_state.ended is None:
             self._woken = anyio.Event()
             with anyio.move_on_after(self._look(face, clock.now())) as waiting:
                 await self._woken.wait()

@@ -23,6 +23,7 @@ from aelastic import InputError, RunResult, Supervisor, UnkillableWorkerError, W
 from aelastic.errors import RendezvousConnectionError
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
+from aelastic.observe.run_state import RunState
 from aelastic.rdzv.registry import open_link
 
 
@@ -284,3 +285,38 @@ async def test_observers_that_use_the_same_instant_are_told_one_after_the_other(
     names: Sequence[str] = [name for name, _ in heard]
     assert names == ["a", "b"] * (len(heard) // 2)
     assert [event for _, event in heard[::2]] == [event for _, event in heard[1::2]]
+
+
+# The state of the run.
+
+
+def test_an_observer_finds_the_run_as_it_is_with_the_event_that_it_is_told() -> None:
+    seen: list[tuple[int, int, str]] = []
+
+    class Reader(Observer):
+        def tell(self, event: ev.RunEvent, now: float) -> None:
+            if isinstance(event, ev.WorkersStarted | ev.WorkerEnded):
+                state = self.run_state
+                seen.append((state.generation, state.restart_count, state.workers[0].state))
+
+    @on_virtual_time
+    async def job() -> None:
+        await run(FakeBackend([FAILS], [SUCCEEDS]), Reader(), workers=1)
+
+    job()
+    assert seen == [(1, 0, "running"), (1, 0, "failed"), (2, 1, "running"), (2, 1, "succeeded")]
+
+
+def test_a_bug_in_the_state_of_the_run_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(RunState, "tell", lambda *_: 1 / 0)
+    witness = Witness()
+
+    @on_virtual_time
+    async def job() -> None:
+        assert (await run(FakeBackend([SUCCEEDS]), witness, workers=1)).state is WorkerState.SUCCEEDED
+
+    job()
+    assert said(caplog) == ["observer RunState raised and was disabled: ZeroDivisionError: division by zero"]
+    assert isinstance(witness.told[-1], ev.RunEnded)
