@@ -29,17 +29,20 @@ def messages() -> dict[str, list[str]]:
     ours = exceptions()
     found = dict[str, list[str]]()
     for module in package():
-        for call, scope in _calls(module.tree):
-            for text in _said(call, scope, module, ours):
-                template = _template(text)
-                if len(LETTERS.findall(template)) > 1:  # or all of it is another's words
-                    found.setdefault(template, []).append(f"{module.file}:{call.lineno}")
-        for stmt in ast.walk(module.tree) if module.name in REMEDIES else ():
-            if isinstance(stmt, ast.Return) and isinstance(stmt.value, ast.JoinedStr | ast.Constant | ast.IfExp):
-                for text in _texts(stmt.value, module.tree, module.tree):
-                    if len(LETTERS.findall(template := _template(text))) > 1:
-                        found.setdefault(template, []).append(f"{module.file}:{stmt.lineno}")
+        said: list[tuple[ast.expr, str]]
+        said = [(call, text) for call, scope in _calls(module.tree) for text in _said(call, scope, module, ours)]
+        said += [(value, text) for value in _remedies(module) for text in _texts(value, module.tree, module.tree)]
+        for place, text in said:
+            template = _template(text)
+            if len(LETTERS.findall(template)) > 1:  # or all of it is another's words
+                found.setdefault(template, []).append(f"{module.file}:{place.lineno}")
     return found
+
+
+def _remedies(module: Source) -> list[ast.expr]:
+    returned = [stmt.value for stmt in ast.walk(module.tree) if isinstance(stmt, ast.Return)]
+    is_text = (ast.JoinedStr, ast.Constant, ast.IfExp)
+    return [value for value in returned if isinstance(value, is_text)] if module.name in REMEDIES else []
 
 
 def _said(call: ast.Call, scope: ast.AST, module: Source, ours: set[str]) -> list[str]:

@@ -67,10 +67,8 @@ class LogLines(Observer):
                 pass  # said by others: durations in the event log, the end in the report
 
     def _on_noticed(self, event: ev.Noticed) -> None:
-        is_stopped, host = (
-            " is stopped" if event.is_stopped else "",
-            self.run_state.began.host if self.run_state.began else "",
-        )
+        is_stopped, began = " is stopped" if event.is_stopped else "", self.run_state.began
+        host = "" if began is None else began.host
         _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
         if event.is_stopped:
             self._has_failed = True

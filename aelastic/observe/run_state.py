@@ -76,6 +76,7 @@ class RunState:
         self.compared: tuple[ev.Compared, float] | None = None  # the last, and when
         # What was before.
         self.past: deque[PastPhase] = deque(maxlen=PHASES_MAX)
+        self.took: dict[ev.PhaseName, float] = {}  # how long the last of each phase was, in seconds, however long ago
         self.restart_count = 0
         self.restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
         self.last_restart: LastRestart | None = None
@@ -116,6 +117,7 @@ class RunState:
                 self.last_progress, self.progress = event, (event, now)
             case ev.PhaseTook(name, duration_s, of_rank):
                 self.past.append(PastPhase(name, self.generation, now, duration_s, of_rank))
+                self.took[name] = duration_s
             case ev.Restarting(cause, reason, restart_count):
                 self.restarts[cause] += 1
                 self.last_restart = LastRestart(cause, reason, now)

@@ -156,7 +156,7 @@ class StatusText:
 
     def picture(self, now: float) -> Picture:
         """What the view shows."""
-        failed, took = "", {past.name: past.duration_s for past in self._of.past}  # the last of each
+        failed, took = "", self._of.took
         if self._of.last_failure is not None:
             failure, failed_at = self._of.last_failure
             ago = duration(now - failed_at)

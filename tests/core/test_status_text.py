@@ -10,7 +10,7 @@ from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
-from aelastic.observe.run_state import RunState
+from aelastic.observe.run_state import PHASES_MAX, RunState
 from aelastic.observe.status_text import StatusText, cut, duration
 
 BEGAN = ev.RunBegan(
@@ -201,3 +201,9 @@ def test_the_view_names_each_of_several_endpoints() -> None:
     assert told().picture(107.0).endpoints == ""
     text = told(ev.EndpointChanged("n1:1", "connection refused"), ev.EndpointChanged("n0:1", ""))
     assert text.picture(107.0).endpoints == "endpoints: n0:1 answers for 7 s, n1:1 missing (connection refused) for 7 s"
+
+
+def test_the_view_knows_how_long_a_phase_took_that_many_workers_have_ended_since() -> None:
+    took = [ev.PhaseTook("detect", 0.5, local_rank) for local_rank in range(2 * PHASES_MAX)]
+    text = told(*RUNNING, ev.PhaseTook("rendezvous", 3.0), *took)
+    assert text.picture(107.0).took == "phases took: detect 0.5 s, rendezvous 3.0 s"

@@ -10,6 +10,8 @@ which the key was made, or one above that at which it was last overwritten.  Onl
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
@@ -109,8 +111,9 @@ class EtcdBoard(Board):
         raise self._conflict()
 
     async def aclose(self) -> None:
-        for client in self._clients:
-            await client.aclose()
+        async with AsyncExitStack() as stack:
+            for client in self._clients:
+                stack.push_async_callback(client.aclose)
 
     @property
     def name(self) -> str:
