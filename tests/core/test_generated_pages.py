@@ -119,7 +119,10 @@ def test_the_reader_imports_nothing_of_the_package() -> None:
 
 
 def unproven(cls: ast.ClassDef) -> list[str]:
-    """Handlers that look at no phase, and matches on phase or event of which the type checker proves nothing."""
+    """Handlers that look at no phase, and matches on phase or event of which the type checker proves nothing.
+
+    Where `_dispatch` itself decides the phases in which all events are alike, a handler may be the same in the others.
+    """
     methods = methods_of(cls)
     matches = {
         name: [each for each in ast.walk(method) if isinstance(each, ast.Match)] for name, method in methods.items()
@@ -131,7 +134,9 @@ def unproven(cls: ast.ClassDef) -> list[str]:
         return looks or any(looks_at_phase(each) for each in called)
 
     handlers = {own_method(node) or "" for node in ast.walk(methods["_dispatch"])}
-    found = sorted(name for name in handlers if name.startswith("_on_") and not looks_at_phase(name))
+    is_decided = any(ast.unparse(each.subject) == "self.phase" for each in matches["_dispatch"])
+    handlers = set() if is_decided else {name for name in handlers if name.startswith("_on_")}
+    found = sorted(name for name in handlers if not looks_at_phase(name))
     for name, each in ((name, each) for name, some in matches.items() for each in some):
         is_closed = ast.unparse(each.cases[-1].body[0]) == f"assert_never({ast.unparse(each.subject)})"
         if ast.unparse(each.subject) in {"self.phase", "event"} and not is_closed:
@@ -146,6 +151,10 @@ def test_a_handler_that_the_type_checker_cannot_prove_complete_is_found() -> Non
     lamp = parse("lamp", ROOT / "lamp.py", open_matches).definition("Lamp")
     assert isinstance(lamp, ast.ClassDef)
     assert unproven(lamp) == ["_on_break", "_dispatch: match event", "_on_press: match self.phase"]
+    guarded = open_matches.replace("        match event:", "        match self.phase:\n            case _:\n                pass\n        match event:")
+    lamp = parse("lamp", ROOT / "lamp.py", guarded).definition("Lamp")
+    assert isinstance(lamp, ast.ClassDef)
+    assert unproven(lamp) == ["_dispatch: match self.phase", "_dispatch: match event", "_on_press: match self.phase"]
 
 
 @pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))

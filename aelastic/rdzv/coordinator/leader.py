@@ -103,6 +103,13 @@ class Leader(Machine[ev.Event, ev.Action]):
         return due if due is not None and due <= self.lease.certain_until else None
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  one case for each event
+        match self.phase:
+            case Phase.STEPPED_DOWN:
+                return []  # it came late: another agent leads, and hears it
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:
+                pass
+            case _:
+                assert_never(self.phase)
         if self.phase is Phase.LEADING and not self.lease.is_certain(now):
             self.phase = Phase.DOUBTFUL
         match event:
@@ -127,7 +134,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             case ev.Resigned():
                 actions = self._on_resigned()
             case ev.DeadlinePassed():
-                actions = self._on_deadline_passed(event, now)
+                actions = self._on_deadline_passed(now)
             case _:
                 assert_never(event)
         return actions + self._decide(now)
@@ -135,45 +142,22 @@ class Leader(Machine[ev.Event, ev.Action]):
     # Connections.
 
     def _on_opened(self, event: ev.Opened, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # it is to say Hello within a lease
-                self.sessions.on_opened(event.conn, event.peer, event.way, now)
-                return []
-            case Phase.STEPPED_DOWN:
-                return []  # it will be closed
-            case _:
-                assert_never(self.phase)
+        self.sessions.on_opened(event.conn, event.peer, event.way, now)
+        return []  # it is to say Hello within a lease
 
     def _on_received(self, event: ev.Received, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # for its session, or it is refused
-                is_leading = self.phase is Phase.LEADING
-                actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
-                actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
-                return actions + self._reclaim_if_needed(now)
-            case Phase.STEPPED_DOWN:
-                return []  # the next coordinator will hear it
-            case _:
-                assert_never(self.phase)
+        is_leading = self.phase is Phase.LEADING  # for its session, or it is refused
+        actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
+        actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
+        return actions + self._reclaim_if_needed(now)
 
     def _on_garbled(self, event: ev.Garbled, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # refused
-                is_other = event.is_other_protocol
-                return self.sessions.on_garbled(event.conn, event.reason, now, is_other_protocol=is_other)
-            case Phase.STEPPED_DOWN:
-                return []  # it will be closed
-            case _:
-                assert_never(self.phase)
+        is_other = event.is_other_protocol
+        return self.sessions.on_garbled(event.conn, event.reason, now, is_other_protocol=is_other)
 
     def _on_closed(self, event: ev.Closed, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # its node has a grace to reconnect
-                return self.sessions.on_closed(event.conn, now, is_reset=event.is_reset) + self._reclaim_if_needed(now)
-            case Phase.STEPPED_DOWN:
-                return []  # it was dropped
-            case _:
-                assert_never(self.phase)
+        actions = self.sessions.on_closed(event.conn, now, is_reset=event.is_reset)  # its node may connect again
+        return actions + self._reclaim_if_needed(now)
 
     # The board.
 
@@ -191,10 +175,8 @@ class Leader(Machine[ev.Event, ev.Action]):
                 if event.rival_epoch and self.is_blocked:  # most nodes may be there
                     return self._step_down(DISPLACED)
                 return self._heartbeat() + self._confirm(losses, now) + self._reclaim_if_needed(now, event.rival_epoch)
-            case Phase.RECLAIMING:
+            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
                 return []  # it answers about the epoch before
-            case Phase.STEPPED_DOWN:
-                return []  # it came late
             case _:
                 assert_never(self.phase)
 
@@ -208,10 +190,8 @@ class Leader(Machine[ev.Event, ev.Action]):
                 if self.coordinator.forming.is_unconfirmed:
                     self.lease.renew_by(now + RETRY_S)
                 return self._heartbeat(now - self.lease.lease_s / 2)
-            case Phase.RECLAIMING:
+            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
                 return []  # it answers about the epoch before
-            case Phase.STEPPED_DOWN:
-                return []  # it came late
             case _:
                 assert_never(self.phase)
 
@@ -225,59 +205,33 @@ class Leader(Machine[ev.Event, ev.Action]):
                 self.coordinator.roster.begin_epoch(event.record.epoch)
                 self._lead(now)
                 return self.sessions.begin_epoch(event.record.epoch, now) + self._reclaim_if_needed(now)
-            case Phase.LEADING | Phase.DOUBTFUL:
+            case Phase.LEADING | Phase.DOUBTFUL | Phase.STEPPED_DOWN:
                 raise self._impossible(event)
-            case Phase.STEPPED_DOWN:
-                return []  # it came late
             case _:
                 assert_never(self.phase)
 
     def _on_published(self, event: ev.Published, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if not self.verdict.is_asked:
-                raise self._impossible(event)
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if event.is_ours:  # all nodes hear the verdict
-                return self._let_out(self.verdict.release(), now)
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # another agent leads
-                return self._step_down(DISPLACED)
-            case Phase.STEPPED_DOWN:
-                return []  # it came late
-            case _:
-                assert_never(self.phase)
+        if not self.verdict.is_asked:
+            raise self._impossible(event)
+        if event.is_ours:  # all nodes hear the verdict
+            return self._let_out(self.verdict.release(), now)
+        return self._step_down(DISPLACED)  # another agent leads
 
     def _on_publish_failed(self, event: ev.PublishFailed, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if not self.verdict.is_asked:
-                raise self._impossible(event)
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # the board is asked again soon
-                self.verdict.on_failed(now)
-                return []
-            case Phase.STEPPED_DOWN:
-                return []  # it came late
-            case _:
-                assert_never(self.phase)
+        if not self.verdict.is_asked:
+            raise self._impossible(event)
+        self.verdict.on_failed(now)
+        return []  # the board is asked again soon
 
     def _on_resigned(self) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # all nodes hear that they need another coordinator
-                return self._step_down("the coordinator's agent is leaving", is_gone=True)
-            case Phase.STEPPED_DOWN:
-                return []  # another agent leads already
-            case _:
-                assert_never(self.phase)
+        return self._step_down("the coordinator's agent is leaving", is_gone=True)
 
     # Time.
 
-    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[ev.Action]:
+    def _on_deadline_passed(self, now: float) -> list[ev.Action]:
         if self.deadline is None or now < self.deadline:
             return []  # disarmed or moved while the event was on its way
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:  # what is due is done
-                return self._do_what_is_due(now, self.deadline)
-            case Phase.STEPPED_DOWN:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
+        return self._do_what_is_due(now, self.deadline)
 
     def _do_what_is_due(self, now: float, deadline: float) -> list[ev.Action]:
         have_slept = now - deadline > self.lease.lease_s / 3
