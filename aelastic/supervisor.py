@@ -23,7 +23,13 @@ from aelastic.aio.threads import keep_one
 from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend
 from aelastic.group.events import Event, StopRequested, Worker, WorkerState
-from aelastic.group.worker_env import HEALTH_PORT_VARIABLE, SYSTEMD_VARIABLES, check_devices
+from aelastic.group.worker_env import (
+    CREDENTIALS_VARIABLE,
+    HEALTH_PORT_VARIABLE,
+    SECRET_VARIABLE,
+    SYSTEMD_VARIABLES,
+    check_devices,
+)
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host.limits import shortage_of
 from aelastic.observe.log_lines import LogLines
@@ -76,6 +82,11 @@ class Supervisor:
         self.spec = spec
         given_id = spec.rdzv_handler.get_run_id() if spec.rdzv_handler is not None else spec.run_id
         env = dict(os.environ) if spec.env is None else dict(spec.env)
+        # What workers know of the secret's file is what the file system tells.
+        env.pop(SECRET_VARIABLE, None)
+        path = spec.rdzv.secret_path if spec.rdzv is not None else None
+        if path is not None and os.path.dirname(path) == env.get(CREDENTIALS_VARIABLE):
+            del env[CREDENTIALS_VARIABLE]
         # The port is this agent's: one that a worker starts must not want it, too.
         self._health_port = env.pop(HEALTH_PORT_VARIABLE, "")
         if SYSTEMD_VARIABLES[0] in env:  # a worker that used them would speak in the agent's name

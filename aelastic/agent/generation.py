@@ -16,6 +16,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from aelastic.agent.node_offer import listen_for_workers
 from aelastic.agent.resources import AgentSettings, Resources
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
@@ -94,6 +95,7 @@ class Generation:
         starts: list[WorkerStart] = []
         ids: Mapping[int, Any] | None = None
         with self._start, self._giving_up():
+            await self._listen_for_workers()
             envs = {rank: self._worker_env(rank) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
             if held.recorder is not None:
@@ -113,7 +115,7 @@ class Generation:
                 held.backend.stop(start.local_rank, signal.SIGKILL)
         else:
             # After the workers: they need a second before they need the store.
-            if self._assigned.ranks.group_rank == 0 and self._store_server == "agent":
+            if self._serves_store:
                 held.store.serve()
             self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
             held.watches.started(self.number, starts, ids)
@@ -190,6 +192,14 @@ class Generation:
     def stacks_of_killed(self) -> dict[int, str]:
         """Of workers that had to be killed, by global rank: that they were, and their stacks."""
         return self.stuck.stack_dumps.stacks_of_killed() if "stuck" in vars(self) else {}
+
+    async def _listen_for_workers(self) -> None:
+        if self._serves_store:
+            await listen_for_workers(self._resources.store, self._assigned.master_addr, self._settings.spec.rdzv)
+
+    @property
+    def _serves_store(self) -> bool:
+        return self._assigned.ranks.group_rank == 0 and self._store_server == "agent"
 
     @property
     def _store_server(self) -> str:

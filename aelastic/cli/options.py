@@ -239,6 +239,16 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             field="", rule=optional(NAME),
         ),
     ),
+    "several nodes (aelastic only)": (
+        _own(
+            "--secret-file", str, None, "PATH",
+            "the job's secret, a line of at least 32 bytes: who has none can neither join the job nor end it",
+        ),
+        _own(
+            "--bind-all", read_flag, "0", "",
+            "listen at all addresses of this host, not only where other nodes are told to come: for NAT and containers",
+        ),
+    ),
     "hang detection (aelastic only)": (
         _own(
             "--hang-timeout", read_hang_timeout, None, "SECONDS",

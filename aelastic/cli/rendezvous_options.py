@@ -76,5 +76,7 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
         chosen.log_ignored("a single node without --master-port picks a random one", "rdzv_id")
         chosen.log_ignored("a single node has rank 0", "node_rank")
         return _single_node(chosen, run_id=None)
-    chosen.log_ignored("a single node has no other nodes to wait for", "rdzv_conf", "local_addr")
+    chosen.log_ignored(
+        "a single node has no other nodes to wait for", "rdzv_conf", "local_addr", "secret_file", "bind_all"
+    )
     return {"master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"] or None}

@@ -12,6 +12,7 @@ from typing import Any
 
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
+from aelastic.rdzv.secret.secret_file import default_path
 from aelastic.rdzv.settings import BACKENDS, RendezvousSettings, split_endpoint, split_endpoints
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ _SUBJECTS = {
     "endpoint": _ENDPOINT,
     "setting": ("rdzv_conf",),
     "password": ("rdzv_conf",),
+    "secret": ("secret_file",),
     "nodes": ("nnodes", "rdzv_backend"),
 }
 
@@ -66,6 +68,8 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
             node_rank=node_rank,
             local_addr=chosen["local_addr"],
             config=config,
+            secret_file=_secret_file(chosen, environ, backend),
+            bind_all=chosen["bind_all"],
             endpoint_from=chosen.by_dest["master_addr" if is_at_master else "rdzv_endpoint"].variable,
         )
         if backend in BACKENDS and backend.startswith("etcd"):
@@ -78,6 +82,13 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
     is_at_endpoint = is_static and not settings.has_several_endpoints
     host, port = split_endpoint(settings.endpoint) if is_at_endpoint else (None, None)
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"]}
+
+
+def _secret_file(chosen: Settings, environ: Mapping[str, str], backend: str) -> str | None:
+    """The user's, else the credential of a service; one in the settings of the rendezvous is found there."""
+    if chosen["secret_file"] or "secret_file" in chosen["rdzv_conf"] or backend.startswith(TORCH_PREFIX):
+        return chosen["secret_file"] or None
+    return default_path(environ)
 
 
 def _with_variables(chosen: Settings, why: str) -> InputError:

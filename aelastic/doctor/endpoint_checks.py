@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 
 from aelastic.doctor.finding import Finding
+from aelastic.doctor.secret_checks import check_access, secret_of
 from aelastic.errors import AelasticError, RendezvousConnectionError
 from aelastic.host.listeners import is_loopback, listen
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
-from aelastic.rdzv.boards.tcp_store import TcpStore
+from aelastic.rdzv.boards.tcp_store import TcpStore, run_key
+from aelastic.rdzv.quorum.cells import MARK, cell_from_bytes
 from aelastic.rdzv.settings import RendezvousSettings
 
 # How long what accepts a connection may take to say that it is a TCPStore.
@@ -42,11 +45,12 @@ async def _check_stores(
     except AelasticError as error:
         yield Finding("error", f"endpoint {settings.endpoint}", str(error))
         return
-    store = TcpStore(endpoints[0], run_id, environ, ANSWER_TIMEOUT_S)
+    store, text = TcpStore(endpoints[0], run_id, environ, ANSWER_TIMEOUT_S), b""
     try:
         for endpoint in endpoints:
             store.endpoint = endpoint
             yield await _check_store(store, settings)
+            text = text or await _text_of(store, run_id)
     finally:
         await store.aclose()
     if len(endpoints) > 1:
@@ -58,6 +62,20 @@ async def _check_stores(
             f"{len(endpoints)} of them: the job survives the loss of {lost}"
             + ("" if is_odd else f", as with {len(endpoints) - 1}: give an odd number"),
         )
+    if settings.max_nodes > 1:
+        async for finding in check_access(settings, run_id, text):
+            yield finding
+
+
+async def _text_of(store: TcpStore, run_id: str) -> bytes:
+    """What a store that answers has of the run."""
+    if not store.is_connected:
+        return b""
+    with suppress(AelasticError, ValueError):
+        text = await store.get(run_key(run_id, "leader")) or b""
+        vote = cell_from_bytes(text)[0].vote if text.startswith(MARK) else None
+        return text if not text.startswith(MARK) else vote.text if vote else b""
+    return b""
 
 
 async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding:
@@ -115,6 +133,7 @@ async def _ask_store(store: TcpStore, subject: str, where: str) -> Finding:
 async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterator[Finding]:
     from aelastic.rdzv.boards.etcd import EtcdBoard
     from aelastic.rdzv.boards.etcd_settings import etcd_settings
+    from aelastic.rdzv.boards.writing import NotTrustedError
 
     for each in etcd_settings(settings).endpoints:
         endpoint = Endpoint(each.host, each.port)
@@ -128,12 +147,16 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
             )
         else:
             yield Finding("ok", f"endpoint {endpoint}", f"{way.address}; the port is open")
-    board = EtcdBoard(settings, run_id)
+    board = EtcdBoard(settings, run_id, secret_of(settings, run_id))
     try:
-        await board.open()
+        with suppress(NotTrustedError):  # a line of its own says so
+            await board.open()
     except AelasticError as error:
         yield Finding("error", "etcd", str(error))
     else:
         yield Finding("ok", "etcd", f"{board.name} answers")
+        if settings.max_nodes > 1:
+            async for finding in check_access(settings, run_id, await board.text()):
+                yield finding
     finally:
         await board.aclose()

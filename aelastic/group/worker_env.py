@@ -18,6 +18,8 @@ CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 # Ours: it rises with each round, so that a script can refuse what a worker of an earlier round writes.
 FENCE_VARIABLE = "AELASTIC_ROUND"
 HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not handed down
+# Where the job's secret is: `--secret-file`, and the folder of systemd's credentials (systemd.exec(5)).
+SECRET_VARIABLE, CREDENTIALS_VARIABLE = "AELASTIC_SECRET_FILE", "CREDENTIALS_DIRECTORY"
 # torch's: seconds that a worker may spend in uninterruptible sleep; none, 0 or less: without limit.
 STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 # systemd's, for the service itself (`sd_notify(3)`, `sd_watchdog_enabled(3)`).

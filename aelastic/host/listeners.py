@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 from ipaddress import ip_address
 
 # Thousands of workers connect at the same moment; the kernel caps this at net.core.somaxconn.
 BACKLOG = 4096
 LOOPBACKS = ("127.0.0.1", "::1")
-# Another process may have the same port of the other loopback address.
-TRIES_MAX = 20
 _NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
@@ -53,54 +52,103 @@ def loopback_address(host: str = "localhost") -> str:
     return LOOPBACKS[0]
 
 
-def listen_on_loopback(port: int, host: str = "localhost") -> list[socket.socket]:
-    """Listening sockets, of one port, for clients on this host, which connect by name or by either address.
+def listen_at(port: int, addresses: Sequence[str]) -> list[socket.socket]:
+    """Listening sockets, of one port, at addresses that others are told, the first one first, and on loopback.
 
     torch's TCPStore resolves a name to IPv6 first, and then tries no other address until its timeout: each address that
-    the name may lead to must listen.
+    a name may lead to must listen.
 
     Args:
         port: 0 picks a free one.
-        host: as clients know it: an address, or `localhost`.
-
-    Returns:
-        The first is the one that most clients of `localhost` come to.
+        addresses: if one of them is none of this machine's, or there are none: at all that it has.
 
     Raises:
         OSError: the port is in use, or not allowed.
         OverflowError: it is no port.
     """
-    if host not in {"localhost", *LOOPBACKS}:
-        return [listen(port, host)]
-    for tries_left in reversed(range(TRIES_MAX)):
-        listeners: list[socket.socket] = []
+    listeners: list[socket.socket] = []
+    try:
+        for address in dict.fromkeys([*addresses, *LOOPBACKS]) if addresses else ():
+            _add(listeners, port, address)
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        if error.errno not in _NO_SUCH_ADDRESS:
+            raise
+        listeners = []
+    return listeners or [listen(port)]
+
+
+def is_at_all(listener: socket.socket) -> bool:
+    """Whether it listens at all addresses of this host."""
+    return bool(ip_address(listener.getsockname()[0].partition("%")[0]).is_unspecified)
+
+
+class HeldPort:
+    """A port of this host that nobody else gets, and that listens where others are told to come.
+
+    It is held by a socket at all addresses that takes no connections, and lets those of this process do so
+    (`SO_REUSEADDR` in socket(7)).
+
+    Args:
+        number: 0 picks a free one.
+
+    Raises:
+        OSError: the port is in use, or not allowed.
+        OverflowError: it is no port.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        is_dual = socket.has_dualstack_ipv6()
+        self._held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
+        self._at: Sequence[str] = ()
+        self.listeners: list[socket.socket] = []
         try:
-            for address in _preferred_first():
-                _add(listeners, port, address)
-        except OSError as error:
-            for listener in listeners:
-                listener.close()
-            if port or error.errno != errno.EADDRINUSE or not listeners or not tries_left:
-                raise
-        else:
-            break
-    if not listeners:
-        raise OSError(errno.EADDRNOTAVAIL, "this host has no loopback address")
-    return listeners
+            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_dual:
+                self._held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self._held.bind(("", number))
+        except BaseException:
+            self._held.close()
+            raise
+        self.number: int = self._held.getsockname()[1]
+
+    def listen_at(self, addresses: Sequence[str]) -> bool:
+        """Listens as the function does; what listened elsewhere is closed.
+
+        Returns:
+            Whether it listens where it was told to, and not at all addresses.
+        """
+        if not self.listeners or self._at != addresses:
+            self._close_listeners()
+            self.listeners, self._at = listen_at(self.number, addresses), addresses
+        return not is_at_all(self.listeners[0])
+
+    def close(self) -> None:
+        self._close_listeners()
+        self._held.close()
+
+    def _close_listeners(self) -> None:
+        for listener in self.listeners:
+            listener.close()
+        self.listeners = []
+
+
+def first_loopback(host: str) -> str:
+    """The address to which most clients of a loopback host come; torch's TCPStore takes the first of a name."""
+    if host != "localhost":
+        return host
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)  # in /etc/hosts: no name server is asked
+    except OSError:
+        return LOOPBACKS[0]
+    return str(found[0][4][0])
 
 
 def _add(listeners: list[socket.socket], port: int, address: str) -> None:
     try:
         listeners.append(listen(listeners[0].getsockname()[1] if listeners else port, address))
     except OSError as error:
-        if error.errno not in _NO_SUCH_ADDRESS:  # else this machine has no IPv6, or no IPv4
+        # This machine may have no IPv6, or no IPv4.
+        if error.errno not in _NO_SUCH_ADDRESS or not is_loopback(address):
             raise
-
-
-def _preferred_first() -> list[str]:
-    try:
-        found = socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM)  # in /etc/hosts: no name server is asked
-    except OSError:
-        return list(LOOPBACKS)
-    first = str(found[0][4][0])
-    return sorted(LOOPBACKS, key=lambda address: address != first)

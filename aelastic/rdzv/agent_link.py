@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, assert_never
 
 import anyio
@@ -15,10 +16,11 @@ from anyio.abc import TaskGroup
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.host.listeners import LOOPBACKS, is_loopback, listen, loopback_address
+from aelastic.host.listeners import LOOPBACKS, HeldPort
 from aelastic.rdzv.ballots import Ballots
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.endpoints import RefusedError
+from aelastic.rdzv.boards.writing import NotTrustedError
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
@@ -30,12 +32,17 @@ from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMessage, Ready, Terms
+from aelastic.rdzv.secret.handshake import ProofError
+from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.strangers import Strangers
-from aelastic.rdzv.stream import NoConnectionError, Stream, connect, outward_addresses
 from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.survivors.election_events import BoardSaid, BoardSilent
 from aelastic.rdzv.term import begin_term
+from aelastic.rdzv.wire.listening import listen_for_members, local_addresses, own_addresses
+from aelastic.rdzv.wire.proofs import MEMBER as DOOR
+from aelastic.rdzv.wire.proofs import Proofs
+from aelastic.rdzv.wire.strangers import Strangers
+from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +61,7 @@ class AgentLink:
         node_id: this agent's.
         policy: of the coordinator, if this agent hosts it.
         files_max: the descriptors that connections may take.
+        secret: the job's, if it has one.
     """
 
     def __init__(
@@ -64,17 +72,21 @@ class AgentLink:
         node_id: str,
         policy: RestartPolicy,
         files_max: float = math.inf,
+        secret: SecretFile | None = None,
     ) -> None:
         self._board, self._is_reached = board, False
         self._turn = anyio.Lock()  # of an operation of the board, which member and coordinator share
         self._settings = settings
         self._policy = policy
         self._strangers = Strangers(settings.max_nodes, files_max)
+        self._secret, self._proofs = secret, Proofs(secret)
         terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
         trouble = f"no answer from {board.name} yet: the store is still starting, or another program listens there"
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble, settings.endpoint_note))
         self._mailbox: Mailbox[ev.Event] = Mailbox()
-        self._listener: Any = None  # the socket that our next candidacy names
+        self._port: HeldPort | None = None  # that our next candidacy names
+        self._greeted = ""  # the token of the last one that was not trusted
+        self._local_addresses: list[str] = []  # of the name that others are told
         self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for
         self._campaigned_at = 0.0
         self._server: CoordinatorServer | None = None
@@ -98,9 +110,7 @@ class AgentLink:
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._board.run, name="board")
-                if self._settings.has_elections:
-                    tasks.start_soon(self._open_ballots().run, name="ballots")
+                await self._begin(tasks)
                 while True:
                     event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
                     for action in self._member.handle(event, clock.now()):
@@ -113,10 +123,18 @@ class AgentLink:
         finally:
             if self._stream is not None:
                 self._stream.close()
-            if self._listener is not None:
-                self._listener.close()
+            if self._port is not None:
+                self._port.close()
             with anyio.CancelScope(shield=True), anyio.move_on_after(FAREWELL_S):
                 await self._board.aclose()
+
+    async def _begin(self, tasks: TaskGroup) -> None:
+        self._local_addresses = await local_addresses(self._settings)
+        tasks.start_soon(self._board.run, name="board")
+        if self._secret is not None:
+            tasks.start_soon(self._secret.follow, name="secret")
+        if self._settings.has_elections:
+            tasks.start_soon(self._open_ballots().run, name="ballots")
 
     async def finish(self) -> None:
         await anyio.lowlevel.checkpoint()  # the last messages are still in the mailbox
@@ -216,6 +234,8 @@ class AgentLink:
                 self._tell_ballots(BoardSaid())
             return answer
         except (RendezvousError, InputError, TimeoutError) as error:
+            if isinstance(error, NotTrustedError) and error.candidate is not None:
+                await self._greet(error.candidate)
             if isinstance(error, RefusedError):
                 self._tell_ballots(BoardSilent(clock.now(), is_refused=True))
             self._is_reached = False
@@ -225,6 +245,18 @@ class AgentLink:
             return ev.BoardFailed(
                 str(error) or f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
             )
+
+    async def _greet(self, candidate: Candidate) -> None:
+        """Connects to what is not trusted, once: both ends say what differs."""
+        if candidate.token == self._greeted:
+            return
+        self._greeted = candidate.token
+        with anyio.move_on_after(self._member.leader.lease_s), suppress(NoConnectionError):
+            stream = await connect(candidate.addresses, candidate.port, self._new_stream)
+            try:
+                await stream.is_proved.wait()
+            finally:
+                stream.abort()
 
     async def _reach(self) -> None:
         async with self._turn:
@@ -236,9 +268,9 @@ class AgentLink:
 
     def _open_ballots(self) -> Ballots:
         if self._ballots is None:
-            loopback = self._settings.local_addr or "" if self._settings.is_on_loopback else ""
-            listener = listen(0, loopback_address(loopback) if loopback else "")
-            self._ballots = Ballots(self._election, listener, self._strangers, self._on_chosen)
+            is_all, port = self._settings.bind_all, HeldPort()
+            around = self._strangers, self._proofs, self._on_chosen
+            self._ballots = Ballots(self._election, port, *around, is_bind_all=is_all)
         return self._ballots
 
     def _tell_ballots(self, event: BoardSaid | BoardSilent) -> None:
@@ -254,22 +286,16 @@ class AgentLink:
             scope.cancel()
 
     def _new_candidate(self) -> Candidate:
-        loopback = loopback_address(self._settings.local_addr or "localhost") if self._settings.is_on_loopback else ""
-        if self._listener is None:
-            self._listener = listen(0, loopback)
-        if self._settings.local_addr or loopback:
-            addresses = [self._settings.local_addr or loopback]
-        else:
-            near, own = self._board.endpoint_host, self._board.own_address
-            far = [own] if own and not is_loopback(own) else outward_addresses()
-            addresses = [address for address in (near, *far) if address] or ["localhost"]
-        port = self._listener.getsockname()[1]
-        return Candidate(self._member.node_id, tuple(dict.fromkeys(addresses)), port, os.urandom(16).hex())
+        addresses = own_addresses(self._settings, self._board)
+        if self._port is None:
+            self._port = HeldPort()
+        listen_for_members(self._port, addresses, self._settings, self._local_addresses)
+        return Candidate(self._member.node_id, tuple(addresses), self._port.number, os.urandom(16).hex())
 
     # The coordinator, here.
 
     def _lead(self, record: LeaderRecord, tasks: TaskGroup, before: tuple[int, int], *, is_heir: bool) -> None:
-        if self._listener is None or record.candidate.port != self._listener.getsockname()[1]:
+        if self._port is None or record.candidate.port != self._port.number:
             # The record is of a term that this agent had once.
             self._mailbox.post(ev.LeadershipLost())
             return
@@ -285,10 +311,9 @@ class AgentLink:
             has_elections=self._settings.has_elections,
             is_replaceable=not is_fixed and not self._board.endpoint_host,
         )
-        listener, self._listener = self._listener, None
-        self._server = CoordinatorServer(
-            leader, record, self._board, self._turn, listener, self._on_stepped_down, self._strangers
-        )
+        port, self._port = self._port, None
+        around = self._on_stepped_down, self._strangers, self._proofs
+        self._server = CoordinatorServer(leader, record, self._board, self._turn, port, *around)
         told = "this agent is coordinator now (%s, epoch %d)"
         if record.is_elected:
             told = (
@@ -317,15 +342,27 @@ class AgentLink:
         addresses = (*LOOPBACKS, *record.candidate.addresses) if is_here else record.candidate.addresses
         with anyio.CancelScope() as self._connecting:
             try:
-                stream = await connect(addresses, record.candidate.port, lambda: Stream(self, DOWNWARD))
+                stream = await connect(addresses, record.candidate.port, self._new_stream)
             except NoConnectionError as error:
                 self._mailbox.post(ev.ConnectFailed(conn, error.is_refused, str(error), error.is_here))
                 return
-            if stream.closed.is_set():  # before it had its number: the member was not told
-                self._mailbox.post(ev.ConnectFailed(conn, False, "the coordinator closed the connection at once"))
+            try:
+                await stream.is_proved.wait()
+            except BaseException:
+                stream.abort()
+                raise
+            if stream.refusal or stream.closed.is_set():  # before it had its number: the member was not told
+                why = f"no proof of the coordinator at {stream.peer}: {stream.refusal}" if stream.refusal else ""
+                self._mailbox.post(
+                    ev.ConnectFailed(conn, False, why or "the coordinator closed the connection at once")
+                )
                 return
+            self._proofs.warn_if_open(stream.peer)
             stream.conn, self._stream = conn, stream
             self._mailbox.post(ev.Connected(conn))
+
+    def _new_stream(self) -> Stream:
+        return Stream(self, DOWNWARD, proof=self._proofs.make(DOOR, is_client=True))
 
     def on_message(self, stream: Stream, message: Any) -> None:
         self._mailbox.post(ev.Received(stream.conn, message))
@@ -333,7 +370,10 @@ class AgentLink:
     def on_unfinished(self, stream: Stream) -> None:
         pass  # the coordinator's messages come whole, sooner or later
 
-    def on_garbage(self, stream: Stream, error: WireError) -> None:
+    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
+        if isinstance(error, ProofError):
+            self._strangers.refuse(stream, error)
+            return
         self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_reset=True, is_garbage=True))
         stream.abort()
 

@@ -1,16 +1,14 @@
 """Elections on the wire: carries out what the election core asks for.
 
-Each vote has a connection of its own, from the agent that asks to the one that answers.  The port is open while the
-agent has a part in the job; what does not know the secret of the round is refused.
+Each vote has a connection of its own, from the agent that asks to the one that answers.  The port is held while the
+agent has a part in the job, and open where its node has a seat; what does not know the secret of the round is refused.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any, assert_never
 
 import anyio
@@ -18,12 +16,16 @@ from anyio.abc import TaskGroup
 
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
+from aelastic.host.listeners import HeldPort
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
-from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
-from aelastic.rdzv.strangers import Strangers
-from aelastic.rdzv.stream import NoConnectionError, Stream, connect
+from aelastic.rdzv.protocol.messages import Seat, Seats, Vote, Voted
+from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.survivors import election_events as ev
 from aelastic.rdzv.survivors.election import Election
+from aelastic.rdzv.wire.proofs import BALLOT as DOOR
+from aelastic.rdzv.wire.proofs import Proofs
+from aelastic.rdzv.wire.strangers import Strangers
+from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
 
 _log = logging.getLogger(__name__)
 
@@ -36,17 +38,29 @@ class Ballots:
 
     Args:
         election: decides.
-        listener: where other agents ask.
+        port: where other agents ask, once they are told an address of it.
         strangers: of this agent.
+        proofs: of this agent.
         on_chosen: called when a coordinator is elected, as far as this agent knows.
+        is_bind_all: listen at all addresses, whatever others are told.
     """
 
     def __init__(
-        self, election: Election, listener: socket.socket, strangers: Strangers, on_chosen: Callable[[], None]
+        self,
+        election: Election,
+        port: HeldPort,
+        strangers: Strangers,
+        proofs: Proofs,
+        on_chosen: Callable[[], None],
+        *,
+        is_bind_all: bool = False,
     ) -> None:
         self.election = election
-        self.port: int = listener.getsockname()[1]
-        self._listener = listener
+        self.port = port.number
+        self._port, self._is_bind_all = port, is_bind_all
+        self._address = ""  # that others are told
+        self._moved = anyio.Event()  # it is another one
+        self._proofs = proofs
         self._on_chosen = on_chosen
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._streams: dict[int, Stream] = {}
@@ -54,14 +68,22 @@ class Ballots:
         self._numbers = itertools.count(1)
 
     def post(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Seated):
+            self._sit(event.seats)
         self._mailbox.post(event)
+
+    def _sit(self, seats: Seats) -> None:
+        """Others of a round are told where this agent answers."""
+        own = next((seat.address for seat in seats.seats if seat.node_id == self.election.node_id), self._address)
+        if own != self._address:
+            self._address = own
+            self._moved.set()
 
     async def run(self) -> None:
         """Runs until it is cancelled; then the port is closed."""
         try:
             async with anyio.create_task_group() as tasks:
-                opened = partial(Stream, self, BALLOT, self._on_open)
-                tasks.start_soon(self._strangers.accept, self._listener, opened, name="accept ballots")
+                tasks.start_soon(self._listen, name="listen for ballots")
                 while True:
                     event = await self._mailbox.next(self.election.deadline) or ev.DeadlinePassed()
                     for action in self.election.handle(event, clock.now()):
@@ -69,9 +91,25 @@ class Ballots:
                     if self.election.chosen is not None:
                         self._on_chosen()
         finally:
-            self._listener.close()
+            self._port.close()
             for stream in list(self._streams.values()):
                 stream.abort()
+
+    async def _listen(self) -> None:
+        while True:
+            await self._moved.wait()
+            self._moved = anyio.Event()
+            addresses = [] if self._is_bind_all else [self._address]
+            if not self._port.listen_at(addresses) and not self._is_bind_all:
+                _log.info("ballots come in at all addresses of this host: it is known as %s elsewhere", self._address)
+            async with anyio.create_task_group() as tasks:
+                for listener in self._port.listeners:
+                    tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept ballots")
+                await self._moved.wait()
+                tasks.cancel_scope.cancel()
+
+    def _new_stream(self) -> Stream:
+        return Stream(self, BALLOT, self._on_open, self._proofs.make(DOOR, is_client=False))
 
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:
         match action:
@@ -86,9 +124,13 @@ class Ballots:
 
     async def _ask(self, seat: Seat, vote: Vote) -> None:
         asking = _Asking(lambda voted: self.post(ev.Answered(seat.node_id, vote.leader.epoch, voted)), self.on_bug)
+
+        def new_stream() -> Stream:
+            return Stream(asking, BALLOT, proof=self._proofs.make(DOOR, is_client=True))
+
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             try:
-                stream = await connect((seat.address,), seat.port, lambda: Stream(asking, BALLOT))
+                stream = await connect((seat.address,), seat.port, new_stream)
             except NoConnectionError:
                 return  # it is gone, or cut off
             try:
@@ -114,7 +156,10 @@ class Ballots:
     def on_unfinished(self, stream: Stream) -> None:
         self._strangers.note(stream, clock.now())
 
-    def on_garbage(self, stream: Stream, error: WireError) -> None:
+    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
+        if isinstance(error, ProofError):
+            self._strangers.refuse(stream, error)
+            return
         told = "rejected connection from %s: it asked for a vote, and is not an aelastic agent of this version (%s)"
         self._strangers.tell(clock.now(), told, stream.peer, error)
         stream.abort()
@@ -142,7 +187,7 @@ class _Asking:
     def on_unfinished(self, stream: Stream) -> None:
         pass  # an answer comes whole, or too late
 
-    def on_garbage(self, stream: Stream, error: WireError) -> None:
+    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         _log.info("no vote from %s: %s", stream.peer, error)
         stream.abort()
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, assert_never
 
 import anyio
@@ -20,14 +18,18 @@ from anyio.abc import TaskGroup
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousError
+from aelastic.host.listeners import HeldPort
 from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import Seats
-from aelastic.rdzv.strangers import Strangers
-from aelastic.rdzv.stream import Stream, is_other_protocol
+from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.survivors.absent import awaited_s
+from aelastic.rdzv.wire.proofs import MEMBER as DOOR
+from aelastic.rdzv.wire.proofs import Proofs
+from aelastic.rdzv.wire.strangers import Strangers
+from aelastic.rdzv.wire.stream import Stream, is_other_protocol
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +47,10 @@ class CoordinatorServer:
         record: of our leadership, as the board has it.
         board: where that is.
         turn: of an operation of the board, which this agent's member has, too.
-        listener: the socket that the record names.
+        port: the one that the record names.
         on_stepped_down: called once, when this agent leads no longer.
         strangers: of this agent.
+        proofs: of this agent.
     """
 
     def __init__(
@@ -56,14 +59,15 @@ class CoordinatorServer:
         record: LeaderRecord,
         board: Board,
         turn: anyio.Lock,
-        listener: socket.socket,
+        port: HeldPort,
         on_stepped_down: Callable[[], None],
         strangers: Strangers,
+        proofs: Proofs,
     ) -> None:
         self._leader = leader
         self._record = record
         self._board, self._turn = board, turn
-        self._listener = listener
+        self._port, self._proofs = port, proofs
         self._on_stepped_down = on_stepped_down
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._streams: dict[int, Stream] = {}
@@ -79,8 +83,8 @@ class CoordinatorServer:
         """Coordinates until another agent leads, this one leaves, or it is cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
-                opened = partial(Stream, self, UPWARD, self._on_open)
-                tasks.start_soon(self._strangers.accept, self._listener, opened, name="accept")
+                for listener in self._port.listeners:
+                    tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept")
                 while not self._leader.has_stepped_down:
                     event = await self._mailbox.next(self._leader.deadline) or ev.DeadlinePassed()
                     for action in self._leader.handle(event, clock.now()):
@@ -90,7 +94,7 @@ class CoordinatorServer:
                     self._changed.set()
                 tasks.cancel_scope.cancel()
         finally:
-            self._listener.close()
+            self._port.close()
             for stream in list(self._streams.values()):
                 stream.close()
 
@@ -160,6 +164,7 @@ class CoordinatorServer:
     def _on_handled(self, stream: Stream) -> None:
         if not stream.is_closing:  # else it was refused
             self._strangers.forget(stream)
+            self._proofs.warn_if_open(stream.peer)
         stream.handled()
 
     # The board.
@@ -248,11 +253,17 @@ class CoordinatorServer:
 
     # Called by the loop.
 
+    def _new_stream(self) -> Stream:
+        proof = self._proofs.make(DOOR, is_client=False)
+        return Stream(self, UPWARD, self._on_open, proof, self._on_proved)
+
     def _on_open(self, stream: Stream) -> None:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
-        self._mailbox.post(ev.Opened(stream.conn, stream.peer, stream.own_address))
         self._strangers.add(stream, clock.now())
+
+    def _on_proved(self, stream: Stream) -> None:
+        self._mailbox.post(ev.Opened(stream.conn, stream.peer, stream.own_address))
 
     def on_message(self, stream: Stream, message: Any) -> None:
         self._mailbox.post(ev.Received(stream.conn, message))
@@ -260,7 +271,10 @@ class CoordinatorServer:
     def on_unfinished(self, stream: Stream) -> None:
         self._strangers.note(stream, clock.now())
 
-    def on_garbage(self, stream: Stream, error: WireError) -> None:
+    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
+        if isinstance(error, ProofError):
+            self._strangers.refuse(stream, error)
+            return
         told = "rejected connection from %s: not an aelastic agent (%s)"
         self._strangers.tell(clock.now(), told, stream.peer, error)
         self._mailbox.post(ev.Garbled(stream.conn, str(error), is_other_protocol(error)))

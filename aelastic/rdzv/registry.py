@@ -31,6 +31,7 @@ class AgentContext(Record):
     store: Any  # `store.StoreHost`
     # Takes what changes at one of several endpoints: its name, and why it is missing, or "" if it answers.
     on_endpoint: Callable[[str, str], None] = lambda *_: None
+    secret: Any = None  # `secret_file.SecretFile` of the job, if it has one: what its board keeps is proved with it
 
 
 BoardFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Board]"
@@ -42,7 +43,7 @@ def _board(module: str, name: str) -> Callable[..., Any]:
 
 
 def _quorum(settings: RendezvousSettings, around: AgentContext) -> Board:
-    board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env, around.on_endpoint)
+    board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env, around.on_endpoint, around.secret)
     around.store.fork_from(board.fork)
     return board  # type: ignore[no-any-return]
 
@@ -51,15 +52,16 @@ _FACTORIES: dict[str, BoardFactory] = {
     "c10d": lambda settings, around: (
         _quorum(settings, around)
         if settings.has_several_endpoints
-        else _board("c10d", "C10dBoard")(settings, around.run_id, around.env)
+        else _board("c10d", "C10dBoard")(settings, around.run_id, around.env, secret=around.secret)
     ),
     "static": lambda settings, around: (
         _quorum(settings, around)
         if settings.has_several_endpoints
-        else _board("static", "StaticBoard")(settings, around.run_id, around.env, around.store)
+        else _board("static", "StaticBoard")(settings, around.run_id, around.env, around.store, around.secret)
     ),
     **dict.fromkeys(
-        ("etcd", "etcd-v2", "etcd-v3"), lambda settings, around: _board("etcd", "EtcdBoard")(settings, around.run_id)
+        ("etcd", "etcd-v2", "etcd-v3"),
+        lambda settings, around: _board("etcd", "EtcdBoard")(settings, around.run_id, around.secret),
     ),
 }
 
@@ -93,10 +95,13 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.group.open_files import files_for_connections
         from aelastic.rdzv.agent_link import AgentLink
+        from aelastic.rdzv.secret.secret_file import SecretFile
 
+        path = settings.secret_path
+        around = around.replace(secret=None if path is None else SecretFile(path, around.run_id))
         board = _FACTORIES[settings.backend](settings, around)
         policy, files_max = RestartPolicy(spec.max_restarts), files_for_connections(spec)
-        return AgentLink(board, settings, around.run_id, node_id, policy, files_max)
+        return AgentLink(board, settings, around.run_id, node_id, policy, files_max, around.secret)
     return _open_torch_link(spec, around.run_id)
 
 

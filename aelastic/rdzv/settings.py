@@ -41,6 +41,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "read_timeout": ("c10d", "static", "etcd-v2"),
     **dict.fromkeys(("survivor", "is_host"), ("c10d",)),
     "endpoints": ("c10d", "static"),
+    "secret_file": BACKENDS,
     **dict.fromkeys(("protocol", "cacert", "ca_cert", "cert", "ssl_cert", "key", "ssl_cert_key"), _ETCD),
     **dict.fromkeys(("user", "password", "password_file", "etcd_prefix"), _ETCD),
     **dict.fromkeys(("close_timeout", "heartbeat_timeout", "cas_backoff_max_seconds"), _DYNAMIC),
@@ -107,6 +108,9 @@ class RendezvousSettings(Record):
             `keep_alive_max_attempt` (their product is another way to say `lease`), `cas_backoff_max_seconds` (of
             `torch:c10d`; without effect elsewhere), and what the back end takes.
         endpoint_from: the environment variable that the endpoint was read from, for messages; empty: none.
+        secret_file: holds the job's secret, one or two lines of at least 32 bytes: who has none can neither join nor
+            end the job; `secret_file` in `config` is the same.
+        bind_all: listen at all addresses of this host, not only where others are told to come: for NAT and containers.
 
     Raises:
         InputError: a value that cannot work; says which and what to do.
@@ -120,6 +124,8 @@ class RendezvousSettings(Record):
     local_addr: str | None = None
     config: Mapping[str, str] = MappingProxyType({})
     endpoint_from: str = ""
+    secret_file: str | None = None
+    bind_all: bool = False
 
     if not TYPE_CHECKING:  # type checkers check callers against the fields
 
@@ -151,6 +157,20 @@ class RendezvousSettings(Record):
             self._seconds(name, 1.0)
         self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
         _ = self.join_timeout_s, self.lease_s
+        if (path := self.secret_path) is not None:
+            self._check_secret(path)
+
+    @property
+    def secret_path(self) -> str | None:
+        """Of the file that holds the job's secret."""
+        return self.config.get("secret_file") if self.secret_file is None else self.secret_file
+
+    def _check_secret(self, path: str) -> None:
+        if self.backend.startswith("torch:"):
+            raise InputError(f"rendezvous {self.backend} proves nothing with secret file {path}: leave out torch:")
+        from aelastic.rdzv.secret.secret_file import SecretFile
+
+        SecretFile(path, "")
 
     def _check_count(self, text: str) -> None:
         if self.backend not in {"c10d", "static"}:

@@ -1,10 +1,10 @@
 """torch's TCPStore for the workers of rank 0's node, served by a child process of the agent.
 
 The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.
-It binds the port once, starts the workers, and hands the listening socket to a child (`server.py`), which starts as
-the first of them loads torch, or connects.  Workers that connect early wait in the socket's queue.  Every
-round gets a store of its own on the same socket, so no key of an earlier round is ever read, and the port
-cannot be taken by another process in between.
+It holds the port, listens where the workers are told to come once that is known, starts them, and hands the listening
+socket to a child (`server.py`), which starts as the first of them loads torch, or connects.  Workers that connect
+early wait in the socket's queue.  Every round gets a store of its own on the same socket, so no key of an earlier
+round is ever read, and the port cannot be taken by another process in between.
 
 Where the agents find each other through this very store (`--rdzv-backend static`), they do so before there is a
 round: then it is there from `open` on, and holds the preset keys.
@@ -21,8 +21,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import anyio
@@ -32,7 +31,7 @@ from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.host.inotify import wait_opened
 from aelastic.host.limits import shortage_of
-from aelastic.host.listeners import listen, listen_on_loopback
+from aelastic.host.listeners import HeldPort, first_loopback
 from aelastic.tcpstore.child import Death, Fork, StoreProcess
 
 T = TypeVar("T")
@@ -57,7 +56,9 @@ class StoreHost:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._listeners: list[socket.socket] = []  # of one port; the child forwards from others to the first
+        self._held: HeldPort | None = None
+        self._listeners: list[socket.socket] = []  # of this port; the child forwards from others to the first
+        self.is_on_loopback = False  # all workers are on this host
         self._process = StoreProcess(env, "served the workers' store")
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
@@ -81,10 +82,10 @@ class StoreHost:
             InputError: the port is in use, or not allowed.
         """
         self._is_wanted = self._is_new = False
-        if not self._listeners:
-            make = partial(listen_on_loopback, port, loopback) if loopback else lambda: [listen(port)]
-            self._listeners = _refusing(make, port)
-        if self._presets:
+        self.hold(port)
+        if loopback:
+            self.is_on_loopback = self.listen_at([first_loopback(loopback)])
+        if self._presets and self._listeners:
             self.serve()
             self._is_new = True
         else:
@@ -92,7 +93,7 @@ class StoreHost:
         return self._port
 
     def hold(self, port: int) -> int:
-        """Reserves a port on which a worker will serve a store, and gives its number.
+        """Reserves a port, on which nothing listens yet, and gives its number.
 
         Args:
             port: 0 picks a free one.
@@ -100,14 +101,27 @@ class StoreHost:
         Raises:
             InputError: the port is in use, or not allowed.
         """
-        if not self._listeners:
-            self._listeners = [_refusing(lambda: _bind(port), port)]
+        if self._held is None:
+            self._held = _refusing(lambda: HeldPort(port), port)
         return self._port
+
+    def listen_at(self, addresses: Sequence[str]) -> bool:
+        """Listens where the workers are told to come, as `HeldPort.listen_at`, unless the agents meet here already.
+
+        Raises:
+            InputError: the port is in use.
+        """
+        held = self._held
+        if held is None or (self._presets and self._listeners):
+            return True  # it was closed, or others know where it is
+        is_there = _refusing(lambda: held.listen_at(addresses), held.number)
+        self._listeners = held.listeners
+        return is_there
 
     @property
     def _port(self) -> int:
-        number: int = self._listeners[0].getsockname()[1]
-        return number
+        assert self._held is not None
+        return self._held.number
 
     def preset(self, key: str, value: str) -> None:
         """Sets a key of every store from now on, and of the one that is served."""
@@ -212,9 +226,9 @@ class StoreHost:
             self._on_loss("")  # the quick way to load torch has failed; the careful one is tried next
 
     def _close_port(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        self._listeners = []
+        if self._held is not None:
+            self._held.close()
+        self._held, self._listeners = None, []
 
 
 async def _torch_loaded() -> None:
@@ -226,21 +240,6 @@ async def _torch_loaded() -> None:
         await anyio.sleep_forever()
         return
     await wait_opened(os.path.join(spec.submodule_search_locations[0], "lib", "libtorch_cpu.so"))
-
-
-def _bind(port: int) -> socket.socket:
-    """A socket that takes no connections, and lets others of this user do so (`SO_REUSEADDR` in socket(7))."""
-    is_dual = socket.has_dualstack_ipv6()
-    bound = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_dual:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(("", port))
-    except BaseException:
-        bound.close()
-        raise
-    return bound
 
 
 def _refusing(make: Callable[[], T], port: int) -> T:

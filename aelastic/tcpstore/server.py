@@ -3,7 +3,7 @@
 Started as `python -P server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
 it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or by
 the words of an error.  `serve` brings a listening socket: a new store is served on it, and holds the given keys at
-once; connections of a second one are forwarded to it.  `connect` makes it a client of another's store.  `drop` ends the
+once; connections of others are forwarded to it.  `connect` makes it a client of another's store.  `drop` ends the
 store there is.  The others ask the store.  The end of the control socket is the end of the program, whatever it is
 doing.
 
@@ -45,7 +45,7 @@ COMMAND_BYTES_MAX = 192 * 1024  # of what a socket takes at once, 208 KiB by def
 # Of a value that is longer, which no agent wrote, only the beginning is told; in base64.
 VALUE_BYTES_MAX = 80 * 1024
 WORDS_MAX = 300
-LISTENERS_MAX = 2  # IPv4's loopback address and IPv6's
+LISTENERS_MAX = 8  # addresses of one name, IPv4 and IPv6
 FORWARD_BYTES = 64 * 1024
 FORWARD_STACK_BYTES = 128 * 1024  # two threads for each connection
 RETRY_INTERVAL_S = 0.1
@@ -188,12 +188,13 @@ def serve(store_class: Any, listener: int, *others: int, keys: dict[str, str]) -
     )
     for key, value in keys.items():
         store.set(key, value)
+    is_first = not forwarded  # else they are since an earlier round
     for other in others:
-        if forwarded:  # since an earlier round
-            socket.close(other)
-        else:
+        if is_first:
             forwarded.append(other)
             threading.Thread(target=forward, args=(other, host, port), daemon=True).start()
+        else:
+            socket.close(other)
     return store
 
 

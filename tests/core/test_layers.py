@@ -19,6 +19,7 @@ FLOORS = (
     ("aio",),
     ("errors",),
     ("core",),
+    ("rdzv.secret",),
     ("rdzv.settings", "output_patterns"),
     ("settings",),
     ("spec",),
@@ -47,7 +48,7 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
     "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.survivors", "rdzv.single_node",
-    "group.events", "group.phases", "group.restart_grace", "group.worker_env",
+    "rdzv.secret.handshake", "rdzv.secret.keys", "rdzv.secret.seals", "group.events", "group.phases", "group.restart_grace", "group.worker_env",
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason",
     "logs.lines", "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
     "observe.run_event_source",

@@ -218,7 +218,7 @@ def look_at_all(settings: RendezvousSettings) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("key", sorted(KEYS))
+@pytest.mark.parametrize("key", sorted(KEYS.keys() - {"secret_file"}))
 @pytest.mark.parametrize("value", ["5'", "", "nan", "-1"])
 def test_a_key_that_a_back_end_does_not_use_may_have_any_value(key: str, backend: str, value: str) -> None:
     is_checked = is_used(key, backend) and key.endswith((*TIMES, "timeout", "seconds", "endpoints", "survivor"))

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.faults import netns
 from kit.launching import PREAMBLE
 from kit.pages import PAGES, TUTORIALS, Block, blocks, read_launch, run_in_shell
 from kit.ports import quiet_port
@@ -100,6 +102,16 @@ def named(*texts: str, within: str = "") -> Callable[[Block], None]:
 def verbs(block: Block) -> None:
     made = re.findall(r"^make ?([\w-]*)", "\n".join(block.commands), re.MULTILINE)
     assert made and [verb for verb in made if f"\n{verb or 'help'}:" not in (ROOT / "Makefile").read_text()] == []
+
+
+def in_a_network_of_its_own(block: Block) -> None:
+    """Its commands are carried out, where nothing of this machine is in reach."""
+    if netns.why_not() or shutil.which("nft") is None:
+        pytest.skip(netns.why_not() or "there is no nft (Debian: nftables)")
+    command = ["unshare", "--net", "sh", "-ec", f"{block.text}\nnft list ruleset"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "10.0.0.0/28" in done.stdout and "drop" in done.stdout
 
 
 def said(block: Block) -> None:
@@ -220,6 +232,12 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Checked("tests/nodes/test_prometheus.py asks a Prometheus", names_metrics),
     ],
     "docs/how-to/ray.md": [Checked("tests/recipes/test_programs.py runs it with a smaller script", named(r"(--[\w-]+) \d+ ", within="examples/ray_nodes.py"))],
+    "docs/how-to/secret.md": [
+        Checked("changes this machine's firewall; it is done in a network of its own", in_a_network_of_its_own),
+        Run(after="test -s secret && test $(stat -c %a secret) = 600", needs=("openssl",)),
+        Run("(umask 077 && openssl rand -hex 32 > secret)", agents=2, needs=("openssl",)),
+        Checked("lines of a log", said),
+    ],
     "docs/how-to/slurm.md": [Checked("tests/recipes/test_slurm.py submits the script in a Slurm", named(r"train\.sbatch", within="deploy/slurm/train.sbatch"))],
     "docs/how-to/stop.md": [
         Run(after="wait %1", code=143, script="rest()"),

@@ -617,7 +617,7 @@ async def test_a_refusal_proves_that_another_machines_store_is_gone_only_after_a
 
     between = await asyncio.start_server(forward, "localhost", 0)
     coordinator = world.c10d(f"localhost:{between.sockets[0].getsockname()[1]}", is_host="false")
-    monkeypatch.setattr(c10d, "local_address_of", AsyncMock(return_value=None))
+    monkeypatch.setattr(c10d, "local_addresses_of", AsyncMock(return_value=[]))
     record = await coordinator.campaign(A, None, 0)
     assert record is not None
     record = await coordinator.renew(record)

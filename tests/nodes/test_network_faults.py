@@ -17,6 +17,7 @@ from kit.faults.chaos import STORE
 from kit.faults.netns import Net, Node
 from kit.faults.star import STAR
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.ports import listening
 
 from aelastic.errors import EXIT_FAILURE
 
@@ -197,6 +198,50 @@ def test_workers_reach_rank_0_from_every_node(v4: Net, launch: Launcher, first: 
     round_ = agents.wait_round(jobs)
     assert round_[first].rank == 0
     assert {start.master_addr for start in round_} == {nodes[first].v4()}
+    agents.finish()
+
+
+def found_at(jobs: Sequence[Job]) -> list[dict[int, set[str]]]:
+    """Where the processes of each job listen, by port."""
+    return [listening(job.left()) for job in jobs]
+
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_each_port_listens_where_other_nodes_are_told_to_come(family: str, launch: Launcher, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("a secret of the tests, in one line")
+    with netns.opened(has_v4=family == "v4", has_v6=family == "v6") as net:
+        nodes = [net.node() for _ in range(3)]
+        own = [getattr(node, family)() for node in nodes]
+        agents = Agents(launch, f"[{own[0]}]:{PORT}" if ":" in own[0] else f"{own[0]}:{PORT}", "3")
+        jobs = [agents.start(node, "--secret-file", str(secret), "--max-restarts", "3") for node in nodes]
+        before = agents.wait_round(jobs)
+        for _ in range(2):
+            for address, ports in zip(own, found_at(jobs), strict=True):
+                assert ports and all(at - {"127.0.0.1", "::1"} == {address} for at in ports.values()), ports
+            counts = agents.counts()
+            jobs[1].folder.joinpath(f"fail{before[1].restart}").touch()
+            before = agents.wait_round(jobs, counts)
+        assert not [job for job in jobs if "all addresses" in job.stderr]
+        agents.finish()
+
+
+def test_a_node_listens_at_all_addresses_if_told_to_or_if_others_know_it_by_one_that_it_has_not(
+    v4: Net, launch: Launcher
+) -> None:
+    nodes = [v4.node() for _ in range(2)]
+    elsewhere = "10.99.0.1"  # as a router's that leads to this node
+    nodes[1].run(f"ip route add {elsewhere} via 10.71.{nodes[1].number}.1")
+    v4.forward(elsewhere, nodes[0])
+    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "2")
+    jobs = [agents.start(nodes[0], "--local-addr", elsewhere), agents.start(nodes[1], "--bind-all", "--node-rank", "0")]
+    agents.wait_round(jobs)
+    known, told = found_at(jobs)
+    everywhere = [port for port, at in known.items() if at & {"0.0.0.0", "::"}]
+    assert len(everywhere) == 2 and PORT not in everywhere, "coordinator and votes; the endpoint is its own address"
+    assert "at all addresses of this host" in jobs[0].stderr, "one line says so"
+    assert all(at & {"0.0.0.0", "::"} for at in told.values()) and "all addresses" not in jobs[1].stderr
     agents.finish()
 
 

@@ -19,6 +19,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_ea
 from kit.ports import listening, quiet_port
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
+from aelastic.rdzv.wire.listening import outward_addresses
 from aelastic.result import RunResult
 from aelastic.tcpstore.host import HEAD_START_S
 
@@ -137,7 +138,9 @@ def test_a_job_that_other_hosts_may_join_listens_for_them(launch: Launcher) -> N
     job.wait_line("at")
     found = listening(job.left())
     assert len(found) == 4, "the rendezvous, the coordinator, its votes, the workers' store"
-    assert all(addresses & {"0.0.0.0", "::"} for addresses in found.values())
+    everywhere, outward = {"0.0.0.0", "::"}, set(outward_addresses())
+    assert [port for port, addresses in found.items() if addresses & everywhere] == [int(endpoint.partition(":")[2])]
+    assert not outward or [addresses & outward for addresses in found.values()].count(outward) == 1, "the coordinator"
     job.go()
     assert job.wait() == 0, job.story
 

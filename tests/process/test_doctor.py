@@ -19,6 +19,7 @@ from kit.screens import Screen
 
 from aelastic.doctor import host_checks
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+from aelastic.rdzv.secret.keys import Key
 from aelastic.stacks.memory import Unreadable
 
 
@@ -63,7 +64,7 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> Non
 
 
 def test_on_a_terminal_a_finding_is_wrapped_between_words_below_its_level(tmp_path: Path) -> None:
-    screen = Screen(columns=40)
+    screen = Screen(rows=60, columns=40)
     options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "no-such-host.invalid:1"]
     command = [sys.executable, "-m", "aelastic", "doctor", *options]
     env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "PYTHONPATH"}}
@@ -111,3 +112,25 @@ def test_what_a_host_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "warning", "a worker that hangs cannot be looked into: cannot read its memory (Operation not permitted)",
     )  # fmt: skip
     assert host_checks.check_torch({"PYTHONHOME": str(tmp_path)}).level == "error"
+
+
+def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("the first secret, of 32 bytes or more\nthe second secret, of 32 bytes or more\n")
+    first, second = (Key(line.encode(), "job").id[:4] for line in secret.read_text().splitlines())
+    options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{quiet_port()}", "--rdzv-id", "job"]
+    said = lines_of(doctor(tmp_path, *options, "--local-addr", "192.0.2.77", AELASTIC_SECRET_FILE=str(secret)))
+    assert said["secret"] == f"ok key {first} of {secret} is used, {second} is accepted, too"
+    assert said["listening"].startswith("ok the agent listens at 192.0.2.77 and loopback")
+    assert said["firewall"].startswith("warning needed: the workers' store, gloo and NCCL let in whoever reaches 192.0.2.77")
+    assert "coordinator" not in said, "none runs"
+    said = lines_of(doctor(tmp_path, *options, "--bind-all"))
+    assert said["secret"].startswith("warning none: whoever reaches an agent's port can join the job")
+    assert said["listening"].startswith("ok the agent and the workers' store listen at all addresses")
+    said = lines_of(doctor(tmp_path, *options, "--local-addr", "127.0.0.1"))
+    assert said["firewall"].startswith("ok not needed")
+    secret.chmod(0o644)
+    run = doctor(tmp_path, *options, AELASTIC_SECRET_FILE=str(secret))
+    assert (run.returncode, run.stdout) == (EXIT_INPUT, "")
+    assert f"secret file {secret}: others can read it (mode 0644): chmod 600 {secret}" in run.stderr

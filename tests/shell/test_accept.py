@@ -12,16 +12,17 @@ from kit.launching import DEADLINE_S, on_both_loops, run
 from kit.shared_board import InProcessBoard, SharedWorld
 
 from aelastic.aio import accept as accepting
-from aelastic.host.listeners import listen
-from aelastic.rdzv import strangers
+from aelastic.host.listeners import HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol.messages import Terms
-from aelastic.rdzv.strangers import Strangers
 from aelastic.rdzv.term import begin_term
+from aelastic.rdzv.wire import strangers
+from aelastic.rdzv.wire.proofs import Proofs
+from aelastic.rdzv.wire.strangers import Strangers
 
 LEASE_S = 0.3
 ENOUGH = 5
@@ -40,14 +41,14 @@ class OthersBoard(InProcessBoard):
 
 def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[CoordinatorServer, int]:
     """A server that another agent has displaced, which it hears when it asks once that is so; and its port."""
-    listener = listen(0)
-    port = listener.getsockname()[1]
-    record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
+    port = HeldPort()
+    port.listen_at(["127.0.0.1"])
+    record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port.number, "token"), 0)
     core, terms = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Terms("run", 1, 2, 0, lease_s)
     leader = begin_term(core, terms, record, anyio.current_time())
     return CoordinatorServer(
-        leader, record, OthersBoard(is_over), anyio.Lock(), listener, lambda: None, Strangers(2)
-    ), port
+        leader, record, OthersBoard(is_over), anyio.Lock(), port, lambda: None, Strangers(2), Proofs(None)
+    ), port.number
 
 
 class Crowd:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import socket
+from contextlib import closing
 from typing import Any
 
 import anyio
@@ -12,6 +12,7 @@ from kit.shared_board import InProcessBoard, SharedWorld
 from kit.stories.leader_terms import CANDIDATE, running
 
 from aelastic.core.machine import InvalidTransition
+from aelastic.host.listeners import HeldPort
 from aelastic.rdzv import agent_link, coordinator_server
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.board import Candidate, LeaderRecord
@@ -21,8 +22,9 @@ from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.strangers import Strangers
-from aelastic.rdzv.stream import Stream
+from aelastic.rdzv.wire.proofs import Proofs
+from aelastic.rdzv.wire.strangers import Strangers
+from aelastic.rdzv.wire.stream import Stream
 
 
 def link() -> AgentLink:
@@ -53,9 +55,9 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
     term.tell(session_events.Published(True))
     term.close("a")
     strangers, board = Strangers(2, math.inf), InProcessBoard("job", SharedWorld())
-    with socket.socket() as listener:
-        record = LeaderRecord(1, CANDIDATE)
-        mine._server = CoordinatorServer(term.leader, record, board, mine._turn, listener, lambda: None, strangers)
+    with closing(HeldPort()) as port:
+        record, proofs = LeaderRecord(1, CANDIDATE), Proofs(None)
+        mine._server = CoordinatorServer(term.leader, record, board, mine._turn, port, lambda: None, strangers, proofs)
         with anyio.fail_after(10):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(mine.finish)

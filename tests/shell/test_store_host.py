@@ -63,6 +63,7 @@ async def served(child: Child | None, seconds: float, fork: Fork | None = None) 
         host.fork_from(fork)
     host._wait_needed = anyio.lowlevel.checkpoint  # type: ignore[method-assign]  # a worker needs it at once
     host.open(0)
+    host.listen_at(["127.0.0.1"])
     with anyio.move_on_after(seconds):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(host.run)
@@ -98,6 +99,7 @@ async def test_a_store_that_dies_again_and_again_is_given_up_and_its_port_closed
     # The next round has a store of its own again.
     child.fates = [1000.0]
     host.open(0)
+    host.listen_at(["127.0.0.1"])
     with anyio.move_on_after(10.0):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(host.run)

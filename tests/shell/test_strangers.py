@@ -12,7 +12,7 @@ from kit.launching import DEADLINE_S, on_both_loops, run
 from kit.shared_board import InProcessBoard, SharedWorld
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.host.listeners import listen
+from aelastic.host.listeners import LOOPBACKS, HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.forming import RoundRules
@@ -20,20 +20,27 @@ from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, UPWARD, encode
-from aelastic.rdzv.strangers import STRANGERS_MIN, TELL_INTERVAL_S, UNFINISHED_BYTES_MAX, Strangers
-from aelastic.rdzv.stream import UNHANDLED_MAX, Stream
 from aelastic.rdzv.term import begin_term
+from aelastic.rdzv.wire.proofs import Proofs
+from aelastic.rdzv.wire.strangers import (
+    PER_ADDRESS_MIN,
+    STRANGERS_MIN,
+    TELL_INTERVAL_S,
+    UNFINISHED_BYTES_MAX,
+    Strangers,
+)
+from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
+NO_PROOFS = Proofs(None)
 HELLO = m.Hello(PROTOCOL, TERMS, "token", m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY), 0)
 
 
 class Silent:
     """A connection in name only."""
 
-    peer = "192.0.2.1"
-
-    def __init__(self, conn: int, *, fileno: int = 10, unfinished_bytes: int = 0) -> None:
+    def __init__(self, conn: int, *, fileno: int = 10, unfinished_bytes: int = 0, peer: str = "192.0.2.1") -> None:
+        self.peer = peer
         self.conn, self.fileno, self.unfinished_bytes = conn, fileno, unfinished_bytes
         self.is_aborted = False
 
@@ -46,12 +53,25 @@ def dropped(streams: list[Any]) -> list[int]:
 
 
 def test_of_too_many_connections_the_oldest_that_has_said_nothing_goes_first() -> None:
-    strangers, streams = Strangers(2), [Silent(conn) for conn in range(STRANGERS_MIN + 3)]
+    strangers = Strangers(2)
+    streams = [Silent(conn, peer=f"192.0.2.{conn % 128}") for conn in range(STRANGERS_MIN + 3)]
     for stream in streams:
         strangers.add(stream, 0.0)  # type: ignore[arg-type]
         if stream.conn == 0:
             strangers.forget(streams[0])  # type: ignore[arg-type]
     assert dropped(streams) == [1, 2]
+
+
+def test_of_too_many_connections_those_of_the_address_go_that_has_most() -> None:
+    strangers = Strangers(2)
+    ours, others = Silent(-1, peer="192.0.2.7"), [Silent(conn) for conn in range(5000)]
+    for stream in [ours, *others]:
+        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    assert len(dropped([ours, *others])) == len(dropped(others)) == 5000 - PER_ADDRESS_MIN
+    many = [Silent(conn, peer=f"198.51.100.{conn}") for conn in range(230)]
+    for stream in many:
+        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    assert not dropped([ours, *many]), "an address with many pays for one with few"
 
 
 def test_a_job_of_many_nodes_may_connect_twice_at_once() -> None:
@@ -87,8 +107,11 @@ def test_they_are_told_of_once_a_minute_with_their_number(caplog: pytest.LogCapt
     strangers = Strangers(2)
     for second in range(0, 130, 10):
         strangers.tell(float(second), "rejected %s", "x")
+        if second == 30:
+            strangers.tell(float(second), "refused %s", "y")
     assert caplog.messages == [
         "rejected x",
+        "refused y",
         "rejected x (and 5 more since the last such line)",
         "rejected x (and 5 more since the last such line)",
     ]
@@ -155,17 +178,17 @@ def test_what_fails_where_the_loop_calls_ends_the_agent_with_its_cause(
     monkeypatch.setattr(Strangers, broken, fail)
 
     async def main() -> None:
-        listener = listen(0)
-        port = listener.getsockname()[1]
-        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
+        port = HeldPort()
+        port.listen_at(LOOPBACKS)
+        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port.number, "token"), 0)
         leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
         board = InProcessBoard("run", SharedWorld())
         server = CoordinatorServer(
-            leader, record, board, anyio.Lock(), listener, lambda: None, Strangers(TERMS.max_nodes)
+            leader, record, board, anyio.Lock(), port, lambda: None, Strangers(TERMS.max_nodes), NO_PROOFS
         )
 
         async def connect_and_close() -> None:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            _, writer = await asyncio.open_connection("127.0.0.1", port.number)
             writer.close()
 
         async with anyio.create_task_group() as tasks:
@@ -185,24 +208,25 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
     count = 20 if half else STRANGERS_MIN + 20
 
     async def main() -> None:
-        listener = listen(0)
-        port = listener.getsockname()[1]
-        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port, "token"), 0)
+        port = HeldPort()
+        port.listen_at(LOOPBACKS)
+        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port.number, "token"), 0)
         leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
         server = CoordinatorServer(
             leader,
             record,
             InProcessBoard("run", SharedWorld()),
             anyio.Lock(),
-            listener,
+            port,
             lambda: None,
             Strangers(TERMS.max_nodes),
+            NO_PROOFS,
         )
         ended = 0
 
         async def stranger() -> None:
             nonlocal ended
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
             try:
                 writer.write(half)
                 await reader.read()
@@ -218,7 +242,7 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
                 tasks.start_soon(stranger)
             while ended < (16 if half else 20):  # noqa: ASYNC110  they end in tasks of their own
                 await anyio.sleep(0.01)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
             writer.write(encode(HELLO))
             assert b"Welcome" in await reader.read(1000)
             writer.close()

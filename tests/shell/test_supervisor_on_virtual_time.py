@@ -134,6 +134,8 @@ class FakeBackend(WorkerBackend):
 class StoreStandIn:
     """Holds a port, serves nothing on it."""
 
+    is_on_loopback = True
+
     def __init__(self, env: Mapping[str, str]) -> None:
         self.listener: socket.socket | None = None
         self.served: list[int] = []

@@ -2,11 +2,13 @@
 
 `c10d` and `static` use torch's TCPStore (`tcp_store`, `endpoints`), and so does `quorum`, of several endpoints; what it
 has in common with `c10d` is `key_board`.  `etcd` speaks through a client, of etcd's API `etcd_v3` or `etcd_v2`, which
-share `etcd_http` and `etcd_settings`.  `encoding` turns records into bytes.
+share `etcd_http` and `etcd_settings`.  `encoding` turns records into bytes, and
+`writing` proves them.
 """
 
 __all__ = [
     "c10d",
+    "encoding",
     "endpoints",
     "etcd",
     "etcd_http",
@@ -16,4 +18,5 @@ __all__ = [
     "quorum",
     "static",
     "tcp_store",
+    "writing",
 ]

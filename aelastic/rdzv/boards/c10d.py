@@ -15,20 +15,24 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from aelastic.errors import InputError
-from aelastic.host.listeners import is_loopback, listen, loopback_address
+from aelastic.errors import InputError, RendezvousConnectionError
+from aelastic.host.listeners import is_at_all, is_loopback, listen, listen_at, loopback_address
 from aelastic.rdzv.boards.encoding import KeyState
 from aelastic.rdzv.boards.endpoints import (
     Endpoint,
     GoneError,
     RefusedError,
-    local_address_of,
+    first_of,
+    local_addresses_of,
     other_hosts_of,
+    told_elsewhere,
     useful_elsewhere,
 )
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.tcp_store import TcpStore, run_key
+from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum.cells import cell_from_bytes
+from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.tcpstore.child import Fork
 
@@ -49,6 +53,7 @@ class C10dBoard(KeyBoard):
         is_one_of_many: serve at a loopback address alone: another agent here may serve the same port of another.
         may_serve: whether this agent is to serve the store if it can, looked at each time.
         fork: as `StoreProcess` takes it.
+        secret: of the job, if it has one.
 
     Raises:
         InputError: a value that cannot work.
@@ -63,7 +68,9 @@ class C10dBoard(KeyBoard):
         is_one_of_many: bool = False,
         may_serve: Callable[[], bool] = lambda: True,
         fork: Fork | None = None,
+        secret: SecretFile | None = None,
     ) -> None:
+        super().__init__(Writing(secret, settings.lease_s))
         endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
         self._is_host = _switch(settings, "is_host")
         self._is_one_of_many, self._may_serve = is_one_of_many, may_serve
@@ -77,7 +84,12 @@ class C10dBoard(KeyBoard):
         self._store = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork)
         self._key = run_key(run_id, "leader")
         self._has_looked_around = False
-        self._local_address: str | None = None  # of the endpoint, if that is this machine
+        self._is_bind_all, self._has_others = settings.bind_all, settings.max_nodes > 1
+        self._local_addresses: list[str] = []  # of the endpoint, if that is this machine
+
+    @property
+    def _local_address(self) -> str | None:
+        return first_of(self._local_addresses)
 
     def is_at(self, endpoint: Endpoint) -> None:
         """Takes an endpoint in place of the name that was given, before the first operation."""
@@ -150,13 +162,16 @@ class C10dBoard(KeyBoard):
         if self._store.is_about_to_serve:
             await self._store.serve()
             return
-        if not self._is_host:
-            self._local_address = await local_address_of(self._store.endpoint)
+        try:
+            self._local_addresses = await local_addresses_of(self._store.endpoint)
+        except RendezvousConnectionError:
+            if not self._is_host:
+                raise
         may_serve &= self._is_host or (self._is_host is None and self._local_address is not None)
         if may_serve and not self._is_host and not self._has_looked_around:
             await self._look_around()
-        if may_serve and self._may_serve() and (listener := self._listen()):
-            await self._store.serve(listener)
+        if may_serve and self._may_serve() and (listeners := self._listen()):
+            await self._store.serve(listeners)
             return
         if self._store.endpoint.port == 0:
             raise InputError(
@@ -182,14 +197,16 @@ class C10dBoard(KeyBoard):
                 self._store.endpoint, ", ".join(others),
             )  # fmt: skip
 
-    def _listen(self) -> socket.socket | None:
+    def _listen(self) -> list[socket.socket] | None:
         """The port, open; `None` if another process on this machine has it."""
-        endpoint = self._store.endpoint
-        address = loopback_address(endpoint.host) if self._is_on_loopback else ""
-        if self._is_one_of_many and self._local_address and is_loopback(self._local_address):
-            address = self._local_address
+        endpoint, local = self._store.endpoint, self._local_address or ""
         try:
-            listener = listen(endpoint.port, address)
+            if self._is_on_loopback:
+                listeners = [listen(endpoint.port, loopback_address(endpoint.host))]
+            elif self._is_one_of_many and is_loopback(local):
+                listeners = [listen(endpoint.port, local)]
+            else:
+                listeners = listen_at(endpoint.port, [] if self._is_bind_all else told_elsewhere(self._local_addresses))
         except OSError as error:
             if error.errno == errno.EADDRINUSE and not self._is_host:
                 return None
@@ -197,11 +214,14 @@ class C10dBoard(KeyBoard):
                 f"the rendezvous endpoint {endpoint} cannot be served ({os.strerror(error.errno or 0)}): "
                 "choose another port" + (", or say is_host=false" if self._is_host else "")
             ) from None
+        if is_at_all(listeners[0]) and self._has_others and not self._is_bind_all:
+            where = f"it is {local} here" if local else "it is no address of this host"
+            _log.info("the rendezvous endpoint %s listens at all addresses of this host: %s", endpoint, where)
         if endpoint.port == 0:
-            self._store.endpoint = Endpoint(endpoint.host, listener.getsockname()[1])
+            self._store.endpoint = Endpoint(endpoint.host, listeners[0].getsockname()[1])
             # The user must give it to the other agents.
             _log.warning("the rendezvous endpoint is %s", self._store.endpoint)
-        return listener
+        return listeners
 
 
 def other_list(own: Sequence[str], others: Sequence[str]) -> InputError:

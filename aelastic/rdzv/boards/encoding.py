@@ -122,6 +122,7 @@ class KeyState(Record):
     epoch: int = 0  # the last one
     record: LeaderRecord | None = None
     seats: Seats | None = None  # of the last round whose nodes may live
+    is_foreign: bool = False  # no agent of this job wrote it: it counts as nothing
 
 
 def state_of(text: bytes) -> KeyState:

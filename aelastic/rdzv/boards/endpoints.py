@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -16,7 +17,7 @@ from anyio.abc import SocketAttribute, SocketStream
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.host.listeners import is_loopback
-from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.protocol.addresses import is_address, plain_address
 from aelastic.rdzv.settings import RendezvousSettings
 
 RESOLVE_TIMEOUT_S = 10.0
@@ -80,21 +81,39 @@ async def endpoints_of(settings: RendezvousSettings) -> list[Endpoint]:
     )
 
 
-async def local_address_of(endpoint: Endpoint) -> str | None:
-    """An address of the endpoint's host that is this machine's, a loopback one only if there is no other.
+async def local_addresses_of(endpoint: Endpoint) -> list[str]:
+    """Addresses of the endpoint's host that are this machine's.
 
     A name alone says nothing: it may be an alias, a service's or a container's.  An address of this machine is one
     that can be bound here.
-
-    Returns:
-        `None` if it is another machine.
 
     Raises:
         RendezvousConnectionError: the name is not known, at least not yet.
         InputError: invalid host name.
     """
-    found = [str(sockaddr[0]) for family, sockaddr in await addresses_of(endpoint) if _can_be_bound(family, sockaddr)]
-    return next((address for address in found if not is_loopback(address)), found[0] if found else None)
+    if is_address(endpoint.host):  # which costs no thread
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        return [endpoint.host] if _can_be_bound(family, (endpoint.host,)) else []
+    found = await addresses_of(endpoint)
+    return list(dict.fromkeys(str(sockaddr[0]) for family, sockaddr in found if _can_be_bound(family, sockaddr)))
+
+
+async def local_address_of(endpoint: Endpoint) -> str | None:
+    """One of these, a loopback one only if there is no other; `None` if it is another machine."""
+    return first_of(await local_addresses_of(endpoint))
+
+
+def first_of(addresses: Sequence[str]) -> str | None:
+    """The address by which others may know this machine."""
+    return next((address for address in addresses if not is_loopback(address)), addresses[0] if addresses else None)
+
+
+def told_elsewhere(addresses: Sequence[str]) -> list[str]:
+    """Where to listen for others that were told a name with these addresses here; none: at all.
+
+    A loopback address says nothing of what the name is to other hosts, nor does one that means all of them.
+    """
+    return list(addresses) if all(map(useful_elsewhere, addresses)) else []
 
 
 async def other_hosts_of(endpoint: Endpoint) -> list[str]:

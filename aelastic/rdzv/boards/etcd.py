@@ -18,6 +18,8 @@ from aelastic.rdzv.boards.encoding import record_from_bytes, record_to_bytes
 from aelastic.rdzv.boards.etcd_http import Entry, EtcdClient, NoSuchApiError
 from aelastic.rdzv.boards.etcd_v2 import EtcdV2
 from aelastic.rdzv.boards.etcd_v3 import EtcdV3
+from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 
 # How often others may write between our read and our write: each time one of them gets ahead.
@@ -32,12 +34,14 @@ class EtcdBoard(Board):
     Args:
         settings: `backend`, `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
         run_id: any text.
+        secret: of the job, if it has one.
 
     Raises:
         InputError: a setting that cannot work.
     """
 
-    def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
+    def __init__(self, settings: RendezvousSettings, run_id: str, secret: SecretFile | None = None) -> None:
+        self._writing = Writing(secret, settings.lease_s)
         self._clients = [api(settings) for api in APIS[settings.backend]]
         self._etcd = self._clients[0]
         self._is_chosen = len(self._clients) == 1
@@ -59,9 +63,15 @@ class EtcdBoard(Board):
         assert without is not None
         raise without
 
+    async def text(self) -> bytes:
+        """What the key holds, whoever wrote it."""
+        return (await self._etcd.get(self._key)).value
+
     async def read(self) -> LeaderRecord | None:
         with self._etcd.within_lease():
-            return (await self._look())[1]
+            entry, now = await self._look()
+            self._stand_by(entry, now)
+            return now
 
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         with self._etcd.within_lease():
@@ -69,11 +79,12 @@ class EtcdBoard(Board):
                 entry, now = await self._look()
                 if now != seen:
                     return now
+                self._stand_by(entry, now)
                 floor = await self._etcd.get(self._floor_key)
                 known = max(self._epoch_of(floor), now.epoch if now else 0)
                 epoch = max(candidate.epoch_after(above, known), entry.revision + 1)
                 raised = str(epoch).encode() if epoch > entry.revision + 1 else None
-                value = _bytes_of(LeaderRecord(epoch=epoch, candidate=candidate))
+                value = self._bytes_of(LeaderRecord(epoch=epoch, candidate=candidate))
                 written = await self._etcd.claim(self._key, entry, value, (self._floor_key, floor, raised))
                 if written is not None:
                     return self._record_of(written)
@@ -82,6 +93,8 @@ class EtcdBoard(Board):
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._etcd.within_lease():
             entry, now = await self._look()
+            if entry.value and now is None:
+                return await self._claim_again(record, entry)
             if not record.is_same_term(now):
                 return None
             if await self._etcd.keep(self._key, entry):
@@ -89,6 +102,13 @@ class EtcdBoard(Board):
             # Written meanwhile: by us, if the record is still ours; then only the answer was lost.
             _, now = await self._look()
             return now if record.is_same_term(now) else None
+
+    async def _claim_again(self, record: LeaderRecord, foreign: Entry) -> LeaderRecord | None:
+        """Writes over what no agent of this job has written over our record."""
+        floor = await self._etcd.get(self._floor_key)
+        written = await self._etcd.claim(self._key, foreign, self._bytes_of(record), (self._floor_key, floor, None))
+        now = None if written is None else self._record_of(written)
+        return now if record.is_same_term(now) else None
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         with self._etcd.within_lease():
@@ -98,7 +118,7 @@ class EtcdBoard(Board):
                     return False
                 if now.verdict == verdict:
                     return True  # written before, and the answer was lost
-                if await self._etcd.amend(self._key, entry, _bytes_of(record.replace(verdict=verdict))):
+                if await self._etcd.amend(self._key, entry, self._bytes_of(record.replace(verdict=verdict))):
                     return True
         raise self._conflict()
 
@@ -131,9 +151,17 @@ class EtcdBoard(Board):
         entry = await self._etcd.get(self._key)
         return entry, self._record_of(entry) if entry.modified else None
 
-    def _record_of(self, entry: Entry) -> LeaderRecord:
+    def _stand_by(self, entry: Entry, now: LeaderRecord | None) -> None:
+        if entry.value and now is None:
+            self._writing.stand_by(entry.value, f"{self.name}: key {self._key}", record_from_bytes)
+
+    def _record_of(self, entry: Entry) -> LeaderRecord | None:
+        """`None`: no agent of this job wrote it."""
+        verified = self._writing.verify(entry.value, f"{self.name}: key {self._key}")
+        if verified is None:
+            return None
         try:
-            record = record_from_bytes(entry.value if entry.lease else b"")
+            record = record_from_bytes(verified if entry.lease else b"")
         except ValueError as error:
             reason = error if entry.lease else "it has no lease"
             raise RendezvousStateError(
@@ -153,9 +181,8 @@ class EtcdBoard(Board):
     def _conflict(self) -> RendezvousConnectionError:
         return RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
 
-
-def _bytes_of(record: LeaderRecord) -> bytes:
-    try:
-        return record_to_bytes(record)
-    except ValueError as error:
-        raise RendezvousStateError(f"the leader record cannot be written: {error}") from None
+    def _bytes_of(self, record: LeaderRecord) -> bytes:
+        try:
+            return self._writing.sign(record_to_bytes(record))
+        except ValueError as error:
+            raise RendezvousStateError(f"the leader record cannot be written: {error}") from None

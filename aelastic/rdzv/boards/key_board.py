@@ -17,6 +17,7 @@ from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import GoneError
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError
+from aelastic.rdzv.boards.writing import Writing
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,14 @@ _NO_BOARD = (GoneError, OtherJobError, NoStoreError)
 
 
 class KeyBoard(Board):
-    """One run id in one key."""
+    """One run id in one key.
+
+    Args:
+        writing: how its agents write.
+    """
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
 
     _last = KeyState(b"")  # what we wrote last
 
@@ -67,10 +75,12 @@ class KeyBoard(Board):
 
     async def _read(self) -> LeaderRecord | None:
         await self.open()
-        record = (await self._look()).record
-        if record is None:
+        state = await self._look()
+        if state.record is None:
             await self._check_run_id()
-        return record
+        if state.is_foreign:
+            self._writing.stand_by(state.text, self._where, lambda text: state_of(text).record)
+        return state.record
 
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
         return await self._insist(lambda: self._campaign(candidate, seen, above))
@@ -81,9 +91,11 @@ class KeyBoard(Board):
         state = await self._look()
         if state.record != seen:
             return state.record
+        if state.is_foreign:
+            self._writing.stand_by(state.text, self._where, lambda text: state_of(text).record)
         epoch = candidate.epoch_after(above, state.epoch)
         record = LeaderRecord(epoch=epoch, candidate=candidate, renewals=0, seats=state.seats)
-        state = self._state_of(await self._compare_set(state.text, text_of(record)))
+        state = self._state_of(await self._compare_set(state.text, self._writing.sign(text_of(record))))
         self._last = state
         return state.record
 
@@ -123,14 +135,15 @@ class KeyBoard(Board):
         goes on.
         """
         for _ in range(TRIES_MAX):
-            is_older = record.is_elected and state.epoch < record.epoch  # what it knew before an election without it
+            # What it knew before an election without it, or what no agent of this job has written.
+            is_older = state.is_foreign or (record.is_elected and state.epoch < record.epoch)
             if state.text and not record.is_same_term(state.record) and not is_older:
                 return False
             if not state.text:
                 _log.warning(
                     "the TCPStore of %s was restarted and is empty: registering the coordinator again", self.name
                 )
-            text = new_text(record if is_older or state.record is None else state.record)
+            text = self._writing.sign(new_text(record if is_older or state.record is None else state.record))
             state = self._state_of(await self._compare_set(state.text, text))
             if state.text == text:
                 self._last = state
@@ -138,8 +151,9 @@ class KeyBoard(Board):
         raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._where}")
 
     def _state_of(self, text: bytes) -> KeyState:
+        verified = self._writing.verify(text, self._where)
         try:
-            return state_of(text)
+            return KeyState(text, is_foreign=True) if verified is None else state_of(verified).replace(text=text)
         except ValueError as error:
             raise RendezvousStateError(
                 f"{self._where} was not written by an aelastic agent ({error}): "

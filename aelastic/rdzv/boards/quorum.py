@@ -24,9 +24,11 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousErr
 from aelastic.rdzv.boards.c10d import C10dBoard, other_list
 from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, endpoints_of
 from aelastic.rdzv.boards.key_board import KeyBoard
+from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import MARK, Cell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
+from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.tcpstore.template import StoreTemplate
 
@@ -47,6 +49,7 @@ class QuorumBoard(KeyBoard):
         run_id: the job's name.
         env: the environment of the child processes.
         on_endpoint: takes an endpoint whose state has changed, and why it is missing, or "" if it answers.
+        secret: of the job, if it has one.
 
     Raises:
         InputError: a value that cannot work.
@@ -58,7 +61,9 @@ class QuorumBoard(KeyBoard):
         run_id: str,
         env: Mapping[str, str],
         on_endpoint: Callable[[str, str], None] = lambda *_: None,
+        secret: SecretFile | None = None,
     ) -> None:
+        super().__init__(Writing(secret, settings.lease_s))
         count = settings.endpoint_count
         self._settings = settings
         self._endpoints = sorted(str(Endpoint(*each)) for each in settings.endpoints)  # one name, until `_reach`

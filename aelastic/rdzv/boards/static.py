@@ -8,15 +8,17 @@ connect again and again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import state_of, text_of, text_without_leader
-from aelastic.rdzv.boards.endpoints import Endpoint, local_address_of, useful_elsewhere
+from aelastic.rdzv.boards.endpoints import Endpoint, first_of, local_addresses_of, told_elsewhere, useful_elsewhere
 from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, run_key
+from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 
 _log = logging.getLogger(__name__)
@@ -26,6 +28,10 @@ class KeyHost(Protocol):
     """Serves the workers' store: `aelastic.tcpstore.host.StoreHost`, which must be running."""
 
     def open(self, port: int, loopback: str = "") -> int: ...
+
+    def hold(self, port: int) -> int: ...
+
+    def listen_at(self, addresses: Sequence[str]) -> bool: ...
 
     def preset(self, key: str, value: str) -> None: ...
 
@@ -39,15 +45,25 @@ class StaticBoard(Board):
         run_id: the job's name.
         env: the environment of the child process, on other nodes than 0.
         host: serves the workers' store on this node.
+        secret: of the job, if it has one.
 
     Raises:
         InputError: a value that cannot work.
     """
 
-    def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str], host: KeyHost) -> None:
+    def __init__(
+        self,
+        settings: RendezvousSettings,
+        run_id: str,
+        env: Mapping[str, str],
+        host: KeyHost,
+        secret: SecretFile | None = None,
+    ) -> None:
+        self._writing = Writing(secret, settings.lease_s)
         self._endpoint = Endpoint(*split_endpoint(settings.endpoint))
         self._is_master = settings.node_rank == 0
         self._is_on_loopback = settings.is_on_loopback and is_loopback(self._endpoint.host)
+        self._is_bind_all = settings.bind_all
         self._run_id = run_id
         self._host = host
         self._is_open = False  # node 0's part
@@ -62,29 +78,36 @@ class StaticBoard(Board):
             return
         if self._is_open:
             return
+        local: list[str] = []
+        try:
+            local = await local_addresses_of(self._endpoint)
+        except RendezvousConnectionError as error:
+            _log.warning("%s; only the other nodes need it", error)
+        self._local_address = first_of(local)
+        if not self._is_on_loopback:
+            self._host.hold(self._endpoint.port)
+            self._host.listen_at([] if self._is_bind_all else told_elsewhere(local))
         self._host.preset(SERVED_FOR, printable(self._run_id))
         self._host.open(self._endpoint.port, self._endpoint.host if self._is_on_loopback else "")
         self._is_open = True
-        try:
-            self._local_address = await local_address_of(self._endpoint)
-        except RendezvousConnectionError as error:
-            _log.warning("%s; only the other nodes need it", error)
 
     async def _connect(self) -> None:
         if not self._store.is_connected:
-            self._local_address = await local_address_of(self._endpoint)
+            self._local_address = first_of(await local_addresses_of(self._endpoint))
             await self._store.connect()
 
     async def read(self) -> LeaderRecord | None:
         if self._is_master:
             return state_of(self._text).record
         text = await self._store.insist(self._get)  # a new round is a new store
+        where = f"key {self._key} at {self._endpoint}"
+        if (verified := self._writing.verify(text, where)) is None:
+            raise RendezvousConnectionError(f"{where} was not written with this agent's secret")
         try:
-            record = state_of(text).record
+            record = state_of(verified).record
         except ValueError as error:
             raise RendezvousStateError(
-                f"key {self._key} at {self._endpoint} was not written by an aelastic agent ({error}): "
-                "choose another run id"
+                f"{where} was not written by an aelastic agent ({error}): choose another run id"
             ) from None
         # The other nodes see no count of renewals: no node can take node 0's place.
         return None if record is None else record.replace(renewals=None)
@@ -150,5 +173,5 @@ class StaticBoard(Board):
 
     def _write(self, text: bytes) -> LeaderRecord | None:
         self._text = text
-        self._host.preset(self._key, text.decode())
+        self._host.preset(self._key, self._writing.sign(text).decode())
         return state_of(text).record

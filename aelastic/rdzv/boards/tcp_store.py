@@ -14,7 +14,7 @@ import binascii
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -94,7 +94,7 @@ class TcpStore:
         self._run_id = run_id
         self._read_timeout_s = read_timeout_s
         self._process = StoreProcess(env, "held the rendezvous store", fork=fork)
-        self._listener: socket.socket | None = None  # until the child serves on it
+        self._listeners: Sequence[socket.socket] = ()  # until the child serves on them
         self._was_reached = False
         self._late = 0  # answers in a row that did not come in time
 
@@ -106,34 +106,35 @@ class TcpStore:
     @property
     def is_about_to_serve(self) -> bool:
         """Whether the port is open, but the store is not there: `serve` was cancelled."""
-        return self._listener is not None
+        return bool(self._listeners)
 
-    async def serve(self, listener: socket.socket | None = None) -> None:
+    async def serve(self, listeners: Sequence[socket.socket] = ()) -> None:
         """Serves a store.
 
         Args:
-            listener: where; it is ours from now on.  `None` is the one that was given to a call that was cancelled.
+            listeners: where; they are ours from now on.  None are those that were given to a call that was cancelled.
 
         Raises:
             RendezvousConnectionError: the child died, or hangs.
             InputError: it cannot import torch.
         """
         self.is_connected, self.is_serving = False, True
-        if listener is not None:
-            self._listener = listener
+        if listeners:
+            self._listeners = listeners
             if self._process.is_busy:
                 # With a connection, for a caller that was cancelled: it has reached this very port, and waits for an
                 # answer of the store that it would serve next.
                 await self._process.aclose()
-        assert self._listener is not None
+        assert self._listeners
         keys = {SERVED_FOR: printable(self._run_id)}
         try:
-            await self._ask("serve", self._listener.fileno(), timeout_s=self._read_timeout_s, keys=keys)
+            files = [each.fileno() for each in self._listeners]
+            await self._ask("serve", *files, timeout_s=self._read_timeout_s, keys=keys)
         except (RendezvousConnectionError, InputError):
-            self._close_listener()
+            self._close_listeners()
             raise
         # Were it still open here, the port would outlive the store.
-        self._close_listener()
+        self._close_listeners()
         self.is_connected = self._was_reached = True
 
     async def connect(self) -> None:
@@ -258,7 +259,7 @@ class TcpStore:
     async def aclose(self) -> None:
         """Ends the child, and the store if we serve it."""
         self.is_connected = self.is_serving = False
-        self._close_listener()
+        self._close_listeners()
         await self._process.aclose()
 
     async def _ask(self, do: str, *descriptors: int, timeout_s: float | None = None, **arguments: Any) -> Any:
@@ -308,10 +309,10 @@ class TcpStore:
             f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})"
         )
 
-    def _close_listener(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = ()
 
 
 def _told(value: bytes) -> str:

@@ -1,6 +1,7 @@
 """Messages between agent and coordinator as bytes.
 
-A frame is its length in four bytes, then JSON: `["Ready", {…}]`.  What comes in is checked against the types of
+A frame is its length in four bytes, then JSON: `["Ready", {…}]`; between them, where the job has a secret, a tag of 16
+bytes, which the length does not count (`secret/handshake.py`).  What comes in is checked against the types of
 `messages.py`, field by field, and for sense (`sense.py`), before anything else reads it; none of it is ever executed.
 Frames have a limit, so neither garbage nor a hostile peer can make an agent hold more than that.
 """
@@ -11,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from hmac import compare_digest
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,14 +20,17 @@ from aelastic.core.record import Record
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.sense import Rule, contradiction, rule_of
+from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 7
+PROTOCOL = 8
+# Requests to a running job, and what they bring about: this version carries none out, and passes over them.
+RESERVED = frozenset({"Ask", "Frozen", "Saved", "Fetched", "Answer", "Notice", "Fetch"})
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.
 TEXT_MAX = 40_000
-_HEAD = 4
+HEAD_BYTES = 4
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Upward)}
 DOWNWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Downward)}
@@ -37,14 +42,10 @@ class WireError(Exception):
 
 
 class OtherProtocolError(WireError):
-    """It is a `Hello` from an agent of another version."""
+    """It is a `Hello` from an agent of another version, or of one that has a secret."""
 
-    def __init__(self, theirs: object) -> None:
-        self.reason = (
-            f"this agent speaks protocol {theirs!r:.80} and the job speaks {PROTOCOL}: "
-            "install the same version of aelastic on all nodes"
-        )
-        super().__init__(self.reason)
+
+SECRET_HERE = "this agent has a secret, and the job has none: give all agents the same --secret-file, or none"  # noqa: S105
 
 
 def encode(message: m.Upward | m.Downward | m.Ballot) -> bytes:
@@ -52,12 +53,12 @@ def encode(message: m.Upward | m.Downward | m.Ballot) -> bytes:
     body = json.dumps([type(message).__name__, message], default=_fields_of, separators=(",", ":")).encode()
     if len(body) > FRAME_MAX:
         raise WireError(f"{type(message).__name__} takes {len(body)} bytes, {FRAME_MAX} are allowed")
-    return len(body).to_bytes(_HEAD, "big") + body
+    return len(body).to_bytes(HEAD_BYTES, "big") + body
 
 
 def to_text(message: m.Downward) -> str:
     """A message as text, for the board."""
-    return encode(message)[_HEAD:].decode()
+    return encode(message)[HEAD_BYTES:].decode()
 
 
 def from_text(text: str) -> Any:
@@ -67,7 +68,7 @@ def from_text(text: str) -> Any:
         WireError: it is of no message.
     """
     body = text.encode(errors="replace")  # no text of ours has half a surrogate pair: JSON spells them out
-    return next(Decoder(DOWNWARD).feed(len(body).to_bytes(_HEAD, "big") + body))
+    return next(Decoder(DOWNWARD).feed(len(body).to_bytes(HEAD_BYTES, "big") + body))
 
 
 def verdict_from_text(text: str) -> m.Ended | None:
@@ -97,6 +98,7 @@ class Decoder:
     def __init__(self, kinds: dict[str, type[Record]]) -> None:
         self._kinds = kinds
         self._buffer = bytearray()
+        self.tagger: Tagger | None = None  # of the frames to come, where they have tags
 
     @property
     def unfinished_bytes(self) -> int:
@@ -112,34 +114,45 @@ class Decoder:
 
         Raises:
             WireError: the stream is of no use from here on.
+            ProofError: nor is it, since a tag is wrong.
         """
         self._buffer += data
-        start = 0
+        start, tag_bytes = 0, 0 if self.tagger is None else TAG_BYTES
         try:
-            while len(self._buffer) - start >= _HEAD:
-                size = int.from_bytes(self._buffer[start : start + _HEAD], "big")
+            while len(self._buffer) - start >= HEAD_BYTES:
+                size = int.from_bytes(self._buffer[start : start + HEAD_BYTES], "big")
                 if size > FRAME_MAX:
                     head = bytes(self._buffer[start : start + 16])
                     raise WireError(f"a message of {size} bytes (it begins with {head!r}), {FRAME_MAX} are allowed")
-                end = start + _HEAD + size
-                if len(self._buffer) < end:
+                begin = start + HEAD_BYTES + tag_bytes
+                if len(self._buffer) < begin + size:
                     return
-                body = bytes(self._buffer[start + _HEAD : end])
-                start = end
-                yield self._message(body)
+                tag, body = self._buffer[start + HEAD_BYTES : begin], bytes(self._buffer[begin : begin + size])
+                start = begin + size
+                if self.tagger is not None and not compare_digest(tag, self.tagger.tag(body)):
+                    raise ProofError("what it says was changed on the way, or is not of it")
+                if (message := self._message(body)) is not None:
+                    yield message
         finally:
             del self._buffer[:start]
 
     def _message(self, body: bytes) -> Any:
         try:
             name, fields = json.loads(body)
+            if name in RESERVED:
+                return None
             cls = self._kinds[name]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WireError(f"no message of the protocol: {body[:80]!r}") from None
         try:
             theirs = fields.get("protocol") if cls is m.Hello and isinstance(fields, dict) else PROTOCOL
             if theirs != PROTOCOL and not isinstance(theirs, bool | float):  # no version is of these types
-                raise OtherProtocolError(theirs)
+                raise OtherProtocolError(
+                    f"this agent speaks protocol {theirs!r:.80} and the job speaks {PROTOCOL}: "
+                    "install the same version of aelastic on all nodes"
+                )
+            if cls is m.Hello and isinstance(fields, dict) and "nonce" in fields:  # `secret/handshake.py`
+                raise OtherProtocolError(SECRET_HERE)
             return _reader_of(cls)(fields, name)
         except RecursionError:  # what JSON could nest, `repr` could not
             raise WireError(f"no message of the protocol: {body[:80]!r}") from None

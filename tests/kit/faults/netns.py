@@ -172,6 +172,14 @@ class Net:
         self._router.run("\n".join([f"nft add table ip {table}", *adding]))
         return lambda: self._router.run(f"nft delete table ip {table}")
 
+    def forward(self, address: str, node: Node) -> None:
+        """The router sends what is for an address on to a node, which does not know that address."""
+        if shutil.which("nft") is None:
+            pytest.skip("there is no nft (Debian: nftables)")
+        chain = "{ type nat hook prerouting priority -100; }"
+        rule = f"ip daddr {address} dnat to {node.v4()}"
+        self._router.run(f"nft add table ip nat\nnft 'add chain ip nat in {chain}'\nnft 'add rule ip nat in {rule}'")
+
     def slow_down(self, node: Node, rate: str) -> Callable[[], None]:
         """Each way of a node carries so much, until what this returns is called."""
         ways = [(self._router, f"n{node.number}w{network}") for network in node.networks]

@@ -25,6 +25,7 @@ from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.search import Search
+from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
@@ -50,6 +51,7 @@ from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
 from kit.simulated.board import Board
 from kit.simulated.process import Clock, CoreShell, SimulatedProcess
+from kit.simulated.proved import ProvedEnd
 from kit.simulated.world import FIN, End, Listener, World
 
 FAREWELL_S = 1.0
@@ -152,7 +154,8 @@ class Agent(SimulatedProcess):
         self.round_of_workers: Assigned | None = None
         self._spawned_at = 0.0  # of the world, the last
         self.server: Server | None = None
-        self.stream: End | None = None
+        self.stream: End | ProvedEnd | None = None
+        self.proving: ProvedEnd | None = None  # what is to be the stream
         self.listener: Listener | None = None
         self.campaigned_at = 0.0
         self.started_at = world.now
@@ -218,7 +221,7 @@ class Agent(SimulatedProcess):
         if self.alive and how != "dark":  # the kernel closes their connections
             self.watcher.workers_gone(self)
         self.alive = {}
-        for stream in [*(self.server.streams.values() if self.server else ()), *([self.stream] if self.stream else ())]:
+        for stream in [*(self.server.streams.values() if self.server else ()), *filter(None, (self.stream, self.proving))]:
             if how == FIN:
                 stream.close()
             stream.end(how)
@@ -432,7 +435,7 @@ class Agent(SimulatedProcess):
             self._ports += 1
             self.listener = Listener(self.world, self, self._ports)
         self._tokens += 1
-        return Candidate(self.node_id, (self.host,), self.listener.port, f"{self.node_id} {self._tokens}")
+        return Candidate(self.node_id, (self.host,), self.listener.port, f"{self.node_id}-{self._tokens}")
 
     def _carry_out_for_election(self, action: e.Action) -> None:
         match action:
@@ -490,15 +493,20 @@ class Agent(SimulatedProcess):
                 self.welcomed_at = min(self.welcomed_at, self.world.now)
             self.mail(self._member_shell, m.Received(conn, message))
 
+        def take(end: End | ProvedEnd) -> None:
+            self.stream, self.proving = end, None
+            end.on_message = heard
+            end.on_closed = lambda: self.mail(self._member_shell, m.ConnectionLost(conn, "it is gone", end.is_reset))
+            self.mail(self._member_shell, m.Connected(conn))
+
         def connected(end: End) -> None:
             if is_cancelled[0]:
                 end.is_told = True
                 end.close()
-                return
-            self.stream = end
-            end.on_message = heard
-            end.on_closed = lambda: self.mail(self._member_shell, m.ConnectionLost(conn, "it is gone", end.is_reset))
-            self.mail(self._member_shell, m.Connected(conn))
+            elif not self.world.keys:
+                take(end)
+            else:
+                self._prove(end, lambda proved: end.close() if is_cancelled[0] else take(proved), failed)
 
         def failed(is_refused: bool, reason: str) -> None:
             if not is_cancelled[0]:
@@ -507,12 +515,19 @@ class Agent(SimulatedProcess):
         self.world.connect(self, record.candidate.addresses[0], record.candidate.port, connected, failed)
 
 
+    def _prove(self, end: End, take: Callable[[ProvedEnd], None], failed: Callable[[bool, str], None]) -> None:
+        proved = ProvedEnd(self.world, end, DOWNWARD, lambda: take(proved), is_client=True)
+        proved.on_closed = lambda: failed(False, "it hung up before it had proved anything")
+        self.proving = proved
+        end.hear_early()
+
+
 class Server:
     """The coordinator on the wire (`rdzv/coordinator_server.py`)."""
 
     def __init__(self, agent: Agent, leader: Leader, record: LeaderRecord, listener: Listener) -> None:
         self.agent, self.leader, self.record, self.listener = agent, leader, record, listener
-        self.streams: dict[int, End] = {}
+        self.streams: dict[int, End | ProvedEnd] = {}
         self._count = 0
         self._is_claiming = self._is_displaced = False
         self._rival: LeaderRecord | None = None
@@ -525,7 +540,6 @@ class Server:
     def _accept(self, end: End) -> None:
         self._count += 1
         conn = self._count
-        self.streams[conn] = end
         mail = self.agent.mail
         is_here = end.peer.host == self.agent.host
         peer, way = ("127.0.0.1", "127.0.0.1") if is_here else (end.peer.host, self.agent.host)
@@ -535,10 +549,16 @@ class Server:
 
         def closed() -> None:
             self.streams.pop(conn, None)
-            mail(self.shell, c.Closed(conn, end.is_reset))
+            mail(self.shell, c.Closed(conn, ours.is_reset))
 
-        end.on_message, end.on_closed = message, closed
-        mail(self.shell, c.Opened(conn, peer, way))
+        def opened() -> None:
+            mail(self.shell, c.Opened(conn, peer, way))
+
+        ours = end if not self.agent.world.keys else ProvedEnd(self.agent.world, end, UPWARD, opened, is_client=False)
+        self.streams[conn] = ours
+        ours.on_message, ours.on_closed = message, closed
+        if ours is end:
+            opened()
 
     def carry_out(self, action: c.Action) -> None:  # noqa: C901  one case for each action
         agent = self.agent

@@ -195,7 +195,7 @@ class Checks:
         if message.restart_count > self._max_restarts:
             self.fail(f"{round_} has restart count {message.restart_count}")
         # A board that was wiped counts from the beginning, where the agents that elect know nothing better.
-        elected = {r.candidate.token for at, r in self._board.elections if at > self._board.wiped_at}
+        elected = self._elected
         rivals = [r for r in self.rounds.values() if r is not round_ and {r.token, round_.token} <= elected]
         if round_.fence in {each.fence for each in rivals}:
             self.fail(f"{round_} has a fencing number that another round has: {round_.fence}")
@@ -206,6 +206,11 @@ class Checks:
             self._note_fork(round_)
 
         self._world.after(0.0, check)  # what is said with it is said in the same breath
+
+    @property
+    def _elected(self) -> set[str]:
+        """Tokens of those that were elected in the board's present life."""
+        return {r.candidate.token for at, r in self._board.elections if at > self._board.wiped_at}
 
     def _note_fork(self, round_: Round) -> None:
         """Two coordinators have begun a round of other nodes after the same one."""
@@ -219,8 +224,13 @@ class Checks:
                 self._forks[other, round_] = None
 
     def _check_accounted(self, round_: Round) -> None:
-        """Newcomers begin no round beside one that the board knows, of which half of the nodes or more are at work."""
+        """Newcomers begin no round beside one that the board knows, of which half of the nodes or more are at work.
+
+        Unless their coordinator was elected before the board forgot all: it is certain for a lease, and knows no better.
+        """
         record = self._board.record
+        if round_.token not in self._elected:
+            return
         if record is None or record.seats is None or record.seats.needs_endpoint or round_.before is not None:
             return
         known = record.seats

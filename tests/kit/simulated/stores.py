@@ -12,11 +12,15 @@ from typing import Any
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.boards.encoding import state_of
 from aelastic.rdzv.boards.key_board import KeyBoard
+from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
+from aelastic.rdzv.secret.seals import claimed
+from aelastic.rdzv.settings import LEASE_S
 from kit.simulated import quorum
 from kit.simulated.board import Asking, Board, BoardFaults, Question
 from kit.simulated.process import SimulatedProcess
+from kit.simulated.proved import AsInTheFile
 from kit.simulated.world import World
 
 
@@ -50,7 +54,8 @@ class Stores(Board):
 
     def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
         self._clients += 1
-        return _Key(), _AskingStores(self._world, self, process, f"{process} {self._clients}")
+        secret: Any = AsInTheFile(self._world.keys) if self._world.keys else None
+        return _Key(Writing(secret, LEASE_S)), _AskingStores(self._world, self, process, f"{process} {self._clients}")
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
@@ -125,7 +130,7 @@ class Stores(Board):
         if not held or held[0].text == self._newest:
             return
         self._newest, before = held[0].text, self._record
-        record = self._record = state_of(self._newest).record
+        record = self._record = state_of(claimed(self._newest)).record
         if record is None:
             return
         if not record.is_same_term(before):

@@ -17,7 +17,8 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.rdzv.protocol.addresses import is_address
-from aelastic.rdzv.protocol.codec import Decoder, OtherProtocolError, WireError
+from aelastic.rdzv.protocol.codec import HEAD_BYTES, Decoder, OtherProtocolError, WireError
+from aelastic.rdzv.secret.handshake import Handshake, ProofError, Tagger
 
 # A peer that reads nothing (suspended, or cut off) is dropped before it costs more memory than this.
 UNSENT_MAX = 4 << 20
@@ -25,6 +26,8 @@ UNSENT_MAX = 4 << 20
 UNHANDLED_MAX = 64
 # A network that carries on at all answers a connection attempt within this; SYNs are sent again after 1 s.
 CONNECT_TIMEOUT_S = 2.5
+# Two round trips, and what else both ends have to do then.
+PROOF_TIMEOUT_S = 5.0
 
 
 class Listener(Protocol):
@@ -34,7 +37,7 @@ class Listener(Protocol):
 
     def on_unfinished(self, stream: Stream) -> None: ...
 
-    def on_garbage(self, stream: Stream, error: WireError) -> None: ...
+    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None: ...
 
     def on_closed(self, stream: Stream, reason: str) -> None: ...
 
@@ -52,19 +55,35 @@ class Stream(asyncio.Protocol):
         listener: called for each message, for a part of one, once for garbage, and once at the end.
         words: the messages that the other end may send: `codec.UPWARD` or `codec.DOWNWARD`.
         on_open: called when there is a connection.
+        proof: what both ends have to prove, before a message is read or sent; `None`: nothing.
+        on_proved: called when they have.
+
+    Attributes:
+        is_proved: set when both ends are proved, or it is closed.
+        refusal: why they are not.
     """
 
     def __init__(
-        self, listener: Listener, words: dict[str, type[Record]], on_open: Callable[[Stream], None] | None = None
+        self,
+        listener: Listener,
+        words: dict[str, type[Record]],
+        on_open: Callable[[Stream], None] = lambda _: None,
+        proof: Handshake | None = None,
+        on_proved: Callable[[Stream], None] = lambda _: None,
     ) -> None:
         self._listener = listener
         self._decoder = Decoder(words)
-        self._on_open = on_open
+        self._on_open, self._on_proved = on_open, on_proved
+        self._proof = proof  # until it is over
+        self._proof_limit: asyncio.TimerHandle | None = None
+        self._tagger: Tagger | None = None  # of what is sent
+        self._unsent: list[bytes] = []  # until then
         self._transport: asyncio.Transport | None = None
         self._is_deaf = False
         self._unhandled = 0
         self._is_paused = False
-        self.closed = anyio.Event()
+        self.is_proved, self.closed = anyio.Event(), anyio.Event()
+        self.refusal = ""
         self.is_reset = False  # it broke; else one of its ends has closed it
         self.conn = 0  # its owner's number for it
 
@@ -111,6 +130,12 @@ class Stream(asyncio.Protocol):
         """Never blocks.  On a closed connection it does nothing: `on_closed` was called."""
         if self._transport is None or self._transport.is_closing():
             return
+        if self._proof is not None:
+            self._unsent.append(frame)
+            return
+        if self._tagger is not None:
+            body = frame[HEAD_BYTES:]
+            frame = frame[:HEAD_BYTES] + self._tagger.tag(body) + body
         self._transport.write(frame)
         if self._transport.get_write_buffer_size() > UNSENT_MAX:
             self.is_reset = True
@@ -132,11 +157,59 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        if self._on_open is not None:
-            with self._bugs_to_listener():
-                self._on_open(self)
+        with self._bugs_to_listener():
+            self._on_open(self)
+            if self._proof is None:
+                self._begin()
+            elif not self.is_closing:
+                self._transport.write(self._proof.begin())
+                late = ProofError(f"it has proved nothing in {PROOF_TIMEOUT_S:g} s")
+                self._proof_limit = asyncio.get_running_loop().call_later(PROOF_TIMEOUT_S, self._refuse, late)
+
+    def _begin(self) -> None:
+        """Both ends are what they should be."""
+        self.is_proved.set()
+        self._on_proved(self)
+
+    def _refuse(self, error: ProofError) -> None:
+        """The other end is not trusted, or no more."""
+        self.refusal = str(error)
+        self.is_reset = self._is_deaf = True
+        with self._bugs_to_listener():
+            self._listener.on_garbage(self, error)
+        if self._transport is not None:
+            self._transport.write(error.answer)
+        self.close()
+
+    def _prove(self, data: bytes) -> bytes:
+        """Goes on with the proof; gives what came after it."""
+        assert self._proof is not None and self._transport is not None
+        try:
+            self._transport.write(self._proof.feed(data))
+        except ProofError as error:
+            self._refuse(error)
+            return b""
+        if self._proof.tags is None:
+            return b""
+        rest, (self._tagger, self._decoder.tagger) = self._proof.rest, self._proof.tags
+        self._proof = None
+        self._stop_timer()
+        for frame in self._unsent:
+            self.send(frame)
+        self._unsent.clear()
+        self._begin()
+        return rest
+
+    def _stop_timer(self) -> None:
+        if self._proof_limit is not None:
+            self._proof_limit.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._proof is not None and not self._is_deaf:
+            with self._bugs_to_listener():
+                data = self._prove(data)
+            if not data:
+                return
         if self._is_paused:
             self._decoder.hold(data)  # it was on its way
         elif not self._is_deaf:
@@ -157,9 +230,15 @@ class Stream(asyncio.Protocol):
         except WireError as error:
             self._is_deaf = True
             self._listener.on_garbage(self, error)
+        except ProofError as error:
+            self._refuse(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_reset |= error is not None
+        self._stop_timer()
+        if self._proof is not None:
+            self.refusal = self.refusal or "it hung up before it had proved anything"
+        self.is_proved.set()
         self.closed.set()
         with self._bugs_to_listener():
             self._listener.on_closed(self, "connection closed" if error is None else f"connection broken: {error}")
@@ -227,20 +306,6 @@ async def _resolve(host: str) -> list[str]:
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
-def outward_addresses() -> list[str]:
-    """This machine's addresses on its way out, by the kernel's routes; no packet is sent (`connect(2)` on UDP)."""
-    found = []
-    # Addresses set aside for documentation (RFC 5737, RFC 3849): no host has them, so the default route counts.
-    for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((somewhere, 9))
-                found.append(str(probe.getsockname()[0]))
-        except OSError:
-            pass  # no such way
-    return found
-
-
 def _is_own(address: str) -> bool:
     """Whether an address is one of this machine: the kernel takes it for what is sent there; no packet is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -252,7 +317,7 @@ def _is_own(address: str) -> bool:
         return False
 
 
-def is_other_protocol(error: WireError) -> bool:
+def is_other_protocol(error: Exception) -> bool:
     return isinstance(error, OtherProtocolError)
 
 

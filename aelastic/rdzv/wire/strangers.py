@@ -1,7 +1,8 @@
 """Connections of which nothing is known yet: few of them, with little memory, and one line about them in a minute.
 
 Whatever can reach the coordinator's port may connect, and say nothing, or half of something.  Agents identify
-themselves at once; so of the others those go first that have said nothing for the longest time, or hold the most.
+themselves at once; so of the others those go first that have said nothing for the longest time, of the address that has
+most of them, or hold the most.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import anyio
 from aelastic.aio import clock
 from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.rdzv.protocol.addresses import plain_address
-from aelastic.rdzv.stream import Stream
+from aelastic.rdzv.secret.handshake import ProofError
+from aelastic.rdzv.wire.stream import Stream
 
 _log = logging.getLogger(__name__)
 
 # All agents of a job may connect at the same moment, and again before their old connections are seen to be broken.
 STRANGERS_MIN = 256
 PER_NODE = 2
+# Of one address, from which all nodes of a job may come.
+PER_ADDRESS_MIN = 64
 # Of messages that are not complete, in all.
 UNFINISHED_BYTES_MAX = 4 << 20
 # Something that scans ports does so all the time.
@@ -42,12 +46,13 @@ class Strangers:
     def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
         self._files_max = files_max
         self._count_max = max(STRANGERS_MIN, PER_NODE * max_nodes)
+        self._of_address_max = max(PER_ADDRESS_MIN, PER_NODE * max_nodes)
         self._room: float = math.inf  # for strangers, once the descriptors were used up
-        self._streams: dict[Stream, None] = {}  # the oldest first
+        self._streams: dict[Stream, str] = {}  # and their addresses; the oldest first
+        self._of_address: dict[str, dict[Stream, None]] = {}
         self._unfinished: dict[Stream, int] = {}  # bytes
         self._unfinished_sum = 0
-        self._told_at = -math.inf
-        self._untold = 0
+        self._told: dict[str, tuple[float, int]] = {}  # when a message was told, and how many have not been since
 
     async def accept(self, listener: socket.socket, make_stream: Callable[[], Stream]) -> None:
         """Makes streams of the connections that come in at a port.  Runs until cancelled."""
@@ -69,14 +74,21 @@ class Strangers:
                 await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     def add(self, stream: Stream, now: float) -> None:
-        """A connection came in; the oldest one is dropped for it where there are too many."""
-        self._streams[stream] = None
-        oldest = next(iter(self._streams))
-        if len(self._streams) > self._count_max:
-            self._drop(oldest, now, f"{len(self._streams)} connections have not identified themselves")
+        """A connection came in; another one is dropped for it where there are too many."""
+        peer = self._streams[stream] = plain_address(stream.peer)
+        of_peer = self._of_address.setdefault(peer, {})
+        of_peer[stream] = None
+        if len(of_peer) > self._of_address_max:
+            self._drop(next(iter(of_peer)), now, f"{len(of_peer)} from there have not identified themselves")
+        elif len(self._streams) > self._count_max:
+            self._drop(self._oldest_of_most(), now, f"{len(self._streams)} connections have not identified themselves")
         elif stream.fileno >= self._files_max or len(self._streams) > self._room:
             self._room = max(len(self._streams) - 1, 1)  # the next one gets the number of the one that is dropped
-            self._drop(oldest, now, "too few files may be opened for more (ulimit -n)")
+            self._drop(self._oldest_of_most(), now, "too few files may be opened for more (ulimit -n)")
+
+    def _oldest_of_most(self) -> Stream:
+        most = max(self._of_address, key=lambda peer: len(self._of_address[peer]))
+        return next(iter(self._of_address[most]))
 
     def note(self, stream: Stream, now: float) -> None:
         """It has sent a part of a message."""
@@ -90,10 +102,18 @@ class Strangers:
 
     def forget(self, stream: Stream) -> None:
         """It has identified itself, or has gone."""
-        self._streams.pop(stream, None)
+        peer = self._streams.pop(stream, None)
+        if peer is not None:
+            del self._of_address[peer][stream]
+            if not self._of_address[peer]:
+                del self._of_address[peer]
         if not self._streams:
             self._room = math.inf
         self._unfinished_sum -= self._unfinished.pop(stream, 0)
+
+    def refuse(self, stream: Stream, error: ProofError) -> None:
+        """It is no agent of this job, or is not trusted any more: says so; its stream closes."""
+        self.tell(clock.now(), "refused %s: %s", plain_address(stream.peer), error)
 
     def _drop(self, stream: Stream, now: float, why: str) -> None:
         self.forget(stream)
@@ -101,9 +121,10 @@ class Strangers:
         stream.abort()
 
     def tell(self, now: float, message: str, *args: object) -> None:
-        """Warns, at most once in a minute; the next warning says how many there were."""
-        if now - self._told_at < TELL_INTERVAL_S:
-            self._untold += 1
+        """Warns, at most once in a minute with the same words; the next warning says how many there were."""
+        told_at, untold = self._told.get(message, (-math.inf, 0))
+        if now - told_at < TELL_INTERVAL_S:
+            self._told[message] = told_at, untold + 1
             return
-        more, self._untold, self._told_at = self._untold, 0, now
-        _log.warning(f"{message}%s", *args, f" (and {more} more since the last such line)" if more else "")
+        self._told[message] = now, 0
+        _log.warning(f"{message}%s", *args, f" (and {untold} more since the last such line)" if untold else "")

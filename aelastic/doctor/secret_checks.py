@@ -1,0 +1,114 @@
+"""Checks of who can get in: the job's secret, who has it, where agents listen, and what no secret protects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from aelastic.doctor.finding import Finding
+from aelastic.host.listeners import is_loopback
+from aelastic.rdzv.board import Candidate
+from aelastic.rdzv.boards.encoding import record_from_bytes
+from aelastic.rdzv.boards.endpoints import Endpoint
+from aelastic.rdzv.secret.handshake import UNPROVED_BYTES_MAX, ProofError
+from aelastic.rdzv.secret.keys import shown
+from aelastic.rdzv.secret.seals import ForeignError, claimed, verify
+from aelastic.rdzv.secret.secret_file import SecretFile
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.wire.listening import outward_addresses
+from aelastic.rdzv.wire.proofs import MEMBER, Proofs
+from aelastic.rdzv.wire.stream import PROOF_TIMEOUT_S
+
+_PAGE = "docs/how-to/secret.md"
+
+
+def secret_of(settings: RendezvousSettings, run_id: str) -> SecretFile | None:
+    """The job's, which its settings have judged."""
+    return None if settings.secret_path is None else SecretFile(settings.secret_path, run_id)
+
+
+async def check_access(settings: RendezvousSettings, run_id: str, text: bytes) -> AsyncIterator[Finding]:
+    """Findings of a job with several nodes.
+
+    Args:
+        text: what the board has of the run; empty: nothing.
+    """
+    secret = secret_of(settings, run_id)
+    if secret is None:
+        yield Finding(
+            "warning", "secret", "none: whoever reaches an agent's port can join the job, end it and read where it "
+            f"runs: give each node the same --secret-file ({_PAGE})",
+        )  # fmt: skip
+    else:
+        first, *more = [shown([key.id]) for key in secret.keys]
+        words = f"key {first} of {secret.path} is used" + "".join(f", {key} is accepted, too" for key in more)
+        yield Finding("ok", "secret", words)
+    if text:
+        yield await _check_coordinator(text, secret)
+    yield _check_listening(settings)
+    yield _check_firewall(settings)
+
+
+async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
+    keys = secret.keys if secret is not None else ()
+    try:
+        verify(text, keys)
+    except ForeignError as error:
+        problem = f"what the board has of this run counts as nothing here: {error}"
+    else:
+        problem = ""
+    candidate = None
+    with suppress(ValueError):  # a text of a TCPStore begins with a count
+        body = claimed(text)
+        candidate = record_from_bytes(body[body.find(b"{") :]).candidate
+    if candidate is not None and secret is not None:
+        told = await _greet(candidate, secret)
+        problem = problem or ("" if told.startswith("it has key") else told)
+        words = f"{Endpoint(next(iter(candidate.addresses), ''), candidate.port)}: {problem or told}"
+    else:
+        words = problem or "nothing is proved"
+    return Finding("error" if problem else "ok", "coordinator", words)
+
+
+async def _greet(candidate: Candidate, secret: SecretFile) -> str:
+    """Which keys a coordinator has, or why it is not trusted."""
+    proof = Proofs(secret).make(MEMBER, is_client=True)
+    assert proof is not None
+    for address in candidate.addresses:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(PROOF_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(address, candidate.port)
+                try:
+                    writer.write(proof.begin())
+                    while proof.tags is None and (data := await reader.read(UNPROVED_BYTES_MAX)):
+                        writer.write(proof.feed(data))
+                except ProofError as error:
+                    return str(error)
+                finally:
+                    writer.close()
+                return f"it has key {shown(proof.other_keys)}"
+    return "it cannot be reached: is its host up, and its firewall open?"
+
+
+def _addresses(settings: RendezvousSettings) -> list[str]:
+    return [settings.local_addr] if settings.local_addr else outward_addresses() or ["localhost"]
+
+
+def _check_listening(settings: RendezvousSettings) -> Finding:
+    if settings.bind_all:
+        return Finding("ok", "listening", "the agent and the workers' store listen at all addresses (--bind-all)")
+    where = ", ".join(_addresses(settings))
+    words = f"the agent listens at {where} and loopback, or where its way to the endpoint comes from"
+    return Finding("ok", "listening", f"{words}; the workers' store at MASTER_ADDR")
+
+
+def _check_firewall(settings: RendezvousSettings) -> Finding:
+    addresses = _addresses(settings)
+    if all(map(is_loopback, addresses)) and not settings.bind_all:
+        return Finding("ok", "firewall", "not needed: nothing of the job can be reached from other hosts")
+    return Finding(
+        "warning", "firewall",
+        f"needed: the workers' store, gloo and NCCL let in whoever reaches {', '.join(addresses)}, with and without a "
+        f"secret: let only the job's nodes through ({_PAGE} has the lines for nftables)",
+    )  # fmt: skip

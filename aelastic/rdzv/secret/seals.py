@@ -1,0 +1,58 @@
+"""What agents write on a board, proved: whoever can write there, and has no secret, has written nothing.
+
+The proof is the last member of the JSON that it proves: an agent of a version that knows none reads the rest, connects,
+and is told.  A key is made for each run id, so what one job has written says nothing in
+another; that a record is an older one of the same job shows in its epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hmac import compare_digest
+
+from aelastic.rdzv.secret.keys import Key, shown
+
+_LABEL = b"aelastic board"
+_SEALED = re.compile(rb'(.*), "proof": "([0-9a-f]{16}) ([0-9a-f]{64})"\}', re.DOTALL)
+
+
+class ForeignError(Exception):
+    """No agent with this secret wrote it; says what differs."""
+
+
+def sign(text: bytes, keys: Sequence[Key]) -> bytes:
+    """What to write, of a text that ends with a JSON object; without a key the text itself."""
+    if not keys:
+        return text
+    proof = f', "proof": "{keys[0].id} {keys[0].made_of(_LABEL, text)[0].hex()}"}}'
+    return text.removesuffix(b"}") + proof.encode()
+
+
+def verify(text: bytes, keys: Sequence[Key]) -> bytes:
+    """The text that an agent of this job wrote; empty where nothing is written.
+
+    Raises:
+        ForeignError: another agent did, or another program.
+    """
+    found = _SEALED.fullmatch(text)
+    if not text or (found is None and not keys):
+        return text
+    if not keys:
+        raise ForeignError("its agents have a secret, and this one has none: give it the same --secret-file")
+    own = shown([each.id for each in keys])
+    if found is None:
+        raise ForeignError(f"it was written without a secret, and this agent has one (key {own})")
+    inner, key_id, proof = claimed(text), found[2].decode(), bytes.fromhex(found[3].decode())
+    key = next((each for each in keys if each.id == key_id), None)
+    if key is None:
+        raise ForeignError(f"it was written with another secret (key {shown([key_id])}, here {own})")
+    if not compare_digest(proof, key.made_of(_LABEL, inner)[0]):
+        raise ForeignError(f"it was changed since, or is of another run id (key {own})")
+    return inner
+
+
+def claimed(text: bytes) -> bytes:
+    """What a text says, whoever wrote it."""
+    found = _SEALED.fullmatch(text)
+    return text if found is None else found[1] + b"}"

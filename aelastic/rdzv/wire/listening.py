@@ -1,0 +1,63 @@
+"""Where other agents reach this one, and so where it listens."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aelastic.errors import RendezvousError
+from aelastic.host.listeners import HeldPort, is_loopback, loopback_address
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere
+from aelastic.rdzv.protocol.addresses import is_address
+from aelastic.rdzv.settings import RendezvousSettings
+
+_log = logging.getLogger(__name__)
+
+
+def own_addresses(settings: RendezvousSettings, board: Board) -> list[str]:
+    """What others are told: addresses of this host, and the endpoint as the user wrote it."""
+    if settings.is_on_loopback:
+        return [loopback_address(settings.local_addr or "localhost")]
+    if settings.local_addr:
+        return [settings.local_addr]
+    own = board.own_address
+    far = [own] if own and not is_loopback(own) else outward_addresses()
+    return list(dict.fromkeys(each for each in (board.endpoint_host, *far) if each)) or [loopback_address()]
+
+
+async def local_addresses(settings: RendezvousSettings) -> list[str]:
+    """Of this host, those of the name that others are told; none where that says nothing here."""
+    if settings.local_addr and not settings.is_on_loopback:
+        with suppress(RendezvousError):
+            return told_elsewhere(await local_addresses_of(Endpoint(settings.local_addr, 0)))
+    return []
+
+
+def listen_for_members(port: HeldPort, told: Sequence[str], settings: RendezvousSettings, local: Sequence[str]) -> None:
+    """Listens where others are told to come, and at all addresses where that cannot be.
+
+    Args:
+        told: as `own_addresses` gives it.
+        local: as `local_addresses` gives it.
+    """
+    known = local or [each for each in map(loopback_address, told) if is_address(each)]
+    was_open = bool(port.listeners)
+    if not port.listen_at([] if settings.bind_all else known) and not was_open and not settings.bind_all:
+        _log.info("the coordinator listens at all addresses of this host: others know it as %s", ", ".join(told))
+
+
+def outward_addresses() -> list[str]:
+    """This machine's addresses on its way out, by the kernel's routes; no packet is sent (`connect(2)` on UDP)."""
+    found = []
+    # Addresses set aside for documentation (RFC 5737, RFC 3849): no host has them, so the default route counts.
+    for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((somewhere, 9))
+                found.append(str(probe.getsockname()[0]))
+        except OSError:
+            pass  # no such way
+    return found

@@ -1,0 +1,46 @@
+"""What the connections of an agent have to prove; nothing where the job has no secret."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from aelastic.host.listeners import is_loopback
+from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.protocol.codec import PROTOCOL
+from aelastic.rdzv.secret.handshake import NONCE_BYTES, Handshake
+from aelastic.rdzv.secret.secret_file import SecretFile
+
+_log = logging.getLogger(__name__)
+
+# What a connection is for: a proof for one port is none for another.
+MEMBER, BALLOT = "member", "ballot"
+OPEN = (
+    "agents talk over %s without a secret: whoever reaches this port can join the job, end it and read where it runs; "
+    "use --secret-file (docs/how-to/secret.md)"
+)
+
+
+class Proofs:
+    """Makes the handshakes of one agent.
+
+    Args:
+        secret: of the job, if it has one.
+    """
+
+    def __init__(self, secret: SecretFile | None) -> None:
+        self._secret = secret
+        self._has_warned = False
+
+    def make(self, door: str, *, is_client: bool) -> Handshake | None:
+        """For a new connection."""
+        if (secret := self._secret) is None:
+            return None
+        nonce, source = os.urandom(NONCE_BYTES), secret.path
+        return Handshake(secret.keys, PROTOCOL, door, nonce, is_client=is_client, source=source)
+
+    def warn_if_open(self, peer: str) -> None:
+        """Says once that another host is talked to, and nothing is proved."""
+        if peer and not self._has_warned and not is_loopback(plain_address(peer)) and self._secret is None:
+            self._has_warned = True
+            _log.warning(OPEN, plain_address(peer))

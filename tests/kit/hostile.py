@@ -1,0 +1,195 @@
+"""A hostile client: what reaches the ports of a job's agents, speaks their protocol, and has not the job's secret.
+
+`attack` is one session, of which a seed says all.  Some replay what an honest agent said: `record` makes such a recording,
+by a client that has the secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, encode
+from aelastic.rdzv.secret.handshake import NONCE_BYTES, UNPROVED_BYTES_MAX, Handshake, ProofError
+from aelastic.rdzv.secret.keys import Key
+
+# What is not answered by then is not answered at all: agents close at once, and after 5 s in the end.
+ANSWER_S = 8.0
+LARGE_BYTES = 10 << 20
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What an honest client said, in its parts, each after an answer."""
+
+    said: tuple[bytes, ...]
+
+
+@dataclass
+class Knowledge:
+    """What a stranger knows of a job, which is all but its secret.
+
+    Args:
+        run_id: of the job.
+        token: of its coordinator, as the board has it.
+        recordings: of sessions in this job, and in an earlier one.
+    """
+
+    run_id: str
+    token: str
+    recordings: Sequence[Recording]
+
+    @property
+    def hello(self) -> m.Hello:
+        node = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666)
+        return m.Hello(PROTOCOL, m.Terms(self.run_id, 1, 9, 3, 2.0), self.token, node, m.Past(m.Standing.READY), 0)
+
+    @property
+    def words(self) -> list[m.Upward]:
+        """What would join the job, end it, or use up its restarts."""
+        past = m.Past(m.Standing.READY, 1, 3)
+        return [self.hello, self.hello.replace(past=past), m.Succeeded("stranger", 1), m.Left("stranger", "bye"), m.Alive(1)]
+
+
+def _client(sock: socket.socket, key: Key, door: str) -> tuple[Handshake, list[bytes]]:
+    """Proves itself, or tries to."""
+    proof = Handshake([key], PROTOCOL, door, os.urandom(NONCE_BYTES), is_client=True)
+    said = [proof.begin()]
+    sock.sendall(said[0])
+    while proof.tags is None and (data := sock.recv(4096)):
+        if answer := proof.feed(data):
+            said.append(answer)
+            sock.sendall(answer)
+    return proof, said
+
+
+def record(host: str, port: int, key: Key, message: m.Upward) -> Recording:
+    """An honest session, of one message."""
+    with socket.create_connection((host, port), timeout=ANSWER_S) as sock:
+        proof, said = _client(sock, key, "member")
+        assert proof.tags is not None, "the port is the coordinator's, and the secret is right"
+        frame = encode(message)
+        said.append(frame[:HEAD_BYTES] + proof.tags.sent.tag(frame[HEAD_BYTES:]) + frame[HEAD_BYTES:])
+        sock.sendall(said[-1])
+        sock.recv(1)
+    return Recording(tuple(said))
+
+
+def _rest(sock: socket.socket) -> bytes:
+    heard = b""
+    with suppress(OSError):
+        while data := sock.recv(65536):
+            heard += data
+    return heard
+
+
+def _say(sock: socket.socket, parts: Sequence[bytes]) -> None:
+    for index, part in enumerate(parts):
+        if index:
+            sock.recv(4096)
+        sock.sendall(part)
+
+
+def _garbage(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    sock.sendall(dice.randbytes(dice.randint(1, 2 * UNPROVED_BYTES_MAX)))
+
+
+def _cut(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    said = b"".join(dice.choice(known.recordings).said)
+    sock.sendall(said[: dice.randrange(len(said))])
+    sock.shutdown(socket.SHUT_WR)
+
+
+def _replay(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    said = dice.choice(known.recordings).said
+    _say(sock, said if dice.random() < 0.5 else [b"".join(said)])
+
+
+def _reflect(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    sock.sendall(dice.choice(known.recordings).said[0])
+    while data := sock.recv(4096):
+        sock.sendall(data)
+
+
+def _flip(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    parts = []
+    for part in dice.choice(known.recordings).said:
+        changed = bytearray(part)
+        for _ in range(dice.randint(1, 3)):
+            changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
+        parts.append(bytes(changed))
+    _say(sock, parts)
+
+
+def _reorder(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    parts = list(dice.choice(known.recordings).said)
+    dice.shuffle(parts)
+    sock.sendall(b"".join(parts))
+
+
+def _drop(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    parts = list(dice.choice(known.recordings).said)
+    del parts[dice.randrange(len(parts))]
+    sock.sendall(b"".join(parts))
+
+
+def _large(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    sock.sendall(LARGE_BYTES.to_bytes(4, "big"))
+    for _ in range(LARGE_BYTES >> 16):
+        sock.sendall(dice.randbytes(1 << 10) * 64)
+
+
+def _other_secret(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    key = Key(dice.randbytes(32), known.run_id)
+    with suppress(ProofError):
+        _client(sock, key, dice.choice(["member", "ballot"]))
+    sock.sendall(b"".join(encode(each) for each in known.words))
+
+
+def _claimed_key(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    """Names the job's own key, takes the greeting, and makes up a proof."""
+    greeting = json.loads(dice.choice(known.recordings).said[0][HEAD_BYTES:])
+    greeting[1]["nonce"] = dice.randbytes(NONCE_BYTES).hex()
+    body = json.dumps(greeting, separators=(",", ":")).encode()
+    sock.sendall(len(body).to_bytes(4, "big") + body)
+    sock.recv(4096)
+    sock.sendall((32).to_bytes(4, "big") + dice.randbytes(32) + b"".join(encode(each) for each in known.words))
+
+
+def _downgrade(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
+    hello = json.loads(encode(known.hello)[HEAD_BYTES:])
+    hello[1]["protocol"] = dice.choice([PROTOCOL, PROTOCOL, 7, 5, 0, "8"])
+    body = json.dumps(hello, separators=(",", ":")).encode()
+    sock.sendall(len(body).to_bytes(4, "big") + body)
+    sock.sendall(b"".join(encode(each) for each in known.words))
+
+
+KINDS: tuple[Callable[[random.Random, socket.socket, Knowledge], None], ...] = (
+    _garbage, _cut, _replay, _reflect, _flip, _reorder, _drop, _large, _other_secret, _claimed_key, _downgrade,
+)  # fmt: skip
+
+
+def attack(seed: int, host: str, ports: Sequence[int], known: Knowledge) -> tuple[str, bytes]:
+    """One session; gives its kind, and what was heard in the end."""
+    dice = random.Random(seed)
+    kind = KINDS[seed % len(KINDS)]
+    with socket.create_connection((host, dice.choice(ports)), timeout=ANSWER_S) as sock:
+        with suppress(OSError, ProofError):  # it was hung up on
+            kind(dice, sock, known)
+        return kind.__name__, _rest(sock)
+
+
+def half_open(host: str, ports: Sequence[int], count: int, said: bytes) -> Iterator[socket.socket]:
+    """Connections that say nothing, or half of something, and stay."""
+    for index in range(count):
+        with suppress(OSError):
+            sock = socket.create_connection((host, ports[index % len(ports)]), timeout=ANSWER_S)
+            if index % 2:
+                sock.sendall(said[: index % len(said)])
+            yield sock

@@ -1,0 +1,267 @@
+"""Jobs whose agents have a secret: strangers get nowhere, and the secret can be changed while the job runs."""
+
+from __future__ import annotations
+
+import re
+import resource
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from kit.agents import FAIL, FINISH, NEVER_SAID, Meeting, Round, Team, c10d, team_of
+from kit.effort import EFFORT
+from kit.hostile import KINDS, Knowledge, attack, half_open, record
+from kit.launching import Launcher
+from kit.servers.etcd_servers import EtcdServers
+
+from aelastic.errors import EXIT_INPUT
+from aelastic.rdzv.secret.handshake import ProofError
+from aelastic.rdzv.secret.keys import Key
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
+HOST = "127.0.0.1"
+SESSIONS, HALF_OPEN = (220, 400) if EFFORT == "quick" else (1000, 5000)
+LEASE_S = 2.0
+
+
+def put(path: Path, *lines: str) -> None:
+    """Another file in its place, as an orchestrator does it."""
+    new = path.with_name(f"{path.name}.new")
+    new.touch(0o600)
+    new.write_text("".join(f"{line}\n" for line in lines))
+    new.rename(path)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    put(path, secrets.token_hex(32))
+    return path
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def finish(team: Team, last: Round) -> None:
+    last.tell(FINISH)
+    for agent in team.live:
+        assert agent.wait() == 0, team.story
+
+
+def coordinator_port(team: Team, key: Key) -> int:
+    """Of the ports of the one that coordinates, the one at which a member is let in."""
+    for port in team.coordinator.ports():
+        with suppress(OSError, AssertionError, ProofError):  # it asks for votes
+            record(HOST, port, key, Knowledge(team.run_id, "no-token", ()).hello)
+            return port
+    raise AssertionError(f"no port of the coordinator's\n{team.story}")
+
+
+@pytest.mark.usefixtures("descriptors")
+@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
+def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
+    launch: Launcher, secret: Path, backend: str, etcds: EtcdServers
+) -> None:
+    meeting = c10d() if backend == "c10d" else Meeting(backend, etcds.of("distro").endpoint)
+    text = secret.read_bytes().strip()
+    with team_of(launch, meeting, "2:3", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}) as team:
+        agents = team.start_many(2)
+        first = team.wait_round(agents)
+        key = Key(text, team.run_id)
+        port = coordinator_port(team, key)
+        refused = Knowledge(team.run_id, "no-token", ()).hello
+        here = [record(HOST, port, key, message) for message in (refused, refused.replace(seen_epoch=7))]
+        with team_of(launch, c10d(), "1:2", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}) as other:
+            alone = other.wait_round(other.start_many(1))
+            there = record(HOST, coordinator_port(other, Key(text, other.run_id)), Key(text, other.run_id), refused)
+            known = Knowledge(team.run_id, "0" * 32, [*here, there])
+            ports = sorted(set().union(*(agent.ports() for agent in agents)) - {first.starts[0].master_port})
+            assert len(ports) >= (3 if backend == "c10d" else 1), "the coordinator's, and those at which votes are asked for"
+            with ThreadPoolExecutor(16) as pool, ExitStack() as stack:
+                for sock in half_open(HOST, ports, HALF_OPEN, here[0].said[0]):
+                    stack.enter_context(sock)
+                heard = list(pool.map(lambda seed: attack(seed, HOST, ports, known), range(SESSIONS)))
+                assert {kind for kind, _ in heard} == {kind.__name__ for kind in KINDS}
+                assert not [each for each in heard if b"Welcome" in each[1] or b"Seats" in each[1] or b"Voted" in each[1]]
+                first.tell(FAIL, 0)  # among the half-open ones: an honest round
+                second = team.wait_round(agents, first)
+            finish(other, alone)
+        assert second.restart == 1 and len(second.starts) == 2
+        assert [len(agent.starts) for agent in agents] == [2, 2], "no other round"
+        finish(team, second)
+        for agent in agents:
+            assert not NEVER_SAID.search(agent.stderr), team.story
+            refusals = re.findall("W refused 127.0.0.1: ", agent.stderr)
+            assert len(refusals) <= 4, "one line in a minute"
+        assert sum("W refused 127.0.0.1: " in agent.stderr for agent in agents) >= 1
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static", "etcd-v3", "etcd-v2", pytest.param("endpoints", marks=pytest.mark.all)])
+def test_agents_with_one_secret_meet_on_each_board_and_one_without_is_told(
+    launch: Launcher, secret: Path, backend: str, etcds: EtcdServers
+) -> None:
+    endpoint = c10d().endpoint
+    if backend.startswith("etcd"):
+        endpoint = etcds.of("distro" if backend == "etcd-v3" else "debian").endpoint
+    if backend == "endpoints":
+        endpoint = ",".join(f"127.0.0.{index}:{c10d().endpoint.rpartition(':')[2]}" for index in (1, 2, 3))
+    meeting = Meeting("c10d" if backend == "endpoints" else backend, endpoint)
+    options = ("--max-restarts", "3", "--secret-file", str(secret))
+    with team_of(launch, meeting, "2", conf={"join_timeout": 60}, options=options) as team:
+        ranks = [["--node-rank", str(rank)] if backend == "static" else [] for rank in range(2)]
+        agents = [team.start(*rank) for rank in ranks]
+        first = team.wait_round(agents)
+        if backend != "static":
+            with team_of(launch, meeting, "2", run_id=team.run_id, name="without") as strangers:
+                stranger = strangers.start()
+                assert stranger.wait() == EXIT_INPUT
+                told = "its agents have a secret, and this one has none: give it the same --secret-file"
+                assert told in stranger.stderr, stranger.story
+                assert not stranger.starts
+        first.tell(FAIL, 1)
+        finish(team, team.wait_round(agents, first))
+
+
+def test_a_node_with_another_secret_is_named_on_both_sides_and_the_job_goes_on(
+    launch: Launcher, secret: Path, tmp_path: Path
+) -> None:
+    put(tmp_path / "other", secrets.token_hex(32))
+    with team_of(launch, c10d(), "1:2", conf={"last_call_timeout": 0.1, "join_timeout": 6, "lease": LEASE_S}) as team:
+        member = team.start("--secret-file", str(secret))
+        first = team.wait_round([member])
+        stranger = team.start("--secret-file", str(tmp_path / "other"))
+        member.wait_said(r"W refused 127\.0\.0\.1: it has another secret \(key ....( and ....)? there, .... here in .*secret\)")
+        stranger.wait_said(r"W refused 127\.0\.0\.1: it has another secret \(key .... there, .... here in .*other\)")
+        assert stranger.wait() != 0
+        assert "what is there was not written with this agent's secret" in stranger.stderr
+        assert len(member.starts) == 1, "the job went on"
+        first.tell(FINISH)
+        assert member.wait() == 0
+
+
+def test_a_secret_is_changed_while_the_job_runs_and_an_agent_is_killed_at_each_step(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    """Each node has a file of its own, and gets the new one before, while or after an agent is killed."""
+    count = 4 if EFFORT == "quick" else 8
+    old, new = secrets.token_hex(32), secrets.token_hex(32)
+    files = [tmp_path / f"secret-{index}" for index in range(count)]
+    for path in files:
+        put(path, old)
+    conf = {"lease": LEASE_S, "last_call_timeout": 0.2}
+    with team_of(launch, c10d(), f"{count - 1}:{count}", conf=conf, options=("--max-restarts", "0")) as team:
+        agents = [team.start("--secret-file", str(path), "--node-rank", str(index)) for index, path in enumerate(files)]
+        last = team.wait_round(agents)
+        for step, lines in enumerate([(old, new), (new, old), (new,)]):
+            victim = step + 1
+            for path in files[: count // 2]:
+                put(path, *lines)
+            agents[victim].crash()
+            left = [agent for agent in agents if not agent.is_over]
+            last = team.wait_round(left, last)
+            for path in files[count // 2 :]:
+                put(path, *lines)
+            agents[victim] = team.start("--secret-file", str(files[victim]), "--node-rank", str(victim))
+            last = team.wait_round(agents, last)
+            assert last.restart == 0, "what comes and goes is free"
+        finish(team, last)
+        assert not [agent for agent in team.agents if "refused" in agent.stderr and "secret" in agent.stderr], team.story
+
+
+def _holds(pid: int, needle: bytes) -> str:
+    """Where a process has it: in its environment, its command line, or its memory; empty where it has not."""
+    process = Path(f"/proc/{pid}")
+    for name in ("environ", "cmdline"):
+        if needle in (process / name).read_bytes():
+            return name
+    with (process / "mem").open("rb", buffering=0) as memory:
+        for line in (process / "maps").read_text().splitlines():
+            bounds, rights = line.split()[:2]
+            if not rights.startswith("rw"):
+                continue
+            begin, end = (int(each, 16) for each in bounds.split("-"))
+            with suppress(OSError):
+                memory.seek(begin)
+                if needle in (memory.read(end - begin) or b""):
+                    return line
+    return ""
+
+
+def test_the_secret_is_in_no_environment_no_command_line_no_file_and_no_memory(
+    launch: Launcher, secret: Path, tmp_path: Path
+) -> None:
+    text = secret.read_text().strip()
+    logs = tmp_path / "logs"
+    env = {"AELASTIC_SECRET_FILE": str(secret), "TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
+    options = ("--max-restarts", "1", "--log-dir", str(logs), "--preload", "json")
+    with team_of(launch, c10d(), "2", conf={"lease": LEASE_S}, env=env, options=options) as team:
+        agents = team.start_many(2)
+        first = team.wait_round(agents)
+        first.tell(FAIL, 0)
+        second = team.wait_round(agents, first)
+        seen = 0
+        for agent in agents:
+            for pid in agent.left():
+                with suppress(ProcessLookupError, FileNotFoundError):
+                    assert not (where := _holds(pid, text.encode())), f"{where} of {pid}"
+                    seen += 1
+        assert seen >= 6, "two agents, their workers and their helpers"
+        for pid in second.pids:
+            assert b"SECRET_FILE" not in Path(f"/proc/{pid}/environ").read_bytes()
+        finish(team, second)
+        told = [agent.stderr + agent.stdout for agent in agents]
+        told += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file() and path != secret]
+        assert len(told) > 4 and not [each for each in told if text in each]
+
+
+def test_where_nothing_is_secret_one_line_says_so_beyond_loopback(launch: Launcher, secret: Path) -> None:
+    outward = next((a for a in _own_addresses() if not a.startswith("127.")), None)
+    if outward is None:
+        pytest.skip("this machine has no address but loopback")
+    for options in ([], ["--secret-file", str(secret)]):
+        endpoint = f"{outward}:{c10d().endpoint.rpartition(':')[2]}"
+        with team_of(launch, Meeting("c10d", endpoint), "2", options=("--max-restarts", "0", *options)) as team:
+            agents = team.start_many(2)
+            finish(team, team.wait_round(agents))
+            said = [len(re.findall("W agents talk over .* without a secret", agent.stderr)) for agent in agents]
+            assert said == ([0, 0] if options else [1, 1]), team.story
+
+
+@pytest.mark.parametrize("backend", ["c10d", "etcd-v3"])
+def test_the_doctor_says_which_key_the_coordinator_of_a_job_has(
+    launch: Launcher, secret: Path, tmp_path: Path, backend: str, etcds: EtcdServers
+) -> None:
+    meeting = c10d() if backend == "c10d" else Meeting(backend, etcds.of("distro").endpoint)
+    put(tmp_path / "other", secrets.token_hex(32))
+    with team_of(launch, meeting, "1:2", conf={"last_call_timeout": 0.1}) as team:
+        agent = team.start("--secret-file", str(secret))
+        running = team.wait_round([agent])
+        command = [sys.executable, "-m", "aelastic", "doctor", "--nnodes", "1:2", "--rdzv-backend", backend]
+        command += ["--rdzv-endpoint", meeting.endpoint, "--rdzv-id", team.run_id, "--secret-file"]
+        own = Key(secret.read_bytes().strip(), "").id[:4]
+        for path, told in ((secret, f"it has key {own}"), (tmp_path / "other", f"written with another secret (key {own}, here")):
+            done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+            (line,) = [line for line in done.stdout.splitlines() if " coordinator: " in line]
+            assert told in line and line.startswith("ok" if path == secret else "error"), done.stdout
+            assert done.returncode == (0 if path == secret else 1)
+        assert len(agent.starts) == 1
+        finish(team, running)
+
+
+def _own_addresses() -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))
+        return [str(probe.getsockname()[0])]
+    return []

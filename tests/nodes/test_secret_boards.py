@@ -1,0 +1,129 @@
+"""What others write on a board of agents that have a secret: it counts as nothing, and the agents go on."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import anyio
+import pytest
+from kit.board_kits import secret_of
+from kit.launching import DEADLINE_S
+from kit.ports import quiet_port
+from kit.servers.etcd_servers import EtcdServers
+
+from aelastic.errors import InputError
+from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards.c10d import C10dBoard
+from aelastic.rdzv.boards.etcd import EtcdBoard
+from aelastic.rdzv.boards.writing import NotTrustedError
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.codec import to_text
+from aelastic.rdzv.secret.seals import claimed
+from aelastic.rdzv.secret.secret_file import SecretFile
+from aelastic.rdzv.settings import RendezvousSettings
+
+LEASE_S = 2.0
+A, B = (Candidate(name, (f"host-{name}",), 4000, f"token-{name}") for name in "ab")
+OTHER_WORDS = b"another secret of the tests"
+
+MakeBoard = Callable[[SecretFile | None], Board]
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
+
+@pytest.fixture(params=["c10d", "etcd-v3", "etcd-v2"])
+async def make(request: pytest.FixtureRequest, etcds: EtcdServers) -> AsyncIterator[MakeBoard]:
+    """Makes boards of one world."""
+    config = {"lease": str(LEASE_S), "etcd_prefix": f"/test/{uuid.uuid4().hex}"}
+    if request.param == "c10d":
+        settings = RendezvousSettings("c10d", f"localhost:{quiet_port()}", config=config)
+    else:
+        server = "distro" if request.param == "etcd-v3" else "debian"
+        settings = RendezvousSettings(request.param, etcds.of(server).endpoint, config=config)
+    async with AsyncExitStack() as stack:
+
+        def make_one(secret: SecretFile | None) -> Board:
+            board: Board
+            if settings.backend == "c10d":
+                board = C10dBoard(settings, "job", os.environ, secret=secret)
+            else:
+                board = EtcdBoard(settings, "job", secret)
+            stack.push_async_callback(board.aclose)
+            return board
+
+        yield make_one
+
+
+async def look(board: Board) -> LeaderRecord | None:
+    await board.open()
+    return await board.read()
+
+
+async def campaign(board: Board, candidate: Candidate) -> LeaderRecord:
+    """Its election, once what is there has stood for a lease."""
+    with anyio.fail_after(DEADLINE_S):
+        while True:
+            try:
+                record = await board.campaign(candidate, await look(board), 0)
+            except NotTrustedError:
+                await anyio.sleep(0.05)
+                continue
+            assert record is not None
+            return record
+
+
+@pytest.mark.parametrize("words", [OTHER_WORDS, None])
+async def test_a_stranger_s_record_is_written_over_once_it_stands_still(make: MakeBoard, words: bytes | None) -> None:
+    stranger = make(secret_of("job", words) if words else None)
+    await campaign(stranger, B)
+    ours = make(secret_of("job"))
+    with pytest.raises(NotTrustedError, match="what is there was not written with this agent's secret") as caught:
+        await look(ours)
+    assert caught.value.candidate == B, "so that both ends can say what differs"
+    record = await campaign(ours, A)
+    assert record.candidate == A
+    assert await ours.read() == record
+    assert (await ours.renew(record)) is not None
+
+
+@pytest.mark.parametrize("words", [OTHER_WORDS, None])
+async def test_a_coordinator_takes_back_what_a_stranger_has_written_over(
+    make: MakeBoard, words: bytes | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, stranger = make(secret_of("job")), make(secret_of("job", words) if words else None)
+    mine = await campaign(ours, A)
+    # It forges: what it has not written itself is nothing to it, and it waits for nobody.
+    monkeypatch.setattr(stranger._writing, "verify", lambda text, _: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(stranger._writing, "stand_by", lambda *_: None)  # type: ignore[attr-defined]
+    await stranger.open()
+    await stranger.campaign(B, None, mine.epoch + 5)
+    renewed = await ours.renew(mine)
+    assert renewed is not None and renewed.is_same_term(mine)
+    assert await ours.read() == renewed
+    assert [line for line in caplog.messages if "it counts as nothing" in line]
+
+
+async def test_a_verdict_is_believed_of_agents_of_the_job_alone(make: MakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, stranger = make(secret_of("job")), make(None)
+    mine = await campaign(ours, A)
+    verdict = to_text(m.Ended(m.Outcome.SUCCEEDED, "all is well"))
+    monkeypatch.setattr(stranger._writing, "verify", lambda text, _: claimed(text))  # type: ignore[attr-defined]
+    await stranger.open()
+    assert await stranger.publish(mine, verdict), "it has read our record, and writes it back with a verdict"
+    newcomer = make(secret_of("job"))
+    with pytest.raises(NotTrustedError):
+        await look(newcomer)
+    renewed = await ours.renew(mine)
+    assert renewed is not None and not renewed.verdict
+    assert await ours.publish(renewed, verdict)
+    found = await newcomer.read()
+    assert found is not None and found.verdict == verdict
+
+
+async def test_an_agent_without_the_secret_is_told_to_use_it(make: MakeBoard) -> None:
+    await campaign(make(secret_of("job")), A)
+    newcomer = make(None)
+    with pytest.raises(InputError, match="its agents have a secret, and this one has none: give it the same --secret-file"):
+        await look(newcomer)

@@ -1,0 +1,83 @@
+"""Where a port listens: at the addresses that others are told, or, where that cannot be, at all."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from aelastic.host.listeners import HeldPort, listen, listen_at
+
+EVERYWHERE = {"0.0.0.0", "::"}
+
+
+def addresses(listeners: list[socket.socket]) -> set[str]:
+    return {str(each.getsockname()[0]) for each in listeners}
+
+
+@contextmanager
+def listening(port: int, told: list[str]) -> Iterator[list[socket.socket]]:
+    listeners = listen_at(port, told)
+    yield listeners
+    for listener in listeners:
+        listener.close()
+
+
+def can_connect(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_it_listens_where_others_are_told_to_come_and_on_loopback() -> None:
+    with listening(0, ["127.0.0.5"]) as listeners:
+        assert addresses(listeners) - {"::1"} == {"127.0.0.5", "127.0.0.1"}
+        assert len({each.getsockname()[1] for each in listeners}) == 1, "one port"
+
+
+@pytest.mark.parametrize("told", [[], ["192.0.2.77"], ["127.0.0.5", "192.0.2.77"]])
+def test_where_one_address_is_none_of_this_host_it_listens_at_all(told: list[str]) -> None:
+    with listening(0, told) as (listener,):
+        assert addresses([listener]) <= EVERYWHERE
+
+
+def test_a_port_in_use_is_refused_and_nothing_stays_open() -> None:
+    with closing(listen(0, "127.0.0.5")) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as caught:
+            listen_at(port, ["127.0.0.6", "127.0.0.5"])
+        assert caught.value.errno == errno.EADDRINUSE
+        listen(port, "127.0.0.6").close()
+
+
+def test_a_held_port_is_nobody_else_s_and_takes_no_connections_until_it_is_told_where() -> None:
+    with closing(HeldPort()) as port:
+        assert not can_connect("127.0.0.1", port.number)
+        with pytest.raises(OSError, match="in use"):
+            listen_without_sharing(port.number)
+        assert port.listen_at(["127.0.0.5"])
+        assert can_connect("127.0.0.5", port.number) and can_connect("127.0.0.1", port.number)
+        assert not can_connect("127.0.0.6", port.number)
+        first = list(port.listeners)
+        assert port.listen_at(["127.0.0.5"]) and port.listeners == first, "it goes on as it is"
+        assert port.listen_at(["127.0.0.6"]), "others are told another address"
+        assert can_connect("127.0.0.6", port.number) and not can_connect("127.0.0.5", port.number)
+        assert not port.listen_at(["192.0.2.77"]), "it is none of this host's"
+        assert can_connect("127.0.0.7", port.number)
+        assert not port.listen_at([])
+    assert not can_connect("127.0.0.7", port.number)
+
+
+def listen_without_sharing(port: int) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+
+
+def test_a_port_that_another_process_listens_at_is_not_held() -> None:
+    with closing(listen(0, "127.0.0.1")) as taken, pytest.raises(OSError, match="in use"):
+        HeldPort(taken.getsockname()[1])

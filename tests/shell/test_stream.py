@@ -1,0 +1,166 @@
+"""Connections whose ends prove a secret to each other, on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from kit.launching import DEADLINE_S
+
+from aelastic.host.listeners import HeldPort
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD, encode
+from aelastic.rdzv.secret.handshake import ProofError
+from aelastic.rdzv.secret.secret_file import SecretFile
+from aelastic.rdzv.wire import proofs as proofs_module
+from aelastic.rdzv.wire import stream as stream_module
+from aelastic.rdzv.wire.proofs import MEMBER, Proofs
+from aelastic.rdzv.wire.strangers import Strangers
+from aelastic.rdzv.wire.stream import Stream, connect
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.refusals: list[str] = []
+        self.resets: list[bool] = []
+        self.has_news = anyio.Event()
+
+    def _note(self) -> None:
+        self.has_news.set()
+        self.has_news = anyio.Event()
+
+    def on_message(self, stream: Stream, message: Any) -> None:
+        self.messages.append(message)
+        stream.handled()
+        self._note()
+
+    def on_unfinished(self, stream: Stream) -> None: ...
+
+    def on_garbage(self, stream: Stream, error: Exception) -> None:
+        assert isinstance(error, ProofError)
+        self.refusals.append(str(error))
+
+    def on_closed(self, stream: Stream, reason: str) -> None:
+        self.resets.append(stream.is_reset)
+        self._note()
+
+    def on_bug(self, error: Exception) -> None:
+        raise error
+
+    async def wait(self, count: int) -> None:
+        """Until so much was heard, or has ended."""
+        with anyio.fail_after(DEADLINE_S):
+            while len(self.messages) + len(self.resets) < count:
+                await self.has_news.wait()
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> tuple[Proofs, Proofs]:
+    """Those of two jobs."""
+    found = []
+    for name in ("one", "other"):
+        path = tmp_path / name
+        path.touch(0o600)
+        path.write_bytes(os.urandom(24).hex().encode())
+        found.append(Proofs(SecretFile(str(path), "run")))
+    return found[0], found[1]
+
+
+@asynccontextmanager
+async def serving(heard: Heard, proofs: Proofs, streams: list[Stream]) -> Any:
+    """A port at which streams come in."""
+    port = HeldPort()
+    port.listen_at(["127.0.0.1"])
+
+    def new() -> Stream:
+        streams.append(Stream(heard, UPWARD, proof=proofs.make(MEMBER, is_client=False)))
+        return streams[-1]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Strangers(2).accept, port.listeners[0], new)
+        yield port.number
+        tasks.cancel_scope.cancel()
+    port.close()
+
+
+async def test_messages_of_both_ends_come_in_once_both_are_proved(secrets: tuple[Proofs, Proofs]) -> None:
+    server, client, streams = Heard(), Heard(), list[Stream]()
+    async with serving(server, secrets[0], streams) as port:
+        stream = await connect(
+            ["127.0.0.1"], port, lambda: Stream(client, DOWNWARD, proof=secrets[0].make(MEMBER, is_client=True))
+        )
+        for number in range(3):
+            stream.send(encode(m.Alive(number)))  # it waits for the proof
+        await server.wait(3)
+        assert server.messages == [m.Alive(number) for number in range(3)]
+        assert stream.is_proved.is_set() and not stream.refusal
+        streams[0].send(encode(m.Probe()))
+        await client.wait(1)
+        assert client.messages == [m.Probe()]
+        stream.close()
+        await server.wait(4)
+        assert server.resets == [False] and not server.refusals
+
+
+async def test_what_has_another_secret_is_closed_and_both_ends_know_why(secrets: tuple[Proofs, Proofs]) -> None:
+    server, client, streams = Heard(), Heard(), list[Stream]()
+    async with serving(server, secrets[0], streams) as port:
+        stream = await connect(
+            ["127.0.0.1"], port, lambda: Stream(client, DOWNWARD, proof=secrets[1].make(MEMBER, is_client=True))
+        )
+        stream.send(encode(m.Alive()))
+        await stream.is_proved.wait()
+        await server.wait(1)
+        assert not server.messages and "it has another secret" in stream.refusal
+        assert len(client.refusals) == len(server.refusals) == 1
+        assert all("it has another secret" in each for each in client.refusals + server.refusals)
+
+
+async def test_what_says_nothing_is_closed_after_a_while(
+    secrets: tuple[Proofs, Proofs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "PROOF_TIMEOUT_S", 0.2)
+    server, streams = Heard(), list[Stream]()
+    async with serving(server, secrets[0], streams) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+        writer.close()
+        await server.wait(1)
+        assert server.refusals == ["it has proved nothing in 0.2 s"]
+
+
+async def test_a_frame_that_was_changed_is_a_broken_connection_and_not_a_word_of_its_node(
+    secrets: tuple[Proofs, Proofs],
+) -> None:
+    server, client, streams = Heard(), Heard(), list[Stream]()
+    async with serving(server, secrets[0], streams) as port:
+        stream = await connect(
+            ["127.0.0.1"], port, lambda: Stream(client, DOWNWARD, proof=secrets[0].make(MEMBER, is_client=True))
+        )
+        await stream.is_proved.wait()
+        stream.send(encode(m.Alive(1)))
+        assert stream._transport is not None
+        frame = encode(m.Alive(2))
+        stream._transport.write(frame[:4] + bytes(16) + frame[4:])
+        await server.wait(2)
+        assert server.messages == [m.Alive(1)]
+        assert server.refusals == ["what it says was changed on the way, or is not of it"]
+        assert server.resets == [True], "the node has a grace to connect again"
+
+
+def test_one_line_says_that_nothing_is_proved_and_only_beyond_loopback(
+    secrets: tuple[Proofs, Proofs], caplog: pytest.LogCaptureFixture
+) -> None:
+    without = Proofs(None)
+    for proofs in (without, secrets[0]):
+        for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "", "::ffff:192.0.2.9", "192.0.2.9", "192.0.2.10"):
+            proofs.warn_if_open(peer)
+    assert caplog.messages == [proofs_module.OPEN % "192.0.2.9"]
