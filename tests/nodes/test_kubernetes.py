@@ -58,6 +58,9 @@ def test_the_parts_of_a_manifest_fit_together(name: str) -> None:
     assert f"127.0.0.1:{port}" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"] for each in spec["volumes"]} == set(mounted) and mounted["shm"] == "/dev/shm"
+    (secret,) = [each["secret"] for each in spec["volumes"] if "secret" in each]
+    assert secret["defaultMode"] == 0o400 and f"--secret-file={mounted['secret']}/secret" in words
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"], "so that it can be read"
     assert container["securityContext"]["readOnlyRootFilesystem"] and spec["securityContext"]["runAsNonRoot"]
     used = set(re.findall(r"\$\((\w+)\)", " ".join(words)))
     assert used <= {*variables}
@@ -77,7 +80,7 @@ def test_a_pod_asks_for_its_memory_and_fills_no_disk_of_its_node(name: str) -> N
     spec = pod_template_of(name)["spec"]
     resources = spec["containers"][0]["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"] and resources["requests"]["cpu"]
-    assert all("sizeLimit" in each["emptyDir"] for each in spec["volumes"])
+    assert all("sizeLimit" in each["emptyDir"] for each in spec["volumes"] if "secret" not in each)
 
 
 def test_prometheus_finds_the_pods_of_each_manifest() -> None:

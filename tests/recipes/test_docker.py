@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 from kit.launching import PREAMBLE
+from kit.ports import quiet_port
 from kit.servers.images import Container, Image
 from kit.servers.recipes import ROOT
 
@@ -107,6 +108,33 @@ def test_a_stop_lets_workers_save_and_ends_the_container_with_the_signals_code(
     os.kill(container.first, signal.Signals[image.stop_signal])
     assert container.wait() == 128 + signal.Signals[image.stop_signal], container.story
     assert container.lines.count("saved") == 2 and not container.left()
+
+
+def test_containers_with_one_secret_meet_and_one_that_others_can_read_is_refused(image: Image, tmp_path: Path) -> None:
+
+    def workspace(name: str, mode: int = 0o400) -> Path:
+        folder = tmp_path / name / "workspace"
+        folder.mkdir(parents=True)
+        (folder / "train.py").write_text(PREAMBLE + "say('rank', os.environ['RANK'])")
+        secret = folder / "secret"
+        secret.write_text("a secret of the tests, in one line")
+        secret.chmod(mode)
+        os.chown(secret, 1000, 1000)
+        return folder
+
+    options = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{quiet_port()}", "--rdzv-id", "job")
+    image.env["AELASTIC_SECRET_FILE"] = "/workspace/secret"
+    containers = [image.run(workspace(name), *options, "train.py") for name in "ab"]
+    try:
+        for container in containers:
+            assert container.wait() == 0, container.story
+        assert sorted(line for each in containers for line in each.lines) == ["rank 0", "rank 1"]
+        containers.append(image.run(workspace("c", 0o444), *options, "train.py"))
+        assert containers[-1].wait() == 2 and "chmod 600 /workspace/secret" in containers[-1].story
+    finally:
+        del image.env["AELASTIC_SECRET_FILE"]
+        for container in containers:
+            container.kill_all()
 
 
 @pytest.mark.parametrize("container", ["sys.exit(7)"], indirect=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
 from kit.servers.recipes import ROOT
 from kit.servers.systemd import Systemd, systemd
 
+from aelastic.rdzv.secret.keys import Key
+
 UNITS = ROOT / "deploy" / "systemd"
 UNIT = "training@demo"
 PASSWORD = "sesame, open"
+SECRET = "a secret of the tests, in one line"
 OUTPUT = "/var/log/output"
 ENV = """\
 PET_NNODES=1
@@ -32,7 +36,7 @@ def save(*_):
 
 
 signal.signal(signal.SIGTERM, save)
-say("training", os.getuid(), "NOTIFY_SOCKET" in os.environ, "sesame" in str(os.environ))
+say("training", os.getuid(), "NOTIFY_SOCKET" in os.environ, "sesame" in str(os.environ) or "CREDENTIALS_DIRECTORY" in os.environ)
 if "fail" in sys.argv:
     sys.exit(7)
 rest()
@@ -93,6 +97,7 @@ class Start:
         self.machine.write(f"/units/{UNIT}.service.d/test.conf", "\n".join(["[Service]", *own, *settings, ""]))
         self.machine.write("/etc/aelastic/demo.env", ENV.format(endpoint=self.endpoint, training=training))
         self.machine.write("/etc/aelastic/demo.etcd-password", f"{password}\n", mode=0o600)
+        self.machine.write("/etc/aelastic/demo.secret", f"{SECRET}\n", mode=0o600)
         self.machine.ctl("daemon-reload")
         return self.machine.ctl("start", UNIT)
 
@@ -102,12 +107,21 @@ class Start:
         return path.read_text() if path.exists() else ""
 
 
+def record_on(server: EtcdServer) -> str:
+    token = server.ask("/v3/auth/authenticate", {"name": "training", "password": PASSWORD})["token"]
+    found = server.ask("/v3/kv/range", {"key": b64encode(b"/aelastic/demo/coordinator").decode()}, token=token)
+    return b64decode(found["kvs"][0]["value"]).decode()
+
+
 @pytest.mark.all
-def test_a_unit_is_started_once_its_workers_run_and_stopped_once_they_have_saved(start: Start) -> None:
+def test_a_unit_is_started_once_its_workers_run_and_stopped_once_they_have_saved(
+    start: Start, guarded: EtcdServer
+) -> None:
     done = start("train.py")
     assert done.returncode == 0, start.output + done.stderr
     wait_for("two workers", lambda: start.output.count("training 1500 False False") == 2)
     assert "round 1 | 2 ranks" in start.machine.show(UNIT)["StatusText"]
+    assert Key(SECRET.encode(), "demo").id in record_on(guarded), "what is on the board is proved"
     assert start.machine.ctl("stop", UNIT).returncode == 0
     assert start.output.count("saved") == 2
     assert start.machine.show(UNIT)["Result"] == "success"

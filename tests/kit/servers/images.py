@@ -51,7 +51,7 @@ mount -o remount,ro "$1/dev"
     + TMP
     + """
 mkdir "$1/tmp/workspace" # what `-v` brings
-cp -r "$3/." "$1/tmp/workspace"
+cp -a "$3/." "$1/tmp/workspace"
 mount --bind "$1/tmp/workspace" "$1$4"
 mount -o remount,bind,ro "$1$4"
 mount -o remount,ro "$1"

@@ -139,7 +139,8 @@ class Cluster(Team):
         script = self.launcher.write(f"{name}/train.py", self.worker, preamble=PREAMBLE)
         words = [*self.container["command"], *self.container.get("args", ()), *self.more_args]
         assert words[0] == "aelastic"
-        stands_for = {**ARGUMENTS, "train.py": str(script), "--log-dir=/logs": f"--log-dir={folder / 'logs'}"}
+        secret = f"--secret-file={_mounted(self.launcher.folder / 'secret')}"
+        stands_for = {**ARGUMENTS, "--secret-file=/etc/aelastic/secret": secret, "train.py": str(script), "--log-dir=/logs": f"--log-dir={folder / 'logs'}"}
         options = [stands_for.get(word, word) for word in (_expanded(word, env) for word in words[1:])]
         program = [sys.executable, *self.launcher.agent_program(name, ""), "--loop", LOOPS[index % 2]]
         star = self.launcher.folder / "star"
@@ -178,6 +179,17 @@ class Cluster(Team):
         """The pod's machine is gone: all of its processes at once, without a word."""
         pod.kill_all()
         pod.tmp.mkdir()  # empty, as its end is looked at
+
+
+def _mounted(folder: Path) -> Path:
+    """A Secret, as the kubelet mounts it: links to a file of root's that the pod's group can read."""
+    if not folder.exists():
+        (folder / "..1").mkdir(parents=True)
+        (folder / "..1" / "secret").write_text("a secret of the tests, in one line")
+        (folder / "..1" / "secret").chmod(0o440)
+        (folder / "..data").symlink_to("..1")
+        (folder / "secret").symlink_to("..data/secret")
+    return folder / "secret"
 
 
 def _field(variable: dict[str, Any]) -> str:
