@@ -37,6 +37,7 @@ from aelastic.rdzv.protocol.messages import (
     Node,
     Ready,
 )
+from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -67,11 +68,24 @@ class Instant(NamedTuple):
         return cls(*(end - start for end, start in zip(cls.now(), began, strict=True)))
 
 
+class Secret(SecretFile):
+    """That of all agents; it is looked at once for all, as in each process of a job."""
+
+    is_followed = False
+
+    async def follow(self) -> None:
+        if self.is_followed:
+            await anyio.sleep_forever()
+        self.is_followed = True
+        await super().follow()
+
+
 class Agents:
     """All of them, and how many have the ranks of the current round."""
 
-    def __init__(self, count: int, rounds: int) -> None:
+    def __init__(self, count: int, rounds: int, secret: str | None = None) -> None:
         self._count = count
+        self._secret = Secret(secret, RUN_ID) if secret else None
         self._settings = RendezvousSettings(
             backend="c10d", endpoint="localhost", min_nodes=count, max_nodes=count, config=CONFIG
         )
@@ -93,7 +107,7 @@ class Agents:
                 for number in range(self._count):
                     node = Node(f"id-{number}", f"host-{number}", "default", 1, "", 29500)
                     board = InProcessBoard(RUN_ID, self._world)
-                    link = AgentLink(board, self._settings, RUN_ID, node.node_id, self._policy)
+                    link = AgentLink(board, self._settings, RUN_ID, node.node_id, self._policy, secret=self._secret)
                     self._links.append(link)
                     tasks.start_soon(link.run, self._listener_of(link, node))
                     link.tell(Ready(node))
@@ -143,15 +157,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Many agents in one process.")
     parser.add_argument("counts", type=int, nargs="+", metavar="count")
     parser.add_argument("--rounds", type=int, default=3, help="after the first one (default: %(default)s)")
+    parser.add_argument("--secret-file", metavar="PATH", help="agents prove it to each other; for one count")
     options = parser.parse_args()
     if len(options.counts) == 1:
-        print(json.dumps(measure(options.counts[0], options.rounds)))
+        print(json.dumps(measure(options.counts[0], options.rounds, options.secret_file)))
         return
     taken = {count: measure_apart(count, options.rounds) for count in sorted(options.counts)}
     print(json.dumps({"agents": taken, "growth": growth(taken)}, indent=2))
 
 
-def measure(count: int, rounds: int) -> dict[str, Any]:
+def measure(count: int, rounds: int, secret: str | None) -> dict[str, Any]:
     needed = count * DESCRIPTORS + 100
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < needed:
@@ -161,7 +176,7 @@ def measure(count: int, rounds: int) -> dict[str, Any]:
             sys.exit(f"{count} agents need {needed} files, more than `ulimit -Hn` allows ({most})")
     else:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    agents = Agents(count, rounds)
+    agents = Agents(count, rounds, secret)
     collect_rarely()  # as the command line does
     use_uvloop = {"use_uvloop": sys.platform != "win32"}
     return anyio.run(agents.measure, rounds, backend_options=use_uvloop)
