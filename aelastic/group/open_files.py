@@ -12,6 +12,8 @@ from aelastic.spec import WorkerSpec
 # And what a start, an end or a look at the process table opens for a moment.
 FILES_OF_AGENT = 36
 FILES_AT_FIRST = 20  # of these, before the first worker
+# With several nodes: each of three ports is held, and listens where others are told to come and on loopback.
+FILES_OF_PORTS = 10
 FILES_OF_FORK_SERVER = 6
 # Of each worker: what reports its exit; and its two streams as they are shown.
 FILES_PER_EXIT = 1
@@ -32,13 +34,14 @@ def files_needed(spec: WorkerSpec) -> int:
     # The rest of an ended generation's output is shown while the next one starts.
     may_restart = spec.max_restarts > 0 or spec.rdzv is not None
     each += 2 * shown if may_restart else shown
-    return FILES_OF_AGENT + (FILES_OF_FORK_SERVER if spec.preload else 0) + each * spec.local_world_size
+    of_agent = FILES_OF_AGENT + (FILES_OF_PORTS if spec.rdzv is not None else 0)
+    return of_agent + (FILES_OF_FORK_SERVER if spec.preload else 0) + each * spec.local_world_size
 
 
 def files_for_connections(spec: WorkerSpec) -> float:
     """The descriptors that a coordinator's connections may take: the others are for workers, also after a failure."""
     limit = open_files_max()
-    return math.inf if limit is None else max(limit - files_needed(spec), 0) + FILES_AT_FIRST
+    return math.inf if limit is None else max(limit - files_needed(spec), 0) + FILES_AT_FIRST + FILES_OF_PORTS
 
 
 def open_files_max() -> int | None:

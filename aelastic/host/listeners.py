@@ -121,7 +121,14 @@ class HeldPort:
         """
         if not self.listeners or self._at != addresses:
             self._close_listeners()
-            self.listeners, self._at = listen_at(self.number, addresses), addresses
+            self._at = addresses
+            try:
+                self.listeners = listen_at(self.number, addresses)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                self._held.close()  # there are kernels (gVisor's) in which none listens beside a socket that is bound
+                self.listeners = listen_at(self.number, addresses)
         return not is_at_all(self.listeners[0])
 
     def close(self) -> None:

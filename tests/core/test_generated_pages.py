@@ -151,7 +151,10 @@ def test_a_handler_that_the_type_checker_cannot_prove_complete_is_found() -> Non
     lamp = parse("lamp", ROOT / "lamp.py", open_matches).definition("Lamp")
     assert isinstance(lamp, ast.ClassDef)
     assert unproven(lamp) == ["_on_break", "_dispatch: match event", "_on_press: match self.phase"]
-    guarded = open_matches.replace("        match event:", "        match self.phase:\n            case _:\n                pass\n        match event:")
+    guarded = open_matches.replace(
+        "        match event:",
+        "        match self.phase:\n            case _:\n                pass\n        match event:",
+    )
     lamp = parse("lamp", ROOT / "lamp.py", guarded).definition("Lamp")
     assert isinstance(lamp, ast.ClassDef)
     assert unproven(lamp) == ["_dispatch: match self.phase", "_dispatch: match event", "_on_press: match self.phase"]

@@ -18,9 +18,7 @@ NODE = m.Node("a", "host-a", "trainer", 1, "", 29500)
 HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", NODE, m.Past(m.Standing.READY), 0)
 
 
-def end(
-    *keys: Key, is_client: bool, protocol: int = PROTOCOL, door: str = "member", nonce: bytes = b""
-) -> Handshake:
+def end(*keys: Key, is_client: bool, protocol: int = PROTOCOL, door: str = "member", nonce: bytes = b"") -> Handshake:
     nonce = nonce or (b"C" if is_client else b"S") * NONCE_BYTES
     return Handshake(keys, protocol, door, nonce, is_client=is_client, source="/etc/secret")
 
@@ -70,7 +68,10 @@ def test_another_secret_is_named_on_both_sides_and_no_proof_is_given() -> None:
 
 def test_another_run_id_is_told_from_another_secret() -> None:
     other_run = end(Key(b"n" * 32, "other"), is_client=True)
-    assert refusals(other_run, end(NEW, is_client=False)) == ("it is of another run id: use the same --rdzv-id on all nodes",) * 2
+    assert (
+        refusals(other_run, end(NEW, is_client=False))
+        == ("it is of another run id: use the same --rdzv-id on all nodes",) * 2
+    )
 
 
 def test_another_version_with_the_secret_is_told_so_on_both_sides() -> None:
@@ -93,7 +94,9 @@ def test_an_older_agent_is_told_in_words_that_it_understands() -> None:
 
 
 def test_an_agent_without_a_secret_hears_that_there_is_one() -> None:
-    with pytest.raises(ProofError, match="it has no secret, and the job has one: give all agents the same --secret-file") as caught:
+    with pytest.raises(
+        ProofError, match="it has no secret, and the job has one: give all agents the same --secret-file"
+    ) as caught:
         end(NEW, is_client=False).feed(encode(HELLO))
     assert b"this agent has no secret, and the job has one: give" in caught.value.answer
 
@@ -143,7 +146,11 @@ def test_a_recorded_session_proves_nothing_a_second_time() -> None:
 
 
 def test_before_the_proof_few_bytes_are_taken() -> None:
-    for said in (b"GET / HTTP/1.1\r\n\r\n", (10 << 20).to_bytes(4, "big") + b"x", UNPROVED_BYTES_MAX.to_bytes(4, "big") + b"y"):
+    for said in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        (10 << 20).to_bytes(4, "big") + b"x",
+        UNPROVED_BYTES_MAX.to_bytes(4, "big") + b"y",
+    ):
         with pytest.raises(ProofError, match="it proves nothing, and is no aelastic agent"):
             end(NEW, is_client=False).feed(said)
     assert len(end(NEW, OLD, is_client=True).begin()) <= UNPROVED_BYTES_MAX

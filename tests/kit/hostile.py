@@ -54,7 +54,13 @@ class Knowledge:
     def words(self) -> list[m.Upward]:
         """What would join the job, end it, or use up its restarts."""
         past = m.Past(m.Standing.READY, 1, 3)
-        return [self.hello, self.hello.replace(past=past), m.Succeeded("stranger", 1), m.Left("stranger", "bye"), m.Alive(1)]
+        return [
+            self.hello,
+            self.hello.replace(past=past),
+            m.Succeeded("stranger", 1),
+            m.Left("stranger", "bye"),
+            m.Alive(1),
+        ]
 
 
 def _client(sock: socket.socket, key: Key, door: str) -> tuple[Handshake, list[bytes]]:

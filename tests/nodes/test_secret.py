@@ -76,25 +76,33 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
 ) -> None:
     meeting = c10d() if backend == "c10d" else Meeting(backend, etcds.of("distro").endpoint)
     text = secret.read_bytes().strip()
-    with team_of(launch, meeting, "2:3", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}) as team:
+    with team_of(
+        launch, meeting, "2:3", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}
+    ) as team:
         agents = team.start_many(2)
         first = team.wait_round(agents)
         key = Key(text, team.run_id)
         port = coordinator_port(team, key)
         refused = Knowledge(team.run_id, "no-token", ()).hello
         here = [record(HOST, port, key, message) for message in (refused, refused.replace(seen_epoch=7))]
-        with team_of(launch, c10d(), "1:2", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}) as other:
+        with team_of(
+            launch, c10d(), "1:2", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}
+        ) as other:
             alone = other.wait_round(other.start_many(1))
             there = record(HOST, coordinator_port(other, Key(text, other.run_id)), Key(text, other.run_id), refused)
             known = Knowledge(team.run_id, "0" * 32, [*here, there])
             ports = sorted(set().union(*(agent.ports() for agent in agents)) - {first.starts[0].master_port})
-            assert len(ports) >= (3 if backend == "c10d" else 1), "the coordinator's, and those at which votes are asked for"
+            assert len(ports) >= (3 if backend == "c10d" else 1), (
+                "the coordinator's, and those at which votes are asked for"
+            )
             with ThreadPoolExecutor(16) as pool, ExitStack() as stack:
                 for sock in half_open(HOST, ports, HALF_OPEN, here[0].said[0]):
                     stack.enter_context(sock)
                 heard = list(pool.map(lambda seed: attack(seed, HOST, ports, known), range(SESSIONS)))
                 assert {kind for kind, _ in heard} == {kind.__name__ for kind in KINDS}
-                assert not [each for each in heard if b"Welcome" in each[1] or b"Seats" in each[1] or b"Voted" in each[1]]
+                assert not [
+                    each for each in heard if b"Welcome" in each[1] or b"Seats" in each[1] or b"Voted" in each[1]
+                ]
                 first.tell(FAIL, 0)  # among the half-open ones: an honest round
                 second = team.wait_round(agents, first)
             finish(other, alone)
@@ -108,7 +116,9 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
         assert sum("W refused 127.0.0.1: " in agent.stderr for agent in agents) >= 1
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static", "etcd-v3", "etcd-v2", pytest.param("endpoints", marks=pytest.mark.all)])
+@pytest.mark.parametrize(
+    "backend", ["c10d", "static", "etcd-v3", "etcd-v2", pytest.param("endpoints", marks=pytest.mark.all)]
+)
 def test_agents_with_one_secret_meet_on_each_board_and_one_without_is_told(
     launch: Launcher, secret: Path, backend: str, etcds: EtcdServers
 ) -> None:
@@ -142,7 +152,9 @@ def test_a_node_with_another_secret_is_named_on_both_sides_and_the_job_goes_on(
         member = team.start("--secret-file", str(secret))
         first = team.wait_round([member])
         stranger = team.start("--secret-file", str(tmp_path / "other"))
-        member.wait_said(r"W refused 127\.0\.0\.1: it has another secret \(key ....( and ....)? there, .... here in .*secret\)")
+        member.wait_said(
+            r"W refused 127\.0\.0\.1: it has another secret \(key ....( and ....)? there, .... here in .*secret\)"
+        )
         stranger.wait_said(r"W refused 127\.0\.0\.1: it has another secret \(key .... there, .... here in .*other\)")
         assert stranger.wait() != 0
         assert "what is there was not written with this agent's secret" in stranger.stderr
@@ -177,7 +189,9 @@ def test_a_secret_is_changed_while_the_job_runs_and_an_agent_is_killed_at_each_s
             last = team.wait_round(agents, last)
             assert last.restart == 0, "what comes and goes is free"
         finish(team, last)
-        assert not [agent for agent in team.agents if "refused" in agent.stderr and "secret" in agent.stderr], team.story
+        assert not [agent for agent in team.agents if "refused" in agent.stderr and "secret" in agent.stderr], (
+            team.story
+        )
 
 
 def _holds(pid: int, needle: bytes) -> str:
@@ -251,7 +265,10 @@ def test_the_doctor_says_which_key_the_coordinator_of_a_job_has(
         command = [sys.executable, "-m", "aelastic", "doctor", "--nnodes", "1:2", "--rdzv-backend", backend]
         command += ["--rdzv-endpoint", meeting.endpoint, "--rdzv-id", team.run_id, "--secret-file"]
         own = Key(secret.read_bytes().strip(), "").id[:4]
-        for path, told in ((secret, f"it has key {own}"), (tmp_path / "other", f"written with another secret (key {own}, here")):
+        for path, told in (
+            (secret, f"it has key {own}"),
+            (tmp_path / "other", f"written with another secret (key {own}, here"),
+        ):
             done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
             (line,) = [line for line in done.stdout.splitlines() if " coordinator: " in line]
             assert told in line and line.startswith("ok" if path == secret else "error"), done.stdout

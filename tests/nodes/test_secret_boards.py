@@ -105,7 +105,24 @@ async def test_a_coordinator_takes_back_what_a_stranger_has_written_over(
     assert [line for line in caplog.messages if "it counts as nothing" in line]
 
 
-async def test_a_verdict_is_believed_of_agents_of_the_job_alone(make: MakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_coordinator_takes_back_what_was_written_over_with_words_of_an_earlier_one(make: MakeBoard) -> None:
+    ours, stranger = make(secret_of("job")), make(None)
+    if not isinstance(ours, C10dBoard) or not isinstance(stranger, C10dBoard):
+        pytest.skip("etcd's epochs are its revisions: what is written later is a later term")
+    earlier = await campaign(ours, B)
+    words = await ours._get()
+    await ours.resign(earlier)
+    mine = await campaign(ours, A)
+    await stranger._reach(may_serve=False)
+    assert await stranger._compare_set(await ours._get(), words) == words
+    assert (found := await ours.read()) is not None and found.candidate == B, "it was proved once"
+    renewed = await ours.renew(mine)
+    assert renewed is not None and renewed.is_same_term(mine) and await ours.read() == renewed
+
+
+async def test_a_verdict_is_believed_of_agents_of_the_job_alone(
+    make: MakeBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, stranger = make(secret_of("job")), make(None)
     mine = await campaign(ours, A)
     verdict = to_text(m.Ended(m.Outcome.SUCCEEDED, "all is well"))
@@ -125,5 +142,7 @@ async def test_a_verdict_is_believed_of_agents_of_the_job_alone(make: MakeBoard,
 async def test_an_agent_without_the_secret_is_told_to_use_it(make: MakeBoard) -> None:
     await campaign(make(secret_of("job")), A)
     newcomer = make(None)
-    with pytest.raises(InputError, match="its agents have a secret, and this one has none: give it the same --secret-file"):
+    with pytest.raises(
+        InputError, match="its agents have a secret, and this one has none: give it the same --secret-file"
+    ):
         await look(newcomer)

@@ -119,11 +119,22 @@ def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) -> Non
     secret.touch(0o600)
     secret.write_text("the first secret, of 32 bytes or more\nthe second secret, of 32 bytes or more\n")
     first, second = (Key(line.encode(), "job").id[:4] for line in secret.read_text().splitlines())
-    options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{quiet_port()}", "--rdzv-id", "job"]
+    options = [
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{quiet_port()}",
+        "--rdzv-id",
+        "job",
+    ]
     said = lines_of(doctor(tmp_path, *options, "--local-addr", "192.0.2.77", AELASTIC_SECRET_FILE=str(secret)))
     assert said["secret"] == f"ok key {first} of {secret} is used, {second} is accepted, too"
     assert said["listening"].startswith("ok the agent listens at 192.0.2.77 and loopback")
-    assert said["firewall"].startswith("warning needed: the workers' store, gloo and NCCL let in whoever reaches 192.0.2.77")
+    assert said["firewall"].startswith(
+        "warning needed: the workers' store, gloo and NCCL let in whoever reaches 192.0.2.77"
+    )
     assert "coordinator" not in said, "none runs"
     said = lines_of(doctor(tmp_path, *options, "--bind-all"))
     assert said["secret"].startswith("warning none: whoever reaches an agent's port can join the job")

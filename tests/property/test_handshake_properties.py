@@ -47,7 +47,11 @@ def fed(handshake: Handshake, said: bytes, cuts: list[int]) -> None:
 
 
 @settings(max_examples=examples(500), deadline=None)
-@given(said=st.lists(SAID, max_size=4).map(b"".join), cuts=st.lists(st.integers(0, 1000), max_size=4), is_client=st.booleans())
+@given(
+    said=st.lists(SAID, max_size=4).map(b"".join),
+    cuts=st.lists(st.integers(0, 1000), max_size=4),
+    is_client=st.booleans(),
+)
 def test_no_stranger_is_let_in_and_each_is_refused_in_words(said: bytes, cuts: list[int], is_client: bool) -> None:
     handshake = Handshake([KEY], PROTOCOL, "member", b"n" * NONCE_BYTES, is_client=is_client)
     words, answer = "", b""
@@ -118,7 +122,9 @@ def done_to(frames: list[bytes], deeds: list[tuple[str, int, int]]) -> bytes:
 
 @settings(max_examples=examples(1000), deadline=None)
 @given(deeds=DEEDS)
-def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(deeds: list[tuple[str, int, int]]) -> None:
+def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(
+    deeds: list[tuple[str, int, int]],
+) -> None:
     client = Handshake([KEY], PROTOCOL, "member", b"c" * NONCE_BYTES, is_client=True)
     at_server = server()
     at_server.feed(client.feed(at_server.feed(client.begin())))
@@ -138,8 +144,14 @@ def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(
 
 
 @settings(max_examples=examples(500), deadline=None)
-@given(text=st.binary(max_size=200).map(lambda text: text + b"}"), signed_by=st.sampled_from([KEY, OTHER, None]), change=st.integers(0, 10_000))
-def test_a_board_says_what_an_agent_of_this_job_wrote_or_nothing(text: bytes, signed_by: Key | None, change: int) -> None:
+@given(
+    text=st.binary(max_size=200).map(lambda text: text + b"}"),
+    signed_by=st.sampled_from([KEY, OTHER, None]),
+    change=st.integers(0, 10_000),
+)
+def test_a_board_says_what_an_agent_of_this_job_wrote_or_nothing(
+    text: bytes, signed_by: Key | None, change: int
+) -> None:
     signed = bytearray(sign(text, [signed_by] if signed_by else []))
     if change % 2 and signed:
         signed[change % len(signed)] ^= 1 << change % 8

@@ -122,7 +122,16 @@ def test_containers_with_one_secret_meet_and_one_that_others_can_read_is_refused
         os.chown(secret, 1000, 1000)
         return folder
 
-    options = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{quiet_port()}", "--rdzv-id", "job")
+    options = (
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{quiet_port()}",
+        "--rdzv-id",
+        "job",
+    )
     image.env["AELASTIC_SECRET_FILE"] = "/workspace/secret"
     containers = [image.run(workspace(name), *options, "train.py") for name in "ab"]
     try:

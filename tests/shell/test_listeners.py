@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from aelastic.host import listeners
 from aelastic.host.listeners import HeldPort, listen, listen_at
 
 EVERYWHERE = {"0.0.0.0", "::"}
@@ -35,9 +36,9 @@ def can_connect(host: str, port: int) -> bool:
 
 
 def test_it_listens_where_others_are_told_to_come_and_on_loopback() -> None:
-    with listening(0, ["127.0.0.5"]) as listeners:
-        assert addresses(listeners) - {"::1"} == {"127.0.0.5", "127.0.0.1"}
-        assert len({each.getsockname()[1] for each in listeners}) == 1, "one port"
+    with listening(0, ["127.0.0.5"]) as found:
+        assert addresses(found) - {"::1"} == {"127.0.0.5", "127.0.0.1"}
+        assert len({each.getsockname()[1] for each in found}) == 1, "one port"
 
 
 @pytest.mark.parametrize("told", [[], ["192.0.2.77"], ["127.0.0.5", "192.0.2.77"]])
@@ -81,3 +82,20 @@ def listen_without_sharing(port: int) -> None:
 def test_a_port_that_another_process_listens_at_is_not_held() -> None:
     with closing(listen(0, "127.0.0.1")) as taken, pytest.raises(OSError, match="in use"):
         HeldPort(taken.getsockname()[1])
+
+
+def test_where_a_kernel_lets_nothing_listen_beside_what_holds_a_port_that_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = list[int]()
+
+    def refuse_first(port: int, told: list[str]) -> list[socket.socket]:
+        tries.append(port)
+        if len(tries) == 1:
+            raise OSError(errno.EADDRINUSE, "in use")
+        return listen_at(port, told)
+
+    with closing(HeldPort()) as port:
+        monkeypatch.setattr(listeners, "listen_at", refuse_first)
+        assert port.listen_at(["127.0.0.5"]) and tries == [port.number] * 2
+        assert can_connect("127.0.0.5", port.number)

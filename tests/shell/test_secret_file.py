@@ -98,7 +98,9 @@ def test_an_access_list_may_name_this_user_and_no_other(path: Path) -> None:
     """As systemd gives a credential to a service: the mode shows the list's mask as the group's rights."""
 
     def give(*entries: tuple[int, int, int]) -> None:
-        acl = b"".join(struct.pack("<HHI", *entry) for entry in [(1, 4, NOBODY), *entries, (16, 4, NOBODY), (32, 0, NOBODY)])
+        acl = b"".join(
+            struct.pack("<HHI", *entry) for entry in [(1, 4, NOBODY), *entries, (16, 4, NOBODY), (32, 0, NOBODY)]
+        )
         try:
             os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + acl)
         except OSError as error:
@@ -153,7 +155,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
             ids(tmp_path / name)
 
 
-def test_a_changed_file_is_read_again_and_a_broken_one_is_not_believed(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_file_is_read_again_and_a_broken_one_is_not_believed(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     secret = SecretFile(str(path), "run")
 
     def seen() -> list[str]:

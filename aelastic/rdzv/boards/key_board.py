@@ -135,8 +135,10 @@ class KeyBoard(Board):
         goes on.
         """
         for _ in range(TRIES_MAX):
-            # What it knew before an election without it, or what no agent of this job has written.
-            is_older = state.is_foreign or (record.is_elected and state.epoch < record.epoch)
+            # What it knew before an election without it; what no agent of this job has written; or what an earlier one
+            # had, which somebody has given it back.
+            may_be_older = record.is_elected or self._writing.is_proved
+            is_older = state.is_foreign or (may_be_older and state.epoch < record.epoch)
             if state.text and not record.is_same_term(state.record) and not is_older:
                 return False
             if not state.text:

@@ -45,6 +45,7 @@ class Writing:
 
     def __init__(self, secret: SecretFile | None, lease_s: float) -> None:
         self._keys: Callable[[], Sequence[Key]] = (lambda: secret.keys) if secret is not None else tuple
+        self.is_proved = secret is not None
         self._lease_s = lease_s
         self._foreign, self._since = b"", 0.0
         self._told_at = -math.inf

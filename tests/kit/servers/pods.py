@@ -140,7 +140,12 @@ class Cluster(Team):
         words = [*self.container["command"], *self.container.get("args", ()), *self.more_args]
         assert words[0] == "aelastic"
         secret = f"--secret-file={_mounted(self.launcher.folder / 'secret')}"
-        stands_for = {**ARGUMENTS, "--secret-file=/etc/aelastic/secret": secret, "train.py": str(script), "--log-dir=/logs": f"--log-dir={folder / 'logs'}"}
+        stands_for = {
+            **ARGUMENTS,
+            "--secret-file=/etc/aelastic/secret": secret,
+            "train.py": str(script),
+            "--log-dir=/logs": f"--log-dir={folder / 'logs'}",
+        }
         options = [stands_for.get(word, word) for word in (_expanded(word, env) for word in words[1:])]
         program = [sys.executable, *self.launcher.agent_program(name, ""), "--loop", LOOPS[index % 2]]
         star = self.launcher.folder / "star"

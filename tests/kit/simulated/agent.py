@@ -221,7 +221,10 @@ class Agent(SimulatedProcess):
         if self.alive and how != "dark":  # the kernel closes their connections
             self.watcher.workers_gone(self)
         self.alive = {}
-        for stream in [*(self.server.streams.values() if self.server else ()), *filter(None, (self.stream, self.proving))]:
+        for stream in [
+            *(self.server.streams.values() if self.server else ()),
+            *filter(None, (self.stream, self.proving)),
+        ]:
             if how == FIN:
                 stream.close()
             stream.end(how)
@@ -513,7 +516,6 @@ class Agent(SimulatedProcess):
                 self.mail(self._member_shell, m.ConnectFailed(conn, is_refused, reason, is_here))
 
         self.world.connect(self, record.candidate.addresses[0], record.candidate.port, connected, failed)
-
 
     def _prove(self, end: End, take: Callable[[ProvedEnd], None], failed: Callable[[bool, str], None]) -> None:
         proved = ProvedEnd(self.world, end, DOWNWARD, lambda: take(proved), is_client=True)
