@@ -53,14 +53,15 @@ def loopback_address(host: str = "localhost") -> str:
 
 
 def listen_at(port: int, addresses: Sequence[str]) -> list[socket.socket]:
-    """Listening sockets, of one port, at addresses that others are told, the first one first, and on loopback.
+    """Listening sockets, of one port, at addresses that others are told.
 
     torch's TCPStore resolves a name to IPv6 first, and then tries no other address until its timeout: each address that
     a name may lead to must listen.
 
     Args:
         port: 0 picks a free one.
-        addresses: if one of them is none of this machine's, or there are none: at all that it has.
+        addresses: if one of them is none of this machine's, or there are none: at all that it has.  A loopback address
+            that it has not is left out.
 
     Raises:
         OSError: the port is in use, or not allowed.
@@ -68,8 +69,9 @@ def listen_at(port: int, addresses: Sequence[str]) -> list[socket.socket]:
     """
     listeners: list[socket.socket] = []
     try:
-        for address in dict.fromkeys([*addresses, *LOOPBACKS]) if addresses else ():
-            _add(listeners, port, address)
+        for address in dict.fromkeys(addresses):
+            number = listeners[0].getsockname()[1] if listeners else port
+            listeners += filter(None, [_listen_if_here(number, address)])
     except OSError as error:
         for listener in listeners:
             listener.close()
@@ -77,6 +79,16 @@ def listen_at(port: int, addresses: Sequence[str]) -> list[socket.socket]:
             raise
         listeners = []
     return listeners or [listen(port)]
+
+
+def _listen_if_here(port: int, address: str) -> socket.socket | None:
+    try:
+        return listen(port, address)
+    except OSError as error:
+        # This machine may have no IPv6, or no IPv4.
+        if error.errno not in _NO_SUCH_ADDRESS or not is_loopback(address):
+            raise
+        return None
 
 
 def is_at_all(listener: socket.socket) -> bool:
@@ -88,7 +100,8 @@ class HeldPort:
     """A port of this host that nobody else gets, and that listens where others are told to come.
 
     It is held by a socket at all addresses that takes no connections, and lets those of this process do so
-    (`SO_REUSEADDR` in socket(7)).
+    (`SO_REUSEADDR` in socket(7)).  Where it has listened it goes on: a process that has a copy of the socket would keep
+    the address from it later.
 
     Args:
         number: 0 picks a free one.
@@ -101,8 +114,8 @@ class HeldPort:
     def __init__(self, number: int = 0) -> None:
         is_dual = socket.has_dualstack_ipv6()
         self._held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
-        self._at: Sequence[str] = ()
-        self.listeners: list[socket.socket] = []
+        self._kept: dict[str, socket.socket] = {}  # by address; "": all
+        self.listeners: list[socket.socket] = []  # where others are told now, the first one first
         try:
             self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_dual:
@@ -114,31 +127,48 @@ class HeldPort:
         self.number: int = self._held.getsockname()[1]
 
     def listen_at(self, addresses: Sequence[str]) -> bool:
-        """Listens as the function does; what listened elsewhere is closed.
+        """Listens where others are told; where that cannot be, at all addresses, or where it has listened before.
 
         Returns:
-            Whether it listens where it was told to, and not at all addresses.
+            Whether it listens where they are told.
         """
-        if not self.listeners or self._at != addresses:
-            self._close_listeners()
-            self._at = addresses
+        if "" not in self._kept:
+            is_first = not self._kept
             try:
-                self.listeners = listen_at(self.number, addresses)
+                for address in dict.fromkeys(addresses):
+                    self._open(address)
             except OSError as error:
-                if error.errno != errno.EADDRINUSE:
+                if error.errno not in _NO_SUCH_ADDRESS:
                     raise
-                self._held.close()  # there are kernels (gVisor's) in which none listens beside a socket that is bound
-                self.listeners = listen_at(self.number, addresses)
-        return not is_at_all(self.listeners[0])
+                addresses = ()
+            if is_first and not addresses:
+                self._close_kept()
+            if not self._kept:
+                self._open("")
+        self.listeners = [self._kept[each] for each in addresses if each in self._kept] or list(self._kept.values())
+        return bool(addresses) and "" not in self._kept
+
+    def _open(self, address: str) -> None:
+        if address in self._kept:
+            return
+        try:
+            listener = _listen_if_here(self.number, address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            self._held.close()  # there are kernels (gVisor's) in which none listens beside a socket that is bound
+            listener = _listen_if_here(self.number, address)
+        if listener is not None:
+            self._kept[address] = listener
 
     def close(self) -> None:
-        self._close_listeners()
         self._held.close()
+        self._close_kept()
 
-    def _close_listeners(self) -> None:
-        for listener in self.listeners:
+    def _close_kept(self) -> None:
+        for listener in self._kept.values():
             listener.close()
-        self.listeners = []
+        self.listeners, self._kept = [], {}
 
 
 def first_loopback(host: str) -> str:
@@ -150,12 +180,3 @@ def first_loopback(host: str) -> str:
     except OSError:
         return LOOPBACKS[0]
     return str(found[0][4][0])
-
-
-def _add(listeners: list[socket.socket], port: int, address: str) -> None:
-    try:
-        listeners.append(listen(listeners[0].getsockname()[1] if listeners else port, address))
-    except OSError as error:
-        # This machine may have no IPv6, or no IPv4.
-        if error.errno not in _NO_SUCH_ADDRESS or not is_loopback(address):
-            raise

@@ -31,7 +31,7 @@ from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.host.inotify import wait_opened
 from aelastic.host.limits import shortage_of
-from aelastic.host.listeners import HeldPort, first_loopback
+from aelastic.host.listeners import LOOPBACKS, HeldPort, first_loopback
 from aelastic.tcpstore.child import Death, Fork, StoreProcess
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class StoreHost:
         self._is_wanted = self._is_new = False
         self.hold(port)
         if loopback:
-            self.is_on_loopback = self.listen_at([first_loopback(loopback)])
+            self.is_on_loopback = self.listen_at([first_loopback(loopback), *LOOPBACKS])
         if self._presets and self._listeners:
             self.serve()
             self._is_new = True

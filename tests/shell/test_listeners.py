@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from aelastic.host import listeners
-from aelastic.host.listeners import HeldPort, listen, listen_at
+from aelastic.host.listeners import LOOPBACKS, HeldPort, listen, listen_at
 
 EVERYWHERE = {"0.0.0.0", "::"}
 
@@ -35,10 +35,11 @@ def can_connect(host: str, port: int) -> bool:
     return True
 
 
-def test_it_listens_where_others_are_told_to_come_and_on_loopback() -> None:
-    with listening(0, ["127.0.0.5"]) as found:
+def test_it_listens_where_others_are_told_to_come() -> None:
+    with listening(0, ["127.0.0.5", *LOOPBACKS]) as found:
         assert addresses(found) - {"::1"} == {"127.0.0.5", "127.0.0.1"}
         assert len({each.getsockname()[1] for each in found}) == 1, "one port"
+        assert found[0].getsockname()[0] == "127.0.0.5"
 
 
 @pytest.mark.parametrize("told", [[], ["192.0.2.77"], ["127.0.0.5", "192.0.2.77"]])
@@ -61,17 +62,32 @@ def test_a_held_port_is_nobody_else_s_and_takes_no_connections_until_it_is_told_
         assert not can_connect("127.0.0.1", port.number)
         with pytest.raises(OSError, match="in use"):
             listen_without_sharing(port.number)
-        assert port.listen_at(["127.0.0.5"])
-        assert can_connect("127.0.0.5", port.number) and can_connect("127.0.0.1", port.number)
-        assert not can_connect("127.0.0.6", port.number)
+        assert port.listen_at(["127.0.0.5"]) and addresses(port.listeners) == {"127.0.0.5"}
+        assert can_connect("127.0.0.5", port.number) and not can_connect("127.0.0.6", port.number)
         first = list(port.listeners)
-        assert port.listen_at(["127.0.0.5"]) and port.listeners == first, "it goes on as it is"
-        assert port.listen_at(["127.0.0.6"]), "others are told another address"
-        assert can_connect("127.0.0.6", port.number) and not can_connect("127.0.0.5", port.number)
+        assert port.listen_at(["127.0.0.6"]) and addresses(port.listeners) == {"127.0.0.6"}
+        assert can_connect("127.0.0.6", port.number)
+        assert port.listen_at(["127.0.0.5"]) and port.listeners == first, "it goes on as it was"
         assert not port.listen_at(["192.0.2.77"]), "it is none of this host's"
-        assert can_connect("127.0.0.7", port.number)
-        assert not port.listen_at([])
-    assert not can_connect("127.0.0.7", port.number)
+        assert addresses(port.listeners) == {"127.0.0.5", "127.0.0.6"}, "where it is known already"
+    assert not can_connect("127.0.0.5", port.number)
+
+
+def test_a_copy_of_a_socket_that_another_process_has_keeps_no_address_from_a_held_port() -> None:
+    """The workers' store is served by a child, on a copy, while others are told one address and then another again."""
+    with closing(HeldPort()) as port:
+        port.listen_at(["127.0.0.5"])
+        with closing(port.listeners[0].dup()):
+            assert port.listen_at(["127.0.0.6"]) and port.listen_at(["127.0.0.5"])
+            assert can_connect("127.0.0.5", port.number)
+
+
+@pytest.mark.parametrize("told", [[], ["192.0.2.77", "127.0.0.1"], ["127.0.0.5", "192.0.2.77"]])
+def test_a_held_port_that_cannot_listen_where_it_is_told_listens_at_all(told: list[str]) -> None:
+    with closing(HeldPort()) as port:
+        assert not port.listen_at(told)
+        assert addresses(port.listeners) <= EVERYWHERE
+        assert not port.listen_at(["127.0.0.5"]) and can_connect("127.0.0.5", port.number)
 
 
 def listen_without_sharing(port: int) -> None:
@@ -89,13 +105,13 @@ def test_where_a_kernel_lets_nothing_listen_beside_what_holds_a_port_that_is_giv
 ) -> None:
     tries = list[int]()
 
-    def refuse_first(port: int, told: list[str]) -> list[socket.socket]:
+    def refuse_first(port: int, address: str) -> socket.socket:
         tries.append(port)
         if len(tries) == 1:
             raise OSError(errno.EADDRINUSE, "in use")
-        return listen_at(port, told)
+        return listen(port, address)
 
     with closing(HeldPort()) as port:
-        monkeypatch.setattr(listeners, "listen_at", refuse_first)
+        monkeypatch.setattr(listeners, "listen", refuse_first)
         assert port.listen_at(["127.0.0.5"]) and tries == [port.number] * 2
         assert can_connect("127.0.0.5", port.number)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.host.listeners import is_at_all, is_loopback, listen, listen_at, loopback_address
+from aelastic.host.listeners import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
 from aelastic.rdzv.boards.encoding import KeyState
 from aelastic.rdzv.boards.endpoints import (
     Endpoint,
@@ -206,7 +206,8 @@ class C10dBoard(KeyBoard):
             elif self._is_one_of_many and is_loopback(local):
                 listeners = [listen(endpoint.port, local)]
             else:
-                listeners = listen_at(endpoint.port, [] if self._is_bind_all else told_elsewhere(self._local_addresses))
+                told = [] if self._is_bind_all else told_elsewhere(self._local_addresses)
+                listeners = listen_at(endpoint.port, [*told, *LOOPBACKS] if told else [])
         except OSError as error:
             if error.errno == errno.EADDRINUSE and not self._is_host:
                 return None

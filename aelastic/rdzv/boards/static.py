@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
-from aelastic.host.listeners import is_loopback
+from aelastic.host.listeners import LOOPBACKS, is_loopback
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import Endpoint, first_of, local_addresses_of, told_elsewhere, useful_elsewhere
@@ -86,7 +86,8 @@ class StaticBoard(Board):
         self._local_address = first_of(local)
         if not self._is_on_loopback:
             self._host.hold(self._endpoint.port)
-            self._host.listen_at([] if self._is_bind_all else told_elsewhere(local))
+            told = [] if self._is_bind_all else told_elsewhere(local)
+            self._host.listen_at([*told, *LOOPBACKS] if told else [])
         self._host.preset(SERVED_FOR, printable(self._run_id))
         self._host.open(self._endpoint.port, self._endpoint.host if self._is_on_loopback else "")
         self._is_open = True

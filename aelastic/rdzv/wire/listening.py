@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from aelastic.errors import RendezvousError
-from aelastic.host.listeners import HeldPort, is_loopback, loopback_address
+from aelastic.host.listeners import LOOPBACKS, HeldPort, is_loopback, loopback_address
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere
 from aelastic.rdzv.protocol.addresses import is_address
@@ -44,8 +44,9 @@ def listen_for_members(port: HeldPort, told: Sequence[str], settings: Rendezvous
         local: as `local_addresses` gives it.
     """
     known = local or [each for each in map(loopback_address, told) if is_address(each)]
+    there = [*known, *LOOPBACKS] if known and not settings.bind_all else []  # its own node comes over loopback
     was_open = bool(port.listeners)
-    if not port.listen_at([] if settings.bind_all else known) and not was_open and not settings.bind_all:
+    if not port.listen_at(there) and not was_open and not settings.bind_all:
         _log.info("the coordinator listens at all addresses of this host: others know it as %s", ", ".join(told))
 
 
