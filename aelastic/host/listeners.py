@@ -132,10 +132,11 @@ class HeldPort:
         Returns:
             Whether it listens where they are told.
         """
+        addresses = tuple(dict.fromkeys(addresses))
         if "" not in self._kept:
             is_first = not self._kept
             try:
-                for address in dict.fromkeys(addresses):
+                for address in addresses:
                     self._open(address)
             except OSError as error:
                 if error.errno not in _NO_SUCH_ADDRESS:
