@@ -70,6 +70,7 @@ def coordinator_port(team: Team, key: Key) -> int:
 
 
 @pytest.mark.usefixtures("descriptors")
+@pytest.mark.timeout(400)  # some sessions are closed after 5 s only, and other tests may have both cores
 @pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
 def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
     launch: Launcher, secret: Path, backend: str, etcds: EtcdServers
