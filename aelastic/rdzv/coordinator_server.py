@@ -162,8 +162,7 @@ class CoordinatorServer:
                 assert_never(action)
 
     def _on_handled(self, stream: Stream) -> None:
-        if not stream.is_closing:  # else it was refused
-            self._strangers.forget(stream)
+        if not stream.is_closing and self._strangers.forget(stream):  # else it was refused, or is known
             self._proofs.warn_if_open(stream.peer)
         stream.handled()
 

@@ -151,13 +151,17 @@ class EtcdBoard(Board):
         entry = await self._etcd.get(self._key)
         return entry, self._record_of(entry) if entry.modified else None
 
+    @property
+    def _where(self) -> str:
+        return f"{self.name}: key {self._key}"
+
     def _stand_by(self, entry: Entry, now: LeaderRecord | None) -> None:
         if entry.value and now is None:
-            self._writing.stand_by(entry.value, f"{self.name}: key {self._key}", record_from_bytes)
+            self._writing.stand_by(entry.value, self._where, record_from_bytes)
 
     def _record_of(self, entry: Entry) -> LeaderRecord | None:
         """`None`: no agent of this job wrote it."""
-        verified = self._writing.verify(entry.value, f"{self.name}: key {self._key}")
+        verified = self._writing.verify(entry.value, self._where)
         if verified is None:
             return None
         try:

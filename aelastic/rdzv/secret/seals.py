@@ -43,7 +43,7 @@ def verify(text: bytes, keys: Sequence[Key]) -> bytes:
     own = shown([each.id for each in keys])
     if found is None:
         raise ForeignError(f"it was written without a secret, and this agent has one (key {own})")
-    inner, key_id, proof = claimed(text), found[2].decode(), bytes.fromhex(found[3].decode())
+    inner, key_id, proof = found[1] + b"}", found[2].decode(), bytes.fromhex(found[3].decode())
     key = next((each for each in keys if each.id == key_id), None)
     if key is None:
         raise ForeignError(f"it was written with another secret (key {shown([key_id])}, here {own})")

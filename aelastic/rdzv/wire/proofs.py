@@ -41,6 +41,6 @@ class Proofs:
 
     def warn_if_open(self, peer: str) -> None:
         """Says once that another host is talked to, and nothing is proved."""
-        if peer and not self._has_warned and not is_loopback(plain_address(peer)) and self._secret is None:
+        if self._secret is None and not self._has_warned and peer and not is_loopback(plain_address(peer)):
             self._has_warned = True
             _log.warning(OPEN, plain_address(peer))

@@ -100,8 +100,8 @@ class Strangers:
             largest = max(self._unfinished, key=self._unfinished.__getitem__)
             self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
 
-    def forget(self, stream: Stream) -> None:
-        """It has identified itself, or has gone."""
+    def forget(self, stream: Stream) -> bool:
+        """It has identified itself, or has gone; gives whether it was one of these until now."""
         peer = self._streams.pop(stream, None)
         if peer is not None:
             del self._of_address[peer][stream]
@@ -110,6 +110,7 @@ class Strangers:
         if not self._streams:
             self._room = math.inf
         self._unfinished_sum -= self._unfinished.pop(stream, 0)
+        return peer is not None
 
     def refuse(self, stream: Stream, error: ProofError) -> None:
         """It is no agent of this job, or is not trusted any more: says so; its stream closes."""
