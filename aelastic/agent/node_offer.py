@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from aelastic.agent.resources import AgentSettings
 from aelastic.errors import AelasticError
@@ -14,11 +12,6 @@ from aelastic.rdzv.protocol.messages import Node, Starts
 from aelastic.rdzv.registry import names
 from aelastic.spec import WorkerSpec
 from aelastic.tcpstore.host import StoreHost
-
-if TYPE_CHECKING:
-    from aelastic.rdzv.settings import RendezvousSettings
-
-_log = logging.getLogger(__name__)
 
 
 def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Node:
@@ -39,19 +32,16 @@ def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Nod
     )
 
 
-async def listen_for_workers(store: StoreHost, address: str, rdzv: RendezvousSettings | None) -> None:
+async def listen_for_workers(store: StoreHost, address: str) -> None:
     """Opens the port where all workers of a round are told to come: at this address, or, if that cannot be, at all."""
     if store.is_on_loopback:
         return  # it is open
-    is_bind_all = rdzv is not None and rdzv.bind_all
     from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of  # most jobs are of one node
 
     addresses: list[str] = []
-    if not is_bind_all:
-        with suppress(AelasticError):
-            addresses = await local_addresses_of(Endpoint(address, 0))
-    if not store.listen_at(addresses) and not is_bind_all:
-        _log.info("the workers' store listens at all addresses: MASTER_ADDR %s is none of this host's", address)
+    with suppress(AelasticError):
+        addresses = await local_addresses_of(Endpoint(address, 0))
+    store.listen_at(addresses)
 
 
 def _address_of(spec: WorkerSpec) -> tuple[str, int]:

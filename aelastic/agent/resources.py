@@ -101,7 +101,8 @@ class Resources:
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
             self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.progress.step_s, on_found)
             made.callback(self.watches.close)
-            self.store = StoreHost(self.sockets.mark_env(env))
+            is_bind_all = spec.rdzv is not None and spec.rdzv.bind_all and not spec.rdzv.is_on_loopback
+            self.store = StoreHost(self.sockets.mark_env(env), is_bind_all=is_bind_all)
             around = AgentContext(settings.run_id, env, self.store, lambda *news: tell(EndpointChanged(*news)))
             self.link: Link = open_link(spec, settings.node_id, around)
             # Last: these start processes.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
+
+_log = logging.getLogger(__name__)
 
 # Thousands of workers connect at the same moment; the kernel caps this at net.core.somaxconn.
 BACKLOG = 4096
@@ -105,13 +108,16 @@ class HeldPort:
 
     Args:
         number: 0 picks a free one.
+        what: it is for, in a message.
+        is_bind_all: listen at all addresses, whatever others are told.
 
     Raises:
         OSError: the port is in use, or not allowed.
         OverflowError: it is no port.
     """
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int = 0, what: str = "", *, is_bind_all: bool = False) -> None:
+        self._what, self._is_bind_all = what, is_bind_all
         is_dual = socket.has_dualstack_ipv6()
         self._held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
         self._kept: dict[str, socket.socket] = {}  # by address; "": all
@@ -132,7 +138,7 @@ class HeldPort:
         Returns:
             Whether it listens where they are told.
         """
-        addresses = tuple(dict.fromkeys(addresses))
+        addresses = () if self._is_bind_all else tuple(dict.fromkeys(addresses))
         if "" not in self._kept:
             is_first = not self._kept
             try:
@@ -146,6 +152,8 @@ class HeldPort:
                 self._close_kept()
             if not self._kept:
                 self._open("")
+                if not self._is_bind_all:
+                    _log.info("%s listens at all addresses of this host: others are told none of these", self._what)
         self.listeners = [self._kept[each] for each in addresses if each in self._kept] or list(self._kept.values())
         return bool(addresses) and "" not in self._kept
 

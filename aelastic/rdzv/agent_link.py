@@ -268,9 +268,8 @@ class AgentLink:
 
     def _open_ballots(self) -> Ballots:
         if self._ballots is None:
-            is_all, port = self._settings.bind_all, HeldPort()
-            around = self._strangers, self._proofs, self._on_chosen
-            self._ballots = Ballots(self._election, port, *around, is_bind_all=is_all)
+            port = HeldPort(what="the election's port", is_bind_all=self._settings.bind_all)
+            self._ballots = Ballots(self._election, port, self._strangers, self._proofs, self._on_chosen)
         return self._ballots
 
     def _tell_ballots(self, event: BoardSaid | BoardSilent) -> None:
@@ -288,8 +287,8 @@ class AgentLink:
     def _new_candidate(self) -> Candidate:
         addresses = own_addresses(self._settings, self._board)
         if self._port is None:
-            self._port = HeldPort()
-        listen_for_members(self._port, addresses, self._settings, self._local_addresses)
+            self._port = HeldPort(what="the coordinator", is_bind_all=self._settings.bind_all)
+        listen_for_members(self._port, addresses, self._local_addresses)
         return Candidate(self._member.node_id, tuple(addresses), self._port.number, os.urandom(16).hex())
 
     # The coordinator, here.

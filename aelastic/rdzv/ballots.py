@@ -42,7 +42,6 @@ class Ballots:
         strangers: of this agent.
         proofs: of this agent.
         on_chosen: called when a coordinator is elected, as far as this agent knows.
-        is_bind_all: listen at all addresses, whatever others are told.
     """
 
     def __init__(
@@ -52,12 +51,10 @@ class Ballots:
         strangers: Strangers,
         proofs: Proofs,
         on_chosen: Callable[[], None],
-        *,
-        is_bind_all: bool = False,
     ) -> None:
         self.election = election
         self.port = port.number
-        self._port, self._is_bind_all = port, is_bind_all
+        self._port = port
         self._address = ""  # that others are told
         self._moved = anyio.Event()  # it is another one
         self._proofs = proofs
@@ -99,9 +96,7 @@ class Ballots:
         while True:
             await self._moved.wait()
             self._moved = anyio.Event()
-            addresses = [] if self._is_bind_all else [self._address]
-            if not self._port.listen_at(addresses) and not self._is_bind_all:
-                _log.info("ballots come in at all addresses of this host: it is known as %s elsewhere", self._address)
+            self._port.listen_at([self._address])
             async with anyio.create_task_group() as tasks:
                 for listener in self._port.listeners:
                     tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept ballots")

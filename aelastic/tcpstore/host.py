@@ -53,9 +53,11 @@ class StoreHost:
 
     Args:
         env: the environment of the child process.
+        is_bind_all: as `HeldPort` takes it.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], *, is_bind_all: bool = False) -> None:
+        self._is_bind_all = is_bind_all
         self._held: HeldPort | None = None
         self._listeners: list[socket.socket] = []  # of this port; the child forwards from others to the first
         self.is_on_loopback = False  # all workers are on this host
@@ -102,7 +104,7 @@ class StoreHost:
             InputError: the port is in use, or not allowed.
         """
         if self._held is None:
-            self._held = _refusing(lambda: HeldPort(port), port)
+            self._held = _refusing(lambda: HeldPort(port, "the workers' store", is_bind_all=self._is_bind_all), port)
         return self._port
 
     def listen_at(self, addresses: Sequence[str]) -> bool:

@@ -136,7 +136,7 @@ class StoreStandIn:
 
     is_on_loopback = True
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], *, is_bind_all: bool = False) -> None:
         self.listener: socket.socket | None = None
         self.served: list[int] = []
         stores.append(self)

@@ -63,7 +63,6 @@ class StaticBoard(Board):
         self._endpoint = Endpoint(*split_endpoint(settings.endpoint))
         self._is_master = settings.node_rank == 0
         self._is_on_loopback = settings.is_on_loopback and is_loopback(self._endpoint.host)
-        self._is_bind_all = settings.bind_all
         self._run_id = run_id
         self._host = host
         self._is_open = False  # node 0's part
@@ -86,7 +85,7 @@ class StaticBoard(Board):
         self._local_address = first_of(local)
         if not self._is_on_loopback:
             self._host.hold(self._endpoint.port)
-            told = [] if self._is_bind_all else told_elsewhere(local)
+            told = told_elsewhere(local)
             self._host.listen_at([*told, *LOOPBACKS] if told else [])
         self._host.preset(SERVED_FOR, printable(self._run_id))
         self._host.open(self._endpoint.port, self._endpoint.host if self._is_on_loopback else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,8 +12,6 @@ from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere
 from aelastic.rdzv.protocol.addresses import is_address
 from aelastic.rdzv.settings import RendezvousSettings
-
-_log = logging.getLogger(__name__)
 
 
 def own_addresses(settings: RendezvousSettings, board: Board) -> list[str]:
@@ -36,18 +33,15 @@ async def local_addresses(settings: RendezvousSettings) -> list[str]:
     return []
 
 
-def listen_for_members(port: HeldPort, told: Sequence[str], settings: RendezvousSettings, local: Sequence[str]) -> None:
-    """Listens where others are told to come, and at all addresses where that cannot be.
+def listen_for_members(port: HeldPort, told: Sequence[str], local: Sequence[str]) -> None:
+    """Listens where others are told to come.
 
     Args:
         told: as `own_addresses` gives it.
         local: as `local_addresses` gives it.
     """
     known = local or [each for each in map(loopback_address, told) if is_address(each)]
-    there = [*known, *LOOPBACKS] if known and not settings.bind_all else []  # its own node comes over loopback
-    was_open = bool(port.listeners)
-    if not port.listen_at(there) and not was_open and not settings.bind_all:
-        _log.info("the coordinator listens at all addresses of this host: others know it as %s", ", ".join(told))
+    port.listen_at([*known, *LOOPBACKS] if known else [])  # its own node comes over loopback
 
 
 def outward_addresses() -> list[str]:
