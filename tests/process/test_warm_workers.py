@@ -195,6 +195,7 @@ wait_for(f"prints{restart}")
 say("up")
 wait_for(f"joins{restart}")
 store = socket.create_connection(("127.0.0.1", port))
+say("joined")
 wait_for(f"go{restart}")
 sys.exit(1 if restart == 0 else 0)
 """
@@ -468,10 +469,11 @@ def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothi
     for number in range(2):
         job.wait_line("up", 2 + 2 * number)
         (job.folder / f"joins{number}").touch()
+        job.wait_line("joined", 2 + 2 * number)  # rank 0, which listens, may not end before
         wait_for("another fork server", lambda: parked_by(job, other_than=bare))
         restart(job, number)
     assert job.wait() == 0, job.story
-    assert sorted(job.lines) == ["up False", "up False", "up True", "up True"]
+    assert sorted(job.lines) == ["joined"] * 4 + ["up False", "up False", "up True", "up True"]
 
 
 @pytest.mark.all
