@@ -47,10 +47,6 @@ def read_preload(text: str) -> tuple[str, ...] | Literal["auto"]:
     return tuple(dict.fromkeys(names))
 
 
-def read_stripped(text: str) -> str:
-    return text.strip()
-
-
 def read_flag(text: str) -> bool:
     try:
         return bool(int(text))

@@ -126,107 +126,38 @@ class Preload(Machine[Event, Action]):
             "what is being imported has not been left out"
         )
 
-    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: ARG002  nothing here takes a time
+    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: ARG002, C901  one case for each event
+        if self.phase is Phase.OFF:
+            return []  # it was given up
         match event:
-            case Importing():
-                return self._on_importing(event)
-            case LeftOut():
-                return self._on_left_out(event)
-            case Tripped():
-                return self._on_tripped(event)
-            case Ready():
-                return self._on_ready(event)
-            case Learned():
-                return self._on_learned(event)
-            case Refused():
-                return self._on_refused(event)
-            case Ended():
-                return self._on_ended(event)
-            case _:
-                assert_never(event)
-
-    def _on_importing(self, event: Importing) -> list[Action]:
-        match self.phase:
-            case Phase.IMPORTING:  # the culprit, should the process end
+            case Importing() | LeftOut() | Tripped() | Ready() if self.phase is Phase.READY:
+                raise self._impossible(event)
+            case Importing():  # the culprit, should the process end
                 self._importing = event.module
                 return []
-            case Phase.READY:
-                raise self._impossible(event)
-            case Phase.OFF:
-                return []  # it was given up
-            case _:
-                assert_never(self.phase)
-
-    def _on_left_out(self, event: LeftOut) -> list[Action]:
-        match self.phase:
-            case Phase.IMPORTING:  # told once; the process says at its end whether it is of use
+            case LeftOut():  # told once; the process says at its end whether it is of use
                 self._leave_out(event.module)
                 return [Warn(f"{event.module} {event.why}; it is left out")]
-            case Phase.READY:
-                raise self._impossible(event)
-            case Phase.OFF:
-                return []  # it was given up
-            case _:
-                assert_never(self.phase)
-
-    def _on_tripped(self, event: Tripped) -> list[Action]:
-        match self.phase:
-            case Phase.IMPORTING:  # a process that a module has started may keep its socket open
+            case Tripped():  # a process that a module has started may keep its socket open
                 self._has_tripped = True
                 return [Stop()]
-            case Phase.READY:
-                raise self._impossible(event)
-            case Phase.OFF:
-                return []  # it was given up
-            case _:
-                assert_never(self.phase)
-
-    def _on_ready(self, event: Ready) -> list[Action]:
-        match self.phase:
-            case Phase.IMPORTING:  # workers are forked from now on
-                self._importing = ""
-                self.phase = Phase.READY
+            case Ready():  # workers are forked from now on
+                self.phase, self._importing = Phase.READY, ""
                 return []
-            case Phase.READY:
-                raise self._impossible(event)
-            case Phase.OFF:
-                return []  # it was given up
-            case _:
-                assert_never(self.phase)
-
-    def _on_learned(self, event: Learned) -> list[Action]:
-        match self.phase:
-            case Phase.IMPORTING | Phase.READY:  # from here on workers are forked warm
+            case Learned():  # from here on workers are forked warm
                 self.is_learning, self.modules = False, event.modules
-                self._importing, self._has_tripped = "", False
-                self.phase = Phase.IMPORTING
+                self.phase, self._importing, self._has_tripped = Phase.IMPORTING, "", False
                 return [Replace(event.modules)]
-            case Phase.OFF:
-                return []  # it was given up
-            case _:
-                assert_never(self.phase)
-
-    def _on_refused(self, event: Refused) -> list[Action]:
-        match self.phase:
-            case Phase.IMPORTING | Phase.READY:  # another one would be refused, too
+            case Refused():  # another one would be refused, too
                 self.phase = Phase.OFF
                 return [Stop(), Warn(f"the fork server cannot fork: {event.why}; workers start cold")]
-            case Phase.OFF:
-                return []  # said already
-            case _:
-                assert_never(self.phase)
-
-    def _on_ended(self, event: Ended) -> list[Action]:
-        match self.phase:
-            case Phase.IMPORTING:  # over a module, or to be started again without some
-                return self._after_imports(event)
-            case Phase.READY:  # something killed it; what it has forked lives on
+            case Ended() if self.phase is Phase.READY:  # something killed it; what it has forked lives on
                 self._deaths += 1
                 return self._again(f"the fork server died {event.how}")
-            case Phase.OFF:
-                return []  # as it should
+            case Ended():  # over a module, or to be started again without some
+                return self._after_imports(event)
             case _:
-                assert_never(self.phase)
+                assert_never(event)
 
     def _after_imports(self, event: Ended) -> list[Action]:
         warnings: list[Action] = []

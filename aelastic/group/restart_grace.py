@@ -151,37 +151,20 @@ class RestartGrace(Machine[Event, Action]):
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:
         match event:
+            case DeadlinePassed() if self.phase is not Phase.WAITING or now < (self.deadline or 0.0) - EARLY_S:
+                return []  # early; or the look takes its time, or it is over
+            case DeadlinePassed() if self.fixed_s is not None:
+                return self._give_up(f"{_some(sorted(self.ranks.values()))} not ended {self.fixed_s:g} s after SIGTERM")
             case DeadlinePassed():
-                return self._on_deadline_passed(event, now)
-            case Looked():
-                return self._on_looked(event, now)
-            case _:
-                assert_never(event)
-
-    def _on_deadline_passed(self, event: DeadlinePassed, now: float) -> list[Action]:  # noqa: ARG002
-        if self.deadline is None or now < self.deadline - EARLY_S:
-            return []  # early
-        match self.phase:
-            case Phase.WAITING if self.fixed_s is not None:  # gives up
-                self.phase, self.deadline = Phase.OVER, None
-                return [GiveUp(f"{_some(sorted(self.ranks.values()))} not ended {self.fixed_s:g} s after SIGTERM")]
-            case Phase.WAITING:  # looks
                 self.phase, self.deadline = Phase.LOOKING, None
                 return [Look()]
-            case Phase.LOOKING | Phase.OVER:
-                return []  # the look takes its time; or it is over
-            case _:
-                assert_never(self.phase)
-
-    def _on_looked(self, event: Looked, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.LOOKING:
+            case Looked() if self.phase is Phase.LOOKING:
                 self._take(event.samples, now)
                 return self._judge(now)
-            case Phase.WAITING | Phase.OVER:
+            case Looked():
                 return []  # told twice
             case _:
-                assert_never(self.phase)
+                assert_never(event)
 
     def _take(self, samples: Mapping[int, Sample], now: float) -> None:
         since_s = now - self._looked_at
@@ -196,8 +179,11 @@ class RestartGrace(Machine[Event, Action]):
         if not self._lives or not all(life.is_past(now) for life in self._lives.values()):
             self.phase, self.deadline = Phase.WAITING, now + INTERVAL_S
             return []
+        return self._give_up(self._reason(now))
+
+    def _give_up(self, reason: str) -> list[Action]:
         self.phase, self.deadline = Phase.OVER, None
-        return [GiveUp(self._reason(now))]
+        return [GiveUp(reason)]
 
     def _reason(self, now: float) -> str:
         said: dict[str, list[int]] = {}

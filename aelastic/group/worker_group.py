@@ -75,14 +75,18 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  a case for each event
         match event:
+            case ev.Start() if self.phase is Phase.INIT:
+                return self._join()
             case ev.Start():
-                return self._on_start(event)
+                raise self._impossible(event)
             case Assigned():
                 return self._on_assigned(event)
             case Interrupted():
                 return self._on_interrupted(event, now)
             case Ended():
                 return self._on_ended(event, now)
+            case ev.Spawned() | ev.SpawnCancelled() if event.generation != self.generation:
+                return []  # an earlier generation's
             case ev.Spawned():
                 return self._on_spawned(event, now)
             case ev.SpawnCancelled():
@@ -103,17 +107,6 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(event)
 
     # What the rendezvous says.
-
-    def _on_start(self, event: ev.Start) -> list[ev.Action]:
-        match self.phase:
-            case Phase.INIT:
-                return self._join()
-            case Phase.JOINING | Phase.SPAWNING | Phase.RUNNING | Phase.CANCELLING | Phase.STOPPING:
-                raise self._impossible(event)
-            case Phase.AWAITING | Phase.BARRIER | Phase.DONE:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
 
     def _on_assigned(self, event: Assigned) -> list[ev.Action]:
         if self.assigned is not None and event.round <= self.assigned.round:
@@ -172,8 +165,6 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     # What the workers do.
 
     def _on_spawned(self, event: ev.Spawned, now: float) -> list[ev.Action]:
-        if event.generation != self.generation:
-            return []  # an earlier generation's
         match self.phase:
             case Phase.SPAWNING:  # workers run
                 self.phase = Phase.RUNNING
@@ -190,8 +181,6 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_spawn_cancelled(self, event: ev.SpawnCancelled) -> list[ev.Action]:
-        if event.generation != self.generation:
-            return []  # an earlier generation's
         match self.phase:
             case Phase.CANCELLING:  # nothing runs: what is wished follows
                 return self._stopped()

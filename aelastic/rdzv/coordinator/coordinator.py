@@ -63,7 +63,7 @@ class Coordinator(Machine[ev.Event, Send]):
         """Whether nodes wait for a place in the round that runs."""
         return self.phase is Phase.RUNNING and bool(self.roster.ready)
 
-    def _dispatch(self, event: ev.Event, now: float) -> list[Send]:  # noqa: C901  one case for each event
+    def _dispatch(self, event: ev.Event, now: float) -> list[Send]:  # noqa: C901, PLR0912  one case for each event
         match event:
             case ev.Registered():
                 return self._on_registered(event, now)
@@ -76,11 +76,16 @@ class Coordinator(Machine[ev.Event, Send]):
             case m.Left() | ev.Lost():
                 return self._on_gone(event, now)
             case m.Prepared():
-                return self._on_prepared(event, now)
+                is_waiting = self.roster.set_starts(event.node_id, event.starts)
+                if is_waiting and self.phase is Phase.RUNNING and self.deadline is not None:
+                    self.deadline = max(now, self.newcomers.settled_at)
+                return []  # newcomers may have waited for that
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case ev.Broken():
-                return self._on_broken(event, now)
+                if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
+                    self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
+                return []  # what has become of its node is heard soon
             case ev.Confirmed() | ev.CutOff():
                 return self._on_certain(event, now)
             case ev.DeadlinePassed():
@@ -245,15 +250,6 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
-    def _on_broken(self, event: ev.Broken, now: float) -> list[Send]:
-        match self.phase:
-            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
-                if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
-                    self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
-                return []  # what has become of its node is heard soon
-            case _:
-                assert_never(self.phase)
-
     def _on_certain(self, event: ev.Confirmed | ev.CutOff, now: float) -> list[Send]:
         if isinstance(event, ev.Confirmed):
             self.forming.on_confirmed(event.losses)
@@ -281,17 +277,6 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._end_round(now, self.rules.joined(hosts)) if hosts else told
             case Phase.CLOSED:
                 raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
-
-    def _on_prepared(self, event: m.Prepared, now: float) -> list[Send]:
-        is_waiting = self.roster.set_starts(event.node_id, event.starts)
-        match self.phase:
-            case Phase.RUNNING if is_waiting and self.deadline is not None:  # newcomers may have waited for that
-                self.deadline = max(now, self.newcomers.settled_at)
-                return []
-            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
-                return []  # that is noted
             case _:
                 assert_never(self.phase)
 

@@ -121,18 +121,22 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions = self._on_garbled(event, now)
             case ev.Closed():
                 actions = self._on_closed(event, now)
+            case ev.Renewed() | ev.RenewFailed() if self.phase is not Phase.RECLAIMING and not self.lease.is_asked:
+                raise self._impossible(event)
             case ev.Renewed():
                 actions = self._on_renewed(event, now)
             case ev.RenewFailed():
-                actions = self._on_renew_failed(event, now)
+                actions = self._on_renew_failed(now)
             case ev.Reclaimed():
                 actions = self._on_reclaimed(event, now)
+            case ev.Published() | ev.PublishFailed() if not self.verdict.is_asked:
+                raise self._impossible(event)
             case ev.Published():
                 actions = self._on_published(event, now)
             case ev.PublishFailed():
-                actions = self._on_publish_failed(event, now)
+                actions = self._on_publish_failed(now)
             case ev.Resigned():
-                actions = self._on_resigned()
+                actions = self._step_down("the coordinator's agent is leaving", is_gone=True)
             case ev.DeadlinePassed():
                 actions = self._on_deadline_passed(now)
             case _:
@@ -163,8 +167,6 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _on_renewed(self, event: ev.Renewed, now: float) -> list[ev.Action]:
         match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL if not self.lease.is_asked:
-                raise self._impossible(event)
             case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if event.record is None:  # another agent leads
                 return self._step_down(DISPLACED)
             case Phase.LEADING | Phase.DOUBTFUL:  # certain again, unless the answer took too long; a heartbeat for all
@@ -180,10 +182,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_renew_failed(self, event: ev.RenewFailed, now: float) -> list[ev.Action]:
+    def _on_renew_failed(self, now: float) -> list[ev.Action]:
         match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL if not self.lease.is_asked:
-                raise self._impossible(event)
             case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives, and says so
                 self.lease.on_renew_failed()
                 self.sessions.electorate.on_board(has_answered=False)
@@ -211,20 +211,13 @@ class Leader(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_published(self, event: ev.Published, now: float) -> list[ev.Action]:
-        if not self.verdict.is_asked:
-            raise self._impossible(event)
         if event.is_ours:  # all nodes hear the verdict
             return self._let_out(self.verdict.release(), now)
         return self._step_down(DISPLACED)  # another agent leads
 
-    def _on_publish_failed(self, event: ev.PublishFailed, now: float) -> list[ev.Action]:
-        if not self.verdict.is_asked:
-            raise self._impossible(event)
+    def _on_publish_failed(self, now: float) -> list[ev.Action]:
         self.verdict.on_failed(now)
         return []  # the board is asked again soon
-
-    def _on_resigned(self) -> list[ev.Action]:
-        return self._step_down("the coordinator's agent is leaving", is_gone=True)
 
     # Time.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from typing import assert_never
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
@@ -147,17 +146,10 @@ class VerdictGate:
 
     def release(self) -> list[Send]:
         """The board has the verdict, or is waited for no longer; gives what was held back."""
-        match self.stage:
-            case Stage.PUBLISHING:
-                held, self._held = self._held, []
-                self.stage, self._look_at = Stage.RELEASED, None
-                return held
-            case Stage.RELEASED:
-                return []  # the board's answer came late
-            case Stage.UNDECIDED:
-                raise AssertionError("there is no verdict")
-            case _:
-                assert_never(self.stage)
+        assert self.stage is not Stage.UNDECIDED, "there is a verdict"
+        held, self._held = self._held, []  # nothing, where the board's answer came late
+        self.stage, self._look_at = Stage.RELEASED, None
+        return held
 
     def validate(self) -> None:
         is_publishing = self.stage is Stage.PUBLISHING

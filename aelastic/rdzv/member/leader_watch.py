@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import assert_never
 
 from aelastic.rdzv.board import LeaderRecord
 
@@ -228,19 +227,15 @@ class LeaderWatch:
             record: of the agent that this node is connected to.
             now: the time.
         """
-        match self.phase:
-            case WatchPhase.FOLLOWING:
-                if found is not None:
-                    self._still_since(found, now)
-                return found is not None and found.epoch > self.epoch
-            case WatchPhase.GREETING | WatchPhase.AWAY:  # connecting
-                if found is None or found.candidate.token != record.candidate.token or self.is_gone(found, now):
-                    return True
-                if found.renewals is not None:  # looks again when its count has stood still for too long
-                    self.check_at = min(self.check_at, self._still_since(found, now) + self.lease_s)
-                return False
-            case _:
-                assert_never(self.phase)
+        if self.phase is WatchPhase.FOLLOWING:
+            if found is not None:
+                self._still_since(found, now)
+            return found is not None and found.epoch > self.epoch
+        if found is None or found.candidate.token != record.candidate.token or self.is_gone(found, now):
+            return True
+        if found.renewals is not None:  # looks again when its count has stood still for too long
+            self.check_at = min(self.check_at, self._still_since(found, now) + self.lease_s)
+        return False
 
     def is_gone(self, record: LeaderRecord, now: float) -> bool:
         """True if the coordinator is known to be dead: its port refuses, or its count of renewals stands still."""

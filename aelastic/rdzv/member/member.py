@@ -103,8 +103,11 @@ class Member(Machine[Event, Action]):
                 return self._on_received(event, now)
             case ev.ConnectionLost():
                 return self._on_connection_lost(event, now)
+            case ev.LeadershipLost() if self.phase is Phase.IDLE:
+                raise self._impossible(event)
             case ev.LeadershipLost():
-                return self._on_leadership_lost(event)
+                self.is_leader = False
+                return []  # this node's own connection to the coordinator says what follows
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
@@ -303,16 +306,6 @@ class Member(Machine[Event, Action]):
             self.phase = Phase.OVER
             return [ev.Deliver(message), ev.Disconnect()]
         return [ev.Deliver(message)] if self.state.on_told(message) else []
-
-    def _on_leadership_lost(self, event: ev.LeadershipLost) -> list[Action]:
-        match self.phase:
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING | Phase.GREETING | Phase.MEMBER:
-                self.is_leader = False
-                return []  # this node's own connection to the coordinator says what follows
-            case Phase.IDLE | Phase.OVER:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
 
     # Time.
 

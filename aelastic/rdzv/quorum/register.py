@@ -93,10 +93,16 @@ class Register(Machine[ev.Event, ev.Action]):
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:
         match event:
+            case ev.Asked() if self.phase is Phase.IDLE:  # the first try
+                self._asked, self._until, self._failed, self._late = event, now + self.limit_s, 0, 0
+                return self._look(now)
             case ev.Asked():
-                return self._on_asked(event, now)
-            case ev.Dropped():
-                return self._on_dropped()
+                raise self._impossible(event)
+            case ev.Dropped() if self.phase is Phase.IDLE:
+                return []  # the answer was on its way
+            case ev.Dropped():  # what is on its way may yet be done
+                self.phase, self.deadline = Phase.IDLE, None
+                return []
             case ev.Looked():
                 return self._on_looked(event, now)
             case ev.Written():
@@ -108,38 +114,14 @@ class Register(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(event)
 
-    def _on_asked(self, event: ev.Asked, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.IDLE:  # the first try
-                self._asked, self._until, self._failed, self._late = event, now + self.limit_s, 0, 0
-                return self._look(now)
-            case Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
-
-    def _on_dropped(self) -> list[ev.Action]:
-        match self.phase:
-            case Phase.IDLE:
-                return []  # the answer was on its way
-            case Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:  # what is on its way may yet be done
-                self.phase, self.deadline = Phase.IDLE, None
-                return []
-            case _:
-                assert_never(self.phase)
-
     def _on_looked(self, event: ev.Looked, now: float) -> list[ev.Action]:
         if event.cell is not None:
             self.highest = max(self.highest, event.cell.promised.number)
             self.is_known |= event.cell.vote is not None
-        match self.phase:
-            case Phase.LOOKING if event.step == self._step:
-                self._try.seen.setdefault(event.store, event.cell)
-                return self._go_on(now)
-            case Phase.IDLE | Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
-                return []  # too late for its try: what was seen is being locked
-            case _:
-                assert_never(self.phase)
+        if self.phase is not Phase.LOOKING or event.step != self._step:
+            return []  # too late for its try: what was seen is being locked
+        self._try.seen.setdefault(event.store, event.cell)
+        return self._go_on(now)
 
     def _on_written(self, event: ev.Written, now: float) -> list[ev.Action]:
         attempt, store = self._try, event.store
@@ -161,16 +143,11 @@ class Register(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_unanswered(self, event: ev.Unanswered, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LOOKING | Phase.LOCKING | Phase.WRITING if (
-                event.step == self._step and not self._try.has_heard_of(event.store)
-            ):  # it goes on without that store
-                self._try.leave_out(event.store, event.reason)
-                return self._go_on(now)
-            case Phase.IDLE | Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
-                return []  # of an earlier step, or told twice
-            case _:
-                assert_never(self.phase)
+        is_of_step = event.step == self._step and not self._try.has_heard_of(event.store)
+        if self.phase in {Phase.IDLE, Phase.PAUSING} or not is_of_step:
+            return []  # of an earlier step, or told twice
+        self._try.leave_out(event.store, event.reason)
+        return self._go_on(now)  # without that store
 
     def _on_deadline_passed(self, now: float) -> list[ev.Action]:
         if self.deadline is None or now < self.deadline:

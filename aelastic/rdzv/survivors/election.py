@@ -65,24 +65,32 @@ class Election(Machine[Event, Action]):
         assert self.phase is Phase.FOLLOWING or self.seats is not None, "a node that knows no other elects none"
         assert self.record is None or self.record.epoch <= self.newest, "the newest epoch is known"
 
-    def _dispatch(self, event: Event, now: float) -> list[Action]:
+    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  one case for each event
         match event:
             case ev.Followed(leader, epoch):
-                return self._on_followed(leader.replace(epoch=epoch, verdict="", seats=None))
+                self._follow(leader.replace(epoch=epoch, verdict="", seats=None))
+                return []
             case ev.Seated():
-                return self._on_seated(event)
+                if event.seats.replaces(self.seats):
+                    self.seats = event.seats
+                return []  # it votes by the newest that it has heard of
             case ev.Lost():
                 return self._on_lost(event, now)
             case ev.BoardSaid():
-                return self._on_board_said()
+                self.silent = None
+                return []  # a node that is due to ask waits longer
             case ev.BoardSilent():
                 return self._on_board_silent(event, now)
             case ev.Asked():
                 return self._on_asked(event, now)
             case ev.Answered():
                 return self._on_answered(event, now)
+            case ev.DeadlinePassed() if self.deadline is None or now < self.deadline:
+                return []  # disarmed or moved while the event was on its way
+            case ev.DeadlinePassed() if self.phase is Phase.FOLLOWING:
+                raise self._impossible(event)
             case ev.DeadlinePassed():
-                return self._on_deadline_passed(event, now)
+                return self._ask(now)
             case _:
                 assert_never(event)
 
@@ -105,24 +113,10 @@ class Election(Machine[Event, Action]):
 
     # The coordinator.
 
-    def _on_followed(self, record: LeaderRecord) -> list[Action]:
-        match self.phase:
-            case Phase.FOLLOWING | Phase.ALONE | Phase.ASKING | Phase.CHOSEN:
-                self.phase, self.record, self.lost, self.deadline = Phase.FOLLOWING, record, None, None
-                self.silent, self._asked_epoch = None, 0
-                self.newest = max(self.newest, record.epoch)
-                return []
-            case _:
-                assert_never(self.phase)
-
-    def _on_seated(self, event: ev.Seated) -> list[Action]:
-        match self.phase:
-            case Phase.FOLLOWING | Phase.ALONE | Phase.ASKING | Phase.CHOSEN:
-                if event.seats.replaces(self.seats):
-                    self.seats = event.seats
-                return []  # it votes by the newest that it has heard of
-            case _:
-                assert_never(self.phase)
+    def _follow(self, record: LeaderRecord) -> None:
+        self.phase, self.record, self.lost, self.deadline = Phase.FOLLOWING, record, None, None
+        self.silent, self._asked_epoch = None, 0
+        self.newest = max(self.newest, record.epoch)
 
     def _on_lost(self, event: ev.Lost, now: float) -> list[Action]:
         match self.phase:
@@ -141,14 +135,6 @@ class Election(Machine[Event, Action]):
                 return []
             case Phase.ASKING | Phase.CHOSEN:
                 return []  # it is known well enough
-            case _:
-                assert_never(self.phase)
-
-    def _on_board_said(self) -> list[Action]:
-        match self.phase:
-            case Phase.FOLLOWING | Phase.ALONE | Phase.ASKING | Phase.CHOSEN:  # a node that is due to ask waits longer
-                self.silent = None
-                return []
             case _:
                 assert_never(self.phase)
 
@@ -232,17 +218,6 @@ class Election(Machine[Event, Action]):
                     self._asked_epoch = 0  # that epoch may be another's
                 self.newest = max(self.newest, voted.epoch)
                 return []
-            case _:
-                assert_never(self.phase)
-
-    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[Action]:
-        if self.deadline is None or now < self.deadline:
-            return []  # disarmed or moved while the event was on its way
-        match self.phase:
-            case Phase.ALONE | Phase.ASKING | Phase.CHOSEN:
-                return self._ask(now)
-            case Phase.FOLLOWING:
-                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
