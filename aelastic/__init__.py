@@ -30,10 +30,10 @@ if _command in _COMMANDS and _signal.getsignal(_signal.SIGINT) is _signal.defaul
     # A Ctrl-C while the rest is imported ends this process as it ends any other, without a traceback.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # without `typing`, of which a training script that asks for notices has no need
 if TYPE_CHECKING:
+    from typing import Any
+
     from aelastic.errors import (
         AelasticError,
         ChildFailedError,
@@ -129,6 +129,8 @@ def __getattr__(name: str) -> Any:
         return version_of("aelastic")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
 
 

@@ -1,0 +1,95 @@
+"""The agent's end of the pages that workers share with it (`aelastic.notice`): a file for each worker of a generation.
+
+Read and written through a descriptor, not mapped: a script that cuts its file short would kill an agent that maps it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT
+
+_WORD = struct.Struct("q")
+_WORDS = struct.Struct("8q")
+
+
+class NoticePage:
+    """One worker's.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._fd, BYTES)
+        self._write(FORM, FORM_1)
+
+    def look(self) -> Sequence[int]:
+        """All words; none if the script has destroyed them."""
+        data = os.pread(self._fd, BYTES, 0)
+        words = _WORDS.unpack(data) if len(data) == BYTES else (0,)
+        return words if words[FORM] == FORM_1 else ()
+
+    def set_phase(self, phase: int, save_at: int = 0) -> None:
+        if phase == SAVE:
+            self._write(SAVE_AT, save_at)
+        self._write(PHASE, phase)
+
+    def _write(self, word: int, value: int) -> None:
+        with suppress(OSError):  # its disk is full, or gone: the worker sees nothing of it
+            os.pwrite(self._fd, _WORD.pack(value), word * _WORD.size)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class NoticePages:
+    """Those of the present generation.
+
+    Args:
+        folder: where their files lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pages: dict[int, NoticePage] = {}  # by local rank
+        self._paths: dict[int, Path] = {}
+        self.phase, self.save_at = NONE, 0
+
+    def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
+        """Makes the pages of a generation; gives their paths, by local rank.  One that cannot be made is left out."""
+        self.close()
+        for rank in local_ranks:
+            path = self._folder / f"notice_{generation}_{rank}"
+            with suppress(OSError):
+                self._pages[rank] = NoticePage(path)
+                self._paths[rank] = path
+        return {rank: str(path) for rank, path in self._paths.items()}
+
+    def set_phase(self, phase: int, save_at: int = 0) -> None:
+        """Holds all ranks at their next call, names the call at which they save, or lets them go on."""
+        self.phase, self.save_at = phase, save_at if phase == SAVE else 0 if phase == NONE else self.save_at
+        for page in self._pages.values():
+            page.set_phase(phase, save_at)
+
+    def calls(self) -> Mapping[int, int]:
+        """How often ranks have asked, of those that have, by local rank."""
+        seen = {rank: page.look() for rank, page in self._pages.items()}
+        return {rank: words[CALLS] for rank, words in seen.items() if words and words[PID]}
+
+    def unsaved(self) -> list[int]:
+        """Local ranks that have not acknowledged the call at which they were to save."""
+        seen = {rank: page.look() for rank, page in self._pages.items()}
+        return [rank for rank, words in seen.items() if not words or words[SAVED_AT] != self.save_at]
+
+    def close(self) -> None:
+        for page in self._pages.values():
+            page.close()
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+        self._pages, self._paths, self.phase, self.save_at = {}, {}, NONE, 0

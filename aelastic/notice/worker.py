@@ -1,0 +1,89 @@
+"""What a worker does about its page: it counts, holds, and waits once it has saved."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from aelastic.notice.page import CALLS, FILE_VARIABLE, FROZEN, NONE, PHASE, SAVE, SAVE_AT, SAVED_AT, WAITS, attach
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# A count that is held goes on within some 30 ms; one that has saved may wait for minutes.
+_HELD_S, _WAIT_S = 0.0005, 0.01
+
+_page: memoryview | None = None
+_is_open = False
+_calls = 0
+
+
+def due() -> bool:
+    """Whether this rank is to save now, since the job is about to be interrupted.
+
+    To be called once in each step, on every rank, where the rank could save: it counts its own calls, and all ranks
+    get True at the same one.  Takes less than a microsecond, but for the some 30 ms in which the call is agreed.  In a
+    forked process, as a data loader's worker is, it is False and counts nothing.
+    """
+    global _calls  # noqa: PLW0603  one page a process, and less than a microsecond
+    if not _is_open:
+        _open()
+    if _page is None:
+        return False
+    _calls += 1
+    _page[CALLS] = _calls
+    return _page[PHASE] != NONE and _is_due(_page)
+
+
+def saved() -> None:
+    """Says that this rank has saved, and waits for the interruption; returns only if that is called off.
+
+    Saves that go on in threads or other processes must be complete before.  SIGTERM ends the wait, and the process:
+    handlers of the script, which might save once more, are not called meanwhile.
+    """
+    if _page is None:
+        return
+    _page[SAVED_AT], _page[WAITS] = _calls, 1
+    handler = _set_sigterm(None)
+    while _page[PHASE] == FROZEN or (_page[PHASE] == SAVE and _page[SAVE_AT] == _calls):
+        time.sleep(_WAIT_S)  # noqa: TID251  the training's own thread
+    _set_sigterm(handler)
+    _page[WAITS] = 0
+
+
+def _set_sigterm(handler: Any) -> Any:
+    """Sets what SIGTERM does, `None`: the default; gives what it did, or `None` in another thread than the main one."""
+    import signal
+
+    try:
+        return signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+    except ValueError:
+        return None
+
+
+def _is_due(page: memoryview) -> bool:
+    while page[PHASE] == FROZEN:
+        time.sleep(_HELD_S)  # noqa: TID251  as above
+    if page[PHASE] != SAVE:
+        return False
+    if _calls > page[SAVE_AT]:  # the script has gone on: it has saved, or never will
+        page[SAVED_AT] = page[SAVE_AT]
+    return _calls == page[SAVE_AT]
+
+
+def _open() -> None:
+    """Finds the page of this process; none where no agent gave it one, or another process has it."""
+    global _page, _is_open, _calls  # noqa: PLW0603  as above
+    path = os.environ.get(FILE_VARIABLE)  # noqa: TID251  a worker's own
+    _page = None if path is None else attach(path)
+    _calls = 0 if _page is None else _page[CALLS]
+    if _page is not None:
+        os.register_at_fork(after_in_child=_close)
+    _is_open = True
+
+
+def _close() -> None:
+    """A process that was forked from a worker is none."""
+    global _page  # noqa: PLW0603  as above
+    _page = None

@@ -1,0 +1,185 @@
+"""`aelastic.notice` in a worker, and its page at both ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aelastic.notice.agent_pages import NoticePages
+from aelastic.notice.page import CALLS, FILE_VARIABLE, FROZEN, NONE, SAVE, attach
+
+LOOP = """
+import os, sys
+from aelastic import notice
+for line in sys.stdin:
+    if line == "fork\\n":
+        pid = os.fork()
+        if not pid:
+            print("child", notice.due(), flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    elif line == "saved\\n":
+        print("parks", flush=True)
+        notice.saved()
+        print("goes on", flush=True)
+    else:
+        print(notice.due(), flush=True)
+"""
+
+
+class Worker:
+    """A process that does as it is told."""
+
+    def __init__(self, path: str | None) -> None:
+        env = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=env if path is None else {**env, FILE_VARIABLE: path},
+        )  # fmt: skip
+        os.set_blocking(self._process.stdout.fileno(), True)  # type: ignore[union-attr]
+
+    def say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def due(self) -> str:
+        self.say("due")
+        return self.hear()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[NoticePages]:
+    pages = NoticePages(tmp_path)
+    yield pages
+    pages.close()
+
+
+@pytest.fixture
+def worker(pages: NoticePages) -> Iterator[Worker]:
+    worker = Worker(pages.begin(1, [0])[0])
+    yield worker
+    worker.close()
+
+
+def test_without_an_agent_nothing_is_due() -> None:
+    worker = Worker(None)
+    assert [worker.due(), worker.due()] == ["False", "False"]
+    worker.say("saved")
+    assert [worker.hear(), worker.hear()] == ["parks", "goes on"]
+    worker.close()
+
+
+def test_calls_are_counted_and_the_named_one_is_due(pages: NoticePages, worker: Worker) -> None:
+    assert pages.calls() == {}
+    assert [worker.due() for _ in range(3)] == ["False"] * 3 and pages.calls() == {0: 3}
+    pages.set_phase(FROZEN)
+    worker.say("due")
+    while pages.calls() != {0: 4}:
+        pass
+    pages.set_phase(SAVE, 5)
+    assert worker.hear() == "False" and pages.unsaved() == [0]
+    assert worker.due() == "True"
+    worker.say("saved")
+    assert worker.hear() == "parks"
+    while pages.unsaved():
+        pass
+    pages.set_phase(NONE)
+    assert worker.hear() == "goes on" and worker.due() == "False"
+
+
+def test_another_call_that_is_named_while_a_rank_waits_lets_it_go_on(pages: NoticePages, worker: Worker) -> None:
+    worker.due()
+    pages.set_phase(SAVE, 2)
+    assert worker.due() == "True"
+    worker.say("saved")
+    assert worker.hear() == "parks"
+    pages.set_phase(FROZEN)
+    assert pages.save_at == 2, "it stands there"
+    pages.set_phase(SAVE, 3)
+    assert worker.hear() == "goes on" and pages.unsaved() == [0]
+    assert worker.due() == "True"
+
+
+def test_a_script_that_goes_on_has_saved(pages: NoticePages, worker: Worker) -> None:
+    pages.set_phase(SAVE, 1)
+    assert [worker.due(), worker.due()] == ["True", "False"]
+    assert pages.unsaved() == []
+
+
+def test_a_forked_process_counts_nothing(pages: NoticePages, worker: Worker) -> None:
+    worker.due()
+    worker.say("fork")
+    assert worker.hear() == "child False" and pages.calls() == {0: 1}
+    assert worker.due() == "False" and pages.calls() == {0: 2}
+
+
+def test_a_second_process_of_a_worker_has_no_page(pages: NoticePages, worker: Worker, tmp_path: Path) -> None:
+    worker.due()
+    other = Worker(str(tmp_path / "notice_1_0"))
+    pages.set_phase(SAVE, 2)
+    assert other.due() == "False" and pages.calls() == {0: 1}
+    other.close()
+
+
+@pytest.mark.parametrize("harm", ["cut", "overwritten", "removed"])
+def test_a_page_that_the_script_destroys_harms_nobody_else(pages: NoticePages, tmp_path: Path, harm: str) -> None:
+    path = Path(pages.begin(1, [0])[0])
+    if harm == "cut":
+        os.truncate(path, 3)
+    elif harm == "overwritten":
+        path.write_bytes(b"x" * 64)
+    else:
+        path.unlink()
+    pages.set_phase(FROZEN)
+    assert pages.calls() == {}
+    pages.set_phase(SAVE, 1)
+    assert pages.unsaved() == [0]
+    worker = Worker(str(path))
+    assert worker.due() == "False"
+    worker.close()
+
+
+def test_pages_of_an_earlier_generation_are_gone(pages: NoticePages, tmp_path: Path) -> None:
+    pages.begin(1, [0, 1])
+    paths = pages.begin(2, [0, 1])
+    assert sorted(tmp_path.iterdir()) == sorted(Path(path) for path in paths.values())
+    words = attach(paths[0])
+    assert words is not None and words[CALLS] == 0
+
+
+def test_where_no_page_can_be_made_workers_have_none(tmp_path: Path) -> None:
+    pages = NoticePages(tmp_path / "missing")
+    assert pages.begin(1, [0]) == {} and pages.calls() == {} and pages.unsaved() == []
+
+
+def test_a_rank_that_waits_ends_on_sigterm(pages: NoticePages, worker: Worker) -> None:
+    pages.set_phase(SAVE, 1)
+    assert worker.due() == "True"
+    worker.say("saved")
+    assert worker.hear() == "parks"
+    worker._process.send_signal(signal.SIGTERM)
+    assert worker._process.wait(10) == -signal.SIGTERM
+
+
+def test_training_scripts_do_not_pay_for_it() -> None:
+    code = "import sys; from aelastic import notice; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "asyncio", "anyio", "aiohttp", "typing", "dataclasses"} & {*loaded}
+    assert {name for name in loaded if name.startswith("aelastic.")} == {
+        "aelastic.notice", "aelastic.notice.page", "aelastic.notice.worker",
+    }  # fmt: skip
