@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
 from aelastic.rdzv.single_node import SingleNode
@@ -53,9 +54,10 @@ class InProcessLink:
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         while True:
-            if (message := await self._mailbox.next(None)) is not None:
-                for answer in self._coordinator.handle(message):
-                    deliver(answer)
+            message, now = await self._mailbox.next(self._coordinator.deadline), clock.now()
+            core = self._coordinator
+            for answer in core.on_deadline_passed(now) if message is None else core.handle(message, now):
+                deliver(answer)
 
     async def finish(self) -> None:
         """There is no other process to tell."""

@@ -110,6 +110,7 @@ class RendezvousSettings(Record):
         endpoint_from: the environment variable that the endpoint was read from, for messages; empty: none.
         secret_file: holds the job's secret, one or two lines of at least 32 bytes: who has none can neither join nor
             end the job; `secret_file` in `config` is the same.
+        drain_wait_s: how long a round waits for nodes that replace those that have left in order.
         bind_all: listen at all addresses of this host, not only where others are told to come: for NAT and containers.
 
     Raises:
@@ -126,6 +127,7 @@ class RendezvousSettings(Record):
     endpoint_from: str = ""
     secret_file: str | None = None
     bind_all: bool = False
+    drain_wait_s: float = 0.0
 
     if not TYPE_CHECKING:  # type checkers check callers against the fields
 
@@ -138,6 +140,8 @@ class RendezvousSettings(Record):
             raise InputError(
                 f"nodes are {self.min_nodes}:{self.max_nodes}: use MIN:MAX, at least 1 and the smaller number first"
             )
+        if not 0 <= self.drain_wait_s < float("inf"):
+            raise InputError(f"drain wait is {self.drain_wait_s:g} s: use 0 or more")
         if self.node_rank is not None and self.node_rank < 0:
             raise InputError(f"node rank is {self.node_rank}: count from 0")
         # `torch:c10d` meets by the same rules.

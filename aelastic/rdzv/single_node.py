@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aelastic.failures.places import Place
 from aelastic.rdzv.coordinator.restart_policy import Cause, RestartPolicy
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import assign_ranks
+
+if TYPE_CHECKING:
+    from aelastic.rdzv.requests.drain import Drain
 
 
 @dataclass(slots=True)
@@ -32,8 +37,14 @@ class SingleNode:
     _is_running: bool = False  # that one
     _host: str = ""
     _question: m.Hangs | None = None  # what is asked about the workers of that round
+    _node_id: str = ""
+    _drain: Drain[m.CoordinatorMessage] | None = None  # made by the first request
 
-    def handle(self, message: m.NodeMessage) -> list[m.CoordinatorMessage]:
+    @property
+    def deadline(self) -> float | None:
+        return None if self._drain is None else self._drain.deadline
+
+    def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.CoordinatorMessage]:
         """What the node hears of what it says.  A message about an earlier round changes nothing."""
         match message:
             case m.Ready() if self.verdict is not None:
@@ -41,7 +52,10 @@ class SingleNode:
             case m.Ready(node):
                 return [self._begin(node)]
             case m.Failed() if self._runs(message.round):
-                return [self._end(message)]
+                ended = self._end(message)
+                return [*(self._on_request(None, now) if self._drain else []), ended]
+            case r.Ask() | r.Frozen() | r.Saved():
+                return self._on_request(message, now)
             case m.Succeeded() if self._runs(message.round):
                 self._is_running, self.verdict = False, m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
                 return [self.verdict]
@@ -64,7 +78,7 @@ class SingleNode:
         self._assigned = m.Assigned(
             round_, self.restart_count, ranks, node.master_addr, node.master_port, epoch=self.epoch
         )
-        self._host, self._is_running, self._question = node.host, True, None
+        self._node_id, self._host, self._is_running, self._question = node.node_id, node.host, True, None
         return self._assigned
 
     def _end(self, failed: m.Failed) -> m.Interrupted | m.Ended:
@@ -76,6 +90,24 @@ class SingleNode:
             return answer
         self.restart_count += 1
         return m.Interrupted(failed.round, answer, self.restart_count)
+
+    def _on_request(self, request: r.Request | None, now: float) -> list[m.CoordinatorMessage]:
+        """The node asks for a drain, or says how far it is with it; once that is over, or no round runs, it leaves."""
+        from aelastic.rdzv.requests.drain import Crew, Drain
+
+        if request is not None:
+            self._node_id = request.node_id  # it may ask before it is ready for its first round
+        drain = self._drain = self._drain or Drain[m.CoordinatorMessage](lambda _, message: message)
+        hosts = {} if self.verdict else {self._node_id: self._host}
+        nodes, round_ = tuple(hosts) if self._is_running else (), 0 if self._assigned is None else self._assigned.round
+        told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.epoch), now)
+        if drain.is_over or not self._is_running:
+            drain.on_round_over()
+            told += drain.let_go(hosts, now)
+        return told
+
+    def on_deadline_passed(self, now: float) -> list[m.CoordinatorMessage]:
+        return [] if self.deadline is None or now < self.deadline else self._on_request(None, now)
 
     def _compare(self, places: Sequence[Place]) -> list[m.CoordinatorMessage]:
         """What the workers do, once that is known, or is waited for no longer."""

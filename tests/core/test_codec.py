@@ -19,6 +19,7 @@ from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
 from aelastic.failures.places import Place
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import (
     BALLOT,
     DOWNWARD,
@@ -81,6 +82,11 @@ MESSAGES: list[Any] = [
     m.Ended(m.Outcome.FAILED, "rank 4 failed", FAILURE),
     m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded"),
     m.Waiting("1 of 2 nodes are ready"),
+    r.Ask("n1", "n1-5", r.Verb.DRAIN, "host-1", 110.0, "spot"),
+    r.Frozen("n1", 1000, 81, 2, 0),
+    r.Saved("n1", 1000),
+    r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, "host-1 leaves within 110 s (spot)"),
+    r.Answer("n1-5", True, "host-1 leaves within 110 s (spot)"),
 ]  # fmt: skip
 
 

@@ -193,7 +193,7 @@ def test_a_frame_that_was_changed_repeated_left_out_or_moved_ends_the_connection
 
 
 def test_requests_to_come_are_passed_over() -> None:
-    body = b'["Ask",{"id":1,"verb":"drain"}]'
+    body = b'["Fetched",{"id":1,"text":"a line"}]'
     assert list(Decoder(UPWARD).feed(len(body).to_bytes(4, "big") + body + encode(m.Alive(1)))) == [m.Alive(1)]
 
 

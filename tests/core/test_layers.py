@@ -24,9 +24,9 @@ FLOORS = (
     ("settings",),
     ("spec",),
     ("logs_specs",),
-    ("rdzv.protocol", "workers.numa"),
+    ("rdzv.protocol", "workers.numa", "notice"),
     ("rdzv.board",),
-    ("rdzv.survivors",),
+    ("rdzv.survivors", "rdzv.requests"),
     ("rdzv.coordinator", "rdzv.member", "rdzv.quorum"),
     ("group", "forkserver.command"),
     ("observe",),
@@ -47,7 +47,8 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
-    "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.survivors", "rdzv.single_node",
+    "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.requests", "rdzv.survivors",
+    "rdzv.single_node",
     "rdzv.secret.handshake", "rdzv.secret.keys", "rdzv.secret.seals", "group.events", "group.phases", "group.restart_grace", "group.worker_env",
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason",
     "logs.lines", "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",

@@ -868,6 +868,8 @@ EVENTS: dict[str, ev.Event] = {
     "unhealthy, stale": ev.FoundUnhealthy(0, 0, HANGS, signal.SIGKILL),
     "grace over": ev.GraceOver(1, "rank 5 does nothing"),
     "grace over, stale": ev.GraceOver(0, "rank 5 does nothing"),
+    "drained": ev.Drained(1, (0,), 100.0),
+    "drained, stale": ev.Drained(0, (0,), 100.0),
     "stop": ev.StopRequested(),
     "deadline": ev.DeadlinePassed(),
 }

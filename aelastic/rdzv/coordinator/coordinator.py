@@ -25,7 +25,9 @@ from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster, hosts_of
 from aelastic.rdzv.coordinator.takeover import TAKEN, Return, Takeover, credible, has_seat, how_it_returns
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.messages import Outcome, Standing
+from aelastic.rdzv.requests.drain import Drain, verdict_after
 
 
 @dataclass(slots=True)
@@ -38,12 +40,12 @@ class Coordinator(Machine[ev.Event, Send]):
 
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
-    newest_round: int = 0  # that any node has told of
     deadline: float | None = None
     roster: Roster = field(default_factory=Roster)
     forming: Forming = field(init=False)
     newcomers: Newcomers = field(init=False)
     inquiry: Inquiry = field(default_factory=Inquiry)
+    drain: Drain[Send] = field(default_factory=lambda: Drain(Send))
     takeover: Takeover | None = None  # of a round that is older than this coordinator
     verdict: m.Ended | None = None
     _story: Story = field(default_factory=Story)
@@ -76,27 +78,34 @@ class Coordinator(Machine[ev.Event, Send]):
             case m.Left() | ev.Lost():
                 return self._on_gone(event, now)
             case m.Prepared():
-                is_waiting = self.roster.set_starts(event.node_id, event.starts)
+                is_waiting = self.roster.set_starts(event.node_id, event.starts) and not self.drain.is_on
                 if is_waiting and self.phase is Phase.RUNNING and self.deadline is not None:
                     self.deadline = max(now, self.newcomers.settled_at)
                 return []  # newcomers may have waited for that
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
+            case r.Ask() | r.Frozen() | r.Saved():
+                return self._drain(event, now)  # nodes have yet to say more, or the round is taken over first
             case ev.Broken():
                 if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
                     self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
                 return []  # what has become of its node is heard soon
-            case ev.Confirmed() | ev.CutOff():
-                return self._on_certain(event, now)
+            case ev.Confirmed(losses):
+                self.forming.on_confirmed(losses)
+                return self._form(now) if self.phase is Phase.FORMING else []  # the round may begin
+            case ev.CutOff(reason):  # the next round waits for the board
+                if self.phase is not Phase.RUNNING:
+                    return self._form(now) if self.phase is Phase.FORMING else []  # no round is cut off
+                self.forming.await_confirmation()
+                return self._end_round(now, reason)
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
                 assert_never(event)
 
-    # Nodes that connect.
-
     def _on_registered(self, event: ev.Registered, now: float) -> list[Send]:
         node, past, since = event.node, credible(event.past), now - event.age_s
+        self.drain.on_connected(node.node_id)
         if event.knew_another and not self.round:
             self.forming.await_older_round(now)
         sends = self._replace_previous_agent(node, now)
@@ -106,7 +115,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 self.forming.end.on_past(node.node_id, past, since)
         is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
         shows_round = (has_place := has_seat(past, self.rules.max_nodes)) and is_new and past.fence > self.roster.fence
-        self.newest_round = max(self.newest_round, past.round)
+        self.roster.hear_round(past.round)
         self.forming.proposed.hear(event.seats)
         if has_place and (is_new or past.epoch != self.roster.epoch or node.node_id in self.roster.participants):
             self.forming.on_count(past.restart_count, is_paid=past.fence > self.roster.fence)
@@ -165,20 +174,18 @@ class Coordinator(Machine[ev.Event, Send]):
         return [Send(old, m.Ended(Outcome.REPLACED, reason)), *self._on_gone(ev.Lost(old, reason), now)]
 
     def _join(self, node: m.Node, now: float) -> list[Send]:
+        if not self.is_closed:
+            self.roster.put(node, Standing.READY)
         match self.phase:
             case Phase.FORMING:  # it takes part in the next round
-                self.roster.put(node, Standing.READY)
                 return self._form(now, is_greeted=True)
             case Phase.TAKING_OVER:  # it waits; if it has a seat, the round is over
-                self.roster.put(node, Standing.READY)
                 assert self.takeover is not None
                 self.takeover.on_ready(node.node_id)
                 return self._end_takeover(now)
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
-                self.roster.put(node, Standing.READY)
                 return self._end_round(now, RESTARTED.format(node.host))
             case Phase.RUNNING:  # a newcomer, or a spare
-                self.roster.put(node, Standing.READY)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
                 return self.newcomers.tell([node.node_id], self.deadline, now)
             case Phase.CLOSED:  # it hears the verdict
@@ -189,8 +196,7 @@ class Coordinator(Machine[ev.Event, Send]):
     # What happens to nodes.
 
     def _on_failed(self, event: m.Failed, now: float) -> list[Send]:
-        node = self.roster.participant(event.node_id)
-        if node is None or event.round != self.round:
+        if (node := self.roster.participant(event.node_id)) is None or event.round != self.round:
             return []  # of an earlier round
         self.forming.end.on_failed(event.node_id, event.failure, now - max(0.0, event.age_s))
         match self.phase:
@@ -207,16 +213,12 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert_never(self.phase)
 
     def _on_succeeded(self, event: m.Succeeded, now: float) -> list[Send]:
-        node = self.roster.participant(event.node_id)
-        if node is None or event.round != self.round:
+        if (node := self.roster.participant(event.node_id)) is None or event.round != self.round:
             return []  # the round it speaks of is over already, or it was lost meanwhile
         match self.phase:
-            case Phase.RUNNING:  # the last one ends the job
+            case Phase.RUNNING | Phase.TAKING_OVER:  # the last one ends the job
                 self.roster.put(node, Standing.FINISHED)
-                return self._close_if_finished()
-            case Phase.TAKING_OVER:
-                self.roster.put(node, Standing.FINISHED)
-                return self._end_takeover(now)
+                return self._close_if_finished() if self.phase is Phase.RUNNING else self._end_takeover(now)
             case Phase.FORMING | Phase.CLOSED:
                 return []  # the round is over already
             case _:
@@ -225,8 +227,8 @@ class Coordinator(Machine[ev.Event, Send]):
     def _on_gone(self, event: m.Left | ev.Lost, now: float) -> list[Send]:
         if (member := self.roster.remove(node_id := event.node_id)) is None:
             return []  # never seen, or told twice
-        was_finished = member.standing is Standing.FINISHED
-        is_participant = node_id in self.roster.participants and not member.is_stray
+        was_finished, was_drained = member.standing is Standing.FINISHED, self.drain.forget([node_id])
+        is_participant = node_id in self.roster.participants and (was_drained or not member.is_stray)
         if is_participant or node_id in self.forming.end.broken:
             self.forming.note_loss(member.node, event, now, was_finished=was_finished)
             if not was_finished:
@@ -250,20 +252,6 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
-    def _on_certain(self, event: ev.Confirmed | ev.CutOff, now: float) -> list[Send]:
-        if isinstance(event, ev.Confirmed):
-            self.forming.on_confirmed(event.losses)
-        match self.phase:
-            case Phase.FORMING:  # the round may begin
-                return self._form(now)
-            case Phase.RUNNING if isinstance(event, ev.CutOff):  # the next round waits for the board
-                self.forming.await_confirmation()
-                return self._end_round(now, event.reason)
-            case Phase.RUNNING | Phase.TAKING_OVER | Phase.CLOSED:
-                return []  # that is noted
-            case _:
-                assert_never(self.phase)
-
     def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[Send]:
         if not self.is_due(now):
             return []  # disarmed or moved while the event was on its way
@@ -272,6 +260,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._form(now)
             case Phase.TAKING_OVER:  # seats that no node has taken are given up
                 return self._end_takeover(now, if_complete=False)
+            case Phase.RUNNING if self.drain.is_on:
+                return self._drain(None, now)  # nodes have yet to say more
             case Phase.RUNNING:  # newcomers are taken in, or wait longer
                 hosts, self.deadline, told = self.newcomers.look(now)
                 return self._end_round(now, self.rules.joined(hosts)) if hosts else told
@@ -280,41 +270,64 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
+    def _drain(self, event: r.Request | None, now: float) -> list[Send]:
+        """A node asks for a drain, or says how far it is with one; newcomers wait for its end."""
+        was_on, round_ = self.drain.is_on, self.round if self.phase is Phase.RUNNING else 0
+        sends = self.drain.handle(event, lambda: self.roster.crew(round_, is_closed=self.is_closed), now)
+        if self.phase is Phase.FORMING or (self.phase is Phase.RUNNING and self.drain.is_over):
+            return sends + (self._end_drain(now) if self.phase is Phase.RUNNING else self._form(now))
+        if self.phase is Phase.RUNNING and (self.drain.is_on or was_on):
+            self.deadline = self.drain.deadline if self.drain.is_on else self.newcomers.on_come(None, now)
+        return sends
+
+    def _end_drain(self, now: float) -> list[Send]:
+        """All workers end together: nodes that go leave, the others go on if they are enough."""
+        staying = self.roster.hosts_without(self.drain.leaving)
+        if not self.rules.drain_wait_s and (
+            verdict := verdict_after(self.drain.outcome, staying, self.rules.min_nodes)
+        ):
+            return self.drain.let_go(self.roster.members, now) + self._close(verdict)
+        self.forming.await_replacement(now)
+        return self._end_round(now, self.drain.outcome)
+
     def _end_round(self, now: float, reason: str = "") -> list[Send]:
         """Ends the round, for a reason that costs nothing, or for what is known about its end."""
         self.newcomers.on_ended(now, by_newcomers=False)
         self.phase = Phase.FORMING
+        self.drain.on_round_over()
         self.forming.restart(self.roster.stop_participants(), reason, now)
         return self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
+        leave = self.drain.let_go(self.roster.members, now)
+        self.roster.put_strays(send.node_id for send in leave)  # no round waits for these, or takes them in
         step = self.forming.step(self.roster, is_first=self.round == 0, now=now, is_greeted=is_greeted)
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
-                return self.forming.tell_excuse(self.roster, self.round)
+                return leave + self.forming.tell_excuse(self.roster, self.round)
             case Step.TELL:
-                return self.forming.tell_of_end(self.roster, self.round) + self._form(now)
+                return leave + self.forming.tell_of_end(self.roster, self.round) + self._form(now)
             case Step.BEGIN:
-                return self._begin_round(now)
+                return leave + self._begin_round(now)
             case Step.GIVE_UP_STOPPING:
-                return self.forming.give_up_stopping(self.roster, self.round) + self._form(now)
+                return leave + self.forming.give_up_stopping(self.roster, self.round) + self._form(now)
             case Step.END:
-                return self._close(self.forming.verdict)
+                return leave + self._close(self.forming.verdict)
             case Step.TIME_OUT:
-                return self._close(self.rules.timed_out(hosts_of(self.roster.ready)))
+                return leave + self._close(self.rules.timed_out(hosts_of(self.roster.ready)))
             case _:
                 assert_never(step)
 
     def _begin_round(self, now: float) -> list[Send]:
         self.phase = Phase.RUNNING
         sends = self.forming.correct(self.roster, self.round)
-        self.round = self.newest_round = max(self.round, self.newest_round) + 1
+        self.round = self.roster.next_round(self.round)
         assignments = self.roster.assign(self.round, self.forming.restart_count, self.rules.limits, self.own_node_id)
         self.forming.stop(len(assignments))
         self.deadline = self.newcomers.on_begun(now)
-        told = self.newcomers.tell(self.roster.ready, self.deadline, now)
-        return [*sends, *(Send(*each) for each in assignments.items()), *told]
+        sends += [Send(*each) for each in assignments.items()]
+        return sends + self.newcomers.tell(self.roster.ready, self.deadline, now)
 
     def _close_if_finished(self) -> list[Send]:
         return [] if self.roster.busy else self._close(m.Ended(Outcome.SUCCEEDED, "every worker succeeded"))
@@ -323,6 +336,7 @@ class Coordinator(Machine[ev.Event, Send]):
         """The job is over: all nodes hear so, or one that comes late."""
         assert verdict is not None
         self.phase, self.deadline, self.verdict, self.takeover = Phase.CLOSED, None, verdict, None
+        self.drain.on_round_over()
         self.forming.stop()
         return [Send(node_id, verdict) for node_id in ([late.node_id] if late else self.roster.members)]
 
@@ -331,9 +345,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def _begin_takeover(self, past: m.Past, now: float) -> list[Send]:
         """Gathers the round of a node; nodes that have reconnected with an older one are strays."""
         old_round, self.round, self.phase = self.round, past.round, Phase.TAKING_OVER
-        gone = -1 if self.seat_before is None else past.coordinator_rank
-        also_gone = self.seat_before[1] if self.seat_before and self.seat_before[0] == past.fence else -1
-        self.takeover = Takeover(past.round, past.group_world_size, gone, also_gone, lost_at=now)
+        self.takeover = Takeover.of(past, self.seat_before, now)
         self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s
         return [self.forming.went_on(node, old_round) for node in self.roster.disown_participants(past.fence)]
@@ -366,11 +378,12 @@ class Coordinator(Machine[ev.Event, Send]):
         if self.forming.inherit(takeover, now):
             return self._end_round(now)
         self.deadline = self.newcomers.on_come(None, now)
-        return self._close_if_finished() or self.newcomers.tell(self.roster.ready, self.deadline, now)
+        told = self._close_if_finished() or self.newcomers.tell(self.roster.ready, self.deadline, now)
+        return told + self._drain(None, now)
 
     def validate(self) -> None:
         is_forming, is_running = self.phase is Phase.FORMING, self.phase is Phase.RUNNING
-        self.roster.validate(is_forming=is_forming, is_running=is_running)
+        self.roster.validate(self.round, is_forming=is_forming, is_running=is_running)
         self.forming.validate()
         self.newcomers.validate()
         if self.takeover is not None:
@@ -378,7 +391,6 @@ class Coordinator(Machine[ev.Event, Send]):
             assert self.deadline is not None, "a takeover ends"
         assert (self.verdict is not None) == self.is_closed, "a verdict closes the job"
         assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER), "a takeover has its phase"
-        assert self.newest_round >= self.round, "the next round is above each that any node has told of"
         assert not is_running or len(self.roster.participants) <= self.rules.max_nodes, "a round has at most max nodes"
         is_waiting = self.roster.is_awaited or not self.round or self.forming.is_unconfirmed
         assert self.deadline is not None or is_waiting or not is_forming, "a round that forms waits for something"

@@ -51,6 +51,7 @@ class RoundRules(Record):
     join_timeout_s: float = JOIN_TIMEOUT_S
     settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
     takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
+    drain_wait_s: float = 0.0  # for nodes that replace those that have left a round in order
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -75,14 +76,8 @@ class RoundRules(Record):
 
     @classmethod
     def of(cls, settings: RendezvousSettings) -> RoundRules:
-        return cls(
-            settings.min_nodes,
-            settings.max_nodes,
-            settings.last_call_timeout_s,
-            settings.join_timeout_s,
-            settings.settle_time_s,
-            settings.lease_s,
-        )
+        times = settings.last_call_timeout_s, settings.join_timeout_s, settings.settle_time_s, settings.lease_s
+        return cls(settings.min_nodes, settings.max_nodes, *times, settings.drain_wait_s)
 
 
 @dataclass(slots=True)
@@ -199,6 +194,7 @@ class Forming:
     last_call_until: float | None = None
     older_round_until: float | None = None  # until then a round that is older than this coordinator may show itself
     spares_until: float | None = None  # until then spares of a round that was taken over may reconnect
+    refilled_until: float | None = None  # until then nodes may come in the place of those that have left in order
     losses: int = 0  # nodes that rounds have lost, and rounds that were to begin with newcomers
     confirmed: int = 0  # of these, how many before the board was asked last
     is_greeted: bool = False  # nodes have come since the round was to begin last
@@ -241,6 +237,8 @@ class Forming:
             return None
         if self.spares_until is not None and now < self.spares_until:
             return self.spares_until
+        if self.refilled_until is not None and ready < self.end.size:
+            return self.refilled_until
         if is_first and self.last_call_until is None:
             self.last_call_until = now + self.rules.last_call_timeout_s
         return self.last_call_until if is_first else None
@@ -330,6 +328,10 @@ class Forming:
         """The board was asked after so many losses, and this agent leads."""
         self.confirmed = losses
 
+    def await_replacement(self, now: float) -> None:
+        """Nodes leave the round in order: the next one waits for others, for some time."""
+        self.refilled_until = self.join_by = now + self.rules.drain_wait_s
+
     def await_confirmation(self) -> None:
         """The next round begins when the board was asked once more."""
         self.losses += 1
@@ -386,7 +388,7 @@ class Forming:
     def stop(self, size: int = 0) -> None:
         """A round of so many nodes has begun, or the job is over."""
         self.end = RoundEnd(size, self.restart_count)
-        self.since = self.join_by = self.last_call_until = self.spares_until = None
+        self.since = self.join_by = self.last_call_until = self.spares_until = self.refilled_until = None
         self.is_corrected = False
 
     def waited_s(self, now: float) -> float:

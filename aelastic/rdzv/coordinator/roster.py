@@ -15,6 +15,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import master_address
 from aelastic.rdzv.protocol.messages import Standing
 from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
+from aelastic.rdzv.requests.drain import Crew
 
 # More names than this make a line that is not read.
 NAMES_MAX = 16
@@ -50,6 +51,7 @@ class Roster:
     fence: int = 0  # of the last round: what tells it from another one of the same number
     epoch: int = 0  # of the leadership that begins rounds; `leader.py` keeps it
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
+    newest_round: int = 0  # that any node has told of
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
     broken: set[str] = field(default_factory=set[str])  # members whose connection broke; strays are not among them
 
@@ -62,6 +64,10 @@ class Roster:
         before = self.members.get(node.node_id)
         self._replace(Member(node, Standing.STOPPING, is_stray=True))
         return before is not None and not before.is_stray
+
+    def put_strays(self, node_ids: Iterable[str]) -> None:
+        for node_id in node_ids:
+            self.put_stray(self.members[node_id].node)
 
     @property
     def is_awaited(self) -> bool:
@@ -101,6 +107,20 @@ class Roster:
         """A member that has a part in the last round."""
         member = self.members.get(node_id)
         return member.node if member is not None and node_id in self.participants else None
+
+    def hosts_without(self, leaving: Collection[str]) -> list[str]:
+        """Of the nodes of the round, and those that wait, but for those that leave."""
+        return [self.members[i].node.host for i in [*self.connected_participants(), *self.ready] if i not in leaving]
+
+    def crew(self, round_: int, *, is_closed: bool) -> Crew:
+        """The nodes, for what they ask.
+
+        Args:
+            round_: that runs; 0: none does.
+            is_closed: the job is over.
+        """
+        hosts = {} if is_closed else {node_id: member.node.host for node_id, member in self.members.items()}
+        return Crew(hosts, tuple(self.connected_participants()) if round_ else (), round_, self.epoch)
 
     @property
     def ready(self) -> Mapping[str, m.Node]:
@@ -177,6 +197,15 @@ class Roster:
         self.fence = m.fence_of(self.epoch, round_)
         return assignments
 
+    def hear_round(self, round_: int) -> None:
+        """A node has told of a round."""
+        self.newest_round = max(self.newest_round, round_)
+
+    def next_round(self, last: int) -> int:
+        """The number of the next one, above each that is known."""
+        self.newest_round = max(last, self.newest_round) + 1
+        return self.newest_round
+
     def begin_epoch(self, epoch: int) -> None:
         """This coordinator was elected, or has a newer epoch: that of its next rounds."""
         self.epoch = epoch
@@ -239,7 +268,8 @@ class Roster:
     def connected_participants(self) -> list[str]:
         return [node_id for node_id in self.participants if node_id in self.members]
 
-    def validate(self, *, is_forming: bool, is_running: bool) -> None:
+    def validate(self, round_: int, *, is_forming: bool, is_running: bool) -> None:
+        assert self.newest_round >= round_, "the next round is above each that any node has told of"
         failed = self._of[Standing.FAILED]
         workers, is_over = self.busy or failed or self.finished, self.stopping or failed
         assert not (is_forming and workers), "before the next round, all workers of the last one are being stopped"

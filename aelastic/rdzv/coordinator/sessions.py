@@ -4,8 +4,7 @@
   that has said `Left` has no grace: its end is no loss.
 - An agent that joins with the **node rank** of one that is connected replaces it if that one does not answer a probe;
   if it does, the same rank was given to two nodes.
-- A **lease** ends by silence.  If we were the ones that slept (SIGSTOP, a frozen container), what the others said
-  meanwhile is still in our sockets, so each gets another lease first, once.
+- A **lease** ends by silence.  If we slept, what others said is still in our sockets: each gets another lease, once.
 - An agent that knows a **newer epoch** than ours, and each that greets after it, is welcomed once we have a newer one:
   a board that has lost what it knew has elected this agent with an epoch that the others take for an old one.
 
@@ -26,6 +25,7 @@ from aelastic.rdzv.coordinator.inbox import Connection, Inbox, Probed, Stage
 from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.sense import objection_to
 from aelastic.rdzv.survivors.absent import Absent
@@ -201,6 +201,9 @@ class Sessions:
 
     def _on_said(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         node_id = connection.node_id
+        whose = message.node.node_id if isinstance(message, m.Ready) else getattr(message, "node_id", node_id)
+        if whose != node_id:
+            return self._refuse(conn, "protocol error: message for another node_id", now)
         match message:
             case m.Alive(fence, closing_epoch):
                 self.electorate.on_said(node_id, fence, closing_epoch)
@@ -209,20 +212,18 @@ class Sessions:
                 raise AssertionError("it is noted in any stage")
             case m.Hello():
                 return self._refuse(conn, "protocol error: second Hello", now)
-            case m.Ready(node) if node.node_id == node_id:
+            case m.Ready(node):
                 connection.stage = Stage.WELCOMED
                 self.inbox.add(node_id, m.Ready(connection.locate(node)), now)
                 return []
-            case m.Left() if message.node_id == node_id:
+            case m.Left():
                 connection.stage = Stage.LEFT
                 self.electorate.on_dead(node_id)
                 self.inbox.add(node_id, message, now)
                 return []
-            case m.Failed() | m.Succeeded() | m.Prepared() | m.Hangs() | m.Saw() if message.node_id == node_id:
+            case m.Failed() | m.Succeeded() | m.Prepared() | m.Hangs() | m.Saw() | r.Ask() | r.Frozen() | r.Saved():
                 self.inbox.add(node_id, message, now)
                 return []
-            case m.Ready() | m.Failed() | m.Left() | m.Succeeded() | m.Prepared() | m.Hangs() | m.Saw():
-                return self._refuse(conn, "protocol error: message for another node_id", now)
             case _:
                 assert_never(message)
 

@@ -106,6 +106,13 @@ class Takeover:
     has_spares: bool = False  # nodes waited for a place in the round, and will reconnect too
     is_over: bool = False  # a node has heard that the round is over
 
+    @classmethod
+    def of(cls, past: Past, seat_before: tuple[int, int] | None, now: float) -> Takeover:
+        """The round that a node tells of; `seat_before`: as `Coordinator` has it."""
+        gone_rank = -1 if seat_before is None else past.coordinator_rank
+        heir_rank = seat_before[1] if seat_before and seat_before[0] == past.fence else -1
+        return cls(past.round, past.group_world_size, gone_rank, heir_rank, lost_at=now)
+
     def take_seat(self, node_id: str, past: Past, now: float) -> bool:
         """A node of the round has reconnected; gives whether the seat it speaks of is its own."""
         rank = past.group_rank

@@ -29,6 +29,7 @@ from aelastic.rdzv.member.outbox import Outbox
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.member.trust import last_word, not_followed, objection
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 
 
 @dataclass(slots=True)
@@ -121,6 +122,8 @@ class Member(Machine[Event, Action]):
             was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
             return [ev.Send(message)] if was_member else []
         self.state.submit(message, now)
+        if isinstance(message, r.Request):
+            return [ev.Send(message)] if self.phase is Phase.MEMBER else []  # else sent with the welcome
         match self.phase:
             case Phase.IDLE:
                 self.search.begin(now)
@@ -284,10 +287,8 @@ class Member(Machine[Event, Action]):
             case m.Departed() | m.Seats():
                 self.state.on_news(message)
                 return []
-            case m.Assigned() | m.Interrupted() | m.Ended() | m.Waiting() | m.Look() | m.Compared():
-                return self._on_decision(message) if self.phase is Phase.MEMBER else []
             case _:
-                assert_never(message)
+                return self._on_decision(message) if self.phase is Phase.MEMBER else []
 
     def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
         if welcome.epoch < self.leader.epoch:
@@ -299,7 +300,8 @@ class Member(Machine[Event, Action]):
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
         self.outbox.put_off_heartbeat(self.terms.lease_s, now)
-        return [] if (unsent := self.outbox.take_unsent()) is None else [ev.Send(unsent)]
+        unsent = self.outbox.take_unsent()
+        return [ev.Send(each) for each in [*([] if unsent is None else [unsent]), *self.state.requests(now)]]
 
     def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
         if isinstance(message, m.Ended):

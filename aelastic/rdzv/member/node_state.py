@@ -7,6 +7,7 @@ from typing import assert_never
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 
 
 @dataclass(slots=True)
@@ -26,6 +27,9 @@ class NodeState:
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
     ended_nodes: frozenset[str] = frozenset()  # coordinators whose process has ended since, or that have left the job
+    asked: r.Ask | None = None  # a drain that this node has asked for, until it is refused, or the round is over
+    asked_at: float = 0.0
+    notice: r.Frozen | r.Saved | None = None  # how far this node is with an interruption that is announced
 
     @property
     def round(self) -> int:
@@ -66,7 +70,7 @@ class NodeState:
         assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
         assert not is_new or not self.departed, "nodes depart from a round"
 
-    def submit(self, message: m.NodeMessage, now: float) -> None:
+    def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901  one case for each message
         """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
         match message:
             case m.Ready(node):
@@ -79,24 +83,43 @@ class NodeState:
                     self.standing = m.Standing.FINISHED
             case m.Prepared(_, starts):
                 self.node = None if self.node is None else self.node.replace(starts=starts)
+            case r.Ask(verb=r.Verb.DRAIN):
+                self.asked, self.asked_at = message, now
+            case r.Ask():
+                self.asked = None
+            case r.Frozen() | r.Saved():
+                self.notice = message
             case m.Hangs() | m.Saw() | m.Left():
                 pass  # that is no state of the node
             case _:
                 assert_never(message)
 
-    def on_told(self, message: m.Assigned | m.Interrupted | m.Waiting | m.Look | m.Compared) -> bool:
+    def on_told(self, message: m.CoordinatorMessage) -> bool:
         """The coordinator has decided; false if that changes nothing here."""
         match message:
             case m.Assigned():
                 return self.on_assigned(message)
             case m.Interrupted():
                 return self.on_interrupted(message)
-            case m.Waiting():
+            case m.Waiting() | m.Ended():
                 return True
             case m.Look() | m.Compared():
                 return message.round == self.round
+            case r.Notice(_, round_, stage):
+                self.notice = None if stage is r.Stage.NONE else self.notice
+                return round_ == self.round or stage is r.Stage.LEAVE
+            case r.Answer(ask_id, is_applied):
+                if self.asked is not None and self.asked.ask_id == ask_id and not is_applied:
+                    self.asked = None
+                return True
             case _:
                 assert_never(message)
+
+    def requests(self, now: float) -> list[r.Request]:
+        """What a coordinator that has just welcomed this node is to hear, again or for the first time."""
+        asked = [] if self.asked is None else [self.asked]
+        left = [each.replace(deadline_s=max(0.0, each.deadline_s - (now - self.asked_at))) for each in asked]
+        return [*left, *([] if self.notice is None else [self.notice])]
 
     def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete; false if this node has heard so before."""
@@ -105,6 +128,7 @@ class NodeState:
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged = None, "", False
+        self.asked = self.notice = None
         return True
 
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:

@@ -7,4 +7,4 @@
 - `addresses`: where workers find the store of group rank 0
 """
 
-__all__ = ["addresses", "codec", "messages", "ranks", "sense"]
+__all__ = ["addresses", "codec", "messages", "ranks", "requests", "sense"]

@@ -25,7 +25,7 @@ from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 # Raised whenever a message changes its form; agents of different versions do not form a job.
 PROTOCOL = 8
 # Requests to a running job, and what they bring about: this version carries none out, and passes over them.
-RESERVED = frozenset({"Ask", "Frozen", "Saved", "Fetched", "Answer", "Notice", "Fetch"})
+RESERVED = frozenset({"Fetched", "Fetch"})
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.

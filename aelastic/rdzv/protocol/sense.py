@@ -22,6 +22,7 @@ NAME_MAX = 255
 COUNT_MAX = 1 << 31
 EPOCH_MAX = (1 << 62) // m.ROUNDS_OF_AN_EPOCH
 SECONDS_MAX = 1e9
+NOTICE_MAX = 1 << 62
 
 Rule = Callable[[Any], Any]
 
@@ -92,7 +93,7 @@ _COUNT, _SIZE, _RANK = _number(0, COUNT_MAX), _number(1, COUNT_MAX), _number(0, 
 _RANK_OR_NONE = _number(-1, COUNT_MAX)
 _EPOCH, _ROUND = _number(0, EPOCH_MAX), _number(0, m.ROUND_MAX)
 _FENCE = _number(0, m.fence_of(EPOCH_MAX, m.ROUND_MAX))
-_SECONDS = _number(0, SECONDS_MAX)
+_SECONDS, _CALLS = _number(0, SECONDS_MAX), _number(0, 1 << 53)
 _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
 
 _RULES: dict[str, Rule] = {
@@ -109,6 +110,8 @@ _RULES: dict[str, Rule] = {
     "store_server": _store_server, "waited_s": _SECONDS, "odd": _distinct(_RANK, COUNT_MAX),
     "steps": _RANK_OR_NONE, "at": _shown_name, "call": _shown_name, "collective": _shown_name, "state": _shown_name,
     "unknown": _shown_name,
+    "notice_id": _number(0, NOTICE_MAX), "calls": _CALLS, "save_at": _CALLS, "pages": _COUNT, "kill_s": _SECONDS,
+    "ask_id": _NAME, "target": _shown_name, "deadline_s": _SECONDS,
     # Of a failure, where -1 is what is not known; its texts have their own limits.
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,

@@ -33,6 +33,7 @@ from aelastic.errors import AelasticError, InputError, RendezvousError, Rendezvo
 from aelastic.failures.places import compare
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.handler_thread import CallThread, HandlerCalls, NotAdmitted
 from aelastic.spec import WorkerSpec
@@ -167,6 +168,9 @@ class TorchHandlerLink:
                 found = compare(places, self._hangs.waited_s)
                 deliver(m.Compared(round_, found.text, found.odd, self._hangs.is_stopped))
                 self._hangs = None
+            case r.Ask(_, ask_id):
+                text = "a rendezvous of torch's has nobody who could agree on a step: use one of aelastic's back ends"
+                deliver(r.Answer(ask_id, False, text))
             case m.Left():
                 self._is_on = False
                 self._activity.cancel()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from kit.costs.terms import (
     HANGS,
     MORE,
@@ -355,3 +356,25 @@ def a_node_comes_after_the_verdict(count: int) -> Iterator[Act]:
     term.tell(ev.Published(True))
     for name in names(MORE, count):
         yield greets(term, name)
+
+
+def draining(count: int) -> Term:
+    """All nodes are asked to hold their ranks."""
+    term = running(count)
+    name = names(1)[0]
+    term.say(name, r.Ask(name, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
+    return term
+
+
+def a_node_holds_its_ranks(count: int) -> Iterator[Act]:
+    term = draining(count)
+    for name in names(MORE):
+        yield said(term, name, r.Frozen(name, term.coordinator.drain.notice_id, 7, 2, 0))
+
+
+def a_node_has_saved(count: int) -> Iterator[Act]:
+    term = draining(count)
+    for name in names(count):
+        term.say(name, r.Frozen(name, term.coordinator.drain.notice_id, 7, 2, 0))
+    for name in names(MORE):
+        yield said(term, name, r.Saved(name, term.coordinator.drain.notice_id))

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+from kit.costs.nodes import draining
 from kit.costs.terms import (
     HANGS,
     MORE,
@@ -58,6 +60,19 @@ def what_all_workers_do_is_compared(count: int) -> Iterator[Act]:
     for name in names(count - 1):
         term.say(name, m.Saw(name, 1, ()))
     yield said(term, names(count)[-1], m.Saw(names(count)[-1], 1, ()))
+
+
+def all_nodes_hold_their_ranks(count: int) -> Iterator[Act]:
+    term = running(count)
+    yield said(term, names(1)[0], r.Ask(names(1)[0], "ask", r.Verb.DRAIN, "", 60.0, "spot"))
+
+
+def a_call_to_save_at_is_named(count: int) -> Iterator[Act]:
+    term = draining(count)
+    notice_id = term.coordinator.drain.notice_id
+    for name in names(count - 1):
+        term.say(name, r.Frozen(name, notice_id, 7, 2, 0))
+    yield said(term, names(count)[-1], r.Frozen(names(count)[-1], notice_id, 7, 2, 0))
 
 
 def all_nodes_hear_why_the_round_is_over(count: int) -> Iterator[Act]:

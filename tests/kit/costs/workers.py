@@ -66,6 +66,11 @@ def another_worker_hangs(count: int) -> Iterator[Act]:
         yield Act(group, g.FoundUnhealthy(1, rank, FAILURE, 15), NOW)
 
 
+def workers_are_to_save(count: int) -> Iterator[Act]:
+    group = group_of(count)
+    yield Act(group, g.Drained(1, tuple(range(MORE)), NOW + 60), NOW)
+
+
 def a_worker_that_is_watched_ends(count: int) -> Iterator[Act]:
     rules = hang_rules.HangRules(hang_rules.Rules(stuck_timeout_s=60.0))
     rules.handle(hang_rules.Began(tuple(range(count))), NOW)

@@ -43,6 +43,7 @@ from aelastic.rdzv.protocol.messages import (
     Waiting,
     Welcome,
 )
+from aelastic.rdzv.protocol.requests import Answer, Notice
 from aelastic.rdzv.settings import LEASE_S, RendezvousSettings
 from aelastic.rdzv.survivors import election_events as e
 from aelastic.rdzv.survivors.absent import RETURN_S
@@ -52,6 +53,7 @@ from aelastic.spec import WorkerSpec
 from kit.simulated.board import Board
 from kit.simulated.process import Clock, CoreShell, SimulatedProcess
 from kit.simulated.proved import ProvedEnd
+from kit.simulated.training import Holds, Rank, Training
 from kit.simulated.world import FIN, End, Listener, World
 
 FAREWELL_S = 1.0
@@ -138,6 +140,9 @@ class Agent(SimulatedProcess):
             entrypoint="x", local_world_size=local_world_size, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0
         )
         self.group = WorkerGroup(spec)
+        self.holds = Holds(self, self._tell)
+        self.training: Training | None = None
+        self.answers: list[Answer] = []
         self.told: list[str] = []  # what it waits for
         self.member = Member(self.node_id, terms, Search(settings.join_timeout_s))
         self.election = Election(self.node_id, self.member.leader.lease_s)
@@ -276,6 +281,10 @@ class Agent(SimulatedProcess):
         self.watcher.heard(self, message)
         if isinstance(message, Waiting):
             self.told.append(message.text)
+        elif isinstance(message, Notice):
+            self.holds.on_told(message)
+        elif isinstance(message, Answer):
+            self.answers.append(message)
         else:
             self.mail(self._group_shell, message)
 
@@ -302,6 +311,7 @@ class Agent(SimulatedProcess):
         work = self._work = self.work(self)
         ranks = range(self.group.spec.local_world_size)
         self.alive, self.round_of_workers = dict.fromkeys(ranks, generation), assigned
+        self._train(generation, assigned)
         spawning_s = self.world.random.uniform(0, 0.1)
         self._spawned_at = self.world.now + spawning_s
         self._mail_later(spawning_s, g.Spawned(generation, {rank: rank for rank in ranks}))
@@ -311,6 +321,26 @@ class Agent(SimulatedProcess):
             elif work.succeeds_after_s is not None:
                 done = partial(self.worker_exits, generation, rank, None, is_done=True)
                 self.world.after(0.1 + work.succeeds_after_s, done)
+
+    def _train(self, generation: int, assigned: Assigned) -> None:
+        """Its workers take steps together with those of the other nodes, where the simulation is about that."""
+        self.holds.begin()
+        if self.world.step_s is None:
+            return
+        of_round = self.world.trainings.setdefault(assigned.fence, Training(self.world, assigned.ranks.world_size))
+        self.training = of_round
+        for local_rank in range(self.group.spec.local_world_size):
+            step_s = self.world.random.uniform(*self.world.step_s)
+            of_round.join(assigned.ranks.first_rank + local_rank, Rank(self, generation, local_rank, step_s))
+
+    def leaves_in_order(self) -> None:
+        """It was drained."""
+        self.is_leaving = True
+        self.watcher.ends(self)
+        self.mail(self._group_shell, g.StopRequested(reason="drained", is_drained=True))
+
+    def tell_group(self, event: g.Event) -> None:
+        self.mail(self._group_shell, event)
 
     def _mail_later(self, delay_s: float, event: g.Event) -> None:
         self.world.after(delay_s, lambda: self.post("workers", lambda: self.mail(self._group_shell, event)))

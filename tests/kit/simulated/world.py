@@ -51,6 +51,8 @@ class World:
         self.voters: dict[int, Any] = {}  # agents by the port at which they are asked for votes
         self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
         self.behind_s: dict[str, float] = {}  # wall clocks of hosts
+        self.step_s: tuple[float, float] | None = None  # how long a step of a worker takes; `None`: none take any
+        self.trainings: dict[int, Any] = {}  # what the workers of a round do, by its fence
         self.refused_at: dict[tuple[str, str], float] = {}  # by it: the last time
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()

@@ -1,0 +1,274 @@
+"""A drain: nodes are about to go, and all ranks of the job save at one call of `notice.due` before they do.
+
+No rank asks another: agents do, beside the training.
+
+1. A node **asks**, for itself or for another.  The earliest deadline of all that ask holds.
+2. **Freeze.**  Each agent holds its ranks at their next call, and says how far the foremost has come.
+3. **Save.**  The call after the foremost is named; ranks go on, and each saves when it comes to that call, and waits.
+   Where no rank has called `notice.due` yet, its first call is named, and workers that handle the drain signal get it.
+4. Once all nodes have saved, or the time is over, the round **ends** on all of them at once; nodes that go leave.
+
+A coordinator that takes over is asked again by the node that asked, and freezes again: a call that was named before is
+named again, unless a rank may have passed it.  A failure ends the round, and the drain with it; nodes that go leave all
+the same.  While no round runs they go at once: nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from typing import Generic, TypeVar, assert_never
+
+from aelastic.core.record import Record
+from aelastic.rdzv.protocol.messages import Ended, Outcome
+from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Request, Saved, Stage, Verb
+
+T = TypeVar("T")
+
+# Agents answer within some 10 ms.  Ranks are held meanwhile: an agent that is silent does not hold them for longer.
+FREEZE_S = 5.0
+# The node that asked says so again as soon as it has found a new coordinator.
+ASKED_AGAIN_S = 1.0
+# So long before the deadline the round ends; in the middle of that, workers that still run are killed, and their agent
+# has a second left to leave.  Of a short deadline: a third.
+MARGIN_S = 3.0
+# A shorter notice is a stop.
+DEADLINE_MIN_S = 1.0
+ANSWERS_MAX = 256
+# Notices of one coordinator; the next one's epoch is higher, by milliseconds.
+NOTICES_OF_AN_EPOCH = 1_000
+
+
+class Step(StrEnum):
+    OFF = auto()  # nothing is announced
+    HELD = auto()  # ranks are held for a coordinator before this one, and nobody has asked this one yet
+    FREEZING = auto()  # nodes are to say how far they are
+    SAVING = auto()  # nodes are to save
+    OVER = auto()  # all have, or the time is over
+
+
+class Leaving(Record):
+    """A node that is to go."""
+
+    end_at: float  # when the round ends, at the latest
+    kill_at: float
+    reason: str
+
+
+def verdict_after(how: str, hosts: Sequence[str], min_nodes: int) -> Ended | None:
+    """How the job ends if too few nodes are left; if none is, there is nobody to hear it.
+
+    Args:
+        how: the drain went.
+        hosts: of the nodes that are left.
+        min_nodes: that the job needs.
+    """
+    if not 0 < len(hosts) < min_nodes:
+        return None
+    return Ended(Outcome.TIMED_OUT, f"{how}; {len(hosts)} of at least {min_nodes} nodes are left: {', '.join(hosts)}")
+
+
+class Crew(Record):
+    """The nodes of a job, as its coordinator sees them now."""
+
+    hosts: Mapping[str, str]  # of those that are connected, by node; none once the job is over
+    nodes: tuple[str, ...]  # of these, those that take part in the round that runs; none while none runs
+    round: int
+    epoch: int  # of the coordinator
+
+
+@dataclass(slots=True)
+class Drain(Generic[T]):
+    """The drain of one job.  What a node says of an earlier notice changes nothing.
+
+    Args:
+        send: makes of a node and what it hears what is given out.
+    """
+
+    send: Callable[[str, Notice | Answer], T]
+    step: Step = Step.OFF
+    deadline: float | None = None
+    leaving: dict[str, Leaving] = field(default_factory=dict[str, Leaving])  # by node
+    save_at: int = 0
+    notice_id: int = 0
+    outcome: str = ""  # of the last one that is over
+    is_signalled: bool = False
+    _round: int = 0
+    _nodes: tuple[str, ...] = ()  # that take part in it
+    _awaited: set[str] = field(default_factory=set[str])  # of these, those that have not frozen, or not saved
+    _frozen: dict[str, Frozen] = field(default_factory=dict[str, Frozen])
+    _let_go: set[str] = field(default_factory=set[str])  # nodes that have been told to leave
+    _answers: OrderedDict[str, Answer] = field(default_factory=OrderedDict[str, Answer])  # by request
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the round that runs has part in it."""
+        return self.step is not Step.OFF
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the round is to end."""
+        return self.step is Step.OVER
+
+    @property
+    def _first(self) -> Leaving:
+        """The node that has to go first."""
+        return min(self.leaving.values(), key=lambda each: each.end_at)
+
+    def handle(self, request: Request | None, crew: Callable[[], Crew], now: float) -> list[T]:
+        """What a node says, or that time has passed or a round begun; gives what nodes hear.
+
+        Args:
+            request: what it says, if it does.
+            crew: gives the nodes, where they matter: what each of them says costs the same in any job.
+            now: the time.
+        """
+        match request:
+            case Ask():
+                answer = self.send(request.node_id, self._answer(request, (nodes := crew()).hosts, now))
+                return [answer, *self._follow(nodes, now)]
+            case Frozen():
+                return self._on_frozen(request, now)
+            case Saved(node_id, notice_id) if self.step is Step.SAVING and notice_id == self.notice_id:
+                self._awaited.discard(node_id)
+                if not self._awaited:
+                    self._end("all ranks have saved")
+                return []
+            case Saved():
+                return []  # of an earlier notice
+            case None:
+                is_due = self.deadline is not None and now >= self.deadline
+                told = self._on_deadline_passed(crew(), now) if is_due else []
+                return told + self._follow(crew(), now)
+            case _:
+                assert_never(request)
+
+    def forget(self, nodes: Iterable[str]) -> bool:
+        """These nodes are not to go, or are gone; gives whether one was to."""
+        known = self.leaving.keys() & {*nodes}
+        for node_id in known:
+            del self.leaving[node_id]
+        return bool(known)
+
+    def on_round_over(self) -> None:
+        self.step, self.deadline = Step.OFF, None
+
+    def let_go(self, node_ids: Container[str], now: float) -> list[T]:
+        """Of these, nodes that are to go leave now; each is told once."""
+        nodes = [node_id for node_id in self.leaving if node_id in node_ids and node_id not in self._let_go]
+        self._let_go.update(nodes)
+        return [self.send(node_id, self._notice(Stage.LEAVE, self.leaving[node_id], now)) for node_id in nodes]
+
+    def on_connected(self, node_id: str) -> None:
+        """It may not have heard that it is to leave."""
+        self._let_go.discard(node_id)
+
+    # What nodes say.
+
+    def _answer(self, ask: Ask, hosts: Mapping[str, str], now: float) -> Answer:
+        """What becomes of a request: decided once, told as often as it is asked.  A node that was lost goes still."""
+        answer = self._answers.get(ask.ask_id)
+        if answer is None or (answer.is_applied and ask.verb is Verb.DRAIN):
+            is_applied, text = self._apply(ask, hosts, now)
+            answer = self._answers[ask.ask_id] = Answer(ask.ask_id, is_applied, text)
+            if len(self._answers) > ANSWERS_MAX:
+                self._answers.popitem(last=False)
+        return answer
+
+    def _apply(self, ask: Ask, hosts: Mapping[str, str], now: float) -> tuple[bool, str]:
+        target = ask.target or ask.node_id
+        nodes = [node_id for node_id, host in hosts.items() if target in {node_id, host}]
+        names = ", ".join(sorted({hosts[node_id] for node_id in nodes}))
+        if not nodes:
+            return False, f"no node {target}" if hosts else "the job has ended"
+        if ask.verb is Verb.CANCEL:
+            is_asked = self.forget(nodes)
+            return is_asked, f"{names} {'stays' if is_asked else 'is not asked to leave'}"
+        if ask.deadline_s < DEADLINE_MIN_S:
+            return False, f"{ask.deadline_s:g} s is no time to save in: stop the node instead"
+        margin_s, until = min(MARGIN_S, ask.deadline_s / 3), now + ask.deadline_s
+        text = f"{names} leaves within {ask.deadline_s:.0f} s" + (f" ({ask.reason})" if ask.reason else "")
+        for node_id in nodes:
+            new = Leaving(until - margin_s, until - margin_s / 2, text)
+            self.leaving[node_id] = min(new, self.leaving.get(node_id, new), key=lambda each: each.end_at)
+        return True, text
+
+    def _on_frozen(self, frozen: Frozen, now: float) -> list[T]:
+        """A node holds its ranks.  Once all do, the call is named."""
+        if self.step is Step.OFF:
+            self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
+        is_awaited = self.step is Step.FREEZING and frozen.notice_id == self.notice_id
+        self.notice_id = max(self.notice_id, frozen.notice_id)
+        if not is_awaited or frozen.node_id not in self._awaited:
+            return []
+        self._frozen[frozen.node_id] = frozen
+        self._awaited.discard(frozen.node_id)
+        return [] if self._awaited else self._name(now)
+
+    def _on_deadline_passed(self, crew: Crew, now: float) -> list[T]:
+        if self.step is Step.HELD:  # nobody asks any more
+            return self._call_off(crew)
+        if self.step is Step.FREEZING and now < self._first.end_at:
+            self.is_signalled = True
+            return self._save(now)  # an agent is silent: no call can be named
+        late = f"{len(self._awaited)} of {len(self._nodes)} nodes have not saved in time"
+        self._end(late if self.step is Step.SAVING else "no call to save at could be agreed in time")
+        return []
+
+    # Moves.
+
+    def _follow(self, crew: Crew, now: float) -> list[T]:
+        """A drain of the round that runs begins, is called off, or has another deadline."""
+        if not crew.nodes:
+            return []
+        told = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes that have no part in it
+        if not self.leaving.keys() & {*crew.nodes}:
+            return told + (self._call_off(crew) if self.step in {Step.FREEZING, Step.SAVING} else [])
+        if self.step in {Step.OFF, Step.HELD}:
+            self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
+            self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
+            self.notice_id, self.is_signalled = self._next_id(crew), False
+            self.deadline = min(now + FREEZE_S, self._first.end_at)
+            return told + self._tell(Stage.FREEZE, now)
+        if self.deadline is None or self.deadline <= self._first.end_at:
+            return told
+        self.deadline = self._first.end_at
+        return told + (self._tell(Stage.SAVE, now) if self.step is Step.SAVING else [])
+
+    def _name(self, now: float) -> list[T]:
+        frozen = self._frozen.values()
+        before = max(each.save_at for each in frozen)
+        is_ahead = all(each.calls < before or each.calls == before == each.save_at for each in frozen)
+        self.save_at = before if before and is_ahead else max(each.calls for each in frozen) + 1
+        self.is_signalled = not any(each.pages for each in frozen)
+        return self._save(now)
+
+    def _save(self, now: float) -> list[T]:
+        self.step, self._awaited, self.deadline = Step.SAVING, {*self._nodes}, self._first.end_at
+        return self._tell(Stage.SAVE, now)
+
+    def _end(self, how: str) -> None:
+        self.step, self.deadline, self.outcome = Step.OVER, None, f"{self._first.reason}; {how}"
+
+    def _call_off(self, crew: Crew) -> list[T]:
+        self.on_round_over()
+        self.notice_id = self._next_id(crew)
+        return [self.send(node_id, Notice(self.notice_id, crew.round, Stage.NONE)) for node_id in crew.nodes]
+
+    def _next_id(self, crew: Crew) -> int:
+        return max(self.notice_id + 1, crew.epoch * NOTICES_OF_AN_EPOCH)
+
+    def _tell(self, stage: Stage, now: float) -> list[T]:
+        notice = self._notice(stage, self._first, now)
+        return [self.send(node_id, notice) for node_id in self._nodes]
+
+    def _notice(self, stage: Stage, leaving: Leaving, now: float) -> Notice:
+        left_s = max(0.0, leaving.kill_at - now)
+        return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, leaving.reason)
+
+    def validate(self) -> None:
+        is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
+        assert (self.deadline is not None) == is_timed, "ranks are held, and saves awaited, for a time"
+        assert not self.is_over or self.leaving, "a drain is over for nodes that go"

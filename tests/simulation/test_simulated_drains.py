@@ -1,0 +1,192 @@
+"""Drains, simulated: all ranks save at one call of `notice.due`, or on none, whatever is lost while that is agreed."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+from kit.effort import SIMULATION_SEEDS
+from kit.simulated.agent import Agent
+from kit.simulated.simulation import Faults, Simulation, Size
+from kit.simulated.training import Training
+from kit.simulated.world import FIN
+
+from aelastic.rdzv.protocol.requests import Verb
+from aelastic.rdzv.requests.drain import MARGIN_S
+
+DEADLINE_S = 15.0
+SEEDS_IN_A_TEST = 20
+FAULTS = (
+    "nothing",
+    "coordinator dies",
+    "coordinator freezes",
+    "connection breaks",
+    "node dies",
+    "worker fails",
+    "board down",
+)
+
+
+class Drained(Simulation):
+    """A job whose workers train; nothing goes wrong but what its test does."""
+
+    def __init__(self, seed: int, hosts: int = 4, *, step_s: tuple[float, float] = (0.005, 0.02), **size: Any) -> None:
+        super().__init__(seed, Size(nodes=hosts, max_nodes=hosts, **size), Faults())
+        self.watch_rounds()
+        self.is_calm = True
+        self.world.step_s = step_s
+        for host in self.hosts:
+            assert self.start(host) is not None
+            self.pass_time(0.3)
+        self.wait(lambda: self.ranks == hosts and self.calls > 3)
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.world.now + seconds
+        self.until(lambda: self.world.now >= end or not self.world.run(lambda: False, end), seconds + 1)
+
+    def wait(self, is_so: Any, within_s: float = 40.0) -> None:
+        self.until(is_so, within_s)
+
+    @property
+    def training(self) -> Training | None:
+        """The newest round's."""
+        return self.world.trainings[max(self.world.trainings)] if self.world.trainings else None
+
+    @property
+    def ranks(self) -> int:
+        """That train together now."""
+        return 0 if self.training is None else len(self.training.ranks)
+
+    @property
+    def calls(self) -> int:
+        return 0 if self.training is None else max(each.calls for each in self.training.ranks.values())
+
+    def agent(self, host: int) -> Agent:
+        agent = self.on(f"node{host}")
+        assert agent is not None
+        return agent
+
+    @property
+    def coordinator(self) -> Agent:
+        return next(agent for agent in self.living if agent.server is not None)
+
+    def look_for_splits(self) -> None:
+        """All ranks of a round that ended with a save had saved at the same call."""
+        for training in self.world.trainings.values():
+            for call, ranks in training.saves.items():
+                others = {rank: each.calls for rank, each in training.ranks.items() if rank not in ranks}
+                passed = {rank: calls for rank, calls in others.items() if calls > call}
+                assert not passed, f"ranks {sorted(ranks)} saved at call {call}, and others went on: {passed}"
+
+
+def drained(simulation: Drained, agent: Agent, within_s: float = DEADLINE_S) -> None:
+    began = simulation.world.now
+    agent.holds.ask(Verb.DRAIN, within_s)
+    simulation.wait(lambda: not agent.is_alive, within_s)
+    assert simulation.world.now - began < within_s - 1.0, "the agent has left a second before"
+    simulation.look_for_splits()
+
+
+def test_all_ranks_save_at_one_call_and_the_node_leaves_for_free() -> None:
+    simulation = Drained(1)
+    training, agent = simulation.training, simulation.agent(2)
+    assert training is not None
+    began = simulation.world.now
+    drained(simulation, agent)
+    assert simulation.world.now - began < 2.0, "it does not wait for the deadline"
+    ((_, ranks),) = training.saves.items()
+    assert ranks == {*range(4)}
+    assert agent.group.is_drained and [each.is_applied for each in agent.answers] == [True]
+    simulation.wait(lambda: simulation.training is not training and simulation.calls > 3)
+    assert [each.member.state.restart_count for each in simulation.living] == [0, 0, 0]
+
+
+def test_the_coordinators_own_node_leaves_in_the_same_way() -> None:
+    simulation = Drained(2)
+    training = simulation.training
+    drained(simulation, simulation.coordinator)
+    simulation.wait(lambda: simulation.training is not training and simulation.ranks == 3)
+
+
+def test_several_notices_are_one_and_the_earliest_deadline_holds() -> None:
+    simulation = Drained(3, step_s=(8.0, 8.0))  # nobody comes by in time
+    first, second, began = simulation.agent(1), simulation.agent(2), simulation.world.now
+    first.holds.ask(Verb.DRAIN, 60.0)
+    simulation.pass_time(0.5)
+    second.holds.ask(Verb.DRAIN, 6.0)
+    simulation.wait(lambda: not first.is_alive and not second.is_alive, 7.0)
+    assert 3.0 <= simulation.world.now - began <= 5.5 + 1.0
+    simulation.wait(lambda: simulation.ranks == 2)
+
+
+def test_ranks_that_have_saved_go_on_where_they_were_once_the_notice_is_called_off() -> None:
+    simulation = Drained(4, step_s=(0.3, 0.5))
+    agent, training = simulation.agent(1), simulation.training
+    assert training is not None
+    agent.holds.ask(Verb.DRAIN, 60.0)
+    simulation.wait(lambda: any(training.saves.values()))
+    agent.holds.ask(Verb.CANCEL)
+    (call,) = training.saves
+    simulation.wait(lambda: min(each.calls for each in training.ranks.values()) > call + 3)
+    assert agent.is_alive and simulation.training is training, "no round was ended"
+
+
+def test_too_few_nodes_are_left_and_the_job_ends_to_be_tried_again() -> None:
+    simulation = Drained(5, min_nodes=4)
+    agents = simulation.living
+    drained(simulation, simulation.agent(3))
+    simulation.wait(lambda: not simulation.living)
+    outcomes = {agent.group.verdict.outcome.value for agent in agents if agent.group.verdict is not None}
+    assert outcomes == {"timed out"}
+
+
+def test_a_spare_takes_the_place_of_the_node_that_leaves() -> None:
+    simulation = Drained(6, hosts=3)
+    drained(simulation, simulation.agent(0))
+    assert simulation.start("node0") is not None
+    simulation.wait(lambda: simulation.ranks == 3)
+
+
+@pytest.mark.parametrize("begin", range(0, max(SIMULATION_SEEDS // 4, SEEDS_IN_A_TEST), SEEDS_IN_A_TEST))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, begin: int) -> None:
+    for seed in range(begin, begin + SEEDS_IN_A_TEST):
+        dice = random.Random(f"{fault} {seed}")
+        steps = dice.choice([(0.005, 0.02), (0.05, 0.1), (0.2, 0.5)])
+        simulation = Drained(seed, dice.choice([2, 3, 4]), step_s=steps, is_leased=dice.random() < 0.5)
+        leaving = dice.choice(simulation.living)
+        leaving.holds.ask(Verb.DRAIN, DEADLINE_S)
+        asked_at = simulation.world.now
+        # Most of what is agreed takes some 10 ms, to save some 100.
+        simulation.pass_time(dice.choice([dice.uniform(0, 0.03), dice.uniform(0, 1.5)]))
+        coordinator = next((agent for agent in simulation.living if agent.server is not None), None)
+        bystander = dice.choice(simulation.living)
+        match fault:
+            case "coordinator dies" if coordinator is not None:
+                coordinator.crash(FIN)
+            case "coordinator freezes" if coordinator is not None:
+                coordinator.freeze()
+                simulation.world.after(dice.uniform(0.1, 9.0), coordinator.thaw)
+            case "connection breaks":
+                simulation.break_one()
+            case "node dies":
+                bystander.crash(FIN)
+            case "worker fails" if bystander.alive:
+                bystander.fail_now()
+            case "board down":
+                simulation.take_board_down()
+        try:
+            simulation.wait(partial(_is_gone, leaving), DEADLINE_S - (simulation.world.now - asked_at) + 10.0)
+            simulation.look_for_splits()
+        except Exception as error:
+            raise AssertionError(f"{fault}, seed {seed}: {error}\n{simulation.story(60)}") from error
+
+
+def _is_gone(agent: Agent) -> bool:
+    return not agent.is_alive
+
+
+def test_the_margin_is_enough_for_an_agent_to_leave() -> None:
+    assert MARGIN_S / 2 > 1.0
