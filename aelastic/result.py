@@ -27,7 +27,8 @@ class RunResult:
     `failures` holds the failure that ended the job, first and on every node, and then those of this node's workers, in
     the order they were observed; `cause` is the rank of that first one.  `victims` are the workers that ended because
     the agent asked them to, `raised` those that had raised an exception of their own by then; they are in none of the
-    others.  `stacks` says of workers that had to be killed where they were.
+    others.  `stacks` says of workers that had to be killed where they were.  `is_drained`: this node has left in order,
+    since it was about to go; the same command may go on elsewhere.
     """
 
     state: WorkerState
@@ -39,6 +40,7 @@ class RunResult:
     stacks: Mapping[int, str] = field(default_factory=dict)
     cause: int | None = None
     raised: Mapping[int, ProcessFailure] = field(default_factory=dict)
+    is_drained: bool = False
 
     def is_failed(self) -> bool:
         return self.state is WorkerState.FAILED
@@ -95,6 +97,7 @@ def result_of(
         stacks=stacks,
         cause=cause,
         raised={rank_of[local]: raised for local, raised in sorted(group.exits.stopped.items()) if raised is not None},
+        is_drained=group.is_drained,
     )
 
 

@@ -6,6 +6,7 @@ A value is judged here, whoever gives it: a program, the command line or a `Laun
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Mapping
 from enum import IntFlag
 from typing import Any, Literal, TypeAlias, get_args
@@ -209,6 +210,12 @@ RULES: Mapping[str, Rule] = {
     "expect_output": optional(
         rule(is_expected, "use an ExpectedOutput of a str, seconds, and ranks or None"), expected_problem
     ),
+    "drain_signal": rule(
+        lambda value: value in [each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP)],
+        "use a signal that can be handled",
+    ),
+    "notice_file": optional(PATH),
+    "notice_command": optional(NAME),
     "linger_s": all_of(REAL, SECONDS),
     "metrics_textfile": optional(
         PATH,

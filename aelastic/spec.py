@@ -7,6 +7,7 @@ line (`cli`) does that and then builds the same spec a library user would write.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import fsencode
@@ -88,6 +89,10 @@ class WorkerSpec:
         hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) is
             only reported.
         expect_output: what workers have to write, or they count as hung; `None`: nothing.
+        drain_signal: what workers that handle it get where an interruption is announced, and no rank has called
+            `notice.due`.
+        notice_file: a file that says that this node is about to go: seconds, and why; `None`: none.
+        notice_command: a program that writes lines such as `drain 110 spot`, or `cancel`; `None`: none.
         linger_s: seconds that the health server waits, at the end of a run that was not asked to stop, for a scraper to
             read how it ended.
         metrics_textfile: a file, `*.prom`, for the metrics, for node_exporter's textfile collector.
@@ -134,6 +139,9 @@ class WorkerSpec:
     hang_signals: tuple[HangSignal, ...] = HANG_SIGNALS
     hang_action: HangAction = "stop"
     expect_output: ExpectedOutput | None = None
+    drain_signal: int = signal.SIGTERM
+    notice_file: Path | None = None
+    notice_command: str | None = None
     linger_s: float = 0.0
     metrics_textfile: Path | None = None
     env: Mapping[str, str] | None = None
@@ -144,7 +152,7 @@ class WorkerSpec:
                 raise InputError(f"{name} is {in_words(value)}: {remedy}")
         # What is as good, as the rest of the program expects it.
         object.__setattr__(self, "args", tuple(self.args))
-        for name in ("log_dir", "cache_dir"):
+        for name in ("log_dir", "cache_dir", "notice_file"):
             path: Any = getattr(self, name)
             object.__setattr__(self, name, None if path is None else Path(path))
         if self.preload != "auto":

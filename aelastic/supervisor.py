@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aelastic.agent.resources import AgentSettings
+from aelastic.agent.resources import AgentSettings, Asked
 from aelastic.agent.run import Run, first_of
 from aelastic.aio.mailbox import Mailbox
 from aelastic.aio.threads import keep_one
@@ -96,6 +96,7 @@ class Supervisor:
         self._settings = AgentSettings(spec, given_id or _random_run_id(), node_id, env, backend)
         self._group = WorkerGroup(spec)
         self._mailbox: Mailbox[Event] = Mailbox()
+        self._asked: Mailbox[Asked] = Mailbox()
         self._observers = Observers([LogLines(spec.shutdown_timeout_s), *observers])
         self._given_health = health_check_server
         self._health: HealthServer | ForeignServer | None = None  # only where something may ask
@@ -127,6 +128,27 @@ class Supervisor:
         if self._run is not None and self._group.is_done:
             self._run.resources.logs.hurry()  # nor is the console
             self._observers.give_up()
+
+    def drain(self, deadline_s: float, reason: str = "") -> None:
+        """This node is about to go: all ranks of the job save at one step (`aelastic.notice`), and it leaves in order.
+
+        Others go on without it, and no restart is charged.  `RunResult.is_drained` is true then.  Asked again, the
+        earlier deadline holds.  Never blocks; safe in a signal handler of the loop.
+
+        Args:
+            deadline_s: seconds until the node is gone.
+            reason: said in logs.
+        """
+        self._asked.post(Asked(deadline_s, reason))
+
+    def cancel_drain(self) -> None:
+        """This node stays after all: ranks that have saved and wait go on where they were."""
+        self._asked.post(Asked(None))
+
+    def send_signal(self, signum: int) -> None:
+        """Passes a signal on to the workers of this node; the job goes on."""
+        if self._run is not None:
+            self._run.send_signal(signum)
 
     async def collect_stacks(self, why: str = "asked") -> StacksTaken:
         """Finds out where the workers of the job stand in their Python code; they are not disturbed.
@@ -210,7 +232,7 @@ class Supervisor:
             self._open_exports()
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
-            run = Run(self._settings, self._group, self._mailbox, self._observers)
+            run = Run(self._settings, self._group, self._mailbox, self._observers, self._asked)
             await run.open()
         except BaseException as error:
             if self._torch_events is not None:

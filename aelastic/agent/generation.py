@@ -96,7 +96,8 @@ class Generation:
         ids: Mapping[int, Any] | None = None
         with self._start, self._giving_up():
             await self._listen_for_workers()
-            envs = {rank: self._worker_env(rank) for rank in local_ranks}
+            pages = held.pages.begin(self.number, local_ranks) if self._settings.is_local else {}
+            envs = {rank: self._worker_env(rank, pages.get(rank)) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
             if held.recorder is not None:
                 await held.recorder.begin(held.logs.root / f"flight_recorder_{self.number - 1}", envs)
@@ -207,7 +208,7 @@ class Generation:
         server = self._assigned.store_server
         return "worker" if server == "agent" and not self._settings.has_agent_store else server
 
-    def _worker_env(self, local_rank: int) -> dict[str, str]:
+    def _worker_env(self, local_rank: int, page: str | None) -> dict[str, str]:
         assigned = self._assigned
         return worker_env(
             self._settings.spec,
@@ -221,6 +222,7 @@ class Generation:
             master_port=assigned.master_port,
             has_agent_store=self._store_server != "worker",
             control_socket=self._resources.sockets.path(self.number - 1, local_rank),
+            notice_file=page,
         )
 
     def _worker_start(self, local_rank: int, files: WorkerFiles, env: dict[str, str]) -> WorkerStart:

@@ -23,6 +23,7 @@ from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
 from aelastic.logs.run_logs import RunLogs
+from aelastic.notice.agent_pages import NoticePages
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
 from aelastic.procs import LocalWorkers
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
     from aelastic.hangs.watch import Found
     from aelastic.observe.exposition import AgentFacts
     from aelastic.stacks.collectives import FlightRecorder
+
+
+class Asked(Record):
+    """What this node asks of the job: to leave it within so many seconds or, `None`, to stay after all."""
+
+    deadline_s: float | None
+    reason: str = ""
 
 
 class AgentSettings(Record):
@@ -95,6 +103,8 @@ class Resources:
             scratch = self.logs.scratch
             self.postmortem = Postmortem(self.logs, is_local=settings.is_local)
             self.sockets = ControlSockets(scratch)
+            self.pages = NoticePages(scratch)
+            made.callback(self.pages.close)
             made.callback(self.sockets.close)
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.recorder = _recorder_of(spec)
@@ -185,6 +195,7 @@ class Resources:
         """Closes what is open, the back end first; each is closed, whatever the others raise."""
         stack = AsyncExitStack()
         stack.callback(self.sockets.close)
+        stack.callback(self.pages.close)
         stack.callback(self.logs.close)
         stack.callback(self.watches.close)
         stack.push_async_callback(observers.aclose)

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import traceback
+from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
 import anyio
@@ -17,20 +18,23 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.generation import Generation
 from aelastic.agent.node_offer import node_offer
-from aelastic.agent.resources import AgentSettings, Resources
+from aelastic.agent.resources import AgentSettings, Asked, Resources
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import WorkerGroup
+from aelastic.notice.page import NONE
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.result import RunResult, result_of
 
 if TYPE_CHECKING:
+    from aelastic.agent.notices import Notices
     from aelastic.hangs.watch import Found
 
 
@@ -42,13 +46,19 @@ class Run:
         group: the workers; this run alone changes it.
         mailbox: what the group is to hear.
         observers: get the run's events.
+        asked: what this node asks of the job; signal handlers, which are in no task, put it there.
 
     Raises:
         InputError: what was asked for cannot be done here.
     """
 
     def __init__(
-        self, settings: AgentSettings, group: WorkerGroup, mailbox: Mailbox[ev.Event], observers: Observers
+        self,
+        settings: AgentSettings,
+        group: WorkerGroup,
+        mailbox: Mailbox[ev.Event],
+        observers: Observers,
+        asked: Mailbox[Asked],
     ) -> None:
         self._settings = settings
         self._group = group
@@ -59,6 +69,7 @@ class Run:
         self._endpoints: dict[
             str, tuple[str, float]
         ] = {}  # where there are several: why missing, or "", and since when
+        self._asked = asked
         self._generation: Generation | None = None
         self._tasks: TaskGroup | None = None
         self._given_up_for: AelasticError | None = None
@@ -91,7 +102,31 @@ class Run:
             return StacksTaken(self._group.generation, why, {}, "")
         return await self._generation.stuck.collect(why)
 
+    @cached_property
+    def notices(self) -> Notices:
+        """What this node does about an interruption that is announced; made where there is one."""
+        from aelastic.agent.notices import Notices
+
+        held, node_id = self.resources, self._settings.node_id
+        post, tell = self._mailbox.post, self._tell
+        notices = Notices(node_id, self._group, held.pages, say=held.link.tell, post=post, tell=tell)
+        assert self._tasks is not None  # none is asked for, or told, while nothing runs
+        self._tasks.start_soon(notices.run, name="notices")
+        return notices
+
+    async def _hear_requests(self) -> None:
+        while True:
+            if (asked := await self._asked.next(None)) is not None:
+                self.notices.ask(asked)
+
+    def send_signal(self, signum: int) -> None:
+        """Passes a signal on to the workers that live."""
+        for local_rank in sorted(self._group.exits.alive):
+            self.resources.backend.stop(local_rank, signum)
+
     async def _on_found(self, found: Found) -> None:
+        if self.resources.pages.phase != NONE and found.by in {"hang", "output"}:
+            return  # ranks that have saved wait for the others
         await self._current.stuck.inquiries.on_found(found)
 
     async def run(self, done: anyio.Event) -> None:
@@ -114,6 +149,13 @@ class Run:
                     tasks.start_soon(self._observers.run, name="observers")
                     tasks.start_soon(held.watches.run, name="watches")
                     tasks.start_soon(held.progress.run, name="progress")
+                    tasks.start_soon(self._hear_requests, name="requests")
+                    if settings.spec.notice_file is not None or settings.spec.notice_command is not None:
+                        from aelastic.agent.notice_sources import NoticeSources
+
+                        env = held.sockets.mark_env(settings.env)  # no process of it outlives this agent
+                        sources = NoticeSources(settings.spec, env, self._asked.post)
+                        tasks.start_soon(sources.run, name="notice sources")
                     await self._run_group(tasks)
                     tasks.cancel_scope.cancel()
             except BaseException as error:
@@ -141,7 +183,7 @@ class Run:
         await self.resources.finish()
         self.resources.progress.look(is_last=True)
 
-    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:
+    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901  one case for each action
         held, node_id = self.resources, self._settings.node_id
         match action:
             case ev.Join():
@@ -165,7 +207,8 @@ class Run:
                     tasks.start_soon(generation.dump_and_stop, action, name="kill")
                 else:
                     generation.stop(local_ranks, signum)
-                    generation.grace.stopping(tasks)
+                    if not self._group.exits.is_saving:  # workers save, and are waited for until the deadline
+                        generation.grace.stopping(tasks)
             case ev.Finish():
                 pass  # the loop sees that the group is done
             case _:
@@ -204,6 +247,8 @@ class Run:
     def _deliver(self, message: m.CoordinatorMessage) -> None:
         if isinstance(message, m.Waiting):
             self._tell(Waited(message.text + self._missing_endpoints(message.text)))
+        elif isinstance(message, r.Notice | r.Answer):
+            self.notices.on_told(message)
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
         elif self._tasks is not None and self._generation is not None:  # workers run, or that is void

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aelastic.cli.advice import check_effects
-from aelastic.cli.converters import Steps
+from aelastic.cli.converters import OnSignal, Steps
 from aelastic.cli.options import GROUPS, OPTIONS
 from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
@@ -53,6 +53,7 @@ class Invocation(Record):
         exit_codes: `cause` is the code of the worker that failed first, `torchrun` is 1 for every failure.
         signals: the signals that stop the job.
         ui: what a terminal shows while the job runs.
+        on_signal: what other signals are for.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Invocation(Record):
     exit_codes: Literal["cause", "torchrun"]
     signals: tuple[signal.Signals, ...]
     ui: Literal["auto", "line", "view", "off"] = "auto"
+    on_signal: tuple[OnSignal, ...] = ()
 
     @property
     def endpoint_note(self) -> str:
@@ -105,6 +107,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         exit_codes=chosen["exit_codes"],
         signals=chosen["signals_to_handle"],
         ui=ui_of(chosen),
+        on_signal=chosen["on_signal"],
     )
 
 

@@ -190,6 +190,37 @@ def read_workers(text: str) -> int | str:
     return workers
 
 
+def read_signal(text: str) -> signal.Signals:
+    signums = read_signals(text)
+    if len(signums) != 1:
+        raise ValueError("use the name of one signal, such as SIGTERM")
+    return signums[0]
+
+
+class OnSignal(NamedTuple):
+    """What a signal that the agent gets is for: a notice of so many seconds, or, `None`, the workers."""
+
+    signum: signal.Signals
+    drain_s: float | None
+
+
+def read_on_signal(text: str) -> tuple[OnSignal, ...]:
+    """What to do on signals: `USR1=drain:110,USR2=pass`."""
+    found = []
+    for part in text.split(",") if text.strip() else ():
+        name, _, what = (piece.strip() for piece in part.partition("="))
+        verb, _, seconds = what.partition(":")
+        if verb not in {"drain", "pass"} or (verb == "pass" and seconds):
+            raise ValueError("use SIGNAL=drain:SECONDS or SIGNAL=pass, separated by commas, as in USR1=drain:110")
+        drain_s = None if verb == "pass" else read_seconds(seconds)
+        if drain_s is not None and not 1 <= drain_s < float("inf"):
+            raise ValueError("give at least 1 s to drain in, as in USR1=drain:110")
+        found.append(OnSignal(read_signal(name if name.upper().startswith("SIG") else f"SIG{name}"), drain_s))
+    if len({each.signum for each in found}) < len(found):
+        raise ValueError("name each signal once")
+    return tuple(found)
+
+
 def read_signals(text: str) -> tuple[signal.Signals, ...]:
     """Signals by name, in the order given, each once; no name at all is no signal."""
     names = [name.strip().upper() for name in text.split(",") if name.strip()]

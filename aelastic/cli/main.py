@@ -19,9 +19,11 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.cli.arguments import Invocation, parse
+from aelastic.cli.job_signals import handle_signals, handlers_of
 from aelastic.cli.options import GROUPS
 from aelastic.cli.parser import Groups
 from aelastic.cli.stderr import StderrWriter, configure_logging
@@ -30,6 +32,7 @@ from aelastic.errors import (
     EXIT_FAILURE,
     EXIT_INPUT,
     EXIT_INTERNAL,
+    EXIT_TRY_AGAIN,
     AelasticError,
     ChildFailedError,
     HostError,
@@ -210,8 +213,13 @@ class _Job:
         supervisor = Supervisor(self._invocation.spec, observers=_observers(self._invocation, self._live))
         loop = asyncio.get_running_loop()
         _stderr.start()  # now: a worker may start threads up to the limit
-        with self._handle_signals(loop, supervisor), self._follow_terminal(loop), _reaping_orphans(loop):
+        handlers = handlers_of(self._invocation, supervisor, partial(self._stop, supervisor))
+        with handle_signals(loop, handlers), self._follow_terminal(loop), _reaping_orphans(loop):
             return await supervisor.run()
+
+    def _stop(self, supervisor: Supervisor, signum: int) -> None:
+        self.stopped_by = self.stopped_by or signum
+        supervisor.stop(signum)
 
     @contextmanager
     def _follow_terminal(self, loop: AbstractEventLoop) -> Iterator[None]:
@@ -222,24 +230,6 @@ class _Job:
 
         with terminal_signals(loop, self._live):
             yield
-
-    @contextmanager
-    def _handle_signals(self, loop: AbstractEventLoop, supervisor: Supervisor) -> Iterator[None]:
-        def stop(signum: int) -> None:
-            self.stopped_by = self.stopped_by or signum
-            supervisor.stop(signum)
-
-        # A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
-        before = {signum: signal.getsignal(signum) for signum in self._invocation.signals}
-        handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
-        for signum in handled:
-            loop.add_signal_handler(signum, stop, signum)
-        try:
-            yield
-        finally:
-            for signum in handled:
-                loop.remove_signal_handler(signum)
-                signal.signal(signum, before[signum])
 
 
 @contextmanager
@@ -339,6 +329,9 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
         return Outcome.of_signal(stopped_by)
     if result.state.name == "SUCCEEDED":
         return Outcome(0)
+    if result.is_drained:
+        _say(f"aelastic: {result.reason}: drained, all workers have ended; the same command may go on{_told(result)}")
+        return Outcome(EXIT_TRY_AGAIN)
     _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_told(result)}")
     return Outcome(EXIT_FAILURE)
 

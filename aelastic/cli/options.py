@@ -20,17 +20,19 @@ from aelastic.cli.converters import (
     read_hang_timeout,
     read_int,
     read_nodes,
+    read_on_signal,
     read_pairs,
     read_path,
     read_preload,
     read_ranks,
     read_seconds,
+    read_signal,
     read_signals,
     read_signs,
     read_size,
     read_workers,
 )
-from aelastic.core.fits import NOT_NEGATIVE, Rule, all_of, optional
+from aelastic.core.fits import NOT_NEGATIVE, REAL, SECONDS, Rule, all_of, optional
 from aelastic.settings import (
     HANG_ACTIONS,
     HANG_SIGNALS,
@@ -247,6 +249,29 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own(
             "--bind-all", read_flag, "0", "",
             "listen at all addresses of this host, not only where other nodes are told to come: for NAT and containers",
+        ),
+    ),
+    "announced interruptions (aelastic only)": (
+        _own(
+            "--on-signal", read_on_signal, "", "SIGNAL=WHAT",
+            "USR1=drain:110: on SIGUSR1 this node leaves within 110 s, once all ranks have saved at one step; "
+            "USR2=pass: SIGUSR2 goes to the workers",
+        ),
+        _own(
+            "--notice-file", read_path, None, "PATH",
+            "this node leaves when the file appears, within the seconds that it says; removed, it stays",
+        ),
+        _own(
+            "--notice-command", str, None, "COMMAND",
+            "a program that says so: lines such as drain 110 spot, or cancel",
+        ),
+        _own(
+            "--drain-signal", read_signal, "SIGTERM", "SIGNAL",
+            "what workers that handle it get then, where no rank has called aelastic.notice.due",
+        ),
+        _own(
+            "--drain-wait", read_seconds, "0", "SECONDS",
+            "how long the others wait for a node in the place of one that has left so", rule=all_of(REAL, SECONDS),
         ),
     ),
     "hang detection (aelastic only)": (

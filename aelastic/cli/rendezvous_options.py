@@ -77,6 +77,11 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
         chosen.log_ignored("a single node has rank 0", "node_rank")
         return _single_node(chosen, run_id=None)
     chosen.log_ignored(
-        "a single node has no other nodes to wait for", "rdzv_conf", "local_addr", "secret_file", "bind_all"
+        "a single node has no other nodes to wait for",
+        "rdzv_conf",
+        "local_addr",
+        "secret_file",
+        "bind_all",
+        "drain_wait",
     )
     return {"master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"] or None}

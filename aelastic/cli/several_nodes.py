@@ -70,6 +70,7 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
             config=config,
             secret_file=_secret_file(chosen, environ, backend),
             bind_all=chosen["bind_all"],
+            drain_wait_s=chosen["drain_wait"],
             endpoint_from=chosen.by_dest["master_addr" if is_at_master else "rdzv_endpoint"].variable,
         )
         if backend in BACKENDS and backend.startswith("etcd"):

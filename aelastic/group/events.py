@@ -118,6 +118,15 @@ class GraceOver(Record):
 
     generation: int
     reason: str
+    is_final: bool = False  # nor if they end for good
+
+
+class Drained(Record):
+    """Workers were sent the drain signal: that one of them ends is neither a failure nor a success."""
+
+    generation: int
+    local_ranks: tuple[int, ...]  # those that handle it
+    until: float  # workers that have not ended then are killed
 
 
 class StopRequested(Record):
@@ -125,6 +134,7 @@ class StopRequested(Record):
 
     signum: int = signal.SIGTERM
     reason: str = ""  # a sentence, where nothing asked: the agent cannot go on
+    is_drained: bool = False  # its node was about to go: the same command may go on elsewhere
 
     @property
     def why(self) -> str:
@@ -143,6 +153,7 @@ Event: TypeAlias = (
     | Cleared
     | FoundUnhealthy
     | GraceOver
+    | Drained
     | StopRequested
     | DeadlinePassed
 )

@@ -17,6 +17,9 @@ class Exits:
     # Those that ended because we asked them to, with what they raised themselves, if they did.
     stopped: dict[int, ProcessFailure | None] = field(default_factory=dict[int, ProcessFailure | None])
     alive: set[int] = field(default_factory=set[int])  # those whose own process has not ended
+    asked: set[int] = field(default_factory=set[int])  # those that were sent a signal to end with
+    is_draining: bool = False  # some were, since their job is about to be interrupted
+    is_saving: bool = False  # and no others yet
     left: set[int] = field(default_factory=set[int])  # those of which something is alive
     kill_count: int = 0  # how often what is left was sent SIGKILL
 
@@ -45,6 +48,16 @@ class Exits:
         self.alive = set(local_ranks)
         self.left = set(self.alive)
 
+    def ask(self, local_ranks: Iterable[int]) -> None:
+        """Workers are sent a signal to end with."""
+        self.is_saving = False
+        self.asked.update(local_ranks)
+
+    def drain(self, local_ranks: Iterable[int]) -> None:
+        """Workers are to save, and end."""
+        self.ask(local_ranks)
+        self.is_draining = self.is_saving = True
+
     def fail(self, local_rank: int, failure: ProcessFailure) -> None:
         """A worker has failed by itself, or was found unhealthy."""
         self.failed[local_rank] = failure
@@ -60,10 +73,10 @@ class Exits:
         """A worker has ended while all are stopped: it failed before it could be asked, or is a victim."""
         if local_rank in self.failed:
             return  # it was found unhealthy, and that has been told
-        if failure is not None:
+        if failure is not None and not self.is_draining:
             self.fail(local_rank, failure)
         else:
-            self.stopped[local_rank] = raised
+            self.stopped[local_rank] = raised or failure
 
     def on_cleared(self, local_rank: int) -> None:
         """Nothing of a worker is left."""

@@ -58,6 +58,7 @@ class End(Record):
     state: WorkerState
     reason: str
     asked: bool = False  # by a person or a scheduler: the next request kills
+    is_drained: bool = False
     signum: int = signal.SIGTERM  # what the workers are asked to end with
 
 

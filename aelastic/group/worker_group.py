@@ -45,6 +45,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     workers: tuple[ev.Worker, ...] = ()  # of the current generation
     exits: Exits = field(default_factory=Exits)  # of the current generation
     verdict: Ended | None = None
+    is_drained: bool = False  # its node has left since it was about to go
     _wish: Wish = field(default_factory=Rejoin)
     _story: Story = field(default_factory=Story)
 
@@ -68,7 +69,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         ends = exits.failed or exits.stopped or exits.is_killing
         assert not (is_clean and ends), "the first worker to fail, or to be stopped, ends the others"
         assert phase is not Phase.AWAITING or isinstance(self._wish, Await), "only a wish to wait leads to waiting"
-        assert exits.failed or not isinstance(self._wish, Await), "the coordinator is asked after a failure only"
+        has_asked = exits.failed or exits.is_draining
+        assert has_asked or not isinstance(self._wish, Await), "the coordinator is asked after a failure, or in a drain"
         assert self.verdict is None or self.is_leaving, "a verdict ends the run"
         is_bounded = phase.is_bounded or (phase is Phase.RUNNING and exits.has_children)
         assert is_armed == is_bounded, "what may never come has a deadline, unless others limit it"
@@ -85,7 +87,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._on_interrupted(event, now)
             case Ended():
                 return self._on_ended(event, now)
-            case ev.Spawned() | ev.SpawnCancelled() if event.generation != self.generation:
+            case ev.Spawned() | ev.SpawnCancelled() | ev.Drained() if event.generation != self.generation:
                 return []  # an earlier generation's
             case ev.Spawned():
                 return self._on_spawned(event, now)
@@ -99,6 +101,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._on_found_unhealthy(event, now)
             case ev.GraceOver():
                 return self._on_grace_over(event, now)
+            case ev.Drained():
+                return self._let_save(event) if self.phase is Phase.RUNNING else []  # its workers end already
             case ev.StopRequested():
                 return self._on_stop_requested(event, now)
             case ev.DeadlinePassed():
@@ -133,7 +137,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stop(Rejoin(), WorkerState.STOPPED, event.reason, now)
             case Phase.STOPPING if isinstance(self._wish, Await):  # the answer to our failure: restart
                 self._wish, self.reason = Rejoin(), event.reason
-                return []
+                return self._stop_rest(now)
             case Phase.CANCELLING | Phase.STOPPING | Phase.JOINING | Phase.DONE:
                 return []  # on the way to the next round, or out, already
             case Phase.AWAITING | Phase.BARRIER:  # takes part in the next round
@@ -156,7 +160,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stop(end, WorkerState.UNHEALTHY, event.reason, now)
             case Phase.CANCELLING | Phase.STOPPING:  # ends once the workers are gone
                 self._wish = end
-                return []
+                return self._stop_rest(now)
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:  # ends
                 return self._finish(end)
             case _:
@@ -258,7 +262,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if event.generation != self.generation or self.exits.is_killing:
             return []  # an earlier generation's, or they are being killed
         match self.phase:
-            case Phase.STOPPING if self.is_leaving:
+            case Phase.STOPPING if self.is_leaving and not event.is_final:
                 return []  # for good by now: workers keep the shutdown timeout
             case Phase.STOPPING:  # kills: to wait longer cannot help
                 return self._kill(now)
@@ -270,7 +274,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_stop_requested(self, event: ev.StopRequested, now: float) -> list[ev.Action]:
-        end = End(WorkerState.STOPPED, reason := event.why, asked=True, signum=event.signum)
+        end = End(WorkerState.STOPPED, reason := event.why, not event.is_drained, event.is_drained, event.signum)
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, and the agent leaves
                 return [ev.TellLeft(reason), *self._cancel(end, WorkerState.STOPPED, reason, now)]
@@ -280,12 +284,12 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._finish(self._wish)
             case Phase.STOPPING if isinstance(self._wish, End) and self._wish.asked:  # kills
                 return self._kill(now)
-            case Phase.CANCELLING | Phase.STOPPING if isinstance(self._wish, End):  # keeps the verdict; the next kills
+            case Phase.CANCELLING | Phase.STOPPING if isinstance(self._wish, End):  # keeps the end; the next kills
                 self._wish = self._wish.replace(asked=True)
                 return []
             case Phase.CANCELLING | Phase.STOPPING:  # leaves once the workers are gone
                 self._wish, self.reason = end, reason
-                return [ev.TellLeft(reason)]
+                return [ev.TellLeft(reason), *self._stop_rest(now)]
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER:  # leaves
                 return [ev.TellLeft(reason), *self._finish(end)]
             case Phase.DONE:
@@ -350,9 +354,22 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _stop(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish
         self.deadline = now + self.spec.shutdown_timeout_s
-        # Unhealthy ones are stopped in their own way.
-        local_ranks = tuple(sorted(self.exits.alive - self.exits.failed.keys()))
-        return [ev.Stop(self.generation, local_ranks, wish.signum)] if local_ranks else []
+        return self._stop_rest(now)
+
+    def _let_save(self, drained: ev.Drained) -> list[ev.Action]:
+        """Workers may end, once they have saved; those that handle no signal run on until the coordinator ends all."""
+        self.phase, self._wish, self.deadline = Phase.STOPPING, Await(), drained.until
+        self.exits.drain(drained.local_ranks)
+        return [ev.Stop(self.generation, drained.local_ranks, self.spec.drain_signal)]
+
+    def _stop_rest(self, now: float) -> list[ev.Action]:
+        """Asks those to end that were not asked yet.  Unhealthy ones are stopped in their own way."""
+        local_ranks = tuple(sorted(self.exits.alive - self.exits.failed.keys() - self.exits.asked))
+        if self.phase is not Phase.STOPPING or not local_ranks:
+            return []
+        self.exits.ask(local_ranks)
+        self.deadline = now + self.spec.shutdown_timeout_s
+        return [ev.Stop(self.generation, local_ranks, self._wish.signum)]
 
     def _kill(self, now: float) -> list[ev.Action]:
         if not self.exits.may_kill:
@@ -376,5 +393,5 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _finish(self, end: End) -> list[ev.Action]:
         self.phase, self.deadline = Phase.DONE, None
-        self.state, self.reason, self._wish = end.state, end.reason, end
+        self.state, self.reason, self._wish, self.is_drained = end.state, end.reason, end, end.is_drained
         return [ev.Finish(end.reason)]

@@ -44,6 +44,13 @@ class LogLines(Observer):
             case ev.Compared(_, text) if text != self._compared:  # each node that finds a hang has it looked into
                 self._compared = text
                 _log.warning("%s", text)
+            case ev.Announced("saving", text, save_at):
+                where = f"all ranks save at call {save_at} of notice.due" if save_at else "no call could be agreed"
+                _log.warning("%s: %s", text, where)
+            case ev.Announced("refused" | "called off" as what, text):
+                _log.warning("notice %s: %s", what, text or "workers go on")
+            case ev.Announced("leaving", text):
+                _log.info("leaving: %s", text)
             case ev.WorkerEnded(_, local_rank, _, _, failure) if failure is not None:
                 self._has_failed = True
                 if local_rank not in self._unhealthy:

@@ -97,7 +97,7 @@ class _TimeMetrics:
                 self.spent.because("end", now)
             case ev.Restarting(cause=cause):
                 self.spent.because(cause, now)
-            case ev.JobEnded() | ev.StopAsked() | ev.RendezvousLost():
+            case ev.JobEnded() | ev.StopAsked() | ev.RendezvousLost() | ev.Announced(what="leaving"):
                 self.spent.because("end", now)
             case ev.RunEnded():
                 self.spent.end(now)
@@ -163,6 +163,8 @@ class RunMetrics:
         text = "Nodes that the job could have (--nnodes) and has not in this node's last round."
         self._missing = gauge("aelastic_nodes_missing", text)
         self._coordinates = gauge("aelastic_coordinates", "1 while this agent coordinates the job.")
+        text = "Interruptions that were announced, and not called off: they cost no restart."
+        self._drains = counter("aelastic_drains_total", text)
         text, causes = "Restarts that this agent took part in.", get_args(ev.RestartCause)
         self._restarts = counter("aelastic_restarts_total", text, "cause", start=causes)
         # Durations.
@@ -325,6 +327,7 @@ class RunMetrics:
             self._phase.set(phase is state.phase, phase.value)
         self._ready.set(readiness(state)[0])
         self._restart_count.set(state.restart_count)
+        self._drains.set(state.drains)
         if (began := state.began) is not None:
             self._run.set(1, began.run_id, began.host, began.role, began.rdzv_backend)
             self._max_restarts.set(began.max_restarts)

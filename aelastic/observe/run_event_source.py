@@ -111,6 +111,8 @@ class RunEventSource:
                 return self._restarting(event)
             case Ended(outcome, reason, cause) if self._phase is not Phase.DONE:
                 return [ev.JobEnded(outcome, reason, cause)]
+            case StopRequested(is_drained=True) if self._phase is not Phase.DONE:
+                return [ev.Announced("leaving", event.reason)]
             case StopRequested(signum, reason) if self._phase is not Phase.DONE:
                 return [ev.RendezvousLost(reason) if reason else ev.StopAsked(signum)]
             case _:

@@ -3,8 +3,8 @@
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
 made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_event_source.py`
 makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
-`EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `Compared`, `RunEnded`.  The time
-of each is given beside it (`observer.py`).
+`EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `Compared`, `Announced`,
+`RunEnded`.  The time of each is given beside it (`observer.py`).
 """
 
 from __future__ import annotations
@@ -186,6 +186,14 @@ class StacksTaken(Record):
     path: str  # the folder they are in
 
 
+class Announced(Record):
+    """An interruption was announced, and is agreed on, or was called off; or what has become of a request for one."""
+
+    what: Literal["saving", "called off", "leaving", "answer", "refused"]  # the third: this node, now
+    text: str
+    save_at: int = 0  # the call of `notice.due` at which all ranks save; 0: none could be agreed
+
+
 class Killed(Record):
     """Workers that did not end are sent SIGKILL."""
 
@@ -246,6 +254,7 @@ RunEvent: TypeAlias = (
     | WorkerEnded
     | Noticed
     | Compared
+    | Announced
     | Progressed
     | StacksTaken
     | Killed

@@ -74,11 +74,13 @@ class RunState:
         self.workers: dict[int, WorkerNow] = {}  # by local rank
         self.progress: tuple[ev.Progressed, float] | None = None  # and when
         self.compared: tuple[ev.Compared, float] | None = None  # the last, and when
+        self.announced = ""  # an interruption, while it is
         # What was before.
         self.past: deque[PastPhase] = deque(maxlen=PHASES_MAX)
         self.took: dict[ev.PhaseName, float] = {}  # how long the last of each phase was, in seconds, however long ago
         self.restart_count = 0
         self.restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
+        self.drains = 0  # interruptions that were announced, and not called off
         self.last_restart: LastRestart | None = None
         self.last_progress: ev.Progressed | None = None
         self.first_failure: tuple[int, ProcessFailure] | None = None  # of the last generation that failed: which, what
@@ -113,6 +115,9 @@ class RunState:
                 self.compared = event, now
                 for each in [each for each in self.workers.values() if each.rank in odd]:
                     self._set(each.local_rank, note=text)
+            case ev.Announced("saving" | "called off" as what, text):
+                self.drains += what == "saving" and not self.announced
+                self.announced = text if what == "saving" else ""
             case ev.Progressed():
                 self.last_progress, self.progress = event, (event, now)
             case ev.PhaseTook(name, duration_s, of_rank):
@@ -144,6 +149,7 @@ class RunState:
         self.formed, self.formed_at, self.restart_count = formed, now, formed.restart_count
         self.workers = {local: WorkerNow(formed.first_rank + local, local) for local in range(formed.local_world_size)}
         self.progress = self.compared = None
+        self.announced = ""
 
     def _set(self, local_rank: int, **fields: Any) -> None:
         if local_rank in self.workers:

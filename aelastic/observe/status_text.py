@@ -115,6 +115,8 @@ class StatusText:
     def _running(self) -> str:
         if any(rank.state == "starting" for rank in self._of.workers.values()):
             return "starting workers"
+        if self._of.announced:
+            return f"saving: {self._of.announced}"
         done = sum(rank.state == "succeeded" for rank in self._of.workers.values())
         return f"running, {done} of {len(self._of.workers)} done" if done else "running"
 

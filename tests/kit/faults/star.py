@@ -7,7 +7,8 @@ launcher's preamble.
 The environment says more: `STAR` is the folder where rank 0 writes its port, `STAR_PORT` the port if it is to be a
 certain one.  With `STAR_TICK_S` the star steps, once each tick, all ranks or none; each worker then writes a line
 `time fence world step` into the file `progress` of its agent's folder.  With `STAR_SOLO` the ranks step alone; with
-`STAR_GLOO` a step is a barrier of torch's gloo, and a worker dies of what that raises.
+`STAR_GLOO` a step is a barrier of torch's gloo, and a worker dies of what that raises.  With `STAR_SAVES` the ranks ask
+after each step whether to save (`aelastic.notice`), and do so together.
 """
 
 STAR = """
@@ -32,7 +33,9 @@ def begin_talk():
 
 
 def talk(tick_s):
-    step_together = exchange
+    step_together, saves = exchange, os.environ.get("STAR_SAVES")
+    if saves:
+        from aelastic import notice
     try:
         if os.environ.get("STAR_GLOO"):
             import torch.distributed as dist
@@ -50,6 +53,11 @@ def talk(tick_s):
                 line = f"{time.monotonic():.3f} {os.environ['AELASTIC_ROUND']} {os.environ['WORLD_SIZE']} {step}\\n"
                 with open("progress", "a") as file:
                     file.write(line)
+                if saves and notice.due():
+                    step_together()  # a save is of all ranks
+                    say("saved", os.environ["AELASTIC_ROUND"], rank, step)
+                    notice.saved()
+                    say("goes on", rank, step)
                 time.sleep(tick_s)
             elif peers:
                 hear(select.select(peers, [], [])[0][0])

@@ -1,0 +1,159 @@
+"""What this node does about an interruption that is announced: it holds its ranks, lets them save, and leaves.
+
+The coordinator decides (`rdzv/requests/drain.py`); this carries its notices out, the newest only, on the pages that
+workers share with their agent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import assert_never
+
+import anyio
+
+from aelastic.agent.resources import Asked
+from aelastic.aio import clock
+from aelastic.group import events as ev
+from aelastic.group.phases import Phase
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.notice.agent_pages import NoticePages
+from aelastic.notice.page import FROZEN, NONE, SAVE
+from aelastic.observe.run_events import Announced, RunEvent
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+
+# What a processor has written is seen by all others long before.
+SETTLE_S = 0.005
+LOOK_S = 0.005
+
+
+class Notices:
+    """Notices, and requests for them, of one node.
+
+    Args:
+        node_id: this node's.
+        group: its workers; read, never changed.
+        pages: theirs.
+        say: takes what the coordinator is to hear.
+        post: takes what the group is to hear.
+        tell: takes what observers are to hear.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        group: WorkerGroup,
+        pages: NoticePages,
+        *,
+        say: Callable[[m.NodeMessage], None],
+        post: Callable[[ev.Event], None],
+        tell: Callable[[RunEvent], None],
+    ) -> None:
+        self._node_id, self._group, self._pages = node_id, group, pages
+        self._say, self._post, self._tell = say, post, tell
+        self._newest: r.Notice | None = None
+        self._following = anyio.CancelScope()
+        self._changed = anyio.Event()
+
+    def ask(self, asked: Asked) -> None:
+        """Has this node leave, or stay after all."""
+        ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
+        verb = r.Verb.CANCEL if asked.deadline_s is None else r.Verb.DRAIN
+        self._say(r.Ask(self._node_id, ask_id, verb, "", asked.deadline_s or 0.0, asked.reason))
+
+    def on_told(self, message: r.Notice | r.Answer) -> None:
+        """The coordinator announces an interruption, or calls it off; or says what has become of a request."""
+        match message:
+            case r.Answer(_, is_applied, text):
+                self._tell(Announced("answer" if is_applied else "refused", text))
+            case r.Notice(notice_id, _, stage) if stage is r.Stage.LEAVE or notice_id >= self._newest_id:
+                self._newest = message
+                self._following.cancel()
+                self._changed.set()
+            case r.Notice():
+                pass  # of an earlier coordinator
+            case _:
+                assert_never(message)
+
+    @property
+    def _newest_id(self) -> int:
+        return 0 if self._newest is None else self._newest.notice_id
+
+    async def run(self) -> None:
+        """Carries out the newest notice.  Runs until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            notice = self._newest
+            assert notice is not None
+            with anyio.CancelScope() as self._following:
+                await self._follow(notice, clock.now() + notice.kill_s)
+
+    async def _follow(self, notice: r.Notice, kill_at: float) -> None:
+        group, pages = self._group, self._pages
+        if notice.stage is r.Stage.LEAVE:
+            self._post(ev.StopRequested(reason=notice.reason, is_drained=True))
+            return await self._kill_late(kill_at)
+        if group.assigned is None or group.assigned.round != notice.round:
+            return None  # of a round that is over
+        match notice.stage:
+            case r.Stage.FREEZE:
+                save_at = pages.save_at
+                pages.set_phase(FROZEN)
+                calls = await self._settled()
+                most = max(calls.values(), default=0)
+                self._say(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at))
+                await anyio.sleep_until(kill_at)  # no coordinator has said more: the round has ended, or will
+                return pages.set_phase(NONE)
+            case r.Stage.SAVE:
+                pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at)
+                self._tell(Announced("saving", notice.reason, notice.save_at))
+                return await self._await_saves(notice, kill_at)
+            case r.Stage.NONE:
+                self._tell(Announced("called off", notice.reason))
+                return pages.set_phase(NONE)
+            case _:
+                assert_never(notice.stage)
+
+    async def _settled(self) -> dict[int, int]:
+        """How far the ranks are, once that changes no more: none goes beyond its next call."""
+        before, calls = None, dict(self._pages.calls())
+        while calls != before:
+            await anyio.sleep(SETTLE_S)
+            before, calls = calls, dict(self._pages.calls())
+        return calls
+
+    async def _await_saves(self, notice: r.Notice, kill_at: float) -> None:
+        generation = self._group.generation
+        if notice.is_signalled and (ranks := self._handling()):
+            self._post(ev.Drained(generation, ranks, kill_at))
+        with anyio.CancelScope(deadline=kill_at):
+            while any(rank in self._group.exits.alive for rank in self._unsaved(notice)):  # noqa: ASYNC110  shared memory
+                await anyio.sleep(LOOK_S)
+        if clock.now() < kill_at:
+            self._say(r.Saved(self._node_id, notice.notice_id))
+        await self._kill_late(kill_at)
+
+    def _unsaved(self, notice: r.Notice) -> list[int]:
+        return self._pages.unsaved() if notice.save_at else [*self._group.exits.alive]
+
+    def _handling(self) -> tuple[int, ...]:
+        """Local ranks of workers that handle the drain signal."""
+        bit = 1 << (self._group.spec.drain_signal - 1)
+        return tuple(each.local_rank for each in self._group.workers if _caught(each.id) & bit)
+
+    async def _kill_late(self, kill_at: float) -> None:
+        """Workers that have not ended by then are killed: on all nodes at once."""
+        generation = self._group.generation
+        await anyio.sleep_until(kill_at)
+        if self._group.generation == generation and self._group.phase is Phase.STOPPING:
+            self._post(ev.GraceOver(generation, "the time to leave is over", is_final=True))
+
+
+def _caught(pid: object) -> int:
+    """The signals that a process handles, as bits: `SigCgt` in proc(5)."""
+    with suppress(OSError, ValueError, StopIteration), open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return int(next(line for line in file if line.startswith("SigCgt:")).split()[1], 16)
+    return 0

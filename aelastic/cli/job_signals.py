@@ -1,0 +1,50 @@
+"""Signals of this process while a job runs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from aelastic.cli.arguments import Invocation
+from aelastic.cli.converters import OnSignal
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from aelastic.supervisor import Supervisor
+
+Handlers: TypeAlias = Mapping[int, Callable[[], None]]
+
+
+def handlers_of(invocation: Invocation, supervisor: Supervisor, stop: Callable[[int], None]) -> Handlers:
+    """What signals are for: one that has a meaning of its own (`--on-signal`) does not stop the job."""
+    handlers: dict[int, Callable[[], None]] = {signum: partial(stop, signum) for signum in invocation.signals}
+    return {**handlers, **{on.signum: partial(_act, supervisor, on) for on in invocation.on_signal}}
+
+
+def _act(supervisor: Supervisor, on: OnSignal) -> None:
+    if on.drain_s is None:
+        supervisor.send_signal(on.signum)
+    else:
+        supervisor.drain(on.drain_s, f"by {on.signum.name}")
+
+
+@contextmanager
+def handle_signals(loop: AbstractEventLoop, handlers: Handlers) -> Iterator[None]:
+    """Has the loop call what each signal is for.
+
+    A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
+    """
+    before = {signum: signal.getsignal(signum) for signum in handlers}
+    handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
+    for signum in handled:
+        loop.add_signal_handler(signum, handlers[signum])
+    try:
+        yield
+    finally:
+        for signum in handled:
+            loop.remove_signal_handler(signum)
+            signal.signal(signum, before[signum])

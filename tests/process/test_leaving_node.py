@@ -1,0 +1,286 @@
+"""A node that is about to go: its ranks save at one step, it leaves, and exits with 75."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from kit.launching import Job, Launcher, on_both_loops, run, wait_for
+
+from aelastic import Supervisor, WorkerSpec
+from aelastic.agent.notice_sources import DEADLINE_S, NoticeSources, said_by
+from aelastic.agent.resources import Asked
+from aelastic.errors import EXIT_INPUT, EXIT_TRY_AGAIN
+
+# Steps of 10 ms; where `slow` is there, rank 1 takes none.
+TRAINS = """
+from aelastic import notice
+say("start", rank, restart)
+for step in range(1, 100_000):
+    while rank == 1 and os.path.exists("slow"):
+        time.sleep(0.01)
+    time.sleep(0.01)
+    if notice.due():
+        say("saved", rank, step)
+        notice.saved()
+        say("goes on", rank, step)
+    if step == 10:
+        say("trains", rank)
+"""
+TWO = "--nproc-per-node", "2"
+
+
+def saved(job: Job) -> set[str]:
+    lines = job.wait_line("saved", 2)
+    return {line.split()[2] for line in lines}
+
+
+@on_both_loops
+def test_all_ranks_save_at_one_step_on_a_signal(launch: Launcher, loop: str) -> None:
+    job = launch(TRAINS, *TWO, "--on-signal", "USR1=drain:20", loop=loop)
+    job.wait_line("trains", 2)
+    job.signal(signal.SIGUSR1)
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    assert len(saved(job)) == 1 and not any(line.startswith("goes on") for line in job.lines)
+    assert "leaves within 20 s (by SIGUSR1): all ranks save at call" in job.stderr
+    assert "drained, all workers have ended; the same command may go on" in job.stderr
+    job.assert_nothing_left()
+
+
+def test_a_notice_before_the_first_step_is_for_that_one(launch: Launcher) -> None:
+    job = launch(f"wait_for('go'){TRAINS}", *TWO, "--on-signal", "USR1=drain:20")
+    wait_for("workers run", lambda: len(job.left()) > 2)
+    job.signal(signal.SIGUSR1)
+    wait_for("it is told", lambda: "all ranks save at call 1 " in job.stderr)
+    job.go()
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    assert saved(job) == {"1"}
+
+
+def test_a_rank_that_does_not_come_by_is_waited_for_until_the_deadline_only(launch: Launcher) -> None:
+    job = launch(TRAINS, *TWO, "--on-signal", "USR1=drain:3")
+    job.wait_line("trains", 2)
+    (job.folder / "slow").touch()
+    job.signal(signal.SIGUSR1)
+    assert job.wait(4) == EXIT_TRY_AGAIN, job.story
+    job.assert_nothing_left()
+
+
+def test_ranks_that_wait_go_on_once_the_notice_is_called_off(launch: Launcher) -> None:
+    job = launch(TRAINS, *TWO, "--notice-file", "notice", "--on-signal", "USR1=drain:30")
+    job.wait_line("trains", 2)
+    (job.folder / "slow").touch()
+    (job.folder / "notice").write_text("drain 60 spot\n")
+    job.wait_line("saved 0")
+    wait_for("it is said", partial(_has_said, job, "leaves within 60 s (spot, by the notice file)"))
+    (job.folder / "notice").unlink()
+    job.wait_line("goes on 0")
+    (job.folder / "slow").unlink()
+    job.signal(signal.SIGUSR1)
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    assert "notice called off" in job.stderr
+
+
+def test_workers_that_handle_the_signal_save_by_themselves(launch: Launcher) -> None:
+    code = """
+    def save(*_):
+        say("saves", rank)
+        wait_for("go")
+        sys.exit(0)
+
+    signal.signal(signal.SIGUSR2, save)
+    say("start")
+    rest()
+    """
+    job = launch(code, *TWO, "--drain-signal", "SIGUSR2", "--on-signal", "USR1=drain:20")
+    job.wait_line("start", 2)
+    job.signal(signal.SIGUSR1)
+    job.wait_line("saves", 2)
+    job.go()
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+
+
+def test_workers_that_know_nothing_of_it_run_on_until_the_end(launch: Launcher) -> None:
+    job = launch(
+        'say("start"); signal.signal(signal.SIGTERM, signal.SIG_DFL)\nrest()', *TWO, "--on-signal", "USR1=drain:4"
+    )
+    job.wait_line("start", 2)
+    job.signal(signal.SIGUSR1)
+    wait_for("it is told", lambda: "leaves within 4 s" in job.stderr)
+    assert len(job.left()) > 2, job.story
+    assert job.wait(5) == EXIT_TRY_AGAIN, job.story
+
+
+def test_a_failure_while_ranks_save_is_one(launch: Launcher) -> None:
+    code = TRAINS.replace('say("saved", rank, step)', 'say("saved", rank, step); rank and sys.exit(3)')
+    job = launch(code, *TWO, "--on-signal", "USR1=drain:20", "--max-restarts", "0")
+    job.wait_line("trains", 2)
+    job.signal(signal.SIGUSR1)
+    assert job.wait(15) == 3, job.story
+    job = launch(code, *TWO, "--on-signal", "USR1=drain:20", "--max-restarts", "1", name="again")
+    job.wait_line("trains", 2)
+    job.signal(signal.SIGUSR1)
+    assert job.wait(15) == EXIT_TRY_AGAIN, "it leaves all the same"
+
+
+def test_a_notice_that_is_there_at_the_start_is_one(launch: Launcher) -> None:
+    (launch.folder / "notice").touch()
+    job = launch(TRAINS, *TWO, "--notice-file", str(launch.folder / "notice"))
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    job.assert_nothing_left()
+
+
+def test_ranks_that_wait_for_others_to_save_do_not_hang(launch: Launcher) -> None:
+    job = launch(TRAINS, *TWO, "--on-signal", "USR1=drain:30", "--hang-timeout", "1")
+    job.wait_line("trains", 2)
+    (job.folder / "slow").touch()
+    job.signal(signal.SIGUSR1)
+    job.wait_line("saved 0")
+    wait_for("more than a second", lambda: time.time() - (job.folder / "slow").stat().st_mtime > 3.0)
+    (job.folder / "slow").unlink()
+    assert job.wait(15) == EXIT_TRY_AGAIN and "hang" not in job.stderr, job.story
+
+
+def test_nothing_of_a_notice_command_outlives_an_agent_that_is_killed(launch: Launcher) -> None:
+    job = launch(TRAINS, *TWO, "--notice-command", "sleep 600; true")
+    job.wait_line("trains", 2)
+    job.child("sleep 600")
+    job.process.kill()
+    job.wait_nothing_left()
+
+
+def test_a_job_that_is_done_before_is_done(launch: Launcher) -> None:
+    job = launch(TRAINS.replace("100_000", "12"), *TWO, "--on-signal", "USR1=drain:20")
+    job.wait_line("trains", 2)
+    job.signal(signal.SIGUSR1)
+    assert job.wait(15) in {0, EXIT_TRY_AGAIN}, job.story  # whichever came first
+
+
+def test_a_signal_goes_to_the_workers_where_it_is_to(launch: Launcher) -> None:
+    code = 'signal.signal(signal.SIGUSR2, lambda *_: say("got it", rank))\nsay("start")\nrest()'
+    job = launch(code, *TWO, "--on-signal", "USR2=pass")
+    job.wait_line("start", 2)
+    job.signal(signal.SIGUSR2)
+    job.wait_line("got it", 2)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM
+
+
+def test_a_notice_command_is_heard_restarted_and_ended(launch: Launcher) -> None:
+    said = launch.write(
+        "says", "while ! test -e told; do sleep 0.05; done; echo nonsense; echo drain 20 spot; sleep 600", preamble=""
+    )
+    job = launch(TRAINS, *TWO, "--notice-command", f"sh {said}")
+    job.wait_line("trains", 2)
+    (job.folder / "told").touch()
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    assert "leaves within 20 s (spot, by the notice command)" in job.stderr
+    assert "notice command: 'nonsense' is no notice: say drain SECONDS REASON, or cancel" in job.stderr
+    job.assert_nothing_left()
+
+
+def test_a_notice_command_that_ends_or_floods_leaves_the_job_alone(launch: Launcher) -> None:
+    for command, told in (("exit 3", "ended (exit code 3)"), ("/no/such", "ended (exit code 127)")):
+        job = launch(TRAINS, *TWO, "--notice-command", command, name=told[-4:-1])
+        job.wait_line("trains", 2)
+        wait_for("it is said", partial(_has_said, job, told))
+        job.signal(signal.SIGTERM)
+        assert job.wait() == -signal.SIGTERM
+    job = launch(TRAINS, *TWO, "--notice-command", "yes x | tr -d '\\n'", name="flood")
+    job.wait_line("trains", 2)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM
+    job.assert_nothing_left()
+
+
+def _has_said(job: Job, words: str) -> bool:
+    return words in job.stderr
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("drain 110 spot", Asked(110.0, "spot")),
+        ("drain 30", Asked(30.0)),
+        ("45.5 s maintenance  of\tthe host\n", Asked(45.5, "maintenance of the host")),
+        ("90", Asked(90.0)),
+        ("cancel\n", Asked(None)),
+        ("drain soon", None),
+        ("drain -5", None),
+        ("", None),
+        ("drained 5", None),
+        ("drain 99999999", None),
+    ],
+)
+def test_what_a_line_says(line: str, said: Asked | None) -> None:
+    assert said_by(line) == said
+
+
+def test_a_file_that_says_nothing_or_nonsense_is_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Asked] = []
+    path = tmp_path / "notice"
+    spec = WorkerSpec(entrypoint="true", notice_file=path)
+
+    async def follow() -> None:
+        sources = NoticeSources(spec, {}, heard.append)
+        task = asyncio.create_task(sources.run())
+        for text, count in (("", 1), (None, 2), ("\0gar\u00e4ge", 3), ("12 soon", 4)):
+            path.unlink(missing_ok=True) if text is None else path.write_text(text)
+            while len(heard) < count:  # noqa: ASYNC110  a file is looked at
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    run("asyncio", follow())
+    by = "by the notice file"
+    assert heard == [Asked(DEADLINE_S, by), Asked(None), Asked(DEADLINE_S, by), Asked(12.0, f"soon, {by}")]
+    assert "is no notice; 30 s are assumed" in caplog.text
+
+
+@on_both_loops
+def test_a_program_drains_its_own_node(loop: str, tmp_path: Path) -> None:
+    code = f"""
+import os, time
+from aelastic import notice
+while not notice.due():
+    time.sleep(0.01)
+    open({str(tmp_path / "trains")!r}, "w").close()
+notice.saved()
+"""
+    supervisor = Supervisor(WorkerSpec(entrypoint=sys.executable, args=("-c", code), env=dict(os.environ)))
+
+    async def job() -> bool:
+        running = asyncio.create_task(supervisor.run())
+        while not (tmp_path / "trains").exists():  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.01)
+        supervisor.drain(60.0, "by the program")
+        result = await running
+        return result.is_drained and result.reason.endswith(" (by the program)") and not result.failures
+
+    assert run(loop, job())
+
+
+BAD = {
+    ("--on-signal", "USR1"): "--on-signal USR1: use SIGNAL=drain:SECONDS or SIGNAL=pass",
+    ("--on-signal", "USR1=drain:0"): "give at least 1 s to drain in",
+    ("--on-signal", "USR1=drain:x"): "use a number of seconds",
+    ("--on-signal", "FOO=pass"): "SIGFOO is not a signal of this system",
+    ("--on-signal", "KILL=pass"): "SIGKILL cannot be handled",
+    ("--on-signal", "USR1=pass,USR1=drain:5"): "name each signal once",
+    ("--drain-signal", "SIGKILL"): "SIGKILL cannot be handled",
+    ("--drain-signal", "SIGTERM,SIGINT"): "use the name of one signal",
+    ("--drain-wait", "-1"): "use seconds, 0 or more",
+    ("--notice-file", ""): "name a file or folder",
+}
+
+
+@pytest.mark.parametrize("options", BAD, ids=" ".join)
+def test_what_cannot_be_is_refused_in_one_line(launch: Launcher, options: tuple[str, str]) -> None:
+    job = launch("say('start')", *options)
+    assert job.wait() == EXIT_INPUT and BAD[options] in job.stderr and job.stderr.count("\n") == 1, job.story
+    assert not job.lines
