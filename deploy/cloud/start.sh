@@ -15,7 +15,7 @@ refuse() {
     echo "start.sh: $1, see docs/how-to/cloud.md" >&2
     exit 2
 }
-ask_google() { curl -fsS --max-time "${2:-5}" -H 'Metadata-Flavor: Google' "$google/$1" 2>/dev/null; }
+ask_google() { curl -fsS --max-time 5 -H 'Metadata-Flavor: Google' "$google/$1" 2>/dev/null; }
 ask_aws() {
     local token
     token=$(curl -fsS --max-time 5 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' "$aws/latest/api/token" 2>/dev/null) &&
@@ -25,12 +25,10 @@ ask_aws() {
 if ask_google id >/dev/null; then
     setting() { ask_google "attributes/$1"; }
     address=$(ask_google network-interfaces/0/ip)
-    # Answers as soon as it changes: about 30 s before the end.
-    wait_for_notice() { until [[ $(ask_google 'preempted?wait_for_change=true' 3600) == TRUE ]]; do sleep 1; done; }
+    cloud=google
 elif address=$(ask_aws local-ipv4); then
     setting() { ask_aws "tags/instance/$1"; }
-    # Is there from two minutes before the end.
-    wait_for_notice() { until ask_aws spot/instance-action >/dev/null; do sleep 5; done; }
+    cloud=aws
 else
     refuse "neither $aws nor $google answers: this is no instance of AWS or Google Cloud, or its metadata are switched off"
 fi
@@ -42,20 +40,16 @@ read -ra command <<<"$(setting training-command)"
 backend=$(setting training-backend) workers=$(setting training-workers) restarts=$(setting training-restarts)
 
 cd "${TRAINING_FOLDER:-/opt/training}" || refuse "there is no folder ${TRAINING_FOLDER:-/opt/training}"
+[[ -f notice.py ]] || refuse "there is no notice.py in $PWD: put deploy/cloud/notice.py there"
 PATH=$PWD/venv/bin:$PATH
 aelastic --nnodes "$(setting training-nodes)" --nproc-per-node "${workers:-auto}" --max-restarts "${restarts:-3}" \
     --rdzv-backend "${backend:-c10d}" --rdzv-endpoint "$(setting training-endpoint)" --rdzv-id "$(setting training-run-id)" \
-    --local-addr "$address" --shutdown-timeout 25 "${command[@]}" &
+    --local-addr "$address" --shutdown-timeout 25 --notice-command "python notice.py $cloud" "${command[@]}" &
 agent=$!
-set -m # the next one is a group of its own, which can be ended as a whole
-(wait_for_notice && echo "start.sh: this instance is going away: stopping the workers" >&2 && kill -TERM "$agent") &
-notice=$!
-set +m
 trap 'is_interrupted=yes; kill -TERM "$agent"' TERM INT
 while is_interrupted=; do # the trap ends `wait`, not the agent
     wait "$agent"
     code=$?
     [[ -n $is_interrupted ]] || break
 done
-kill -- "-$notice" 2>/dev/null
 exit "$code"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import pytest
 from kit.launching import PREAMBLE, Job
 from kit.ports import quiet_port
 from kit.servers.recipes import ROOT, python_with
+
+from aelastic.errors import EXIT_TRY_AGAIN
 
 START = ROOT / "deploy" / "cloud" / "start.sh"
 VARIABLES = {"aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "google": "GCE_METADATA_HOST"}
@@ -50,15 +54,14 @@ class Metadata:
             known = {f"tags/instance/training-{name}": value for name, value in self.settings.items()}
             known["local-ipv4"] = "127.0.0.1"
             if self.notice.is_set():
-                known["spot/instance-action"] = '{"action": "terminate"}'
+                at = datetime.now(UTC) + timedelta(seconds=100)
+                known["spot/instance-action"] = f'{{"action": "terminate", "time": "{at:%Y-%m-%dT%H:%M:%SZ}"}}'
             allowed = headers.get("x-aws-ec2-metadata-token") == "a token"
             return known.get(path.removeprefix("/latest/meta-data/")) if allowed else None
         known = {f"attributes/training-{name}": value for name, value in self.settings.items()}
         known |= {"id": "17", "network-interfaces/0/ip": "127.0.0.1"}
         path = path.removeprefix("/computeMetadata/v1/instance/")
-        if path == "preempted?wait_for_change=true":
-            self.notice.wait()
-            return "TRUE"
+        known["preempted"] = "TRUE" if self.notice.is_set() else "FALSE"
         return known.get(path) if headers.get("metadata-flavor") == "Google" else None
 
     @contextmanager
@@ -96,11 +99,12 @@ def metadata(request: pytest.FixtureRequest) -> Metadata:
 def started(metadata: Metadata, folder: Path, worker: str = "") -> Iterator[Job]:
     (folder / "train.py").write_text(PREAMBLE + TRAINING + worker)
     (folder / "venv").symlink_to(sys.prefix)
+    shutil.copy(START.parent / "notice.py", folder)
     nowhere = f"127.0.0.1:{quiet_port()}"
     with metadata.served() as at:
         addresses = {cloud: at if cloud == metadata.cloud else nowhere for cloud in VARIABLES}
         addresses["aws"] = f"http://{addresses['aws']}"
-        env = {VARIABLES[cloud]: address for cloud, address in addresses.items()}
+        env = {VARIABLES[cloud]: address for cloud, address in addresses.items()} | {"NOTICE_INTERVAL": "0.1"}
         job = Job(folder / "job", [str(START)], {**env, "TRAINING_FOLDER": str(folder)})
         try:
             yield job
@@ -121,9 +125,9 @@ def test_workers_save_when_the_instance_is_going_away(metadata: Metadata, tmp_pa
     with started(metadata, tmp_path, "rest()") as job:
         job.wait_line("a b 2", 2)
         metadata.notice.set()
-        assert job.wait() == 143, job.story
+        assert job.wait() == EXIT_TRY_AGAIN, job.story
         assert job.lines.count("saved") == 2
-        assert "start.sh: this instance is going away: stopping the workers" in job.stderr
+        assert "(spot, by the notice command)" in job.stderr
         job.wait_nothing_left()
 
 

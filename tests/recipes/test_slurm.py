@@ -100,6 +100,34 @@ def test_near_its_time_limit_a_job_saves_and_goes_on_from_there_later(cluster: S
     assert cluster.story(job).count("begins at 1, restart 0, queue 1") == 2
 
 
+STEPS = """
+from aelastic import notice
+
+for step in range(1, 100_000):
+    if os.path.exists("finish"):
+        break
+    time.sleep(0.02)
+    if step == 5:
+        say("trains")
+    if notice.due():
+        say(f"saves at {step}")
+        notice.saved()
+"""
+
+
+@pytest.mark.long
+def test_told_by_slurm_all_ranks_save_at_one_step_and_the_job_goes_back(cluster: Slurm) -> None:
+    (cluster.folder / "steps.py").write_text(PREAMBLE + STEPS)
+    job = cluster.submit(ONE_WORKER, SCRIPT, "steps.py")
+    cluster.wait_output(job, "trains", 2)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)
+    cluster.wait_output(job, f"job {job} goes back into the queue")
+    said = [line.split()[-1] for line in cluster.story(job).splitlines() if "saves at" in line]
+    assert len(said) == 2 and len({*said}) == 1, cluster.story(job)
+    finish(cluster)
+    assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
+
+
 @pytest.mark.long
 def test_a_job_that_is_put_back_begins_again(cluster: Slurm) -> None:
     job = cluster.submit(ONE_WORKER, SCRIPT, "train.py", "requeued", "never")
