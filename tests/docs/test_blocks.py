@@ -204,6 +204,11 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/caches.md": [Run()],
     "docs/how-to/cloud.md": [Checked("costs money; tests/recipes/test_cloud_start.py runs the script", named(r"training-\w+", within="deploy/cloud/start.sh"))],
     "docs/how-to/docker.md": [Checked("needs docker; tests/recipes/test_docker.py runs the build's steps", runs_in_an_image)],
+    "docs/how-to/drain.md": [
+        Run("start, steps, train, save = 0, 3, print, print"),
+        Run(agents=2),
+        Checked("lines of a log", said),
+    ],
     "docs/how-to/failed.md": [
         Run("aelastic --nproc-per-node 2 --log-dir logs train.py", script="sys.exit(3) if rank == 1 else rest()"),
     ],
