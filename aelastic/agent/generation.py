@@ -96,7 +96,7 @@ class Generation:
         ids: Mapping[int, Any] | None = None
         with self._start, self._giving_up():
             await self._listen_for_workers()
-            pages = held.pages.begin(self.number, local_ranks) if self._settings.is_local else {}
+            pages = held.pages.begin(self.number, local_ranks if self._settings.is_local else ())
             envs = {rank: self._worker_env(rank, pages.get(rank)) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
             if held.recorder is not None:

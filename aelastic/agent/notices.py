@@ -92,12 +92,16 @@ class Notices:
                 await self._follow(notice, clock.now() + notice.kill_s)
 
     async def _follow(self, notice: r.Notice, kill_at: float) -> None:
-        group, pages = self._group, self._pages
+        pages = self._pages
         if notice.stage is r.Stage.LEAVE:
             self._post(ev.StopRequested(reason=notice.reason, is_drained=True))
             return await self._kill_late(kill_at)
-        if group.assigned is None or group.assigned.round != notice.round:
-            return None  # of a round that is over
+        while self._round <= notice.round and not self._is_in(notice.round):
+            if clock.now() >= kill_at:
+                return None
+            await anyio.sleep(LOOK_S)  # this node has yet to begin it
+        if self._round != notice.round:
+            return None  # it is over
         match notice.stage:
             case r.Stage.FREEZE:
                 save_at = pages.save_at
@@ -116,6 +120,14 @@ class Notices:
                 return pages.set_phase(NONE)
             case _:
                 assert_never(notice.stage)
+
+    @property
+    def _round(self) -> int:
+        return 0 if self._group.assigned is None else self._group.assigned.round
+
+    def _is_in(self, round_: int) -> bool:
+        """Whether the pages are those of the workers of that round."""
+        return self._round == round_ and self._pages.generation == self._group.generation
 
     async def _settled(self) -> dict[int, int]:
         """How far the ranks are, once that changes no more: none goes beyond its next call."""

@@ -59,11 +59,12 @@ class NoticePages:
         self._folder = folder
         self._pages: dict[int, NoticePage] = {}  # by local rank
         self._paths: dict[int, Path] = {}
-        self.phase, self.save_at = NONE, 0
+        self.generation, self.phase, self.save_at = 0, NONE, 0
 
     def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
         """Makes the pages of a generation; gives their paths, by local rank.  One that cannot be made is left out."""
         self.close()
+        self.generation = generation
         for rank in local_ranks:
             path = self._folder / f"notice_{generation}_{rank}"
             with suppress(OSError):

@@ -1,0 +1,136 @@
+"""What a node does about notices, with a group and a coordinator that are stood in for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from aelastic.agent.notices import Notices
+from aelastic.agent.resources import Asked
+from aelastic.group import events as ev
+from aelastic.group.phases import Phase
+from aelastic.notice.agent_pages import NoticePages
+from aelastic.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
+from aelastic.rdzv.protocol import requests as r
+
+REASON = "n1 leaves within 60 s"
+
+
+class Node:
+    """One worker, of the second generation in round 2, and what its agent says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.group = group = cast(
+            Any,
+            SimpleNamespace(
+                generation=2,
+                assigned=SimpleNamespace(round=2),
+                phase=Phase.RUNNING,
+                exits=SimpleNamespace(alive={0}),
+                workers=(),
+                spec=SimpleNamespace(drain_signal=15),
+            ),
+        )
+        self.pages = NoticePages(folder)
+        self.said: list[Any] = []
+        self.posted: list[ev.Event] = []
+        self.told: list[Any] = []
+        self.notices = Notices(
+            "n1", group, self.pages, say=self.said.append, post=self.posted.append, tell=self.told.append
+        )
+
+    def begin(self) -> memoryview:
+        words = attach(self.pages.begin(2, [0])[0])
+        assert words is not None
+        words[CALLS] = 7
+        return words
+
+    async def until(self, is_so: Any) -> None:
+        with anyio.fail_after(10):
+            while not is_so():  # noqa: ASYNC110  shared memory
+                await anyio.sleep(0.001)
+
+
+def notice(number: int, stage: r.Stage, save_at: int = 0, round_: int = 2, kill_s: float = 60.0) -> r.Notice:
+    return r.Notice(number, round_, stage, save_at, False, kill_s, REASON)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    node = Node(tmp_path)
+    task = asyncio.create_task(node.notices.run())
+    yield node
+    task.cancel()
+    node.pages.close()
+
+
+async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(node: Node) -> None:
+    words = node.begin()
+    node.notices.on_told(notice(5, r.Stage.FREEZE))
+    await node.until(lambda: node.said)
+    assert node.said == [r.Frozen("n1", 5, 7, 1, 0)] and node.pages.phase == FROZEN
+    node.notices.on_told(notice(5, r.Stage.SAVE, 8))
+    await node.until(lambda: node.pages.phase == SAVE)
+    words[SAVED_AT] = 8
+    await node.until(lambda: node.said[1:])
+    assert node.said[1] == r.Saved("n1", 5) and not node.posted
+    node.notices.on_told(notice(6, r.Stage.FREEZE))
+    await node.until(lambda: node.said[2:])
+    assert node.said[2] == r.Frozen("n1", 6, 7, 1, 8), "with the call that its ranks may stand at"
+    node.notices.on_told(notice(7, r.Stage.NONE))
+    await node.until(lambda: node.pages.phase == NONE)
+
+
+async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(node: Node) -> None:
+    node.group.generation, node.group.assigned.round = 1, 1
+    node.pages.begin(1, [0])
+    node.notices.on_told(notice(5, r.Stage.SAVE, 1))
+    await anyio.sleep(0.05)
+    assert node.pages.phase == NONE
+    node.group.generation, node.group.assigned.round = 2, 2  # its workers have no pages yet
+    await anyio.sleep(0.05)
+    assert node.pages.phase == NONE
+    node.begin()
+    await node.until(lambda: (node.pages.phase, node.pages.save_at) == (SAVE, 1))
+
+
+async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_not(node: Node) -> None:
+    node.begin()
+    node.notices.on_told(notice(5, r.Stage.FREEZE))
+    await node.until(lambda: node.said)
+    node.notices.on_told(notice(4, r.Stage.NONE))
+    await anyio.sleep(0.02)
+    assert node.pages.phase == FROZEN
+    node.notices.on_told(notice(6, r.Stage.NONE, round_=1))
+    await anyio.sleep(0.02)
+    assert node.pages.phase == FROZEN
+    node.notices.on_told(notice(0, r.Stage.LEAVE))
+    await node.until(lambda: node.posted)
+    assert node.posted == [ev.StopRequested(reason=REASON, is_drained=True)]
+
+
+async def test_workers_that_have_not_ended_in_time_are_killed(node: Node) -> None:
+    node.begin()
+    node.notices.on_told(notice(5, r.Stage.SAVE, 8, kill_s=0.05))
+    await anyio.sleep(0.1)
+    assert not node.posted, "they are not being stopped"
+    node.group.phase = Phase.STOPPING
+    node.notices.on_told(notice(6, r.Stage.SAVE, 8, kill_s=0.05))
+    await node.until(lambda: node.posted)
+    assert node.posted == [ev.GraceOver(2, "the time to leave is over", is_final=True)]
+    assert r.Saved("n1", 6) not in node.said
+
+
+async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
+    node.notices.ask(Asked(60.0, "spot"))
+    node.notices.ask(Asked(None))
+    drain, cancel = node.said
+    assert drain.ask_id != cancel.ask_id
+    assert drain == r.Ask("n1", drain.ask_id, r.Verb.DRAIN, "", 60.0, "spot")
+    assert cancel == r.Ask("n1", cancel.ask_id, r.Verb.CANCEL, "", 0.0, "")
