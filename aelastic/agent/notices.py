@@ -142,14 +142,11 @@ class Notices:
         if notice.is_signalled and (ranks := self._handling()):
             self._post(ev.Drained(generation, ranks, kill_at))
         with anyio.CancelScope(deadline=kill_at):
-            while any(rank in self._group.exits.alive for rank in self._unsaved(notice)):  # noqa: ASYNC110  shared memory
+            while self._group.exits.alive - self._pages.saved():  # noqa: ASYNC110  shared memory
                 await anyio.sleep(LOOK_S)
         if clock.now() < kill_at:
             self._say(r.Saved(self._node_id, notice.notice_id))
         await self._kill_late(kill_at)
-
-    def _unsaved(self, notice: r.Notice) -> list[int]:
-        return self._pages.unsaved() if notice.save_at else [*self._group.exits.alive]
 
     def _handling(self) -> tuple[int, ...]:
         """Local ranks of workers that handle the drain signal."""

@@ -83,10 +83,10 @@ class NoticePages:
         seen = {rank: page.look() for rank, page in self._pages.items()}
         return {rank: words[CALLS] for rank, words in seen.items() if words and words[PID]}
 
-    def unsaved(self) -> list[int]:
-        """Local ranks that have not acknowledged the call at which they were to save."""
+    def saved(self) -> set[int]:
+        """Local ranks that have acknowledged the call at which they were to save."""
         seen = {rank: page.look() for rank, page in self._pages.items()}
-        return [rank for rank, words in seen.items() if not words or words[SAVED_AT] != self.save_at]
+        return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
 
     def close(self) -> None:
         for page in self._pages.values():

@@ -197,9 +197,34 @@ def test_a_node_that_was_lost_and_says_so_again_still_goes() -> None:
     story = Story()
     ask = Ask("a", "once", Verb.DRAIN, "", 60.0, "spot")
     story.tell(ask)
-    story.core.forget(["a"])
+    story.core.on_gone("a")
     story.tell(ask)
     assert story.core.leaving.keys() == {"a"}
+
+
+def test_a_node_that_has_finished_and_is_gone_is_not_waited_for() -> None:
+    story = Story()
+    story.ask("a")
+    story.freeze({"a": 4, "b": 4})
+    story.core.on_gone("c")
+    story.nodes = ("a", "b")
+    assert stages(story.tell(None)) == dict.fromkeys("ab", Stage.SAVE) and story.core.save_at == 5
+    story.save("a")
+    story.core.on_gone("b")
+    story.nodes = ("a",)
+    story.tell(None)
+    assert story.core.is_over
+
+
+def test_it_is_called_off_where_the_node_that_was_to_go_has_finished_and_is_gone() -> None:
+    for calls in ({"b": 4}, dict.fromkeys("abc", 4)):
+        story = Story()
+        story.ask("a")
+        story.freeze(calls)
+        assert story.core.on_gone("a")
+        story.nodes = ("b", "c")
+        assert stages(story.tell(None)) == dict.fromkeys("bc", Stage.NONE)
+        assert story.save("b", "c") == [] and story.core.step is Step.OFF
 
 
 def test_answers_are_kept_for_so_many_requests() -> None:

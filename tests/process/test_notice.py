@@ -92,11 +92,11 @@ def test_calls_are_counted_and_the_named_one_is_due(pages: NoticePages, worker: 
     while pages.calls() != {0: 4}:
         pass
     pages.set_phase(SAVE, 5)
-    assert worker.hear() == "False" and pages.unsaved() == [0]
+    assert worker.hear() == "False" and pages.saved() == set()
     assert worker.due() == "True"
     worker.say("saved")
     assert worker.hear() == "parks"
-    while pages.unsaved():
+    while not pages.saved():
         pass
     pages.set_phase(NONE)
     assert worker.hear() == "goes on" and worker.due() == "False"
@@ -111,14 +111,14 @@ def test_another_call_that_is_named_while_a_rank_waits_lets_it_go_on(pages: Noti
     pages.set_phase(FROZEN)
     assert pages.save_at == 2, "it stands there"
     pages.set_phase(SAVE, 3)
-    assert worker.hear() == "goes on" and pages.unsaved() == [0]
+    assert worker.hear() == "goes on" and pages.saved() == set()
     assert worker.due() == "True"
 
 
 def test_a_script_that_goes_on_has_saved(pages: NoticePages, worker: Worker) -> None:
     pages.set_phase(SAVE, 1)
     assert [worker.due(), worker.due()] == ["True", "False"]
-    assert pages.unsaved() == []
+    assert pages.saved() == {0}
 
 
 def test_a_forked_process_counts_nothing(pages: NoticePages, worker: Worker) -> None:
@@ -148,7 +148,7 @@ def test_a_page_that_the_script_destroys_harms_nobody_else(pages: NoticePages, t
     pages.set_phase(FROZEN)
     assert pages.calls() == {}
     pages.set_phase(SAVE, 1)
-    assert pages.unsaved() == [0]
+    assert pages.saved() == set()
     worker = Worker(str(path))
     assert worker.due() == "False"
     worker.close()
@@ -164,7 +164,7 @@ def test_pages_of_an_earlier_generation_are_gone(pages: NoticePages, tmp_path: P
 
 def test_where_no_page_can_be_made_workers_have_none(tmp_path: Path) -> None:
     pages = NoticePages(tmp_path / "missing")
-    assert pages.begin(1, [0]) == {} and pages.calls() == {} and pages.unsaved() == []
+    assert pages.begin(1, [0]) == {} and pages.calls() == {} and pages.saved() == set()
 
 
 def test_a_rank_that_waits_ends_on_sigterm(pages: NoticePages, worker: Worker) -> None:

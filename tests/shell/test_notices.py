@@ -134,3 +134,16 @@ async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
     assert drain.ask_id != cancel.ask_id
     assert drain == r.Ask("n1", drain.ask_id, r.Verb.DRAIN, "", 60.0, "spot")
     assert cancel == r.Ask("n1", cancel.ask_id, r.Verb.CANCEL, "", 0.0, "")
+
+
+async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) -> None:
+    node.pages.begin(2, [])
+    node.notices.on_told(notice(5, r.Stage.FREEZE))
+    await node.until(lambda: node.said)
+    assert node.said == [r.Frozen("n1", 5, 0, 0, 0)]
+    node.notices.on_told(notice(5, r.Stage.SAVE, 1))
+    await anyio.sleep(0.05)
+    assert not node.said[1:]
+    node.group.exits.alive = set()
+    await node.until(lambda: node.said[1:])
+    assert node.said[1] == r.Saved("n1", 5)

@@ -227,7 +227,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def _on_gone(self, event: m.Left | ev.Lost, now: float) -> list[Send]:
         if (member := self.roster.remove(node_id := event.node_id)) is None:
             return []  # never seen, or told twice
-        was_finished, was_drained = member.standing is Standing.FINISHED, self.drain.forget([node_id])
+        was_finished, was_drained = member.standing is Standing.FINISHED, self.drain.on_gone(node_id)
         is_participant = node_id in self.roster.participants and (was_drained or not member.is_stray)
         if is_participant or node_id in self.forming.end.broken:
             self.forming.note_loss(member.node, event, now, was_finished=was_finished)
@@ -244,7 +244,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return []  # a spare
             case Phase.RUNNING if was_finished:  # it is missed only if the job restarts
                 departed = m.Departed(self.round, self.roster.depart(node_id))  # for a coordinator after this one
-                return [Send(i, departed) for i in self.roster.connected_participants()] + self._close_if_finished()
+                told = [Send(i, departed) for i in self.roster.connected_participants()] + self._close_if_finished()
+                return told + (self._drain(None, now) if self.drain.is_on else [])
             case Phase.RUNNING:  # ends the round for free
                 return self._end_round(now)
             case Phase.CLOSED:

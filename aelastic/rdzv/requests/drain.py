@@ -115,7 +115,7 @@ class Drain(Generic[T]):
     @property
     def _first(self) -> Leaving:
         """The node that has to go first."""
-        return min(self.leaving.values(), key=lambda each: each.end_at)
+        return min(self.leaving.values(), key=lambda each: each.end_at, default=Leaving(0.0, 0.0, "no node leaves"))
 
     def handle(self, request: Request | None, crew: Callable[[], Crew], now: float) -> list[T]:
         """What a node says, or that time has passed or a round begun; gives what nodes hear.
@@ -133,9 +133,7 @@ class Drain(Generic[T]):
                 return self._on_frozen(request, now)
             case Saved(node_id, notice_id) if self.step is Step.SAVING and notice_id == self.notice_id:
                 self._awaited.discard(node_id)
-                if not self._awaited:
-                    self._end("all ranks have saved")
-                return []
+                return [] if self._awaited else self._go_on(now)
             case Saved():
                 return []  # of an earlier notice
             case None:
@@ -146,11 +144,18 @@ class Drain(Generic[T]):
                 assert_never(request)
 
     def forget(self, nodes: Iterable[str]) -> bool:
-        """These nodes are not to go, or are gone; gives whether one was to."""
+        """These nodes are not to go; gives whether one was to."""
         known = self.leaving.keys() & {*nodes}
         for node_id in known:
             del self.leaving[node_id]
         return bool(known)
+
+    def on_gone(self, node_id: str) -> bool:
+        """A node is gone, and nothing of it is waited for; gives whether it was to go."""
+        if self.is_on:
+            self._awaited.discard(node_id)
+            self._nodes = tuple(each for each in self._nodes if each != node_id)
+        return self.forget([node_id])
 
     def on_round_over(self) -> None:
         self.step, self.deadline = Step.OFF, None
@@ -205,7 +210,7 @@ class Drain(Generic[T]):
             return []
         self._frozen[frozen.node_id] = frozen
         self._awaited.discard(frozen.node_id)
-        return [] if self._awaited else self._name(now)
+        return [] if self._awaited else self._go_on(now)
 
     def _on_deadline_passed(self, crew: Crew, now: float) -> list[T]:
         if self.step is Step.HELD:  # nobody asks any more
@@ -226,6 +231,8 @@ class Drain(Generic[T]):
         told = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes that have no part in it
         if not self.leaving.keys() & {*crew.nodes}:
             return told + (self._call_off(crew) if self.step in {Step.FREEZING, Step.SAVING} else [])
+        if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last that was awaited is gone
+            return told + self._go_on(now)
         if self.step in {Step.OFF, Step.HELD}:
             self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
@@ -237,11 +244,15 @@ class Drain(Generic[T]):
         self.deadline = self._first.end_at
         return told + (self._tell(Stage.SAVE, now) if self.step is Step.SAVING else [])
 
-    def _name(self, now: float) -> list[T]:
+    def _go_on(self, now: float) -> list[T]:
+        """All nodes that are there have frozen, or saved."""
+        if self.step is Step.SAVING:
+            self._end("all ranks have saved")
+            return []
         frozen = self._frozen.values()
-        before = max(each.save_at for each in frozen)
+        before = max((each.save_at for each in frozen), default=0)
         is_ahead = all(each.calls < before or each.calls == before == each.save_at for each in frozen)
-        self.save_at = before if before and is_ahead else max(each.calls for each in frozen) + 1
+        self.save_at = before if before and is_ahead else max((each.calls for each in frozen), default=0) + 1
         self.is_signalled = not any(each.pages for each in frozen)
         return self._save(now)
 
