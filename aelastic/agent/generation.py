@@ -222,7 +222,7 @@ class Generation:
             master_port=assigned.master_port,
             has_agent_store=self._store_server != "worker",
             control_socket=self._resources.sockets.path(self.number - 1, local_rank),
-            notice_file=page,
+            notice_page=page,
         )
 
     def _worker_start(self, local_rank: int, files: WorkerFiles, env: dict[str, str]) -> WorkerStart:

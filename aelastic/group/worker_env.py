@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from aelastic.errors import InputError
-from aelastic.notice.page import FILE_VARIABLE as NOTICE_VARIABLE
+from aelastic.notice.page import PAGE_VARIABLE
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 
@@ -33,7 +33,7 @@ OWN_VARIABLES = frozenset(
         "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
         "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE",
         "TORCHELASTIC_USE_AGENT_STORE", FENCE_VARIABLE, CONTROL_SOCKET_VARIABLE,
-        NOTICE_VARIABLE,
+        PAGE_VARIABLE,
     }
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ def worker_env(
     master_addr: str,
     master_port: int,
     control_socket: str,
-    notice_file: str | None = None,
+    notice_page: str | None = None,
     has_agent_store: bool = True,
 ) -> dict[str, str]:
     """`base` plus what makes `torch.distributed.init_process_group()` work, for one worker."""
@@ -59,7 +59,7 @@ def worker_env(
         **_same_for_all(spec, base, run_id),
         "RANK": str(ranks.first_rank + local_rank),
         **_local_rank_env(spec, base, local_rank),
-        **({} if notice_file is None else {NOTICE_VARIABLE: notice_file}),
+        **({} if notice_page is None else {PAGE_VARIABLE: notice_page}),
         "GROUP_RANK": str(ranks.group_rank),
         "ROLE_RANK": str(ranks.first_role_rank + local_rank),
         "WORLD_SIZE": str(ranks.world_size),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 
-FILE_VARIABLE = "AELASTIC_NOTICE_FILE"
+PAGE_VARIABLE = "AELASTIC_NOTICE_PAGE"
 BYTES = 64
 
 # The words.  Of the agent: the page's form, what is going on, and the call at which each rank is to save.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from aelastic.notice.page import CALLS, FILE_VARIABLE, FROZEN, NONE, PHASE, SAVE, SAVE_AT, SAVED_AT, WAITS, attach
+from aelastic.notice.page import CALLS, PAGE_VARIABLE, FROZEN, NONE, PHASE, SAVE, SAVE_AT, SAVED_AT, WAITS, attach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _is_due(page: memoryview) -> bool:
 def _open() -> None:
     """Finds the page of this process; none where no agent gave it one, or another process has it."""
     global _page, _is_open, _calls  # noqa: PLW0603  as above
-    path = os.environ.get(FILE_VARIABLE)  # noqa: TID251  a worker's own
+    path = os.environ.get(PAGE_VARIABLE)  # noqa: TID251  a worker's own
     _page = None if path is None else attach(path)
     _calls = 0 if _page is None else _page[CALLS]
     if _page is not None:

@@ -143,7 +143,7 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
 }
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(["node_id", "token", "secret", "master_addr", "way_address", "address"], WORD),
+    **dict.fromkeys(["node_id", "ask_id", "token", "secret", "master_addr", "way_address", "address"], WORD),
     "addresses": st.lists(WORD, max_size=4, unique=True).map(tuple),
     "store_server": st.sampled_from(m.STORE_SERVERS),
     "protocol": st.just(PROTOCOL),

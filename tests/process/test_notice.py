@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aelastic.notice.agent_pages import NoticePages
-from aelastic.notice.page import CALLS, FILE_VARIABLE, FROZEN, NONE, SAVE, attach
+from aelastic.notice.page import CALLS, PAGE_VARIABLE, FROZEN, NONE, SAVE, attach
 
 LOOP = """
 import os, sys
@@ -37,10 +37,10 @@ class Worker:
     """A process that does as it is told."""
 
     def __init__(self, path: str | None) -> None:
-        env = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+        env = {name: value for name, value in os.environ.items() if name != PAGE_VARIABLE}
         self._process = subprocess.Popen(
             [sys.executable, "-c", LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=env if path is None else {**env, FILE_VARIABLE: path},
+            env=env if path is None else {**env, PAGE_VARIABLE: path},
         )  # fmt: skip
         os.set_blocking(self._process.stdout.fileno(), True)  # type: ignore[union-attr]
 

@@ -39,6 +39,7 @@ told.tell()
 
 # Named after a job, or drawn for each run.
 OF_A_RUN = (
+    "AELASTIC_NOTICE_PAGE",
     "AELASTIC_ROUND",
     "MASTER_PORT",
     "TORCH_WORKER_SERVER_SOCKET",
@@ -320,7 +321,7 @@ def test_a_module_that_forks_or_ends_the_process_is_left_out_at_once(launch: Lau
 SPECS = """
 from aelastic.agent.generation import Generation
 usual = Generation._worker_env
-Generation._worker_env = lambda self, rank: {**usual(self, rank), **({"MODE": "fast"} if rank == 1 else {})}
+Generation._worker_env = lambda self, rank, page: {**usual(self, rank, page), **({"MODE": "fast"} if rank == 1 else {})}
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,7 +79,8 @@ def test_a_failed_worker_is_started_again_and_its_code_becomes_the_jobs(
     finish(cluster)
     job = cluster.submit(f"{ONE_WORKER},MAX_RESTARTS=1", SCRIPT, "train.py", f"fails-{fails}", fails)
     assert cluster.wait_end(job) == end, cluster.story(job)
-    assert cluster.story(job).count("begins at 0, restart 1") == 2
+    # From 0, or from 1: the other worker saves where it is stopped before it has found its order to end.
+    assert len(re.findall(r"begins at [01], restart 1", cluster.story(job))) == 2
 
 
 def test_scancel_lets_the_workers_save(cluster: Slurm) -> None:
