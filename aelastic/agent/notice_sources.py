@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
-from anyio.abc import ByteReceiveStream
 
 from aelastic.agent.resources import Asked
 from aelastic.aio import clock
+from aelastic.host.programs import program
+from aelastic.host.reaping import wait_ended
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -89,24 +87,21 @@ class NoticeSources:
     async def _listen(self, command: str) -> str:
         """Runs the program once, and hears its lines; gives how it ended."""
         try:
-            process = await anyio.open_process(
-                command, stdin=subprocess.DEVNULL, stderr=None, start_new_session=True, env=self._env
-            )
+            async with program(command, self._env) as popen:
+                assert popen.stdout is not None
+                await self._hear(popen.stdout.fileno())
+                await wait_ended(popen.pid)
         except OSError as error:
             return f"cannot be started ({error.strerror or error})"
-        try:
-            assert process.stdout is not None
-            await self._hear(process.stdout)
-            return f"ended (exit code {await process.wait()})"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with anyio.CancelScope(shield=True):
-                await process.aclose()
+        return f"ended (exit code {popen.returncode})"
 
-    async def _hear(self, stream: ByteReceiveStream) -> None:
+    async def _hear(self, fd: int) -> None:
         rest, has_warned = b"", False
-        async for data in stream:
+        os.set_blocking(fd, False)
+        while True:
+            await anyio.wait_readable(fd)
+            if not (data := os.read(fd, TEXT_BYTES_MAX)):
+                return
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 text = line.decode(errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from aelastic.notice.page import CALLS, PAGE_VARIABLE, FROZEN, NONE, PHASE, SAVE, SAVE_AT, SAVED_AT, WAITS, attach
+from aelastic.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, PHASE, SAVE, SAVE_AT, SAVED_AT, WAITS, attach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

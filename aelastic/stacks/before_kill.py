@@ -182,8 +182,9 @@ class StackDumps:
         written: dict[int, Path] = {}
         try:
             from aelastic.failures import report  # noqa: F401  for quotes, which must not fail
+            from aelastic.host.programs import REAP_TIMEOUT_S
             from aelastic.stacks import format as _  # noqa: F401  as above
-            from aelastic.stacks.collect import REAP_TIMEOUT_S, TIMEOUT_S
+            from aelastic.stacks.collect import TIMEOUT_S
 
             with anyio.move_on_after(TIMEOUT_S - REAP_TIMEOUT_S):
                 await self._dump(found)

@@ -26,7 +26,8 @@ from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.host import proc_table
-from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.programs import program
+from aelastic.host.reaping import wait_ended
 from aelastic.stacks.format import Thread, listing, read_py_spy
 from aelastic.stacks.interpreter import stacks_of
 from aelastic.stacks.memory import Unreadable
@@ -37,8 +38,6 @@ TIMEOUT_S = 2.0
 # where the workers keep all CPUs busy.  The rest is for the disk.
 MEMORY_UNTIL_S = 0.8
 PY_SPY_UNTIL_S = 1.8
-# A killed process is gone at once, or not soon.
-REAP_TIMEOUT_S = 0.1
 # py-spy takes some 10 MiB; more of them at once than CPUs gain nothing.
 AT_ONCE = 16
 # Reading the memory of a process that runs fails now and then, when it changes meanwhile.
@@ -204,31 +203,12 @@ async def _started(
     command: Sequence[str], env: Mapping[str, str]
 ) -> AsyncIterator[tuple[subprocess.Popen[bytes], TaskGroup]]:
     try:
-        popen = subprocess.Popen(  # noqa: ASYNC220  starting takes a millisecond, and what follows does not block
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C at the terminal is not for it
-        )
+        async with program(command, env, stderr=subprocess.PIPE) as popen, anyio.create_task_group() as tasks:
+            yield popen, tasks
     except OSError as error:
         raise NotSeen(f"cannot be started ({error.strerror})") from None
-    waited_for.add(popen.pid)
-    try:
-        async with anyio.create_task_group() as tasks:
-            yield popen, tasks
     except BaseExceptionGroup as group:
         raise _not_seen(group) from None
-    finally:
-        proc_table.kill_group(popen.pid)
-        with anyio.CancelScope(deadline=clock.now() + REAP_TIMEOUT_S, shield=True):
-            await wait_ended(popen.pid)
-        popen.poll()
-        waited_for.discard(popen.pid)
-        for stream in (popen.stdout, popen.stderr):
-            if stream is not None:
-                stream.close()
 
 
 def _not_seen(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -185,6 +185,17 @@ def test_a_notice_command_is_heard_restarted_and_ended(launch: Launcher) -> None
     job.assert_nothing_left()
 
 
+def test_a_notice_command_outlives_the_workers(launch: Launcher) -> None:
+    says = launch.write("says", "while ! test -e told; do sleep 0.05; done; echo drain 20 spot; sleep 600", preamble="")
+    trains = f"if rank == 1 and restart == 0:\n    sys.exit(3)\n{TRAINS}"
+    job = launch(trains, *TWO, "--max-restarts", "1", "--notice-command", f"sh {says}")
+    job.wait_line("trains", 2)
+    (job.folder / "told").touch()
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    assert "it is started again" not in job.stderr
+    job.assert_nothing_left()
+
+
 def test_a_notice_command_that_ends_or_floods_leaves_the_job_alone(launch: Launcher) -> None:
     for command, told in (("exit 3", "ended (exit code 3)"), ("/no/such", "ended (exit code 127)")):
         job = launch(TRAINS, *TWO, "--notice-command", command, name=told[-4:-1])

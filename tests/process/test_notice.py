@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aelastic.notice.agent_pages import NoticePages
-from aelastic.notice.page import CALLS, PAGE_VARIABLE, FROZEN, NONE, SAVE, attach
+from aelastic.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SAVE, attach
 
 LOOP = """
 import os, sys

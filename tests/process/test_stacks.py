@@ -24,6 +24,7 @@ from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpe
 from aelastic.errors import ChildFailedError
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
+from aelastic.host.programs import REAP_TIMEOUT_S
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.stacks import collect as stacks
@@ -233,7 +234,7 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(s
 
 
 def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
-    turns = [stacks.MEMORY_UNTIL_S, stacks.PY_SPY_UNTIL_S, stacks.TIMEOUT_S - stacks.REAP_TIMEOUT_S]
+    turns = [stacks.MEMORY_UNTIL_S, stacks.PY_SPY_UNTIL_S, stacks.TIMEOUT_S - REAP_TIMEOUT_S]
     assert sorted(turns) == turns and len(set(turns)) == 3
     assert stacks.TIMEOUT_S == 2.0
 
