@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from aelastic.aio import clock
 from aelastic.host import proc_table
 from aelastic.host.reaping import helpers, wait_ended, waited_for
 
@@ -47,7 +46,7 @@ async def program(
         yield popen
     finally:
         proc_table.kill_group(popen.pid)
-        with anyio.CancelScope(deadline=clock.now() + REAP_TIMEOUT_S, shield=True):
+        with anyio.move_on_after(REAP_TIMEOUT_S, shield=True):
             await wait_ended(popen.pid)
         popen.poll()
         waited_for.discard(popen.pid)
