@@ -88,6 +88,10 @@ class RendezvousStateError(RendezvousError):
     """The endpoint holds what no agent wrote.  Do not retry; look for another program, or another job's run id."""
 
 
+class RequestError(AelasticError):
+    """What was asked of a job that runs is not done; says why.  The job is undisturbed."""
+
+
 class HostError(AelasticError):
     """The host refused what a running job needs: room on a disk, a descriptor, a process.
 

@@ -28,7 +28,7 @@ class RunResult:
     the order they were observed; `cause` is the rank of that first one.  `victims` are the workers that ended because
     the agent asked them to, `raised` those that had raised an exception of their own by then; they are in none of the
     others.  `stacks` says of workers that had to be killed where they were.  `is_drained`: this node has left in order,
-    since it was about to go; the same command may go on elsewhere.
+    since it was about to go; the same command may go on elsewhere.  `is_stopped`: somebody asked the whole job to end.
     """
 
     state: WorkerState
@@ -41,6 +41,7 @@ class RunResult:
     cause: int | None = None
     raised: Mapping[int, ProcessFailure] = field(default_factory=dict)
     is_drained: bool = False
+    is_stopped: bool = False
 
     def is_failed(self) -> bool:
         return self.state is WorkerState.FAILED
@@ -98,6 +99,7 @@ def result_of(
         cause=cause,
         raised={rank_of[local]: raised for local, raised in sorted(group.exits.stopped.items()) if raised is not None},
         is_drained=group.is_drained,
+        is_stopped=verdict is not None and verdict.outcome in {Outcome.STOPPED, Outcome.KILLED},
     )
 
 

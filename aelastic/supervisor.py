@@ -10,9 +10,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -20,7 +20,7 @@ from aelastic.agent.resources import AgentSettings, Asked
 from aelastic.agent.run import Run, first_of
 from aelastic.aio.mailbox import Mailbox
 from aelastic.aio.threads import keep_one
-from aelastic.errors import HostError
+from aelastic.errors import HostError, RequestError
 from aelastic.group.backend import WorkerBackend
 from aelastic.group.events import Event, StopRequested, Worker, WorkerState
 from aelastic.group.worker_env import (
@@ -33,8 +33,9 @@ from aelastic.group.worker_env import (
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host.limits import shortage_of
 from aelastic.observe.log_lines import LogLines
-from aelastic.observe.observer import Observer, Observers
-from aelastic.observe.run_events import StacksTaken
+from aelastic.observe.observer import Observer, Observers, events_of
+from aelastic.observe.run_events import RunEvent, StacksTaken
+from aelastic.rdzv.protocol import requests as r
 from aelastic.result import RunResult
 from aelastic.spec import WorkerSpec
 from aelastic.workers.program import check_program, check_torch
@@ -144,6 +145,46 @@ class Supervisor:
     def cancel_drain(self) -> None:
         """This node stays after all: ranks that have saved and wait go on where they were."""
         self._asked.post(Asked(None))
+
+    async def status(self) -> list[dict[str, Any]]:
+        """What each node of the job does, as `/status` has it; of those that answer within some seconds."""
+        if self._run is None:
+            return []
+        import json
+
+        shown = await self._run.enquiries.fetch(r.What.STATUS)
+        return [json.loads(text) for text in shown.found.values()]
+
+    async def restart(self, reason: str = "", *, at_save_s: float | None = None) -> None:
+        """Ends the workers of all nodes, and starts them again; no restart is charged.
+
+        Args:
+            reason: said in logs.
+            at_save_s: once all ranks have saved at one step (`aelastic.notice`), or so many seconds have passed.
+
+        Raises:
+            RequestError: that is refused, or no coordinator has answered.
+        """
+        await self._ask(r.Verb.RESTART, reason, at_save_s)
+
+    async def stop_job(self, reason: str = "", *, at_save_s: float | None = None) -> None:
+        """Ends the job on all nodes; `RunResult.is_stopped`, or after a save `is_drained`, is true then.
+
+        Args and errors are those of `restart`.
+        """
+        await self._ask(r.Verb.STOP, reason, at_save_s)
+
+    def events(self) -> AsyncIterator[RunEvent]:
+        """What happens from now on, to the end of the run."""
+        return events_of(self._observers)
+
+    async def _ask(self, verb: r.Verb, reason: str, at_save_s: float | None) -> None:
+        answer = None
+        if self._run is not None:
+            fields = {"reason": reason, "deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
+            answer = await self._run.enquiries.ask(verb, **fields)
+        if answer is None or not answer.is_applied:
+            raise RequestError("no coordinator has answered" if answer is None else answer.text)
 
     def send_signal(self, signum: int) -> None:
         """Passes a signal on to the workers of this node; the job goes on."""

@@ -6,7 +6,7 @@
 - `resources`: logs, sockets, store, watches, rendezvous link and back end, opened and closed as one
 - `node_offer`: what this node offers to the rendezvous
 - `postmortem`: what a worker left: its return value, or why it failed
-- `notices`: what this node does about an interruption that is announced; `notice_sources`: where that is heard of
+- `requests`: what is asked of a job that runs
 - `progress`: how far the workers are, by what their output says
 - `unhealthy`: fails workers that a watch reports
 """

@@ -13,6 +13,7 @@ import anyio
 
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.progress import Progress
+from aelastic.agent.requests.door import Door
 from aelastic.agent.start_watch import StartWatch
 from aelastic.aio import clock
 from aelastic.core.record import Record
@@ -22,6 +23,7 @@ from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
+from aelastic.host.doors import folder_of
 from aelastic.logs.run_logs import RunLogs
 from aelastic.notice.agent_pages import NoticePages
 from aelastic.observe.observer import Observers
@@ -104,6 +106,7 @@ class Resources:
             self.postmortem = Postmortem(self.logs, is_local=settings.is_local)
             self.sockets = ControlSockets(scratch)
             self.pages = NoticePages(scratch)
+            self.door = Door(folder_of(env))
             made.callback(self.pages.close)
             made.callback(self.sockets.close)
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
@@ -176,6 +179,7 @@ class Resources:
             InputError: they cannot be made.
         """
         await self.logs.open()
+        self.door.open()
         self.watches.open()
 
     def facts(self) -> AgentFacts:
@@ -195,6 +199,7 @@ class Resources:
         """Closes what is open, the back end first; each is closed, whatever the others raise."""
         stack = AsyncExitStack()
         stack.callback(self.sockets.close)
+        stack.callback(self.door.close, None)
         stack.callback(self.pages.close)
         stack.callback(self.logs.close)
         stack.callback(self.watches.close)

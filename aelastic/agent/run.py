@@ -11,7 +11,7 @@ import signal
 import socket
 import traceback
 from functools import cached_property
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -34,7 +34,8 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.result import RunResult, result_of
 
 if TYPE_CHECKING:
-    from aelastic.agent.notices import Notices
+    from aelastic.agent.requests.enquiries import Enquiries
+    from aelastic.agent.requests.notices import Notices
     from aelastic.hangs.watch import Found
 
 
@@ -97,6 +98,18 @@ class Run:
         assert self._result is not None
         return self._result
 
+    @cached_property
+    def enquiries(self) -> Enquiries:
+        """What this node asks of the job, and shows of itself; made where somebody asks."""
+        from aelastic.agent.requests.enquiries import Enquiries
+
+        return Enquiries(self._settings, self.resources, self._observers.state, self.collect_stacks)
+
+    async def _serve(self, conn: socket.socket) -> None:
+        from aelastic.agent.requests.answers import serve
+
+        await serve(conn, self.enquiries, self._observers)
+
     async def collect_stacks(self, why: str) -> StacksTaken:
         if self._tasks is None or self._generation is None:
             return StacksTaken(self._group.generation, why, {}, "")
@@ -105,7 +118,7 @@ class Run:
     @cached_property
     def notices(self) -> Notices:
         """What this node does about an interruption that is announced; made where there is one."""
-        from aelastic.agent.notices import Notices
+        from aelastic.agent.requests.notices import Notices
 
         held, node_id = self.resources, self._settings.node_id
         post, tell = self._mailbox.post, self._tell
@@ -150,8 +163,9 @@ class Run:
                     tasks.start_soon(held.watches.run, name="watches")
                     tasks.start_soon(held.progress.run, name="progress")
                     tasks.start_soon(self._hear_requests, name="requests")
+                    tasks.start_soon(held.door.run, self._serve, name="door")
                     if settings.spec.notice_file is not None or settings.spec.notice_command is not None:
-                        from aelastic.agent.notice_sources import NoticeSources
+                        from aelastic.agent.requests.notice_sources import NoticeSources
 
                         env = held.sockets.mark_env(settings.env)  # no process of it outlives this agent
                         sources = NoticeSources(settings.spec, env, self._asked.post)
@@ -249,6 +263,13 @@ class Run:
             self._tell(Waited(message.text + self._missing_endpoints(message.text)))
         elif isinstance(message, r.Notice | r.Answer):
             self.notices.on_told(message)
+            if isinstance(message, r.Answer):
+                self.enquiries.on_told(message)
+        elif isinstance(message, r.Shown):
+            self.enquiries.on_told(message.fetched)
+        elif isinstance(message, r.Show):
+            if self._tasks is not None:
+                self._tasks.start_soon(self.enquiries.show, message.fetch, name="shows")
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
         elif self._tasks is not None and self._generation is not None:  # workers run, or that is void
@@ -257,6 +278,7 @@ class Run:
     async def _close(self) -> None:
         async with self.resources.closing(self._observers):
             self._tell(self._ending())
+            self.resources.door.close(self._left())
 
     def _ending(self) -> RunEnded:
         group, error = self._group, self._error
@@ -275,6 +297,14 @@ class Run:
         told = "" if self._error is None else _traceback_of(self._error)
         reason = group.reason if self._given_up_for is None else str(self._given_up_for)
         return RunEnded(group.state, reason, cause, failures, told)
+
+    def _left(self) -> dict[str, Any] | None:
+        """What stays to be read of this run."""
+        try:
+            status = self.enquiries.status()
+            return {**status, "why": self.enquiries.why()}
+        except Exception:  # noqa: BLE001  how the run ended is said elsewhere, too
+            return None
 
     def _make_result(self) -> RunResult:
         if self._given_up_for is not None:

@@ -221,6 +221,17 @@ def read_on_signal(text: str) -> tuple[OnSignal, ...]:
     return tuple(found)
 
 
+def read_admit(text: str) -> float:
+    """How long a new node waits for all ranks to save: `saved`, `saved:SECONDS`; 0 for `at-once`."""
+    when, _, seconds = text.partition(":")
+    if text == "at-once":
+        return 0.0
+    within_s = read_seconds(seconds or "120") if when == "saved" else 0.0
+    if not 1 <= within_s < float("inf"):
+        raise ValueError("use at-once, saved, or saved:SECONDS, at least 1 s")
+    return within_s
+
+
 def read_signals(text: str) -> tuple[signal.Signals, ...]:
     """Signals by name, in the order given, each once; no name at all is no signal."""
     names = [name.strip().upper() for name in text.split(",") if name.strip()]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from aelastic.cli.arguments import Invocation, parse
 from aelastic.cli.job_signals import handle_signals, handlers_of
 from aelastic.cli.options import GROUPS
-from aelastic.cli.parser import Groups
+from aelastic.cli.parser import VERBS, Groups
 from aelastic.cli.stderr import StderrWriter, configure_logging
 from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import (
@@ -147,6 +147,10 @@ def _run_command(
             from aelastic.cli.doctor import examine
 
             return Outcome(examine(argv[1:], environ, groups))
+        if argv and argv[0] in VERBS:  # as above
+            from aelastic.cli.verbs.asking import run_verb
+
+            return Outcome(run_verb(argv, environ, _say))
         invocation = parse(argv, environ, groups)
         if owns_process:
             from aelastic.host.reaping import adopt_orphans
@@ -332,6 +336,9 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
     if result.is_drained:
         _say(f"aelastic: {result.reason}: drained, all workers have ended; the same command may go on{_told(result)}")
         return Outcome(EXIT_TRY_AGAIN)
+    if result.is_stopped:
+        _say(f"aelastic: {result.reason}; all workers have ended{_told(result)}")
+        return Outcome.of_signal(signal.SIGTERM)
     _say(f"aelastic: {invocation.name} {result.state.name}: {result.reason or 'unknown reason'}{_told(result)}")
     return Outcome(EXIT_FAILURE)
 

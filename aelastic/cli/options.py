@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from aelastic.cli.converters import (
     one_of,
     read_address,
+    read_admit,
     read_expected,
     read_filters,
     read_flag,
@@ -272,6 +273,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own(
             "--drain-wait", read_seconds, "0", "SECONDS",
             "how long the others wait for a node in the place of one that has left so", rule=all_of(REAL, SECONDS),
+        ),
+        _own(
+            "--admit", read_admit, "at-once", "WHEN",
+            "saved: a new node waits until all ranks have saved at one step, for 120 s at most (saved:SECONDS)",
+        ),
+        _own(
+            "--no-remote-verbs", read_flag, "0", "",
+            "this node does nothing that is asked for on another (such as aelastic restart), and shows it nothing",
         ),
     ),
     "hang detection (aelastic only)": (

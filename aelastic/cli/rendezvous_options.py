@@ -83,5 +83,7 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
         "secret_file",
         "bind_all",
         "drain_wait",
+        "admit",
+        "no_remote_verbs",
     )
     return {"master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"] or None}

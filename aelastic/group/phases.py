@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.group.events import WorkerState
+from aelastic.rdzv.protocol.messages import Ended, Outcome
 
 # A process in uninterruptible sleep survives SIGKILL.  We ask twice, then leave: an agent that waits without end can be
 # neither restarted nor replaced.
@@ -60,6 +61,20 @@ class End(Record):
     asked: bool = False  # by a person or a scheduler: the next request kills
     is_drained: bool = False
     signum: int = signal.SIGTERM  # what the workers are asked to end with
+
+    @classmethod
+    def after(cls, verdict: Ended) -> End:
+        """How this node ends once the job has a verdict."""
+        match verdict.outcome:
+            case Outcome.SUCCEEDED:
+                return cls(WorkerState.SUCCEEDED, verdict.reason)
+            case Outcome.STOPPED | Outcome.KILLED:
+                how = signal.SIGTERM if verdict.outcome is Outcome.STOPPED else signal.SIGKILL
+                return cls(WorkerState.STOPPED, verdict.reason, asked=True, signum=how)
+            case Outcome.SAVED:
+                return cls(WorkerState.STOPPED, verdict.reason, asked=True, is_drained=True)
+            case Outcome.FAILED | Outcome.TIMED_OUT | Outcome.REPLACED:
+                return cls(WorkerState.FAILED, verdict.reason)
 
 
 Wish: TypeAlias = Rejoin | Await | End

@@ -27,7 +27,7 @@ from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.exits import Exits
 from aelastic.group.phases import KILL_WAIT_S, Await, End, Phase, Rejoin, Wish
-from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
 
 
@@ -152,7 +152,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if self.phase is Phase.DONE or isinstance(self._wish, End):
             return []  # leaving already
         self.verdict = event
-        end = End(WorkerState.SUCCEEDED if event.outcome is Outcome.SUCCEEDED else WorkerState.FAILED, event.reason)
+        end = End.after(event)
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for good
                 return self._cancel(end, WorkerState.UNHEALTHY, event.reason, now)

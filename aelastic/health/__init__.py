@@ -4,4 +4,4 @@
 `foreign_server` runs a server of torch's kind instead, which the program gives.
 """
 
-__all__ = ["foreign_server", "server"]
+__all__ = ["foreign_server", "server", "stacks_endpoint"]

@@ -62,13 +62,13 @@ class StacksEndpoint:
         try:
             with anyio.fail_after(TIMEOUT_S):
                 taken = await self._collect_stacks("asked over HTTP")
-                texts = await run_sync(_texts_of, taken, abandon_on_cancel=True)
+                texts = await run_sync(texts_of, taken, abandon_on_cancel=True)
         except Exception as error:  # noqa: BLE001  it is the client's answer, and ends nothing else
             return Collection(error=str(error) or f"not within {TIMEOUT_S:g} s")
         return Collection(taken, texts)
 
 
-def _texts_of(taken: StacksTaken) -> dict[int, str]:
+def texts_of(taken: StacksTaken) -> dict[int, str]:
     """What was written for each worker, by local rank; of what is long, the beginning."""
     found: dict[int, str] = {}
     left = BYTES_MAX

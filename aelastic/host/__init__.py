@@ -5,10 +5,11 @@
 - `helpers`: starts helper processes; `signals`: what they ignore; `programs`: runs programs of other people
 - `reaping`: waiting for child processes, and reaping them
 - `listeners`: sockets that listen, for every host or for this one; `connections`: which processes have one to a port
+- `doors`: sockets by which this user speaks to its agents
 - `files`: writes them whole; `inotify`: when they grow; `limits`: what the kernel refuses, and why
 """
 
 __all__ = [
-    "connections", "files", "helpers", "inotify", "limits", "listeners", "proc_table", "programs",
-    "reaping", "session_activity", "signals", "usage",
+    "connections", "doors", "files", "helpers", "inotify", "limits", "listeners", "proc_table",
+    "programs", "reaping", "session_activity", "signals", "usage",
 ]  # fmt: skip

@@ -258,6 +258,19 @@ class RunLogs:
         for files in self._opened.files.values():
             yield from (path for path in (files.stdout, files.stderr) if path is not None and path != DROPPED)
 
+    def file_of(self, local_rank: int, *, is_stderr: bool) -> Path:
+        """Where a worker of this generation writes to.
+
+        Raises:
+            LookupError: there is none; says why.
+        """
+        if (files := self._opened.files.get(local_rank)) is None:
+            raise LookupError("no worker of that rank runs here")
+        path = files.stderr if is_stderr else files.stdout
+        if path is None or path == DROPPED:
+            raise LookupError("its output is kept nowhere: start the job with --tee 3 or --redirects 3, and --log-dir")
+        return path
+
     def tail(self, local_rank: int, *, is_searched: bool = False) -> str:
         """The end of what a worker of this generation wrote to stderr; "" if it cannot be read.  May block.
 

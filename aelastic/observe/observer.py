@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import anyio
 
-from aelastic.observe.run_events import RunEvent
+from aelastic.aio.mailbox import Mailbox
+from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Observers:
     """The observers of one run, and their dispatcher."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._state = RunState()
+        self.state = RunState()
         self._observers: list[Observer] = []
         self._dropped: set[int] = set()  # by `id`: an observer need not be hashable
         for observer in observers:
@@ -59,12 +60,15 @@ class Observers:
 
     def add(self, observer: Observer) -> None:
         """Adds one, before `run`."""
-        observer.run_state = self._state
+        observer.run_state = self.state
         self._observers.append(observer)
+
+    def remove(self, observer: Observer) -> None:
+        self._observers.remove(observer)
 
     def tell(self, event: RunEvent, now: float) -> None:
         """Passes an event to all of them.  Never blocks, never raises."""
-        told: tuple[RunState | Observer, ...] = (self._state, *self._observers)
+        told: tuple[RunState | Observer, ...] = (self.state, *self._observers)
         for observer in told:
             if id(observer) not in self._dropped:
                 try:
@@ -108,3 +112,29 @@ class Observers:
                 "observer %s raised and was disabled: %s: %s", type(observer).__name__, type(error).__name__, error,
                 exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
             )  # fmt: skip
+
+
+class EventStream(Observer):
+    """Keeps events until they are taken."""
+
+    def __init__(self) -> None:
+        self._mailbox: Mailbox[RunEvent] = Mailbox()
+
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  who takes them knows when
+        self._mailbox.post(event)
+
+    async def next(self, deadline: float | None = None) -> RunEvent | None:
+        """The next event, or `None` once the deadline has passed without one."""
+        return await self._mailbox.next(deadline)
+
+
+async def events_of(observers: Observers) -> AsyncIterator[RunEvent]:
+    """What happens from now on, to the end of the run."""
+    observers.add(stream := EventStream())
+    try:
+        while (event := await stream.next()) is not None:
+            yield event
+            if isinstance(event, RunEnded):
+                return
+    finally:
+        observers.remove(stream)

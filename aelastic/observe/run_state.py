@@ -18,6 +18,7 @@ from aelastic.observe import run_events as ev
 
 # The last ten restarts, of six phases each.
 PHASES_MAX = 60
+ENDS_MAX = 20
 
 WorkerFact: TypeAlias = Literal["starting", "running", "succeeded", "failed", "stopped"]
 
@@ -55,6 +56,19 @@ class LastRestart(Record):
     at: float
 
 
+class GenerationEnd(Record):
+    """Why the workers of a generation ended, or the run with them."""
+
+    generation: int
+    began: float
+    ended: float
+    cause: ev.RestartCause | Literal["end"]
+    reason: str
+    failure: ProcessFailure | None  # the first that this node knows of
+    step: int | None  # by the workers' output
+    again: float | None = None  # when workers ran again
+
+
 class RunState:
     """The state of one run.  Observers read it, and only `tell` changes it."""
 
@@ -85,9 +99,10 @@ class RunState:
         self.last_progress: ev.Progressed | None = None
         self.first_failure: tuple[int, ProcessFailure] | None = None  # of the last generation that failed: which, what
         self.last_failure: tuple[ProcessFailure, float] | None = None  # and when
+        self.ends: deque[GenerationEnd] = deque(maxlen=ENDS_MAX)
         self.fork_server: ev.ForkServerMeasured | None = None
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each run event
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each run event
         match event:
             case ev.RunBegan():
                 self.began, self.began_at, self.phase_since = event, now, now
@@ -104,6 +119,8 @@ class RunState:
                 for each in [self.workers[local_rank] for local_rank in ids if local_rank in self.workers]:
                     fact = "running" if each.state == "starting" else each.state
                     self._set(each.local_rank, id=ids[each.local_rank], state=fact, started_at=now)
+                if self.ends and self.ends[-1].again is None:
+                    self.ends[-1] = self.ends[-1].replace(again=now)
             case ev.WorkerEnded(generation, local_rank, _, outcome, failure):
                 self._set(local_rank, state=outcome)
                 if failure is not None and (self.first_failure is None or self.first_failure[0] != generation):
@@ -125,6 +142,7 @@ class RunState:
                 self.took[name] = duration_s
             case ev.Restarting(cause, reason, restart_count):
                 self.restarts[cause] += 1
+                self._on_end(cause, reason, None, now)
                 self.last_restart = LastRestart(cause, reason, now)
                 self.restart_count, self.why_stopping = restart_count, reason
             case ev.ForkServerMeasured():
@@ -134,6 +152,7 @@ class RunState:
             case ev.RunEnded(state, reason, cause):
                 self._enter(Phase.DONE, now)
                 self.ended, self.state, self.reason = event, state, reason
+                self._on_end("end", reason or state.value, cause, now)
                 self._on_failure(cause, now)
             case _:
                 pass  # passes, and leaves no state
@@ -150,6 +169,14 @@ class RunState:
         self.workers = {local: WorkerNow(formed.first_rank + local, local) for local in range(formed.local_world_size)}
         self.progress = self.compared = None
         self.announced = ""
+
+    def _on_end(
+        self, cause: ev.RestartCause | Literal["end"], reason: str, failure: ProcessFailure | None, now: float
+    ) -> None:
+        if failure is None and self.first_failure is not None and self.first_failure[0] == self.generation:
+            failure = self.first_failure[1]
+        step = None if self.last_progress is None else self.last_progress.step
+        self.ends.append(GenerationEnd(self.generation, self.formed_at, now, cause, reason, failure, step))
 
     def _set(self, local_rank: int, **fields: Any) -> None:
         if local_rank in self.workers:

@@ -97,6 +97,23 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
     }
 
 
+def describe_ends(state: RunState, now: float, wall: datetime) -> list[dict[str, Any]]:
+    """Why each generation ended, the latest first, for JSON."""
+    return [
+        {
+            "generation": each.generation,
+            "at": (wall - timedelta(seconds=now - each.ended)).astimezone(UTC).isoformat(timespec="milliseconds"),
+            "after_s": round(each.ended - each.began, 3) if each.generation else None,
+            "step": each.step,
+            "cause": each.cause,
+            "reason": each.reason,
+            "failure": None if each.failure is None else _describe_failure(each.generation, each.failure),
+            "again_s": None if each.again is None else round(each.again - each.ended, 3),
+        }
+        for each in reversed(state.ends)
+    ]
+
+
 def _describe_worker(worker: WorkerNow, usage: tuple[float, int] | None, at: Callable[[float], str]) -> dict[str, Any]:
     return {
         "local_rank": worker.local_rank,

@@ -22,8 +22,8 @@ from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.endpoints import RefusedError
 from aelastic.rdzv.boards.writing import NotTrustedError
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.election_news import election_news

@@ -111,6 +111,8 @@ class RendezvousSettings(Record):
         secret_file: holds the job's secret, one or two lines of at least 32 bytes: who has none can neither join nor
             end the job; `secret_file` in `config` is the same.
         drain_wait_s: how long a round waits for nodes that replace those that have left in order.
+        admit_s: how long a node that would interrupt a round waits for all ranks to save at one step; 0: it does not.
+        remote_verbs: other nodes may ask for a restart, say, and see what this one does.
         bind_all: listen at all addresses of this host, not only where others are told to come: for NAT and containers.
 
     Raises:
@@ -128,6 +130,8 @@ class RendezvousSettings(Record):
     secret_file: str | None = None
     bind_all: bool = False
     drain_wait_s: float = 0.0
+    admit_s: float = 0.0
+    remote_verbs: bool = True
 
     if not TYPE_CHECKING:  # type checkers check callers against the fields
 
@@ -135,13 +139,14 @@ class RendezvousSettings(Record):
             super().__init__(*args, **fields)
             self._check()
 
-    def _check(self) -> None:
+    def _check(self) -> None:  # noqa: C901  one case for each back end
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise InputError(
                 f"nodes are {self.min_nodes}:{self.max_nodes}: use MIN:MAX, at least 1 and the smaller number first"
             )
-        if not 0 <= self.drain_wait_s < float("inf"):
-            raise InputError(f"drain wait is {self.drain_wait_s:g} s: use 0 or more")
+        for name, seconds in (("drain wait", self.drain_wait_s), ("admit", self.admit_s)):
+            if not 0 <= seconds < float("inf"):
+                raise InputError(f"{name} is {seconds:g} s: use 0 or more")
         if self.node_rank is not None and self.node_rank < 0:
             raise InputError(f"node rank is {self.node_rank}: count from 0")
         # `torch:c10d` meets by the same rules.

@@ -44,7 +44,7 @@ class SingleNode:
     def deadline(self) -> float | None:
         return None if self._drain is None else self._drain.deadline
 
-    def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.CoordinatorMessage]:
+    def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.CoordinatorMessage]:  # noqa: C901  one case for each
         """What the node hears of what it says.  A message about an earlier round changes nothing."""
         match message:
             case m.Ready() if self.verdict is not None:
@@ -56,6 +56,10 @@ class SingleNode:
                 return [*(self._on_request(None, now) if self._drain else []), ended]
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._on_request(message, now)
+            case r.Fetch(node_id, ask_id):
+                return [r.Answer(ask_id, True, "", (node_id,)), r.Show(message)]
+            case r.Fetched():
+                return [r.Shown(message)]
             case m.Succeeded() if self._runs(message.round):
                 self._is_running, self.verdict = False, m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
                 return [self.verdict]
@@ -102,8 +106,15 @@ class SingleNode:
         nodes, round_ = tuple(hosts) if self._is_running else (), 0 if self._assigned is None else self._assigned.round
         told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.epoch), now)
         if drain.is_over or not self._is_running:
+            verdict, is_restarted = drain.verdict, drain.is_over and drain.aim is not None
             drain.on_round_over()
             told += drain.let_go(hosts, now)
+            if verdict is not None and self.verdict is None:
+                self._is_running, self.verdict = False, verdict
+                told.append(verdict)
+            elif is_restarted:
+                self._is_running = False
+                told.append(m.Interrupted(round_, drain.outcome, self.restart_count))
         return told
 
     def on_deadline_passed(self, now: float) -> list[m.CoordinatorMessage]:

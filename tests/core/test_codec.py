@@ -51,6 +51,8 @@ RANKS = NodeRanks(
     local_world_size=4,
 )
 ELECTED = m.Elected(1000, "n1", ("10.0.0.1", "node1"), 4711, "t0k3n")
+FETCH = r.Fetch("n1", "n1-6", r.What.LOG, "n2", 3, True, 4096)
+FETCHED = r.Fetched("n2", "n1", "n1-6", "2-4096", "step 5\n")
 MESSAGES: list[Any] = [
     m.Seats(5_007, 7, "t0k3n", (m.Seat("n1", "host-1", "10.0.0.1", 4712),)),
     m.HungUp(),
@@ -86,7 +88,11 @@ MESSAGES: list[Any] = [
     r.Frozen("n1", 1000, 81, 2, 0),
     r.Saved("n1", 1000),
     r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, "host-1 leaves within 110 s (spot)"),
-    r.Answer("n1-5", True, "host-1 leaves within 110 s (spot)"),
+    r.Answer("n1-5", True, "host-1 leaves within 110 s (spot)", ("n1", "n2")),
+    FETCH,
+    FETCHED,
+    r.Show(FETCH),
+    r.Shown(FETCHED),
 ]  # fmt: skip
 
 
@@ -143,7 +149,9 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
 }
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(["node_id", "ask_id", "token", "secret", "master_addr", "way_address", "address"], WORD),
+    **dict.fromkeys(["node_id", "ask_id", "asker", "token", "secret", "master_addr", "way_address", "address"], WORD),
+    "key": st.just("") | WORD,
+    "value": ANY_TEXT,
     "addresses": st.lists(WORD, max_size=4, unique=True).map(tuple),
     "store_server": st.sampled_from(m.STORE_SERVERS),
     "protocol": st.just(PROTOCOL),
@@ -173,6 +181,7 @@ BY_KIND: dict[Any, Any] = {  # of fields that belong together
     m.Assigned: lambda assigned: assigned.replace(
         coordinator_rank=assigned.coordinator_rank % (assigned.ranks.group_world_size + 1) - 1
     ),
+    r.Answer: lambda answer: answer.replace(nodes=tuple({"".join(each.split()) or "n" for each in answer.nodes})),
     m.Compared: lambda compared: compared.replace(odd=tuple(set(compared.odd))),
     m.Ended: lambda ended: ended.replace(cause=ended.cause or FAILURE),
     m.Hello: lambda hello: hello.replace(

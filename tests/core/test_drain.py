@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Saved, Stage, Verb
 from aelastic.rdzv.requests import drain as d
-from aelastic.rdzv.requests.drain import Crew, Drain, Step, verdict_after
+from aelastic.rdzv.requests.drain import Crew, Drain, Step
 
 Told = tuple[str, Notice | Answer]
 
@@ -236,7 +237,7 @@ def test_answers_are_kept_for_so_many_requests() -> None:
 
 @pytest.mark.parametrize("left, is_over", [(0, False), (1, True), (2, False)])
 def test_the_job_ends_where_too_few_are_left(left: int, is_over: bool) -> None:
-    verdict = verdict_after("host-a leaves", ["host-b", "host-c"][:left], 2)
+    verdict = RoundRules(2, 4).too_few("host-a leaves", ["host-b", "host-c"][:left])
     assert (verdict is not None) is is_over
     if verdict is not None:
         assert verdict.outcome is Outcome.TIMED_OUT

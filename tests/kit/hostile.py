@@ -170,7 +170,7 @@ def _claimed_key(dice: random.Random, sock: socket.socket, known: Knowledge) -> 
 
 def _downgrade(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
     hello = json.loads(encode(known.hello)[HEAD_BYTES:])
-    hello[1]["protocol"] = dice.choice([PROTOCOL, PROTOCOL, 7, 5, 0, "8"])
+    hello[1]["protocol"] = dice.choice([PROTOCOL, PROTOCOL, 7, 5, 0, "9"])
     body = json.dumps(hello, separators=(",", ":")).encode()
     sock.sendall(len(body).to_bytes(4, "big") + body)
     sock.sendall(b"".join(encode(each) for each in known.words))

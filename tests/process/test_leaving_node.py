@@ -14,7 +14,7 @@ import pytest
 from kit.launching import Job, Launcher, on_both_loops, run, wait_for
 
 from aelastic import Supervisor, WorkerSpec
-from aelastic.agent.notice_sources import DEADLINE_S, NoticeSources, said_by
+from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources, said_by
 from aelastic.agent.resources import Asked
 from aelastic.errors import EXIT_INPUT, EXIT_TRY_AGAIN
 

@@ -23,8 +23,8 @@ from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.coordinator import coordinator_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
@@ -141,7 +141,7 @@ class Simulation:
     def hear(self, agent: Agent, message: m.CoordinatorMessage) -> None:
         if agent.lives:
             agent.heard.append(message)
-            if isinstance(message, m.Waiting | m.Look | m.Compared | r.Notice | r.Answer):
+            if isinstance(message, m.Waiting | m.Look | m.Compared | r.Reply):
                 assert agent.finished is not None or agent.group.phase == "joining"  # for people only
             else:
                 self.post(agent, message)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.forming import RoundRules
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.single_node import SingleNode
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from aelastic.agent.notices import Notices
+from aelastic.agent.requests.notices import Notices
 from aelastic.agent.resources import Asked
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase

@@ -19,6 +19,7 @@ __all__ = [
     "inquiry",
     "leader",
     "restart_policy",
+    "roster",
     "session_events",
     "sessions",
 ]

@@ -19,15 +19,15 @@ from aelastic.core.machine import Machine, Story
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.forming import RESTARTED, Forming, Newcomers, RoundRules, Step
+from aelastic.rdzv.coordinator.forming import RESTARTED, Forming, Newcomers, Step
 from aelastic.rdzv.coordinator.inquiry import Inquiry
 from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
-from aelastic.rdzv.coordinator.roster import Roster, hosts_of
+from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.coordinator.takeover import TAKEN, Return, Takeover, credible, has_seat, how_it_returns
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.messages import Outcome, Standing
-from aelastic.rdzv.requests.drain import Drain, verdict_after
+from aelastic.rdzv.requests.drain import Drain
 
 
 @dataclass(slots=True)
@@ -60,11 +60,6 @@ class Coordinator(Machine[ev.Event, Send]):
     def is_due(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
 
-    @property
-    def has_spares(self) -> bool:
-        """Whether nodes wait for a place in the round that runs."""
-        return self.phase is Phase.RUNNING and bool(self.roster.ready)
-
     def _dispatch(self, event: ev.Event, now: float) -> list[Send]:  # noqa: C901, PLR0912  one case for each event
         match event:
             case ev.Registered():
@@ -84,8 +79,12 @@ class Coordinator(Machine[ev.Event, Send]):
                 return []  # newcomers may have waited for that
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
+            case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
+                return [Send(node_id, r.Answer(ask_id, False, refusal))]
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._drain(event, now)  # nodes have yet to say more, or the round is taken over first
+            case r.Fetch() | r.Fetched():
+                return [Send(*each) for each in self.roster.passed_on(event)]
             case ev.Broken():
                 if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
                     self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
@@ -265,6 +264,9 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._drain(None, now)  # nodes have yet to say more
             case Phase.RUNNING:  # newcomers are taken in, or wait longer
                 hosts, self.deadline, told = self.newcomers.look(now)
+                if hosts and self.rules.admit_s:
+                    self.drain.restart_at_save(self.rules.joined(hosts), self.rules.admit_s, now)
+                    return self._drain(None, now)
                 return self._end_round(now, self.rules.joined(hosts)) if hosts else told
             case Phase.CLOSED:
                 raise self._impossible(event)
@@ -283,24 +285,24 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _end_drain(self, now: float) -> list[Send]:
         """All workers end together: nodes that go leave, the others go on if they are enough."""
-        staying = self.roster.hosts_without(self.drain.leaving)
-        if not self.rules.drain_wait_s and (
-            verdict := verdict_after(self.drain.outcome, staying, self.rules.min_nodes)
-        ):
+        if verdict := self.rules.too_few(self.drain.outcome, self.roster.hosts_without(self.drain.leaving)):
             return self.drain.let_go(self.roster.members, now) + self._close(verdict)
-        self.forming.await_replacement(now)
+        if self.drain.leaving:
+            self.forming.await_replacement(now)
         return self._end_round(now, self.drain.outcome)
 
     def _end_round(self, now: float, reason: str = "") -> list[Send]:
         """Ends the round, for a reason that costs nothing, or for what is known about its end."""
         self.newcomers.on_ended(now, by_newcomers=False)
         self.phase = Phase.FORMING
-        self.drain.on_round_over()
         self.forming.restart(self.roster.stop_participants(), reason, now)
         return self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
-        leave = self.drain.let_go(self.roster.members, now)
+        leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
+        self.drain.on_round_over()
+        if verdict is not None:
+            return leave + self._close(verdict)
         self.roster.put_strays(send.node_id for send in leave)  # no round waits for these, or takes them in
         step = self.forming.step(self.roster, is_first=self.round == 0, now=now, is_greeted=is_greeted)
         match step:

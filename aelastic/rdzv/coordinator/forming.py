@@ -19,19 +19,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import inf
 
-from aelastic.core.record import Record
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
 from aelastic.rdzv.coordinator.restart_policy import Cause, RestartPolicy
-from aelastic.rdzv.coordinator.roster import Roster, hosts_of, some_of
+from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
 RESTARTED = "the worker group of {} restarted on its own"
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.
@@ -40,44 +38,6 @@ SPARES_TIMEOUT_S = 1.0
 PREPARE_MAX_S = 10.0
 # Workers of a round that is younger may still be starting.
 YOUNG_S = 10.0
-
-
-class RoundRules(Record):
-    """How many nodes a round takes, and how long it waits for them."""
-
-    min_nodes: int
-    max_nodes: int
-    last_call_timeout_s: float = LAST_CALL_TIMEOUT_S
-    join_timeout_s: float = JOIN_TIMEOUT_S
-    settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
-    takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
-    drain_wait_s: float = 0.0  # for nodes that replace those that have left a round in order
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        return self.min_nodes, self.max_nodes
-
-    def spare_text(self, *, has_finished: bool) -> str:
-        """What a node reads for which the round that runs has no place."""
-        if has_finished:
-            return "standby: another node has finished already; this node joins only if the job restarts"
-        return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
-
-    @staticmethod
-    def joined(hosts: Sequence[str]) -> str:
-        return f"re-rendezvous: node{'s' * (len(hosts) > 1)} {', '.join(hosts)} joined"
-
-    def gave_up(self, hosts: Sequence[str]) -> str:
-        return f"the workers of {some_of(hosts)} have not ended within {self.join_timeout_s:g} s: going on without them"
-
-    def timed_out(self, hosts: Sequence[str]) -> m.Ended:
-        few = f"{len(hosts)} of at least {self.min_nodes} nodes joined within {self.join_timeout_s:g} s"
-        return m.Ended(m.Outcome.TIMED_OUT, f"{few}: {some_of(hosts)}")
-
-    @classmethod
-    def of(cls, settings: RendezvousSettings) -> RoundRules:
-        times = settings.last_call_timeout_s, settings.join_timeout_s, settings.settle_time_s, settings.lease_s
-        return cls(settings.min_nodes, settings.max_nodes, *times, settings.drain_wait_s)
 
 
 @dataclass(slots=True)

@@ -307,8 +307,8 @@ class Leader(Machine[ev.Event, ev.Action]):
                 assert not core.is_due(now), "what is due is done at once"
             else:
                 break
-        if core.phase is CoordinatorPhase.RUNNING and core.has_spares != self._has_spares:
-            self._has_spares = core.has_spares
+        if core.phase is CoordinatorPhase.RUNNING and bool(core.roster.ready) != self._has_spares:
+            self._has_spares = bool(core.roster.ready)
             actions += self._heartbeat()  # the coordinator after this one is to know it, however soon that is
         forming, fence = core.forming, self.sessions.electorate.newest_fence
         if self.phase is Phase.LEADING and self.lease.is_behind(forming.losses, forming.confirmed, fence):

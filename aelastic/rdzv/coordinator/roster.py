@@ -7,15 +7,18 @@ an event of one node costs the same in a job of two and of four thousand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
+from aelastic.core.record import Record
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import master_address
 from aelastic.rdzv.protocol.messages import Standing
 from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
 from aelastic.rdzv.requests.drain import Crew
+from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
 # More names than this make a line that is not read.
 NAMES_MAX = 16
@@ -121,6 +124,14 @@ class Roster:
         """
         hosts = {} if is_closed else {node_id: member.node.host for node_id, member in self.members.items()}
         return Crew(hosts, tuple(self.connected_participants()) if round_ else (), round_, self.epoch)
+
+    def passed_on(self, enquiry: r.Fetch | r.Fetched) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
+        """What is said of an enquiry, and to whom: to those that are to show something, or to the one that asked."""
+        if isinstance(enquiry, r.Fetched):
+            return [(enquiry.asker, r.Shown(enquiry))] if enquiry.asker in self.members else []
+        asked = tuple(self.members) if not enquiry.target else tuple(self.members.keys() & {enquiry.target})
+        answer = r.Answer(enquiry.ask_id, bool(asked), "" if asked else f"no node {enquiry.target}", asked)
+        return [(enquiry.node_id, answer), *((node_id, r.Show(enquiry)) for node_id in asked)]
 
     @property
     def ready(self) -> Mapping[str, m.Node]:
@@ -297,3 +308,56 @@ def some_of(names: Collection[str]) -> str:
 
 def hosts_of(nodes: Mapping[str, m.Node]) -> list[str]:
     return [node.host for node in nodes.values()]
+
+
+class RoundRules(Record):
+    """How many nodes a round takes, and how long it waits for them."""
+
+    min_nodes: int
+    max_nodes: int
+    last_call_timeout_s: float = LAST_CALL_TIMEOUT_S
+    join_timeout_s: float = JOIN_TIMEOUT_S
+    settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
+    takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
+    drain_wait_s: float = 0.0  # for nodes that replace those that have left a round in order
+    admit_s: float = 0.0  # that newcomers wait for all ranks to save; 0: they don't
+    remote_verbs: bool = True  # other nodes may ask for something
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        return self.min_nodes, self.max_nodes
+
+    def spare_text(self, *, has_finished: bool) -> str:
+        """What a node reads for which the round that runs has no place."""
+        if has_finished:
+            return "standby: another node has finished already; this node joins only if the job restarts"
+        return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
+
+    @staticmethod
+    def joined(hosts: Sequence[str]) -> str:
+        return f"re-rendezvous: node{'s' * (len(hosts) > 1)} {', '.join(hosts)} joined"
+
+    def gave_up(self, hosts: Sequence[str]) -> str:
+        return f"the workers of {some_of(hosts)} have not ended within {self.join_timeout_s:g} s: going on without them"
+
+    def refusal(self, ask: r.Ask) -> str:
+        """Why what another node asks for is not done; empty if it is: what it wants to do itself always is."""
+        is_own = ask.verb in {r.Verb.DRAIN, r.Verb.CANCEL} and ask.target in {"", ask.node_id}
+        return "" if self.remote_verbs or is_own else "the coordinator's node refuses it to others (--no-remote-verbs)"
+
+    def too_few(self, how: str, hosts: Sequence[str]) -> m.Ended | None:
+        """How the job ends if too few nodes are left after a drain; if none is, there is nobody to hear it."""
+        if self.drain_wait_s or not 0 < len(hosts) < self.min_nodes:
+            return None
+        few = f"{len(hosts)} of at least {self.min_nodes} nodes are left: {', '.join(hosts)}"
+        return m.Ended(m.Outcome.TIMED_OUT, f"{how}; {few}")
+
+    def timed_out(self, hosts: Sequence[str]) -> m.Ended:
+        few = f"{len(hosts)} of at least {self.min_nodes} nodes joined within {self.join_timeout_s:g} s"
+        return m.Ended(m.Outcome.TIMED_OUT, f"{few}: {some_of(hosts)}")
+
+    @classmethod
+    def of(cls, settings: RendezvousSettings) -> RoundRules:
+        times = settings.last_call_timeout_s, settings.join_timeout_s, settings.settle_time_s, settings.lease_s
+        asked = settings.drain_wait_s, settings.admit_s, settings.remote_verbs
+        return cls(settings.min_nodes, settings.max_nodes, *times, *asked)

@@ -214,18 +214,18 @@ class Sessions:
                 return self._refuse(conn, "protocol error: second Hello", now)
             case m.Ready(node):
                 connection.stage = Stage.WELCOMED
-                self.inbox.add(node_id, m.Ready(connection.locate(node)), now)
-                return []
+                message = m.Ready(connection.locate(node))
             case m.Left():
                 connection.stage = Stage.LEFT
                 self.electorate.on_dead(node_id)
-                self.inbox.add(node_id, message, now)
-                return []
             case m.Failed() | m.Succeeded() | m.Prepared() | m.Hangs() | m.Saw() | r.Ask() | r.Frozen() | r.Saved():
-                self.inbox.add(node_id, message, now)
-                return []
+                pass
+            case r.Fetch() | r.Fetched():
+                pass
             case _:
                 assert_never(message)
+        self.inbox.add(node_id, message, now)
+        return []
 
     def _on_hello(self, conn: int, connection: Connection, hello: m.Hello, now: float) -> list[Action]:
         # JSON can spell half a surrogate pair, and any peer can send it.

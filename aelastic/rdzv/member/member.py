@@ -122,7 +122,7 @@ class Member(Machine[Event, Action]):
             was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
             return [ev.Send(message)] if was_member else []
         self.state.submit(message, now)
-        if isinstance(message, r.Request):
+        if isinstance(message, r.Request | r.Enquiry):
             return [ev.Send(message)] if self.phase is Phase.MEMBER else []  # else sent with the welcome
         match self.phase:
             case Phase.IDLE:

@@ -9,6 +9,9 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
+# More than a person asks while there is no coordinator.
+ASKED_MAX = 32
+
 
 @dataclass(slots=True)
 class NodeState:
@@ -27,8 +30,8 @@ class NodeState:
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
     ended_nodes: frozenset[str] = frozenset()  # coordinators whose process has ended since, or that have left the job
-    asked: r.Ask | None = None  # a drain that this node has asked for, until it is refused, or the round is over
-    asked_at: float = 0.0
+    # What this node has asked for, and when: until it is answered; a drain, until it is refused, or the round is over.
+    asked: dict[str, tuple[r.Ask | r.Fetch, float]] = field(default_factory=dict[str, tuple["r.Ask | r.Fetch", float]])
     notice: r.Frozen | r.Saved | None = None  # how far this node is with an interruption that is announced
 
     @property
@@ -83,13 +86,15 @@ class NodeState:
                     self.standing = m.Standing.FINISHED
             case m.Prepared(_, starts):
                 self.node = None if self.node is None else self.node.replace(starts=starts)
-            case r.Ask(verb=r.Verb.DRAIN):
-                self.asked, self.asked_at = message, now
-            case r.Ask():
-                self.asked = None
+            case r.Ask() | r.Fetch():
+                if isinstance(message, r.Ask) and message.verb is r.Verb.CANCEL:
+                    self.asked = {i: each for i, each in self.asked.items() if not _is_drain(each[0])}
+                self.asked[message.ask_id] = message, now
+                if len(self.asked) > ASKED_MAX:
+                    del self.asked[next(iter(self.asked))]
             case r.Frozen() | r.Saved():
                 self.notice = message
-            case m.Hangs() | m.Saw() | m.Left():
+            case m.Hangs() | m.Saw() | m.Left() | r.Fetched():
                 pass  # that is no state of the node
             case _:
                 assert_never(message)
@@ -109,17 +114,21 @@ class NodeState:
                 self.notice = None if stage is r.Stage.NONE else self.notice
                 return round_ == self.round or stage is r.Stage.LEAVE
             case r.Answer(ask_id, is_applied):
-                if self.asked is not None and self.asked.ask_id == ask_id and not is_applied:
-                    self.asked = None
+                if ask_id in self.asked and not (is_applied and _is_drain(self.asked[ask_id][0])):
+                    del self.asked[ask_id]
+                return True
+            case r.Show() | r.Shown():
                 return True
             case _:
                 assert_never(message)
 
-    def requests(self, now: float) -> list[r.Request]:
+    def requests(self, now: float) -> list[r.Request | r.Fetch]:
         """What a coordinator that has just welcomed this node is to hear, again or for the first time."""
-        asked = [] if self.asked is None else [self.asked]
-        left = [each.replace(deadline_s=max(0.0, each.deadline_s - (now - self.asked_at))) for each in asked]
-        return [*left, *([] if self.notice is None else [self.notice])]
+        asked = [
+            each.replace(deadline_s=max(0.0, each.deadline_s - (now - at))) if isinstance(each, r.Ask) else each
+            for each, at in self.asked.values()
+        ]
+        return [*asked, *([] if self.notice is None else [self.notice])]
 
     def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete; false if this node has heard so before."""
@@ -128,7 +137,8 @@ class NodeState:
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged = None, "", False
-        self.asked = self.notice = None
+        self.asked = {i: each for i, each in self.asked.items() if not _is_drain(each[0])}
+        self.notice = None
         return True
 
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:
@@ -193,3 +203,7 @@ class NodeState:
                     self.ended_nodes &= {seat.node_id for seat in news.seats}
             case _:
                 assert_never(news)
+
+
+def _is_drain(asked: r.Ask | r.Fetch) -> bool:
+    return isinstance(asked, r.Ask) and asked.verb is r.Verb.DRAIN

@@ -23,9 +23,7 @@ from aelastic.rdzv.protocol.sense import Rule, contradiction, rule_of
 from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 8
-# Requests to a running job, and what they bring about: this version carries none out, and passes over them.
-RESERVED = frozenset({"Fetched", "Fetch"})
+PROTOCOL = 9
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.
@@ -131,16 +129,13 @@ class Decoder:
                 start = begin + size
                 if self.tagger is not None and not compare_digest(tag, self.tagger.tag(body)):
                     raise ProofError("what it says was changed on the way, or is not of it")
-                if (message := self._message(body)) is not None:
-                    yield message
+                yield self._message(body)
         finally:
             del self._buffer[:start]
 
     def _message(self, body: bytes) -> Any:
         try:
             name, fields = json.loads(body)
-            if name in RESERVED:
-                return None
             cls = self._kinds[name]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WireError(f"no message of the protocol: {body[:80]!r}") from None

@@ -14,7 +14,7 @@ from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.rdzv.protocol.requests import Answer, Notice, Request
+from aelastic.rdzv.protocol.requests import Enquiry, Reply, Request
 
 # In a fencing number an epoch counts as so many rounds: both can be read in the decimals.  Epochs begin as milliseconds
 # (`board.py`), so the number fits 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers;
@@ -130,7 +130,7 @@ class Saw(Record):
     places: tuple[Place, ...]
 
 
-NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | Hangs | Saw | Request
+NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | Hangs | Saw | Request | Enquiry
 
 
 class Terms(Record):
@@ -281,9 +281,9 @@ class Interrupted(Record):
 
 
 class Outcome(StrEnum):
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
+    SUCCEEDED, FAILED = "succeeded", "failed"
     TIMED_OUT = "timed out"  # too few nodes came
+    STOPPED, KILLED, SAVED = "stopped", "killed", "saved"  # somebody asked for it: at the last, once all had saved
     REPLACED = "replaced"  # for one node only: another agent joined with its node rank
 
 
@@ -317,7 +317,7 @@ class Compared(Record):
     is_stopped: bool  # these are to be stopped, and have failed
 
 
-CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Waiting | Look | Compared | Notice | Answer
+CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Waiting | Look | Compared | Reply
 
 
 class Departed(Record):

@@ -1,7 +1,8 @@
 """Messages about requests to a running job, and about an interruption that is announced.
 
 A node asks (`Ask`), and is answered (`Answer`).  What the coordinator then wants of all nodes is a `Notice`; they say
-how far they are with it (`Frozen`, `Saved`).
+how far they are with it (`Frozen`, `Saved`).  What a node wants to see of others (`Fetch`) is passed on to them, and
+what they show (`Fetched`) to it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from aelastic.core.record import Record
 class Verb(StrEnum):
     DRAIN = "drain"  # a node is about to go: it leaves in order, once all ranks of the job have saved
     CANCEL = "cancel"  # it stays after all
+    RESTART = "restart"  # the workers of all nodes end, and the next round begins
+    STOP = "stop"  # the job ends
+    KILL = "kill"  # as above, and its workers are not asked to
 
 
 class Ask(Record):
@@ -26,8 +30,10 @@ class Ask(Record):
     ask_id: str
     verb: Verb
     target: str  # nodes, by host or id; empty: the one that asks
-    deadline_s: float  # of a drain: from now on, until the nodes must be gone
+    deadline_s: float  # of a drain, or a save: from now on, until the nodes must be gone
     reason: str
+    round: int = 0  # of a restart: which is to end
+    at_save: bool = False  # of a restart, or a stop: once all ranks have saved
 
 
 class Frozen(Record):
@@ -47,7 +53,38 @@ class Saved(Record):
     notice_id: int
 
 
+class What(StrEnum):
+    STATUS = "status"
+    STACKS = "stacks"
+    LOG = "log"
+
+
+class Fetch(Record):
+    """A node wants to see something of others.  Answered by `Answer`, and then by what each of them has `Shown`."""
+
+    node_id: str
+    ask_id: str
+    what: What
+    target: str = ""  # one node, by its id; empty: all
+    rank: int = -1  # of a log
+    is_stderr: bool = False
+    offset: int = -1  # in its file; -1: near its end
+
+
+class Fetched(Record):
+    """What a node shows, after `Show`; the last of one answer says so."""
+
+    node_id: str
+    asker: str
+    ask_id: str
+    key: str  # of stacks: the rank
+    value: str
+    is_last: bool = True
+    is_refused: bool = False  # the value says why
+
+
 Request: TypeAlias = Ask | Frozen | Saved
+Enquiry: TypeAlias = Fetch | Fetched
 
 
 # Coordinator to node.
@@ -78,3 +115,19 @@ class Answer(Record):
     ask_id: str
     is_applied: bool
     text: str
+    nodes: tuple[str, ...] = ()  # that have been asked to show something
+
+
+class Show(Record):
+    """Another node, or this one, wants to see something.  Answered by `Fetched`."""
+
+    fetch: Fetch
+
+
+class Shown(Record):
+    """What a node has shown."""
+
+    fetched: Fetched
+
+
+Reply: TypeAlias = Notice | Answer | Show | Shown

@@ -111,7 +111,8 @@ _RULES: dict[str, Rule] = {
     "steps": _RANK_OR_NONE, "at": _shown_name, "call": _shown_name, "collective": _shown_name, "state": _shown_name,
     "unknown": _shown_name,
     "notice_id": _number(0, NOTICE_MAX), "calls": _CALLS, "save_at": _CALLS, "pages": _COUNT, "kill_s": _SECONDS,
-    "ask_id": _NAME, "target": _shown_name, "deadline_s": _SECONDS,
+    "ask_id": _NAME, "asker": _NAME, "nodes": _distinct(_NAME, COUNT_MAX), "key": _WORD, "value": _exactly,
+    "offset": _number(-1, 1 << 53), "target": _shown_name, "deadline_s": _SECONDS,
     # Of a failure, where -1 is what is not known; its texts have their own limits.
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,

@@ -1,5 +1,7 @@
 """A drain: nodes are about to go, and all ranks of the job save at one call of `notice.due` before they do.
 
+A restart, or a stop, of the whole job is one, too, which no node leaves: at once, or once all ranks have saved.
+
 No rank asks another: agents do, beside the training.
 
 1. A node **asks**, for itself or for another.  The earliest deadline of all that ask holds.
@@ -16,7 +18,7 @@ the same.  While no round runs they go at once: nothing is lost by that.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Generic, TypeVar, assert_never
@@ -57,17 +59,19 @@ class Leaving(Record):
     reason: str
 
 
-def verdict_after(how: str, hosts: Sequence[str], min_nodes: int) -> Ended | None:
-    """How the job ends if too few nodes are left; if none is, there is nobody to hear it.
+class Aim(Record):
+    """What all nodes are to do: to begin another round, or to stop."""
 
-    Args:
-        how: the drain went.
-        hosts: of the nodes that are left.
-        min_nodes: that the job needs.
-    """
-    if not 0 < len(hosts) < min_nodes:
-        return None
-    return Ended(Outcome.TIMED_OUT, f"{how}; {len(hosts)} of at least {min_nodes} nodes are left: {', '.join(hosts)}")
+    end_at: float  # as of a node that is to go
+    kill_at: float
+    reason: str
+    verb: Verb
+    at_save: bool
+
+
+# How the job ends.
+_OUTCOMES = {Verb.STOP: Outcome.STOPPED, Verb.KILL: Outcome.KILLED}
+_WORDS = {Verb.RESTART: "restart", Verb.STOP: "stop", Verb.KILL: "stop"}
 
 
 class Crew(Record):
@@ -91,6 +95,7 @@ class Drain(Generic[T]):
     step: Step = Step.OFF
     deadline: float | None = None
     leaving: dict[str, Leaving] = field(default_factory=dict[str, Leaving])  # by node
+    aim: Aim | None = None  # of the whole job
     save_at: int = 0
     notice_id: int = 0
     outcome: str = ""  # of the last one that is over
@@ -113,9 +118,19 @@ class Drain(Generic[T]):
         return self.step is Step.OVER
 
     @property
-    def _first(self) -> Leaving:
-        """The node that has to go first."""
-        return min(self.leaving.values(), key=lambda each: each.end_at, default=Leaving(0.0, 0.0, "no node leaves"))
+    def _first(self) -> Leaving | Aim:
+        """What has to be first."""
+        aims: list[Leaving | Aim] = [*self.leaving.values(), *([] if self.aim is None else [self.aim])]
+        return min(aims, key=lambda each: each.end_at, default=Leaving(0.0, 0.0, "no node leaves"))
+
+    @property
+    def verdict(self) -> Ended | None:
+        """How the job ends once no round runs, if it was asked to."""
+        aim = self.aim
+        if aim is None or aim.verb is Verb.RESTART:
+            return None
+        has_saved = aim.at_save and self.is_over
+        return Ended(Outcome.SAVED, self.outcome) if has_saved else Ended(_OUTCOMES[aim.verb], aim.reason)
 
     def handle(self, request: Request | None, crew: Callable[[], Crew], now: float) -> list[T]:
         """What a node says, or that time has passed or a round begun; gives what nodes hear.
@@ -127,7 +142,7 @@ class Drain(Generic[T]):
         """
         match request:
             case Ask():
-                answer = self.send(request.node_id, self._answer(request, (nodes := crew()).hosts, now))
+                answer = self.send(request.node_id, self._answer(request, nodes := crew(), now))
                 return [answer, *self._follow(nodes, now)]
             case Frozen():
                 return self._on_frozen(request, now)
@@ -159,6 +174,11 @@ class Drain(Generic[T]):
 
     def on_round_over(self) -> None:
         self.step, self.deadline = Step.OFF, None
+        self.aim = None if self.aim is None or self.aim.verb is Verb.RESTART else self.aim
+
+    def restart_at_save(self, reason: str, within_s: float, now: float) -> None:
+        """The round that runs is to end for a reason of the coordinator's own."""
+        self.aim = Aim(now + within_s, now + within_s + MARGIN_S, reason, Verb.RESTART, at_save=True)
 
     def let_go(self, node_ids: Container[str], now: float) -> list[T]:
         """Of these, nodes that are to go leave now; each is told once."""
@@ -172,11 +192,12 @@ class Drain(Generic[T]):
 
     # What nodes say.
 
-    def _answer(self, ask: Ask, hosts: Mapping[str, str], now: float) -> Answer:
+    def _answer(self, ask: Ask, crew: Crew, now: float) -> Answer:
         """What becomes of a request: decided once, told as often as it is asked.  A node that was lost goes still."""
         answer = self._answers.get(ask.ask_id)
         if answer is None or (answer.is_applied and ask.verb is Verb.DRAIN):
-            is_applied, text = self._apply(ask, hosts, now)
+            is_of_job = ask.verb in _WORDS
+            is_applied, text = self._apply_to_job(ask, crew, now) if is_of_job else self._apply(ask, crew.hosts, now)
             answer = self._answers[ask.ask_id] = Answer(ask.ask_id, is_applied, text)
             if len(self._answers) > ANSWERS_MAX:
                 self._answers.popitem(last=False)
@@ -199,6 +220,21 @@ class Drain(Generic[T]):
             new = Leaving(until - margin_s, until - margin_s / 2, text)
             self.leaving[node_id] = min(new, self.leaving.get(node_id, new), key=lambda each: each.end_at)
         return True, text
+
+    def _apply_to_job(self, ask: Ask, crew: Crew, now: float) -> tuple[bool, str]:
+        if not crew.hosts:
+            return False, "the job has ended"
+        if ask.verb is Verb.RESTART and ask.round and crew.round and ask.round != crew.round:
+            return True, f"round {ask.round} has ended already"  # asked again, of another coordinator
+        if ask.at_save and ask.deadline_s < DEADLINE_MIN_S:
+            return False, f"{ask.deadline_s:g} s is no time to save in: leave --at-save out"
+        until_s = ask.deadline_s if ask.at_save else 0.0
+        text = f"{_WORDS[ask.verb]} asked for on {crew.hosts.get(ask.node_id, ask.node_id)}"
+        text += f" ({ask.reason})" if ask.reason else ""
+        new, old = Aim(now + until_s, now + until_s + MARGIN_S, text, ask.verb, ask.at_save), self.aim
+        if old is None or old.verb is Verb.RESTART or (new.verb is not Verb.RESTART and new.end_at <= old.end_at):
+            self.aim = new
+        return True, text + (f": all ranks save first, within {until_s:.0f} s" if ask.at_save else "")
 
     def _on_frozen(self, frozen: Frozen, now: float) -> list[T]:
         """A node holds its ranks.  Once all do, the call is named."""
@@ -229,8 +265,11 @@ class Drain(Generic[T]):
         if not crew.nodes:
             return []
         told = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes that have no part in it
-        if not self.leaving.keys() & {*crew.nodes}:
+        if not self.leaving.keys() & {*crew.nodes} and self.aim is None:
             return told + (self._call_off(crew) if self.step in {Step.FREEZING, Step.SAVING} else [])
+        if self.aim is not None and not self.aim.at_save:
+            self._end("")
+            return told
         if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last that was awaited is gone
             return told + self._go_on(now)
         if self.step in {Step.OFF, Step.HELD}:
@@ -261,7 +300,7 @@ class Drain(Generic[T]):
         return self._tell(Stage.SAVE, now)
 
     def _end(self, how: str) -> None:
-        self.step, self.deadline, self.outcome = Step.OVER, None, f"{self._first.reason}; {how}"
+        self.step, self.deadline, self.outcome = Step.OVER, None, self._first.reason + (f"; {how}" if how else "")
 
     def _call_off(self, crew: Crew) -> list[T]:
         self.on_round_over()
@@ -275,11 +314,11 @@ class Drain(Generic[T]):
         notice = self._notice(stage, self._first, now)
         return [self.send(node_id, notice) for node_id in self._nodes]
 
-    def _notice(self, stage: Stage, leaving: Leaving, now: float) -> Notice:
+    def _notice(self, stage: Stage, leaving: Leaving | Aim, now: float) -> Notice:
         left_s = max(0.0, leaving.kill_at - now)
         return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, leaving.reason)
 
     def validate(self) -> None:
         is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
         assert (self.deadline is not None) == is_timed, "ranks are held, and saves awaited, for a time"
-        assert not self.is_over or self.leaving, "a drain is over for nodes that go"
+        assert not self.is_over or self.leaving or self.aim, "a drain is over for nodes that go, or for all"

@@ -171,6 +171,11 @@ class TorchHandlerLink:
             case r.Ask(_, ask_id):
                 text = "a rendezvous of torch's has nobody who could agree on a step: use one of aelastic's back ends"
                 deliver(r.Answer(ask_id, False, text))
+            case r.Fetch(node_id, ask_id):
+                deliver(r.Answer(ask_id, True, "", (node_id,)))
+                deliver(r.Show(message))
+            case r.Fetched():
+                deliver(r.Shown(message))
             case m.Left():
                 self._is_on = False
                 self._activity.cancel()

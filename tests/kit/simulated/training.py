@@ -94,7 +94,7 @@ class Training:
 
 @dataclass
 class Holds:
-    """A node's notices, as `agent/notices.py` carries them out."""
+    """A node's notices, as `agent/requests/notices.py` carries them out."""
 
     agent: Agent
     tell: Callable[[r.Request], None]

@@ -1,0 +1,179 @@
+"""What this node asks of the job, and what it shows of itself to those that ask.
+
+A request (`Ask`) is decided by the coordinator; what somebody wants to see (`Fetch`) is passed on to the nodes that
+have it, and each answers.  Both are said again to a coordinator that takes over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aelastic.aio import clock
+from aelastic.aio.mailbox import Mailbox
+from aelastic.aio.threads import run_sync
+from aelastic.core.record import Record
+from aelastic.health.stacks_endpoint import texts_of
+from aelastic.host.usage import usage_of
+from aelastic.observe.run_events import StacksTaken
+from aelastic.observe.run_state import RunState
+from aelastic.observe.status import describe, describe_ends
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.codec import TEXT_MAX
+
+if TYPE_CHECKING:
+    from aelastic.agent.resources import AgentSettings, Resources
+
+# A coordinator answers in milliseconds, and another takes over within some hundred.
+ANSWER_S = 5.0
+# Stacks are there in 6 s.
+STACKS_S = 8.0
+# Nodes that a coordinator has asked that is gone now are asked again.
+AGAIN_S = 1.0
+PIECE_BYTES = 32 << 10  # of a log
+NO_REMOTE = "this node shows nothing to others (--no-remote-verbs)"
+NOT_TOLD = "logs of another node are shown only where the job has a secret (--secret-file)"
+
+
+class Shown(Record):
+    """What nodes have shown."""
+
+    found: Mapping[tuple[str, str], str]  # by node, and key
+    refused: Mapping[str, str]  # why, by node
+    silent: tuple[str, ...] = ()  # nodes that have not answered in time
+    answer: r.Answer | None = None  # of the coordinator; `None`: it has not
+
+
+class Enquiries:
+    """Requests and enquiries of one node.
+
+    Args:
+        settings: the agent's.
+        held: what its run holds.
+        run_state: of the run; read, never changed.
+        collect_stacks: takes the workers' stacks; its argument says why.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        held: Resources,
+        run_state: RunState,
+        collect_stacks: Callable[[str], Awaitable[StacksTaken]],
+    ) -> None:
+        self._settings, self._held, self._state, self._collect_stacks = settings, held, run_state, collect_stacks
+        self._node_id, self._say = settings.node_id, held.link.tell
+        self._open: dict[str, Mailbox[r.Answer | r.Fetched]] = {}
+
+    def on_told(self, message: r.Answer | r.Fetched) -> None:
+        if message.ask_id in self._open:
+            self._open[message.ask_id].post(message)
+
+    async def ask(self, verb: r.Verb, **fields: Any) -> r.Answer | None:
+        """The coordinator's answer; `None` if there is none in time."""
+        with self._opened() as (ask_id, mailbox):
+            ask = r.Ask(self._node_id, ask_id, verb, **{"target": "", "deadline_s": 0.0, "reason": "", **fields})
+            self._say(ask)
+            answer = await mailbox.next(clock.now() + ANSWER_S)
+            return answer if isinstance(answer, r.Answer) else None
+
+    async def fetch(self, what: r.What, **fields: Any) -> Shown:
+        """What nodes show, of those that answer in time."""
+        answer: r.Answer | None = None
+        found: dict[tuple[str, str], str] = {}
+        refused: dict[str, str] = {}
+        done: set[str] = set()
+        with self._opened() as (ask_id, mailbox):
+            fetch = r.Fetch(self._node_id, ask_id, what, **fields)
+            until = clock.now() + (STACKS_S if what is r.What.STACKS else ANSWER_S)
+            self._say(fetch)
+            while answer is None or {*answer.nodes} - done:
+                if (now := clock.now()) >= until:
+                    break
+                match await mailbox.next(min(until, now + AGAIN_S)):
+                    case None if answer is not None and what is not r.What.STACKS:
+                        self._say(fetch)
+                    case None:
+                        pass  # it is said to the next coordinator
+                    case r.Answer() as answer:
+                        pass
+                    case r.Fetched(node_id, _, _, key, value, is_last, is_refused):
+                        if is_refused:
+                            refused[node_id] = value
+                        elif value:
+                            found[node_id, key] = value
+                        done |= {node_id} if is_last else set()
+        silent = () if answer is None else tuple(sorted({*answer.nodes} - done))
+        return Shown(found, refused, silent, answer)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[str, Mailbox[r.Answer | r.Fetched]]]:
+        ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
+        self._open[ask_id] = mailbox = Mailbox[r.Answer | r.Fetched]()
+        try:
+            yield ask_id, mailbox
+        finally:
+            del self._open[ask_id]
+
+    # What is shown to others.
+
+    async def show(self, fetch: r.Fetch) -> None:
+        """Answers a node that wants to see something; nothing that fails here ends the job."""
+        node_id, rdzv, refusal = self._node_id, self._settings.spec.rdzv, ""
+        if rdzv is not None and fetch.node_id != node_id:
+            is_closed = fetch.what is r.What.LOG and not rdzv.secret_path
+            refusal = NO_REMOTE if not rdzv.remote_verbs else NOT_TOLD if is_closed else ""
+        if not refusal:
+            try:
+                async for key, value in self._shown(fetch):
+                    self._say(r.Fetched(node_id, fetch.node_id, fetch.ask_id, key, value[:TEXT_MAX], is_last=False))
+            except (OSError, LookupError) as error:
+                refusal = str(error) or type(error).__name__
+        self._say(r.Fetched(node_id, fetch.node_id, fetch.ask_id, "", refusal, is_refused=bool(refusal)))
+
+    async def _shown(self, fetch: r.Fetch) -> AsyncIterator[tuple[str, str]]:
+        match fetch.what:
+            case r.What.STATUS:
+                yield "", json.dumps(self.status())
+            case r.What.STACKS:
+                taken = await self._collect_stacks("asked")
+                first = 0 if (formed := self._state.formed) is None else formed.first_rank
+                texts = await run_sync(texts_of, taken, abandon_on_cancel=True)
+                for local_rank, source in sorted(taken.source.items()):
+                    yield str(first + local_rank), texts.get(local_rank, "")[:TEXT_MAX] or source
+            case r.What.LOG:
+                formed = self._state.formed
+                local_rank = -1 if formed is None else fetch.rank - formed.first_rank
+                path = self._held.logs.file_of(local_rank, is_stderr=fetch.is_stderr)
+                offset, data = await run_sync(_piece, path, fetch.offset, abandon_on_cancel=True)
+                yield f"{self._state.generation}-{offset}", data.decode("latin-1")
+
+    def status(self) -> dict[str, Any]:
+        """This node's, as `/status` has it, without what is long."""
+        state = self._state
+        pids = state.running.items() if self._settings.is_local else ()
+        usage = {rank: usage_of(pid, pid) for rank, pid in pids if isinstance(pid, int)}
+        used = {rank: (each.cpu_s, each.rss_bytes) for rank, each in usage.items() if each is not None}
+        status = describe(state, clock.now(), datetime.now(UTC), used)
+        del status["phases"]
+        if (failure := status["last_failure"]) is not None:
+            del failure["traceback"], failure["stack"]
+        return {**status, "coordinates": self._held.link.coordinates}
+
+    def why(self) -> list[dict[str, Any]]:
+        """Why each generation of workers ended, the latest first."""
+        return describe_ends(self._state, clock.now(), datetime.now(UTC))
+
+
+def _piece(path: Path, offset: int) -> tuple[int, bytes]:
+    """Where a piece of a log begins, and what it says; at -1: the last."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        offset = max(0, size - PIECE_BYTES) if offset < 0 else offset
+        file.seek(offset)
+        return offset, file.read(PIECE_BYTES)

@@ -1,0 +1,90 @@
+"""What verbs say: tables and sentences for people, made of what agents answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from aelastic.observe.status_text import duration
+
+Said = Mapping[str, Any]
+
+
+def jobs(agents: Sequence[Said]) -> str:
+    rows = [
+        (each["run"]["run_id"], each["phase"], _since(each, each["run"]["began"]), str(each["run"]["pid"]))
+        for each in agents
+    ]
+    return _table([("JOB", "STATE", "SINCE", "AGENT"), *rows])
+
+
+def ended(agents: Sequence[Said]) -> str:
+    """What has ended within the last hour."""
+    names = [*dict.fromkeys(f"{each['run']['run_id']}, {each['state']}" for each in agents)]
+    more = f", and {len(names) - 3} more" * (len(names) > 3)
+    return f" (ended in the last hour: {'; '.join(names[:3])}{more}: aelastic why says more)" if names else ""
+
+
+def status(nodes: Sequence[Said], silent: Iterable[str]) -> str:
+    """A line about the job, and one for each node: `*` is the coordinator's."""
+    first = max(nodes, key=lambda each: (each["coordinates"], each["phase"] == "running"), default=None)
+    if first is None:
+        return "no node has answered"
+    restarts, drains = first["restarts"]["failure"], first["drains"]
+    counts = f"{restarts} restart{'s' * (restarts != 1)} after failures, {drains} drain{'s' * (drains != 1)}"
+    head = [first["run"]["run_id"], first["phase"], _since(first, first["run"]["began"]), counts]
+    if first["progress"] is not None:
+        progress = first["progress"]
+        head.append(f"step {progress['step']}" + (f" of {progress['total']}" if progress.get("total") else ""))
+    is_one_host = len({each["run"]["host"] for each in nodes}) < len(nodes)
+    rows = []
+    for each in sorted(nodes, key=lambda one: (one["round"] or {}).get("first_rank", 1 << 30)):
+        round_, run = each["round"], each["run"]
+        running = round_ is not None and bool(each["workers"]) and each["phase"] not in {"joining", "init"}
+        at = f"{round_['first_rank']}-{round_['first_rank'] + len(each['workers']) - 1}" if running else "-"
+        name = run["node_id"] if is_one_host else run["host"]
+        note = each["announced"] or each["waiting"] or (each["reason"] if each["phase"] != "running" else "")
+        rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note or ""))
+    rows += [(each, "silent", "-", "-", "has not answered") for each in silent]
+    return "  ".join(head) + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows])
+
+
+def why(ends: Sequence[Said]) -> str:
+    return "\n".join(map(_end, ends)) or "no workers have ended so far"
+
+
+def _end(end: Said) -> str:
+    after = "" if end["after_s"] is None else f" after {duration(end['after_s'])}"
+    step = "" if end["step"] is None else f", at step {end['step']}"
+    lines = [f"generation {end['generation']} ended {end['at'][11:19]} UTC{after}{step}"]
+    failure = end["failure"]
+    if failure is not None:
+        what = failure["message"].strip().splitlines()
+        lines.append(f"  cause    rank {failure['rank']} on {failure['host']}: {what[-1] if what else 'no message'}")
+    lines.append(f"  decided  {end['reason']}")
+    if end["again_s"] is not None:
+        lines.append(f"  done     workers ran again after {end['again_s']:.2f} s")
+    return "\n".join(lines)
+
+
+def stacks(found: Mapping[str, str], compared: str) -> str:
+    if not found:
+        return "no worker runs"
+    parts = [f"--- rank {rank}\n{found[rank].rstrip()}" for rank in sorted(found, key=int)]
+    return "\n\n".join([*filter(None, [compared]), *parts])
+
+
+def ranks(known: Iterable[str]) -> str:
+    numbers = sorted(map(int, known))
+    return f"{numbers[0]} to {numbers[-1]}"
+
+
+def _since(status: Said, moment: str) -> str:
+    return duration((datetime.fromisoformat(status["time"]) - datetime.fromisoformat(moment)).total_seconds())
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
