@@ -50,10 +50,11 @@ class SingleNode:
             case m.Ready() if self.verdict is not None:
                 return [self.verdict]
             case m.Ready(node):
-                return [self._begin(node)]
+                self._is_running = False
+                return (self._on_request(None, now) if self._drain else []) or [self._begin(node)]
             case m.Failed() if self._runs(message.round):
                 ended = self._end(message)
-                return [*(self._on_request(None, now) if self._drain else []), ended]
+                return (self._on_request(None, now) if self._drain else []) or [ended]
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._on_request(message, now)
             case r.Fetch(node_id, ask_id):
@@ -102,6 +103,8 @@ class SingleNode:
         if request is not None:
             self._node_id = request.node_id  # it may ask before it is ready for its first round
         drain = self._drain = self._drain or Drain[m.CoordinatorMessage](lambda _, message: message)
+        if self.verdict is not None or (request is None and not self._is_running):
+            drain.on_round_over()
         hosts = {} if self.verdict else {self._node_id: self._host}
         nodes, round_ = tuple(hosts) if self._is_running else (), 0 if self._assigned is None else self._assigned.round
         told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.epoch), now)

@@ -242,3 +242,61 @@ def test_the_job_ends_where_too_few_are_left(left: int, is_over: bool) -> None:
     if verdict is not None:
         assert verdict.outcome is Outcome.TIMED_OUT
         assert verdict.reason == "host-a leaves; 1 of at least 2 nodes are left: host-b"
+
+
+# The whole job.
+
+
+@pytest.mark.parametrize("verb", [Verb.RESTART, Verb.STOP, Verb.KILL])
+def test_what_is_asked_of_the_whole_job_is_done_at_once(verb: Verb) -> None:
+    story = Story()
+    assert answers(story.ask("b", verb)) == [(True, story.core.outcome)]
+    assert story.core.is_over and story.core.outcome.endswith(" asked for on host-b (spot)")
+    verdict = story.core.verdict
+    story.core.on_round_over()
+    if verb is Verb.RESTART:
+        assert verdict is None and story.core.aim is None
+    else:
+        assert verdict is not None and verdict.outcome is (Outcome.STOPPED if verb is Verb.STOP else Outcome.KILLED)
+
+
+def test_a_stop_that_waits_for_a_save_ends_the_job_as_saved_and_one_that_fails_as_stopped() -> None:
+    for has_failed, outcome in ((False, Outcome.SAVED), (True, Outcome.STOPPED)):
+        story = Story()
+        told = story.tell(Ask("a", "x", Verb.STOP, "", 60.0, "", at_save=True))
+        assert stages(told) == dict.fromkeys("abc", Stage.FREEZE)
+        story.freeze(dict.fromkeys("abc", 4))
+        if not has_failed:
+            story.save(*"abc")
+            assert story.core.is_over
+        assert story.core.verdict is not None and story.core.verdict.outcome is outcome
+
+
+def test_a_restart_that_has_been_done_is_not_done_again() -> None:
+    story = Story()
+    again = Ask("a", "x", Verb.RESTART, "", 0.0, "", round=6)
+    assert answers(story.tell(again)) == [(True, "round 6 has ended already")]
+    assert story.core.aim is None and not story.core.is_over
+    story.tell(again.replace(ask_id="y", round=7))
+    assert story.core.is_over
+
+
+def test_a_stop_goes_before_a_restart_and_the_earlier_stop_before_a_later() -> None:
+    story = Story()
+    for ask_id, (verb, deadline_s, at_save) in enumerate(
+        [(Verb.RESTART, 60.0, True), (Verb.STOP, 60.0, True), (Verb.RESTART, 10.0, True), (Verb.STOP, 90.0, True)]
+    ):
+        story.tell(Ask("a", str(ask_id), verb, "", deadline_s, "", at_save=at_save))
+    assert story.core.aim is not None and story.core.aim.verb is Verb.STOP
+    assert story.core.aim.end_at == story.now + 60.0
+    story.tell(Ask("a", "now", Verb.STOP, "", 0.0, ""))
+    assert story.core.is_over, "one that waits for nothing"
+
+
+def test_too_short_a_time_to_save_in_is_refused() -> None:
+    story = Story()
+    told = story.tell(Ask("a", "x", Verb.RESTART, "", 0.5, "", at_save=True))
+    assert answers(told) == [(False, "0.5 s is no time to save in: leave --at-save out")]
+    assert story.core.aim is None
+    story.nodes = ()
+    assert answers(story.ask("a", Verb.STOP)) == [(False, "the job has ended")]

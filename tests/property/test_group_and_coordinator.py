@@ -374,7 +374,9 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     worlds = [simulate(seed, Faults()) for seed in range(40)]
     heard = [message for world in worlds for agent in world.agents.values() for message in agent.heard]
     assert max(len(world.rounds) for world in worlds) >= 4
-    assert {verdict.outcome for world in worlds for verdict in world.verdicts} == set(m.Outcome) - {m.Outcome.REPLACED}
+    assert {verdict.outcome for world in worlds for verdict in world.verdicts} == {
+        m.Outcome.SUCCEEDED, m.Outcome.FAILED, m.Outcome.TIMED_OUT
+    }  # fmt: skip
     assert sum(isinstance(message, m.Interrupted) for message in heard) > 50
     assert sum(world.unhealthy for world in worlds) > 10
     states: set[Any] = {agent.group.state for world in worlds for agent in world.agents.values()}

@@ -13,6 +13,7 @@ from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.training import Training
 from kit.simulated.world import FIN
 
+from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.protocol.requests import Verb
 from aelastic.rdzv.requests.drain import MARGIN_S
 
@@ -149,6 +150,30 @@ def test_a_spare_takes_the_place_of_the_node_that_leaves() -> None:
     simulation.wait(lambda: simulation.ranks == 3)
 
 
+def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
+    """A fault, some time after something was asked."""
+    # Most of what is agreed takes some 10 ms, to save some 100.
+    simulation.pass_time(dice.choice([dice.uniform(0, 0.03), dice.uniform(0, 1.5)]))
+    if not simulation.living:
+        return
+    coordinator = next((agent for agent in simulation.living if agent.server is not None), None)
+    bystander = dice.choice(simulation.living)
+    match fault:
+        case "coordinator dies" if coordinator is not None:
+            coordinator.crash(FIN)
+        case "coordinator freezes" if coordinator is not None:
+            coordinator.freeze()
+            simulation.world.after(dice.uniform(0.1, 9.0), coordinator.thaw)
+        case "connection breaks":
+            simulation.break_one()
+        case "node dies":
+            bystander.crash(FIN)
+        case "worker fails" if bystander.alive:
+            bystander.fail_now()
+        case "board down":
+            simulation.take_board_down()
+
+
 @pytest.mark.parametrize("begin", range(0, max(SIMULATION_SEEDS // 4, SEEDS_IN_A_TEST), SEEDS_IN_A_TEST))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, begin: int) -> None:
@@ -159,29 +184,43 @@ def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, b
         leaving = dice.choice(simulation.living)
         leaving.holds.ask(Verb.DRAIN, DEADLINE_S)
         asked_at = simulation.world.now
-        # Most of what is agreed takes some 10 ms, to save some 100.
-        simulation.pass_time(dice.choice([dice.uniform(0, 0.03), dice.uniform(0, 1.5)]))
-        coordinator = next((agent for agent in simulation.living if agent.server is not None), None)
-        bystander = dice.choice(simulation.living)
-        match fault:
-            case "coordinator dies" if coordinator is not None:
-                coordinator.crash(FIN)
-            case "coordinator freezes" if coordinator is not None:
-                coordinator.freeze()
-                simulation.world.after(dice.uniform(0.1, 9.0), coordinator.thaw)
-            case "connection breaks":
-                simulation.break_one()
-            case "node dies":
-                bystander.crash(FIN)
-            case "worker fails" if bystander.alive:
-                bystander.fail_now()
-            case "board down":
-                simulation.take_board_down()
+        strike(simulation, fault, dice)
         try:
             simulation.wait(partial(_is_gone, leaving), DEADLINE_S - (simulation.world.now - asked_at) + 10.0)
             simulation.look_for_splits()
         except Exception as error:
             raise AssertionError(f"{fault}, seed {seed}: {error}\n{simulation.story(60)}") from error
+
+
+@pytest.mark.parametrize("begin", range(0, max(SIMULATION_SEEDS // 4, SEEDS_IN_A_TEST), SEEDS_IN_A_TEST))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_asked_of_the_whole_job_is_done_once_whatever_fails_meanwhile(fault: str, begin: int) -> None:
+    for seed in range(begin, begin + SEEDS_IN_A_TEST):
+        dice = random.Random(f"{fault} {seed} all")
+        simulation = Drained(seed, dice.choice([2, 3, 4]), is_leased=dice.random() < 0.5)
+        asker, before = dice.choice(simulation.living), simulation.training
+        verb, at_save = dice.choice([Verb.RESTART, Verb.STOP, Verb.KILL]), dice.random() < 0.5
+        rounds = len(simulation.world.trainings)
+        asker.holds.ask(verb, DEADLINE_S if at_save else 0.0, at_save=at_save and verb is not Verb.KILL)
+        strike(simulation, fault, dice)
+        try:
+            if verb is Verb.RESTART:
+                simulation.wait(partial(_is_done, simulation, asker, before))
+                most = 1 if fault in {"nothing", "connection breaks", "board down"} else 3
+                assert len(simulation.world.trainings) - rounds <= most, "asked again, it is not done again"
+            else:
+                simulation.wait(partial(_is_gone, asker))
+            simulation.look_for_splits()
+        except Exception as error:
+            raise AssertionError(f"{fault}, {verb}, seed {seed}: {error}\n{simulation.story(60)}") from error
+        if fault == "nothing" and verb is not Verb.RESTART:
+            outcomes = {agent.group.verdict.outcome for agent in simulation.agents if agent.group.verdict is not None}
+            assert outcomes == {Outcome.KILLED if verb is Verb.KILL else Outcome.SAVED if at_save else Outcome.STOPPED}
+
+
+def _is_done(simulation: Drained, asker: Agent, before: Training | None) -> bool:
+    """Another round trains, or nobody is left who has asked for it."""
+    return not asker.is_alive or (simulation.training is not before and simulation.calls > 3)
 
 
 def _is_gone(agent: Agent) -> bool:

@@ -282,6 +282,7 @@ def train(words):
     tell(words, accelerator.process_index, accelerator.num_processes)
     if words == "fail":
         raise LookupError("no batch left")
+    accelerator.wait_for_everyone()  # gloo fails in a rank whose peer ends while it still connects
 
 
 if __name__ == "__main__":

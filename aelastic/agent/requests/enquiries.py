@@ -77,7 +77,9 @@ class Enquiries:
     async def ask(self, verb: r.Verb, **fields: Any) -> r.Answer | None:
         """The coordinator's answer; `None` if there is none in time."""
         with self._opened() as (ask_id, mailbox):
-            ask = r.Ask(self._node_id, ask_id, verb, **{"target": "", "deadline_s": 0.0, "reason": "", **fields})
+            round_ = 0 if (formed := self._state.formed) is None else formed.round
+            usual = {"target": "", "deadline_s": 0.0, "reason": "", "round": round_}
+            ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields})
             self._say(ask)
             answer = await mailbox.next(clock.now() + ANSWER_S)
             return answer if isinstance(answer, r.Answer) else None

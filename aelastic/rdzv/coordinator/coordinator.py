@@ -301,10 +301,10 @@ class Coordinator(Machine[ev.Event, Send]):
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
-        if verdict is not None:
-            return leave + self._close(verdict)
         self.roster.put_strays(send.node_id for send in leave)  # no round waits for these, or takes them in
         step = self.forming.step(self.roster, is_first=self.round == 0, now=now, is_greeted=is_greeted)
+        if verdict is not None and step is not Step.END:
+            return leave + self._close(verdict)
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
@@ -315,8 +315,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return leave + self._begin_round(now)
             case Step.GIVE_UP_STOPPING:
                 return leave + self.forming.give_up_stopping(self.roster, self.round) + self._form(now)
-            case Step.END:
-                return leave + self._close(self.forming.verdict)
+            case Step.END:  # nodes that go, too, have failed
+                return self._close(self.forming.verdict)
             case Step.TIME_OUT:
                 return leave + self._close(self.rules.timed_out(hosts_of(self.roster.ready)))
             case _:

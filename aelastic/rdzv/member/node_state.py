@@ -11,6 +11,8 @@ from aelastic.rdzv.protocol import requests as r
 
 # More than a person asks while there is no coordinator.
 ASKED_MAX = 32
+# A coordinator may be lost once it has answered, and before it is done.
+LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class NodeState:
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
     ended_nodes: frozenset[str] = frozenset()  # coordinators whose process has ended since, or that have left the job
-    # What this node has asked for, and when: until it is answered; a drain, until it is refused, or the round is over.
+    # What this node has asked for, and when: until it is answered; what lasts, until it is refused, or done.
     asked: dict[str, tuple[r.Ask | r.Fetch, float]] = field(default_factory=dict[str, tuple["r.Ask | r.Fetch", float]])
     notice: r.Frozen | r.Saved | None = None  # how far this node is with an interruption that is announced
 
@@ -88,7 +90,7 @@ class NodeState:
                 self.node = None if self.node is None else self.node.replace(starts=starts)
             case r.Ask() | r.Fetch():
                 if isinstance(message, r.Ask) and message.verb is r.Verb.CANCEL:
-                    self.asked = {i: each for i, each in self.asked.items() if not _is_drain(each[0])}
+                    self._forget(r.Verb.DRAIN)
                 self.asked[message.ask_id] = message, now
                 if len(self.asked) > ASKED_MAX:
                     del self.asked[next(iter(self.asked))]
@@ -114,7 +116,7 @@ class NodeState:
                 self.notice = None if stage is r.Stage.NONE else self.notice
                 return round_ == self.round or stage is r.Stage.LEAVE
             case r.Answer(ask_id, is_applied):
-                if ask_id in self.asked and not (is_applied and _is_drain(self.asked[ask_id][0])):
+                if ask_id in self.asked and not (is_applied and _verb(self.asked[ask_id][0]) in LASTING):
                     del self.asked[ask_id]
                 return True
             case r.Show() | r.Shown():
@@ -130,6 +132,9 @@ class NodeState:
         ]
         return [*asked, *([] if self.notice is None else [self.notice])]
 
+    def _forget(self, *verbs: r.Verb) -> None:
+        self.asked = {ask_id: each for ask_id, each in self.asked.items() if _verb(each[0]) not in verbs}
+
     def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete; false if this node has heard so before."""
         if self.standing is not m.Standing.READY or assigned.fence <= self.past.fence:
@@ -137,7 +142,7 @@ class NodeState:
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged = None, "", False
-        self.asked = {i: each for i, each in self.asked.items() if not _is_drain(each[0])}
+        self._forget(r.Verb.DRAIN, r.Verb.RESTART)
         self.notice = None
         return True
 
@@ -205,5 +210,5 @@ class NodeState:
                 assert_never(news)
 
 
-def _is_drain(asked: r.Ask | r.Fetch) -> bool:
-    return isinstance(asked, r.Ask) and asked.verb is r.Verb.DRAIN
+def _verb(asked: r.Ask | r.Fetch) -> r.Verb | None:
+    return asked.verb if isinstance(asked, r.Ask) else None

@@ -103,10 +103,11 @@ class Holds:
     newest: r.Notice | None = None
     asks: int = 0
 
-    def ask(self, verb: r.Verb, deadline_s: float = 0.0) -> None:
+    def ask(self, verb: r.Verb, deadline_s: float = 0.0, *, at_save: bool = False) -> None:
         self.asks += 1
-        node_id = self.agent.node_id
-        self.tell(r.Ask(node_id, f"{node_id}-{self.asks}", verb, "", deadline_s, "spot"))
+        node_id, assigned = self.agent.node_id, self.agent.group.assigned
+        round_ = 0 if assigned is None else assigned.round
+        self.tell(r.Ask(node_id, f"{node_id}-{self.asks}", verb, "", deadline_s, "spot", round_, at_save))
 
     def begin(self) -> None:
         """New workers have new pages."""
