@@ -1,6 +1,6 @@
 """Where agents of this user can be spoken to on this machine: UNIX sockets in a folder that is this user's alone.
 
-Beside the socket of an agent that runs lies, for an hour, what agents that have ended left to be read.
+Beside the socket of an agent that runs lies, for an hour, what the last agents that have ended left to be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-ENDED_S = 3600.0
+ENDED_S, ENDED_MAX = 3600.0, 20
 SOCKET, ENDED = ".sock", ".ended"
 
 
@@ -52,10 +52,9 @@ def listen(folder: Path, name: str) -> socket.socket:
         OSError: there is no place for it.
     """
     with opened(folder, is_made=True) as fd:
-        for ended in _names(fd, ENDED):
+        for old in _by_age(fd)[ENDED_MAX:]:
             with suppress(OSError):
-                if _now() - os.stat(ended, dir_fd=fd).st_mtime > ENDED_S:
-                    os.unlink(ended, dir_fd=fd)
+                os.unlink(old, dir_fd=fd)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(f"/proc/self/fd/{fd}/{name}{SOCKET}")
@@ -117,18 +116,22 @@ def connect(folder: Path, name: str, timeout_s: float) -> socket.socket | None:
 
 def ended(folder: Path) -> list[bytes]:
     """What agents have left within the last hour, the latest first."""
-    found: list[tuple[float, bytes]] = []
+    found: list[bytes] = []
     with suppress(OSError), opened(folder) as fd:
-        for name in _names(fd, ENDED):
+        for name in _by_age(fd)[:ENDED_MAX]:
             with suppress(OSError), open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd), "rb") as file:
-                if _now() - (left_at := os.fstat(file.fileno()).st_mtime) <= ENDED_S:
-                    found.append((left_at, file.read()))
-    return [said for _, said in sorted(found, reverse=True)]
+                if datetime.now(UTC).timestamp() - os.fstat(file.fileno()).st_mtime <= ENDED_S:
+                    found.append(file.read())
+    return found
 
 
-def _now() -> float:
-    """As the file system counts."""
-    return datetime.now(UTC).timestamp()
+def _by_age(fd: int) -> list[str]:
+    """What agents have left, the latest first."""
+    found: list[tuple[float, str]] = []
+    for name in _names(fd, ENDED):
+        with suppress(OSError):
+            found.append((os.stat(name, dir_fd=fd).st_mtime, name))
+    return [name for _, name in sorted(found, reverse=True)]
 
 
 def _names(fd: int, suffix: str) -> list[str]:

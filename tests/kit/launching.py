@@ -156,7 +156,8 @@ class Job:
             for name, value in os.environ.items()
             if not name.startswith(("PET_", "AELASTIC_", "TORCHELASTIC_", MARK))
         }
-        full = {**base, CHECK: "1", "TMPDIR": str(self.tmp), **env, MARK: self.mark.partition("=")[2]}
+        runtime = {"TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(folder)}
+        full = {**base, CHECK: "1", **runtime, **env, MARK: self.mark.partition("=")[2]}
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             self.process = subprocess.Popen(
                 command,

@@ -1,0 +1,33 @@
+"""Verbs, as people type them, without the start of an interpreter for each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aelastic.cli.verbs.asking import run_verb
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def verb(folder: Path, *argv: str) -> Said:
+    """What one says, to agents whose doors are in a folder."""
+    out, complaints = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), list[str]()
+    with contextlib.redirect_stdout(out):
+        code = run_verb(argv, {"XDG_RUNTIME_DIR": str(folder)}, complaints.append)
+    out.seek(0)
+    return Said(code, out.read(), "\n".join(complaints))
+
+
+def told(folder: Path, *argv: str) -> dict[str, Any]:
+    """What one says as JSON."""
+    said = verb(folder, *argv, "--json")
+    found: dict[str, Any] = json.loads(said.out)
+    return found

@@ -1,0 +1,250 @@
+"""A job that runs is spoken to: by the door of its agent, from a shell and from a program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kit.launching import Job, Launcher, on_both_loops, run, wait_for
+from kit.verbs import told, verb
+
+from aelastic import Supervisor, WorkerSpec
+from aelastic.errors import EXIT_TRY_AGAIN, RequestError
+from aelastic.group.events import WorkerState
+from aelastic.host import doors
+from aelastic.observe.run_events import RunEnded, WorkersStarted
+
+# Steps of 10 ms; goes on from where it has saved.
+TRAINS = """
+from aelastic import notice
+saved = f"saved-{rank}"
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+say("start", rank, restart, step)
+while not os.path.exists("end"):
+    step += 1
+    time.sleep(0.01)
+    if step == 5:
+        print("five of", rank, file=sys.stderr)
+    if notice.due():
+        open(saved, "w").write(str(step))
+        notice.saved()
+"""
+TWO = "--nproc-per-node", "2"
+
+
+def trains(launch: Launcher, *options: str, loop: str = "uvloop") -> Job:
+    job = launch(TRAINS, *TWO, *options, loop=loop)
+    job.wait_line("start", 2)
+    return job
+
+
+@on_both_loops
+def test_what_a_job_does_is_told(launch: Launcher, loop: str) -> None:
+    job = trains(launch, loop=loop)
+    here = job.folder
+    (run_id,) = [each["run"]["run_id"] for each in told(here, "ps")["jobs"]]
+    wait_for("both run", lambda: told(here, "status")["nodes"][0]["phase"] == "running")
+    code, out, _ = verb(here, "status")
+    head, columns, node = out.splitlines()
+    assert code == 0 and head.startswith(f"{run_id}  running  ") and columns.split() == [
+        "NODE", "STATE", "RANKS", "SINCE", "NOTE",
+    ]  # fmt: skip
+    assert node.split()[1:4] == ["*", "running", "0-1"]
+    code, out, _ = verb(here, "stacks")
+    assert code == 0 and out.count("--- rank ") == 2 and "worker.py" in out
+    assert verb(here, "stacks", "1").out.count("--- rank 1") == 1 and "--- rank 0" not in verb(here, "stacks", "1").out
+    assert verb(here, "status", run_id[:5]).code == 0
+    assert verb(here, "why").out == "no workers have ended so far\n"
+    job.signal(signal.SIGTERM)
+    assert job.wait() == -signal.SIGTERM
+    job.assert_nothing_left()
+
+
+def test_a_restart_loses_nothing_where_all_save_and_is_not_charged(launch: Launcher) -> None:
+    job = trains(launch, "--max-restarts", "0")
+    code, out, _ = verb(job.folder, "restart", "--at-save", "--wait", "--reason", "new data")
+    assert code == 0 and ": all ranks save at call " in out and "all ranks have saved" in out, job.story
+    assert "running again after " in out.splitlines()[-1]
+    starts = [line.split() for line in job.wait_line("start", 4)]
+    assert {each[3] for each in starts[:2]} == {"0"} and len({each[3] for each in starts[2:]}) == 1
+    assert int(starts[2][3]) > 0 and {each[2] for each in starts} == {"0"}, "no restart is counted"
+    assert verb(job.folder, "restart", "--wait").code == 0
+    assert len(job.wait_line("start", 6)) == 6
+    why = told(job.folder, "why", "-n", "2")["why"]
+    assert [each["generation"] for each in why] == [2, 1] and "new data" in why[1]["reason"]
+    (job.folder / "end").touch()
+    assert job.wait() == 0
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "how, code, words",
+    [
+        ((), -signal.SIGTERM, "; all workers have ended"),
+        (("--now",), -signal.SIGTERM, "; all workers have ended"),
+        (("--at-save",), EXIT_TRY_AGAIN, "all ranks have saved: drained"),
+    ],
+)
+def test_a_job_is_stopped_and_says_afterwards_why(
+    launch: Launcher, how: tuple[str, ...], code: int, words: str
+) -> None:
+    job = trains(launch)
+    assert verb(job.folder, "stop", "--reason", "enough", *how).code == 0
+    assert job.wait() == code and words in job.stderr, job.story
+    said = verb(job.folder, "status")
+    assert said.code == 3 and ", STOPPED: aelastic why says more)" in said.err
+    assert "(by root: enough)" in verb(job.folder, "why").out or os.getuid()
+    job.assert_nothing_left()
+
+
+def test_the_cause_of_a_failure_is_told_while_the_job_runs_and_after_it(launch: Launcher) -> None:
+    fails = "if rank == 1 and os.path.exists('fail'):\n    raise ValueError('no data left')\n"
+    job = launch(TRAINS.replace("    step += 1\n", "    step += 1\n    " + fails.replace("\n    ", "\n        ")), *TWO)
+    job.wait_line("start", 2)
+    (job.folder / "fail").touch()
+    assert job.wait() == 1
+    code, out, _ = verb(job.folder, "why")
+    assert code == 0 and "cause    rank 1 on " in out and "ValueError: no data left" in out, out
+
+
+def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
+    job = launch(TRAINS, *TWO, "--redirects", "3", "--log-dir", "logs")
+    wait_for("it writes", lambda: verb(job.folder, "logs", "1", "--stderr").out == "five of 1\n")
+    assert verb(job.folder, "logs", "0").out == "start 0 0 0\n"
+    followed = subprocess.Popen(
+        [sys.executable, "-m", "aelastic", "logs", "0", "-f", "--stderr"],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(job.folder)}, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert followed.stdout is not None and followed.stdout.readline() == b"five of 0\n"
+    (job.folder / "end").touch()
+    assert job.wait() == 0 and followed.wait(10) == 0
+    followed.stdout.close()
+
+
+def test_what_cannot_be_is_said_in_one_line_and_the_job_goes_on(launch: Launcher) -> None:
+    job = trains(launch)
+    here = job.folder
+    for argv, code, words in (
+        (("logs", "0"), 1, "its output is kept nowhere"),
+        (("logs", "7"), 1, "no rank 7; there are 0 to 1"),
+        (("logs", "x"), 2, "argument RANK: invalid int value"),
+        (("stacks", "9"), 1, "no rank 9; there are 0 to 1"),
+        (("status", "other"), 3, "no job other of yours runs on this machine"),
+        (("drain", "nowhere"), 1, "no node nowhere"),
+        (("drain", "--cancel"), 1, "is not asked to leave"),
+        (("drain", "--deadline", "0"), 2, "use seconds from now on, at least 1"),
+        (("restart", "--deadline", "soon"), 2, "use seconds from now on, at least 1"),
+        (("why", "-n", "0"), 2, "use a number, at least 1"),
+        (("stop", "--nonsense"), 2, "unrecognized arguments: --nonsense"),
+    ):
+        said = verb(here, *argv)
+        assert said.code == code and words in said.err and said.err.count("\n") == 0, (argv, said)
+    assert not any(line.startswith("start") for line in job.lines[2:])
+    (here / "end").touch()
+    assert job.wait() == 0
+
+
+def test_what_is_no_request_is_closed_and_one_that_floods_too(launch: Launcher) -> None:
+    job = trains(launch)
+    folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
+    (name,) = doors.doors_in(folder)
+    for data in (b"", b"\n", b"{}\n", b"[1]\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n', b"x" * 200_000):
+        conn = doors.connect(folder, name, 10.0)
+        assert conn is not None
+        with conn:
+            try:
+                conn.sendall(data)
+                conn.shutdown(socket.SHUT_WR)
+                while conn.recv(1 << 16):
+                    pass
+            except OSError:
+                pass  # it was closed before all was sent
+    assert verb(job.folder, "status").code == 0
+    (job.folder / "end").touch()
+    assert job.wait() == 0, job.story
+
+
+def test_the_door_of_an_agent_that_was_killed_is_taken_away(launch: Launcher) -> None:
+    job = trains(launch)
+    folder = job.folder / "aelastic"
+    assert {path.suffix for path in folder.iterdir()} == {".sock"}
+    assert folder.stat().st_mode & 0o777 == 0o700 and all(path.stat().st_mode & 0o77 == 0 for path in folder.iterdir())
+    job.signal(signal.SIGKILL)
+    job.wait()
+    assert verb(job.folder, "ps").code == 3
+    assert [*folder.iterdir()] == []
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None:
+    (launch.folder / "open").mkdir()
+    (launch.folder / "open" / "aelastic").mkdir(mode=0o777)
+    (launch.folder / "open" / "aelastic").chmod(0o777)
+    job = launch(TRAINS, *TWO, env={"XDG_RUNTIME_DIR": str(launch.folder / "open")})
+    job.wait_line("start", 2)
+    assert "W this job cannot be spoken to" in job.stderr and "is not this user's alone" in job.stderr
+    said = verb(launch.folder / "open", "status")
+    assert said.code == 1 and "is not this user's alone: remove it, or chmod 700 it" in said.err
+    (job.folder / "end").touch()
+    assert job.wait() == 0
+
+
+def test_a_script_of_a_verbs_name_is_run_by_its_path_or_after_a_flag(launch: Launcher) -> None:
+    script = launch.write("status", "say('the script')")
+    for argv in ((str(script),), ("./status",), ("--nproc-per-node=1", "status")):
+        done = subprocess.run(
+            [sys.executable, "-m", "aelastic", *argv], cwd=script.parent, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 and "the script" in done.stdout, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "aelastic", "status"], cwd=script.parent, capture_output=True, text=True, check=False,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(script.parent)},
+    )  # fmt: skip
+    assert done.returncode == 3 and "status is a verb here; the file of that name is ./status" in done.stderr
+
+
+# In a program.
+
+SLEEPS = "import time, sys; sys.path; time.sleep(60)"
+
+
+async def begins(supervisor: Supervisor) -> None:
+    async for event in supervisor.events():
+        if isinstance(event, WorkersStarted):
+            return
+
+
+@on_both_loops
+def test_a_program_speaks_to_its_job(tmp_path: Path, loop: str) -> None:
+    async def main() -> None:
+        supervisor = Supervisor(WorkerSpec(entrypoint=sys.executable, args=("-c", SLEEPS), local_world_size=2))
+        seen = list[str]()
+
+        async def listen() -> None:
+            async for event in supervisor.events():
+                seen.append(type(event).__name__)
+
+        with pytest.raises(RequestError, match="no coordinator has answered"):
+            await supervisor.restart()  # it does not run yet
+        listening, running = asyncio.create_task(listen()), asyncio.create_task(supervisor.run())
+        await begins(supervisor)
+        assert [each["phase"] for each in await supervisor.status()] == ["running"]
+        again = asyncio.create_task(begins(supervisor))
+        await asyncio.sleep(0)
+        await supervisor.restart("try")
+        await again
+        assert [each["round"]["generation"] for each in await supervisor.status()] == [2]
+        with pytest.raises(RequestError, match="no time to save in"):
+            await supervisor.stop_job(at_save_s=0.1)
+        await supervisor.stop_job("enough")
+        result = await running
+        await listening
+        assert result.is_stopped and result.state is WorkerState.STOPPED and "enough" in result.reason
+        assert seen[-1] == RunEnded.__name__ and "Restarting" in seen
+
+    run(loop, main())
