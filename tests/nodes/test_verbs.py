@@ -1,0 +1,135 @@
+"""Verbs in a job of several nodes: from any of them, about each, whatever becomes of the coordinator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.agents import Agent, Team, c10d, figure, team_of
+from kit.launching import Launcher, wait_for
+from kit.verbs import Said, told, verb
+
+from aelastic.errors import EXIT_TRY_AGAIN
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
+ENV = {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}
+OPTIONS = "--max-restarts", "0"
+# What one answer may take on two busy cores.
+ANSWER_S = 3.0
+
+
+@contextmanager
+def trio(launch: Launcher, *options: str, nnodes: str = "2:3", nodes: int = 3) -> Iterator[tuple[Team, list[Agent]]]:
+    """Three nodes of a job, and of each the folder where it can be spoken to."""
+    conf = {"last_call_timeout": 1}
+    with team_of(launch, c10d(), nnodes, conf=conf, options=(*OPTIONS, *options), env=ENV, nproc=2) as team:
+        agents = team.start_many(nodes)
+        team.wait_round(agents)
+        yield team, agents
+
+
+def node_id(agent: Agent) -> str:
+    """As the others know it."""
+    found = [each for each in told(agent.folder, "status")["nodes"] if each["run"]["pid"] == agent.pid]
+    return str(found[0]["run"]["node_id"])
+
+
+def phases(agent: Agent) -> list[str]:
+    return sorted(each["phase"] for each in told(agent.folder, "status")["nodes"])
+
+
+def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
+    with trio(launch) as (team, agents):
+        for agent in agents:
+            wait_for("all run", lambda agent=agent: phases(agent) == ["running"] * 3)  # type: ignore[misc]
+            began = time.monotonic()
+            said = verb(agent.folder, "status")
+            figure("status of 3 nodes", time.monotonic() - began)
+            assert said.code == 0 and said.out.count(" running  ") == 4 and said.out.count(" * ") == 1, said
+            stacks = told(agent.folder, "stacks")["stacks"]
+            assert sorted(stacks, key=int) == [*map(str, range(6))], stacks.keys()
+        # A restart that is asked for on a node that does not coordinate.
+        asker = next(agent for agent in agents if agent is not team.coordinator)
+        round_ = team.wait_round(agents)
+        said = verb(asker.folder, "restart", "--at-save", "--wait")
+        assert said.code == 0 and "all ranks have saved" in said.out, team.story
+        round_ = team.wait_round(agents, after=round_)
+        assert round_.restart == 0, "it is not charged"
+        # One node has another leave.
+        leaver = next(agent for agent in agents if agent is not asker)
+        said = verb(asker.folder, "drain", node_id(leaver), "--deadline", "20", "--wait")
+        assert said.code == 0 and leaver.wait() == EXIT_TRY_AGAIN, team.story
+        rest = [agent for agent in agents if agent is not leaver]
+        team.wait_round(rest, after=round_)
+        assert phases(asker) == ["running"] * 2
+        assert verb(asker.folder, "stop", "--at-save").code == 0
+        assert [agent.wait() for agent in rest] == [EXIT_TRY_AGAIN] * 2, team.story
+
+
+def test_logs_of_another_node_are_shown_where_the_job_has_a_secret(launch: Launcher, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("a secret of the tests, in one line")
+    for options in ((), ("--secret-file", str(secret))):
+        with trio(launch, *options, nnodes="2", nodes=2) as (_, agents):
+            for agent in agents:
+                mine = next(start.rank for start in agent.starts)
+                theirs = next(start.rank for other in agents if other is not agent for start in other.starts)
+                assert verb(agent.folder, "logs", str(mine), "--stderr").code == 0
+                said = verb(agent.folder, "logs", str(theirs), "--stderr")
+                if options:
+                    assert said.code == 0, said
+                else:
+                    assert said.code == 1 and "only where the job has a secret (--secret-file)" in said.err, said
+
+
+def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None:
+    with trio(launch, "--no-remote-verbs", nnodes="2", nodes=2) as (team, agents):
+        other = next(agent for agent in agents if agent is not team.coordinator)
+        said = verb(other.folder, "restart")
+        assert said.code == 1 and "refuses it to others (--no-remote-verbs)" in said.err
+        assert len(told(other.folder, "status")["nodes"]) == 1 and len(told(other.folder, "status")["silent"]) == 1
+        assert verb(team.coordinator.folder, "restart").code == 0, "it may ask for it itself"
+
+
+def test_what_is_asked_for_while_the_coordinator_is_lost_is_answered_by_the_next(launch: Launcher) -> None:
+    with trio(launch) as (team, agents):
+        coordinator = team.coordinator
+        asker, other = (agent for agent in agents if agent is not coordinator)
+        wait_for("all run", lambda: phases(asker) == ["running"] * 3)
+        round_ = team.wait_round(agents)
+        coordinator.crash()
+        answers = dict[str, Said]()
+        asking = [
+            threading.Thread(target=lambda *argv: answers.update({argv[0]: verb(asker.folder, *argv)}), args=argv)
+            for argv in (("status",), ("restart", "--reason", "now"))
+        ]
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join()
+        assert {name: said.code for name, said in answers.items()} == {"status": 0, "restart": 0}, (answers, team.story)
+        team.wait_round([asker, other], after=round_)
+
+
+def test_a_new_node_waits_until_all_have_saved(launch: Launcher) -> None:
+    with trio(launch, "--admit", "saved:20", nodes=2) as (team, agents):
+        round_ = team.wait_round(agents)
+        for agent in agents:
+            wait_for("steps", lambda agent=agent: _steps(agent) > 3)  # type: ignore[misc]
+        late = team.start()
+        team.wait_round([*agents, late], after=round_)
+        saves = [line.split() for agent in agents for line in agent.lines if line.startswith("saved ")]
+        assert len(saves) == 4 and len({(fence, step) for _, fence, _, step in saves}) == 1, team.story
+        assert any("joined; all ranks have saved" in agent.stderr for agent in agents), team.story
+
+
+def _steps(agent: Any) -> int:
+    path = agent.folder / "progress"
+    return path.read_text().count("\n") if path.exists() else 0
