@@ -349,8 +349,8 @@ class RoundRules(Record):
         """How the job ends if too few nodes are left after a drain; if none is, there is nobody to hear it."""
         if self.drain_wait_s or not 0 < len(hosts) < self.min_nodes:
             return None
-        few = f"{len(hosts)} of at least {self.min_nodes} nodes are left: {', '.join(hosts)}"
-        return m.Ended(m.Outcome.TIMED_OUT, f"{how}; {few}")
+        text = f"{how}; {len(hosts)} of at least {self.min_nodes} nodes are left: {', '.join(hosts)}"
+        return m.Ended(m.Outcome.TIMED_OUT, text)
 
     def timed_out(self, hosts: Sequence[str]) -> m.Ended:
         few = f"{len(hosts)} of at least {self.min_nodes} nodes joined within {self.join_timeout_s:g} s"

@@ -366,6 +366,18 @@ def draining(count: int) -> Term:
     return term
 
 
+def a_node_shows_something(count: int) -> Iterator[Act]:
+    term = running(count)
+    for name in names(MORE):
+        yield said(term, name, r.Fetched(name, names(1)[0], "ask", "", "text"))
+
+
+def a_node_wants_to_see_something_of_one(count: int) -> Iterator[Act]:
+    term = running(count)
+    for name in names(MORE):
+        yield said(term, name, r.Fetch(name, "ask", r.What.LOG, names(1)[0], 0))
+
+
 def a_node_holds_its_ranks(count: int) -> Iterator[Act]:
     term = draining(count)
     for name in names(MORE):
