@@ -28,7 +28,7 @@ from pathlib import Path
 from jobs import free_port, is_healthy
 from one_node import HERE, MeasurementError, describe_machine
 from pods import ETCD, FIRST_STEP_LIMIT_S, ON_ETCD, ON_THREE, Pods, Training, agent_command, launchers
-from training_time import KINDS, Pause, counted_each_second, pauses, progress, schedule, share
+from training_time import ANNOUNCED, KINDS, Pause, counted_each_second, pauses, progress, schedule, share
 
 THEIRS = "torchrun"
 TURNS_MAX = 3
@@ -78,16 +78,19 @@ def measure(options: argparse.Namespace, launcher: str, nodes: int, seed: int) -
 def measure_once(options: argparse.Namespace, launcher: str, nodes: int, seed: int) -> Run:
     with job_folder(options.keep, f"{launcher.replace(' ', '')}-{nodes}-{seed}") as folder:
         training = Training(
-            agent_command(launcher, (options.min_nodes, nodes + 2), free_port(), folder.name),
+            agent_command(launcher, (options.min_nodes, nodes + 2), free_port(), folder.name, options.announced),
             nodes,
             options.step_ms / 1000,
             options.checkpoint_every,
             options.restart_delay,
             options.suspended,
+            (signal.SIGTERM if launcher == THEIRS else signal.SIGUSR1, options.announced),
         )
         pods = Pods(training, folder, lives_s=options.duration + 2 * FIRST_STEP_LIMIT_S)
         try:
-            outcome = pods.run(schedule(seed, options.duration, options.fault_every), options.duration)
+            outcome = pods.run(
+                schedule(seed, options.duration, options.fault_every, options.announced), options.duration
+            )
         finally:
             pods.stop()
     start, end = outcome.start, outcome.end
@@ -180,7 +183,7 @@ def pauses_table(runs: list[Run], nodes: int) -> Iterator[str]:
     present = [launcher for launcher in launchers() if of(runs, launcher, nodes)]
     yield f"| cause, {nodes} node{'s' if nodes > 1 else ''} | " + " | ".join(present) + " |"
     yield "|---|" + "---|" * len(present)
-    for kind in (*KINDS, "none"):
+    for kind in (*KINDS, ANNOUNCED, "none"):
         cells = []
         for launcher in present:
             own = of(runs, launcher, nodes)
@@ -198,7 +201,9 @@ def as_markdown(date: str, options: argparse.Namespace, machine: dict[str, str],
     method = (
         f"The same training of a worker on each node, step {options.step_ms:g} ms, checkpoint every "
         f"{options.checkpoint_every} steps, and a fault every {options.fault_every:g} s for {options.duration:g} s, "
-        "all kinds in an order of the seed's, the same for each launcher. An agent that has ended is replaced after "
+        "all kinds in an order of the seed's, the same for each launcher"
+        + (f", each second one a node that is told {options.announced:g} s before" if options.announced else "")
+        + ". An agent that has ended is replaced after "
         f"{options.restart_delay:g} s; a suspended one is continued after {options.suspended:g} s. Training goes on "
         f"with {options.min_nodes} to nodes + 2 nodes. Share: of the time from the first step of all nodes, in steps "
         "that no later round did again; × nodes: a step counts as much as the share of the nodes that took part in it. "
@@ -213,15 +218,15 @@ def as_markdown(date: str, options: argparse.Namespace, machine: dict[str, str],
 
 
 def write_report(options: argparse.Namespace, machine: dict[str, str], runs: list[Run]) -> None:
-    date = datetime.now(UTC).date().isoformat()
+    date, kind = datetime.now(UTC).date().isoformat(), "-announced" if options.announced else ""
     options.out.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in vars(options).items() if not isinstance(value, Path | None)}
     report = {"date": date, "machine": machine, "settings": settings, "runs": [asdict(run) for run in runs]}
     text = as_markdown(date, options, machine, runs)
-    (options.out / f"{date}-goodput.json").write_text(json.dumps(report, ensure_ascii=False) + "\n")
-    (options.out / f"{date}-goodput.md").write_text(text)
+    (options.out / f"{date}-goodput{kind}.json").write_text(json.dumps(report, ensure_ascii=False) + "\n")
+    (options.out / f"{date}-goodput{kind}.md").write_text(text)
     print("\n" + text)
-    print(f"written to {options.out / f'{date}-goodput'}.json and .md")
+    print(f"written to {options.out / f'{date}-goodput{kind}'}.json and .md")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -265,6 +270,13 @@ def parse_arguments() -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=25, metavar="STEPS", help="(default: %(default)s)")
     add("--restart-delay", type=float, default=2.0, metavar="S", help="until a lost agent is replaced (%(default)g)")
     add("--suspended", type=float, default=8.0, metavar="S", help="how long an agent is suspended (%(default)g)")
+    add(
+        "--announced",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="each second fault is a node that goes and is told so many seconds before, by SIGTERM for torchrun",
+    )
     add("--keep", type=Path, metavar="FOLDER", help="keep what agents and workers have written")
     add("--out", type=Path, default=HERE / "results", metavar="FOLDER")
     options = parser.parse_args()

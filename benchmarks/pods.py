@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 
 from one_node import MeasurementError, descendants
-from training_time import Fault, Finished, Happened, finished, parse
+from training_time import ANNOUNCED, Fault, Finished, Happened, finished, parse
 
 FIRST_STEP_LIMIT_S = 120.0
 LOOK_AGAIN_S = 0.2  # for the first step; nothing is measured by it
@@ -43,6 +43,7 @@ class Training:
         checkpoint_every: steps from one checkpoint to the next.
         restart_delay_s: from the end of a pod to the start of its replacement.
         suspended_s: how long an agent is stopped by SIGSTOP.
+        notice: the signal that says that a node goes, and how many seconds before it is killed.
     """
 
     command: tuple[str, ...]
@@ -51,6 +52,7 @@ class Training:
     checkpoint_every: int
     restart_delay_s: float
     suspended_s: float
+    notice: tuple[int, float] = (signal.SIGTERM, 0.0)
 
 
 @dataclass
@@ -239,7 +241,11 @@ class Pods:
             self._at(time.monotonic() + self._training.suspended_s, lambda: agent.send_signal(signal.SIGCONT))
             return
         self._lose(pod)
-        if kind == "agent killed":
+        if kind == ANNOUNCED:
+            signum, before_s = self._training.notice
+            agent.send_signal(signum)
+            self._at(time.monotonic() + before_s, agent.kill)
+        elif kind == "agent killed":
             agent.kill()  # the rest of the pod follows when its end has been seen, at once
         else:
             agent.terminate()
@@ -272,10 +278,14 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def agent_command(name: str, nodes: tuple[int, int], port: int, run_id: str) -> tuple[str, ...]:
-    """Of an agent: the same for all launchers, and no setting but those of the job."""
+def agent_command(
+    name: str, nodes: tuple[int, int], port: int, run_id: str, announced_s: float = 0.0
+) -> tuple[str, ...]:
+    """Of an agent: the same for all launchers, and no setting but those of the job and its notices."""
+    is_ours = announced_s and name != "torchrun"
     return (
         *launchers()[name],
+        *(("--on-signal", f"USR1=drain:{announced_s:g}", "--admit", "saved:5") if is_ours else ()),
         *("--nnodes", f"{nodes[0]}:{nodes[1]}", "--nproc-per-node", "1", "--max-restarts", "1000"),
         *("--rdzv-backend", "etcd-v3" if name == ON_ETCD else "c10d"),
         *("--rdzv-endpoint", _endpoint(name, port), "--rdzv-id", run_id),

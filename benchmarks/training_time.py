@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 KINDS = ("worker killed", "worker raises", "agent killed", "agent suspended", "agent asked to go", "node added")
+ANNOUNCED = "node announced"  # some seconds before it is killed
 JITTER = 0.15  # faults come that share of the interval earlier or later
 PAUSE_STEPS = 5  # a gap of more steps than that is a pause
 BLAME_STEPS = 10  # a fault that comes so many steps after the last one finished has still stopped the job
@@ -38,13 +39,14 @@ class Fault:
     choice: float
 
 
-def schedule(seed: int, duration: float, every: float) -> list[Fault]:
+def schedule(seed: int, duration: float, every: float, announced_s: float = 0.0) -> list[Fault]:
     """The faults of a run: all kinds in a random order, then all kinds in another one, and so on.
 
     Args:
         seed: the same seed, the same faults.
         duration: seconds; the last fault leaves half an interval to recover.
         every: seconds between two faults, on average; 0 for none.
+        announced_s: if it is given, each second fault is a node that goes, and says so that many seconds before.
     """
     chance = random.Random(seed)  # noqa: S311 - nothing is guarded by it
     faults: list[Fault] = []
@@ -53,7 +55,9 @@ def schedule(seed: int, duration: float, every: float) -> list[Fault]:
     while every and number * every < duration - every / 2:
         waiting = waiting or chance.sample(KINDS, len(KINDS))
         at = number * every + chance.uniform(-JITTER, JITTER) * every
-        faults.append(Fault(at, waiting.pop(), chance.random()))
+        is_announced = announced_s and number % 2 == 0
+        kind = ANNOUNCED if is_announced else waiting.pop()
+        faults.append(Fault(at - announced_s if is_announced else at, kind, chance.random()))
         number += 1
     return faults
 

@@ -19,6 +19,8 @@ os.write(OUT, f"started {time.monotonic()!r}\n".encode())
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from aelastic import notice  # noqa: E402  under torchrun nothing is ever due
+
 STEP_S, CHECKPOINT_EVERY, UNTIL = float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 CHECKPOINT = os.path.join(FOLDER, "checkpoint.pt")
 RAISES = os.path.join(FOLDER, f"raise-{os.getpid()}")  # made by the harness
@@ -76,7 +78,12 @@ def train() -> None:
         time.sleep(max(0.0, due - time.monotonic()))
         if rank == 0 and step % CHECKPOINT_EVERY == 0:
             save(weights, step)
+        is_due = notice.due()
+        if is_due and rank == 0:
+            save(weights, step)
         os.write(OUT, f"step {time.monotonic()!r} {step} {int(number)} {rank} {world_size}\n".encode())
+        if is_due:
+            notice.saved()
     sys.exit(128 + signal.SIGTERM if stops else 0)
 
 

@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, on_both_loops, run, wait_for
+from kit.launching import Job, Launcher, on_both_loops, run, stand_still, wait_for
 from kit.verbs import told, verb
 
 from aelastic import Supervisor, WorkerSpec
+from aelastic.cli.verbs import asking
 from aelastic.errors import EXIT_TRY_AGAIN, RequestError
 from aelastic.group.events import WorkerState
 from aelastic.host import doors
@@ -179,6 +180,20 @@ def test_the_door_of_an_agent_that_was_killed_is_taken_away(launch: Launcher) ->
     job.wait()
     assert verb(job.folder, "ps").code == 3
     assert [*folder.iterdir()] == []
+
+
+def test_an_agent_that_does_not_answer_is_no_job_that_has_ended(
+    launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "ANSWER_S", 0.3)
+    job = trains(launch)
+    stand_still(job.pid)
+    for argv in (("status",), ("ps",), ("restart",)):
+        said = verb(job.folder, *argv)
+        assert said.code == 4 and "it is not known what follows" in said.err
+    job.signal(signal.SIGCONT)
+    (job.folder / "end").touch()
+    assert job.wait() == 0
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None:

@@ -22,22 +22,11 @@ from aelastic.host import doors
 
 EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
-# An agent waits 8 s for the stacks of others.
-ANSWER_S = 12.0
+# An agent waits 8 s for the stacks of others, 5 s for all else.
+ANSWER_S = 10.0
 WATCH_S = 1.0
 Said = dict[str, Any]
 NO_ANSWER: Said = {"code": "no-answer", "text": "the agent has not answered: it is not known what follows"}
-
-ABOUT = {
-    "ps": "lists the jobs of this user on this machine",
-    "status": "says what each node of a job does",
-    "why": "says why workers ended, the latest first; also of a job that has ended within the last hour",
-    "stacks": "says where the workers of all nodes are in their Python code",
-    "logs": "shows what a worker has written, on whatever node it runs",
-    "drain": "has a node leave: all ranks save at one step, and the others go on",
-    "restart": "ends the workers of all nodes, and starts them again; no restart is charged",
-    "stop": "ends the job on all nodes",
-}
 
 
 def _count(text: str) -> int:
@@ -53,29 +42,37 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r}: use seconds from now on, at least 1")
 
 
-_AT_SAVE = "--at-save", {"action": "store_true", "help": "once all ranks have saved at one step"}
-OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    "status": (("-w --watch", {"action": "store_true", "help": "again each second"}),),
-    "why": (("-n", {"type": _count, "default": 1, "help": "the last N ends (default: 1)"}),),
-    "stacks": (("ranks", {"nargs": "*", "type": int, "metavar": "RANK", "help": "of these only"}),),
-    "logs": (
-        ("rank", {"type": int, "metavar": "RANK"}),
-        ("-f --follow", {"action": "store_true", "help": "until the job is over"}),
-        ("-n", {"type": _count, "default": 20, "help": "the last N lines (default: 20)"}),
-        ("--stderr", {"action": "store_true", "help": "what it has written to stderr"}),
-    ),
-    "drain": (
-        ("node", {"nargs": "?", "default": "", "help": "its host, or its id (default: this one)"}),
-        ("--cancel", {"action": "store_true", "help": "it stays after all"}),
-    ),
-    "restart": (_AT_SAVE,),
-    "stop": (_AT_SAVE, ("--now", {"action": "store_true", "help": "workers are killed, and cannot save"})),
-}
-SAVING: tuple[tuple[str, dict[str, Any]], ...] = (
+_JOB: Any = {"default": "", "help": "its run id, or the beginning of it"}
+_FLAG: Any = {"action": "store_true"}
+_AT_SAVE = "--at-save", {**_FLAG, "help": "once all ranks have saved at one step"}
+# Each verb: what it does, and its options.
+_SAVES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--job", _JOB),
     ("--deadline", {"type": _seconds, "default": 120.0, "metavar": "S", "help": "for saving (default: 120)"}),
     ("--reason", {"default": "", "metavar": "TEXT", "help": "said in logs"}),
-    ("--wait", {"action": "store_true", "help": "until workers run again, or the job is over"}),
+    ("--wait", {**_FLAG, "help": "until workers run again, or the job is over"}),
 )
+VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
+    "ps": ("lists the jobs of this user on this machine", ()),
+    "status": ("says what each node of a job does",
+               [("job", {"nargs": "?", **_JOB}), ("-w --watch", {**_FLAG, "help": "again each second"})]),
+    "why": ("says why workers ended, the latest first; also of a job that has ended within the last hour",
+            [("job", {"nargs": "?", **_JOB}),
+             ("-n", {"type": _count, "default": 1, "help": "the last N ends (default: 1)"})]),
+    "stacks": ("says where the workers of all nodes are in their Python code",
+               [("ranks", {"nargs": "*", "type": int, "metavar": "RANK", "help": "of these only"}), ("--job", _JOB)]),
+    "logs": ("shows what a worker has written, on whatever node it runs",
+             [("rank", {"type": int, "metavar": "RANK"}), ("--job", _JOB),
+              ("-f --follow", {**_FLAG, "help": "until the job is over"}),
+              ("-n", {"type": _count, "default": 20, "help": "the last N lines (default: 20)"}),
+              ("--stderr", {**_FLAG, "help": "what it has written to stderr"})]),
+    "drain": ("has a node leave: all ranks save at one step, and the others go on",
+              [("node", {"nargs": "?", "default": "", "help": "its host, or its id (default: this one)"}),
+               ("--cancel", {**_FLAG, "help": "it stays after all"}), *_SAVES]),
+    "restart": ("ends the workers of all nodes, and starts them again; no restart is charged", [_AT_SAVE, *_SAVES]),
+    "stop": ("ends the job on all nodes",
+             [_AT_SAVE, ("--now", {**_FLAG, "help": "workers are killed, and cannot save"}), *_SAVES]),
+}  # fmt: skip
 
 
 class NoAnswerError(Exception):
@@ -122,49 +119,46 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"aelastic {verb}", description=f"{verb}: {ABOUT[verb]}.", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="one JSON object, with a code")
-    if verb in {"status", "why"}:
-        parser.add_argument("job", nargs="?", default="", help="its run id, or the beginning of it")
-    elif verb != "ps":
-        parser.add_argument("--job", default="", help="its run id, or the beginning of it")
-    asks_for_save = SAVING if verb in {"drain", "restart", "stop"} else ()
-    for names, options in (*OPTIONS.get(verb, ()), *asks_for_save):
-        parser.add_argument(*names.split(), **options)
+    about, options = VERBS[verb]
+    parser = _Parser(prog=f"aelastic {verb}", description=f"{verb}: {about}.", allow_abbrev=False)
+    for names, how in (("--json", {**_FLAG, "help": "one JSON object, with a code"}), *options):
+        parser.add_argument(*names.split(), **how)
     return parser
 
 
 class _Asking:
-    """One command."""
+    """One command; each verb is a method."""
 
     def __init__(self, verb: str, args: argparse.Namespace, folder: Path, complain: Callable[[str], None]) -> None:
         self._verb, self._args, self._folder, self._complain = verb, args, folder, complain
+        self._is_silent = False  # an agent, that lives
 
     def run(self) -> int:
-        match self._verb:
-            case "ps":
-                return self._list()
-            case "status" if self._args.watch:
-                while (code := self._show()) == 0:
-                    time.sleep(WATCH_S)  # noqa: TID251  nothing else runs in this process
-                return code
-            case "why":
-                return self._why()
-            case "logs":
-                return self._log()
-            case "drain" | "restart" | "stop":
-                return self._request()
-            case _:
-                return self._show()
+        code: int = getattr(self, self._verb)()
+        while code == 0 and getattr(self._args, "watch", False):
+            time.sleep(WATCH_S)  # noqa: TID251  nothing else runs in this process
+            code = self.status()
+        return code
 
     # Which job.
 
-    def _agents(self) -> Iterator[tuple[str, Said]]:
-        """The agents of this user here that answer: their doors, and what they are."""
+    def _agents(self) -> list[tuple[str, Said]]:
+        """The agents of this user here that answer: their doors, and what they are.
+
+        Raises:
+            NoAnswerError: there is none.
+        """
+        job, found = getattr(self._args, "job", ""), []
         for name in doors.doors_in(self._folder):
-            here = next(self._answers(name, verb="here"), {})
-            if here.get("run") is not None and here["phase"] != "done":
-                yield name, here
+            here = self._answer(name, verb="here")
+            if here["code"] == "ok" and here["phase"] != "done" and here["run"]["run_id"].startswith(job):
+                found.append((name, here))
+        if not found and self._is_silent:
+            raise NoAnswerError(str(NO_ANSWER["text"]), EXIT_NO_ANSWER)
+        if not found:
+            what = f"no job {job} of yours" if job else "no job of yours"
+            raise NoAnswerError(f"{what} runs on this machine{texts.ended(self._ended())}", EXIT_NO_JOB)
+        return found
 
     def _agent(self) -> str:
         """The door of an agent of the job that is meant.
@@ -172,38 +166,34 @@ class _Asking:
         Raises:
             NoAnswerError: there is none, or more than one.
         """
-        job = self._args.job
-        agents = [(name, here) for name, here in self._agents() if here["run"]["run_id"].startswith(job)]
-        jobs = sorted({here["run"]["run_id"] for _, here in agents})
-        if not jobs:
-            what = f"no job {job} of yours" if job else "no job of yours"
-            raise NoAnswerError(f"{what} runs on this machine{texts.ended(self._ended())}", EXIT_NO_JOB)
-        if len(jobs) > 1:
+        agents = self._agents()
+        ids = {here["run"]["node_id"] for _, here in agents}
+        if len(jobs := sorted({here["run"]["run_id"] for _, here in agents})) > 1:
             raise NoAnswerError(f"{len(jobs)} jobs run on this machine: say which: {', '.join(jobs)}", EXIT_INPUT)
-        if len(agents) > 1 and self._verb == "drain" and not self._args.node:
-            ids = ", ".join(here["run"]["node_id"] for _, here in agents)
-            raise NoAnswerError(f"{len(agents)} agents of the job run on this machine: say which: {ids}", EXIT_INPUT)
+        if len(agents) > 1 and getattr(self._args, "node", None) == "":
+            text = f"{len(agents)} agents of the job run on this machine: say which: {', '.join(sorted(ids))}"
+            raise NoAnswerError(text, EXIT_INPUT)
         return agents[0][0]
 
     def _ended(self) -> list[Said]:
         return [said for said in map(json.loads, doors.ended(self._folder)) if said.get("run")]
 
     def _answers(self, name: str, **asked: Any) -> Iterator[Said]:
-        """What an agent answers, one after the other."""
-        conn = doors.connect(self._folder, name, ANSWER_S)
-        if conn is None:
-            return
-        with conn, conn.makefile("r", encoding="utf-8") as lines:
-            conn.sendall(json.dumps(asked).encode() + b"\n")
-            if asked.get("follow") or asked.get("wait"):
-                conn.settimeout(None)
-            try:
-                yield from map(json.loads, lines)
-            except (OSError, ValueError):
-                return
+        """What an agent answers, one after the other; at the end, if it has said nothing that ends it, that."""
+        if (conn := doors.connect(self._folder, name, ANSWER_S)) is not None:
+            with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
+                conn.sendall(json.dumps(asked).encode() + b"\n")
+                if asked.get("follow") or asked.get("wait"):
+                    conn.settimeout(None)
+                for line in lines:
+                    yield (said := json.loads(line))
+                    if "code" in said:
+                        return
+            self._is_silent = True
+        yield NO_ANSWER
 
     def _answer(self, name: str, **asked: Any) -> Said:
-        return next(self._answers(name, **asked), NO_ANSWER)
+        return next(self._answers(name, **asked))
 
     def _conclude(self, said: Said, text: str | None = None) -> int:
         """Says the answer, as JSON or in words, and gives the exit code."""
@@ -218,26 +208,24 @@ class _Asking:
 
     # The verbs.
 
-    def _list(self) -> int:
+    def ps(self) -> int:
         jobs = [here for _, here in self._agents()]
-        if not jobs:
-            raise NoAnswerError(f"no job of yours runs on this machine{texts.ended(self._ended())}", EXIT_NO_JOB)
         return self._conclude({"code": "ok", "jobs": jobs}, texts.jobs(jobs))
 
-    def _show(self) -> int:
-        said = self._answer(self._agent(), verb=self._verb)
-        if said["code"] != "ok":
-            return self._conclude(said)
-        if self._verb == "status":
-            return self._conclude(said, texts.status(said["nodes"], said["silent"]))
-        ranks = {str(rank) for rank in self._args.ranks}
-        if unknown := ranks - said["stacks"].keys():
-            there = f"; there are {texts.ranks(said['stacks'])}" if said["stacks"] else ": no worker runs"
-            return self._conclude({"code": "refused", "text": f"no rank {', '.join(sorted(unknown))}{there}"})
-        said["stacks"] = {rank: text for rank, text in said["stacks"].items() if rank in (ranks or said["stacks"])}
-        return self._conclude(said, texts.stacks(said["stacks"], said["compared"]))
+    def status(self) -> int:
+        said = self._answer(self._agent(), verb="status")
+        return self._conclude(said, texts.status(said.get("nodes", ()), said.get("silent", ())))
 
-    def _why(self) -> int:
+    def stacks(self) -> int:
+        said = self._answer(self._agent(), verb="stacks")
+        found, ranks = said.get("stacks", {}), {str(rank) for rank in self._args.ranks}
+        if said["code"] == "ok" and (unknown := ranks - found.keys()):
+            there = f"; there are {texts.ranks(found)}" if found else ": no worker runs"
+            said = {"code": "refused", "text": f"no rank {', '.join(sorted(unknown))}{there}"}
+        said["stacks"] = {rank: text for rank, text in found.items() if rank in (ranks or found)}
+        return self._conclude(said, texts.stacks(said["stacks"], said.get("compared", "")))
+
+    def why(self) -> int:
         try:
             said = self._answer(self._agent(), verb="why")
         except NoAnswerError as error:
@@ -248,12 +236,13 @@ class _Asking:
         said["why"] = said.get("why", [])[: self._args.n]
         return self._conclude(said, texts.why(said["why"]))
 
-    def _log(self) -> int:
+    def logs(self) -> int:
         asked = {"rank": self._args.rank, "stderr": self._args.stderr, "follow": self._args.follow}
         is_first, text = True, ""
         for said in self._answers(self._agent(), verb="logs", **asked):
-            if "code" in said:
-                return self._conclude({**said, "data": text} if self._args.json else said)
+            if "code" in said:  # who follows has read to the end of the job
+                is_over = self._args.follow and not is_first and said is NO_ANSWER
+                return 0 if is_over else self._conclude({**said, "data": text} if self._args.json else said)
             data = said["data"].encode("latin-1")
             if is_first:
                 data, is_first = b"".join(data.splitlines(keepends=True)[-self._args.n :]), False
@@ -262,21 +251,28 @@ class _Asking:
                 continue
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-        return 0 if self._args.follow else self._conclude(NO_ANSWER)
+        raise AssertionError("the last answer ends it")
 
-    def _request(self) -> int:
-        args = self._args
-        asked: Said = {"deadline_s": args.deadline, "reason": args.reason, "wait": args.wait}
-        if self._verb == "drain":
-            asked.update(verb="cancel" if args.cancel else "drain", node=args.node)
-        else:
-            asked.update(verb=self._verb, at_save=args.at_save, now=getattr(args, "now", False))
-        for said in self._answers(self._agent(), **asked):
+    def drain(self) -> int:
+        return self._request(verb="cancel" if self._args.cancel else "drain", node=self._args.node)
+
+    def restart(self) -> int:
+        return self._request(verb="restart", at_save=self._args.at_save)
+
+    def stop(self) -> int:
+        return self._request(verb="stop", at_save=self._args.at_save, now=self._args.now)
+
+    def _request(self, **asked: Any) -> int:
+        args, has_said = self._args, False
+        more = {"deadline_s": args.deadline, "reason": args.reason, "wait": args.wait}
+        for said in self._answers(self._agent(), **asked, **more):
             if "code" in said:
-                return self._conclude(said)
+                is_over = said is NO_ANSWER and has_said
+                return self._conclude({"code": "ok", "text": "the agent has ended"} if is_over else said)
+            has_said = True
             if not args.json:
                 _write(said["text"])
-        return self._conclude({"code": "ok", "text": "the agent has ended"} if args.wait else NO_ANSWER)
+        raise AssertionError("the last answer ends it")
 
 
 def _write(text: str) -> None:
