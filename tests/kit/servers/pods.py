@@ -9,6 +9,7 @@ Images, cgroups, volumes and security contexts are not emulated.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -174,8 +175,11 @@ class Cluster(Team):
     def delete(self, pod: Agent) -> None:
         """As kubelet ends a pod that is deleted or evicted: preStop, SIGTERM to the container's process."""
         command = self.container["lifecycle"]["preStop"]["exec"]["command"]
-        words = [sys.executable, *command[1:]]
-        done = subprocess.run([*self._nodes[pod.name].prefix, *words], capture_output=True, text=True, check=False)
+        words = [sys.executable, *(["-m"] if command[0] == "aelastic" else []), *command[command[0] == "python" :]]
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(pod.folder)}
+        done = subprocess.run(
+            [*self._nodes[pod.name].prefix, *words], capture_output=True, text=True, check=False, env=env
+        )
         assert done.returncode == 0, f"preStop: {done.stderr}\n{pod.story}"
         pod.signal(signal.SIGTERM)
 
