@@ -299,7 +299,9 @@ class Run:
         return RunEnded(group.state, reason, cause, failures, told)
 
     def _left(self) -> dict[str, Any] | None:
-        """What stays to be read of this run."""
+        """What stays to be read of this run: nothing of one that has succeeded at once."""
+        if self._group.state is WorkerState.SUCCEEDED and len(self._observers.state.ends) == 1:
+            return None
         try:
             status = self.enquiries.status()
             return {**status, "why": self.enquiries.why()}
