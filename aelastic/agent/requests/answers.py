@@ -26,7 +26,9 @@ LINE_BYTES_MAX = 1 << 16
 LINE_S = 5.0
 FOLLOW_S = 0.3  # between two looks at a log that is followed
 SAVE_S = 120.0  # that ranks have to save in, where nobody says so
+FOLLOWED_S = 60.0  # after that, for what follows
 Said = dict[str, Any]
+NO_ANSWER = "no coordinator has answered: it is not known what follows"
 
 
 async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers) -> None:
@@ -106,9 +108,7 @@ class Answers:
         """A worker's output, in pieces, from its end on; or for as long as the job runs, if it is followed."""
         rank, is_stderr = int(self._asked["rank"]), bool(self._asked.get("stderr"))
         status = await self.status()
-        of_rank = {
-            worker["rank"]: node["run"]["node_id"] for node in status.get("nodes", ()) for worker in node["workers"]
-        }
+        of_rank = {worker["rank"]: node["run"]["node_id"] for node in status["nodes"] for worker in node["workers"]}
         if rank not in of_rank:
             ranks = f"; there are 0 to {max(of_rank)}" if of_rank else ": no worker runs"
             yield {"code": "refused", "text": f"no rank {rank}{ranks}"}
@@ -137,31 +137,28 @@ class Answers:
         asked, stream = self._asked, EventStream()
         at_save = bool(asked.get("at_save"))
         reason = " ".join(filter(None, [f"by {self._user}:", str(asked.get("reason", ""))])).removesuffix(":")
-        known = {"drain": r.Verb.DRAIN, "cancel": r.Verb.CANCEL, "restart": r.Verb.RESTART, "stop": r.Verb.STOP}
-        kind = r.Verb.KILL if verb == "stop" and asked.get("now") else known[verb]
-        deadline_s = float(asked.get("deadline_s", SAVE_S))
+        kind, deadline_s = r.Verb.KILL if asked.get("now") else r.Verb(verb), float(asked.get("deadline_s", SAVE_S))
         self._observers.add(stream)
         try:
             answer = await self._enquiries.ask(
                 kind, target=str(asked.get("node", "")), deadline_s=deadline_s, reason=reason, at_save=at_save
             )
             if answer is None:
-                yield {"code": "no-answer", "text": "no coordinator has answered: it is not known what follows"}
+                yield {"code": "no-answer", "text": NO_ANSWER}
                 return
             if answer.is_applied and asked.get("wait"):
                 yield {"text": answer.text}
-                async for follows in _followed(stream):
+                async for follows in _followed(stream, deadline_s + FOLLOWED_S):
                     yield {"text": follows}
             yield {"code": "ok" if answer.is_applied else "refused", "text": "" if asked.get("wait") else answer.text}
         finally:
             self._observers.remove(stream)
 
 
-async def _followed(stream: EventStream) -> AsyncIterator[str]:
+async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
     """What follows a request, until workers run again, or the run is over."""
-    began = clock.now()
-    has_ended = False
-    while (event := await stream.next()) is not None:
+    began, has_ended = clock.now(), False
+    while (event := await stream.next(began + within_s)) is not None:
         match event:
             case Announced("saving", text, save_at):
                 yield f"{text}: all ranks save at call {save_at}, agreed on after {clock.now() - began:.3f} s"
@@ -172,7 +169,7 @@ async def _followed(stream: EventStream) -> AsyncIterator[str]:
                 has_ended = True
                 yield reason
             case WorkersStarted() if has_ended:
-                yield f"running again after {clock.now() - began:.1f} s"
+                yield f"running again after {clock.now() - began:.2f} s"
                 return
             case RunEnded(_, reason):
                 yield reason
@@ -182,10 +179,9 @@ async def _followed(stream: EventStream) -> AsyncIterator[str]:
 
 
 def _code(shown: Shown) -> Said:
-    if shown.answer is None:
-        return {"code": "no-answer", "text": "no coordinator has answered"}
-    if not shown.answer.is_applied:
-        return {"code": "refused", "text": shown.answer.text}
+    if shown.answer is None or not shown.answer.is_applied:
+        text = NO_ANSWER if shown.answer is None else shown.answer.text
+        return {"code": "no-answer" if shown.answer is None else "refused", "text": text}
     if not shown.found and shown.refused:
         return {"code": "not-allowed", "text": next(iter(shown.refused.values()))}
     return {"code": "ok"}
