@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +76,15 @@ def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(data: st.D
         is_ready = any(isinstance(each, m.Interrupted) for each in told) or (
             many.is_closed and data.draw(st.booleans(), "it comes back")
         )
+
+
+@pytest.mark.parametrize("max_restarts, outcome", [(0, m.Outcome.FAILED), (1, m.Outcome.STOPPED)])
+def test_a_failure_that_ends_the_job_is_told_though_it_was_to_stop_once_all_have_saved(
+    max_restarts: int, outcome: m.Outcome
+) -> None:
+    policy = RestartPolicy(max_restarts)
+    for core in (Coordinator(RoundRules(1, 1), policy), SingleNode(policy)):
+        core.handle(m.Ready(NODE), 0.0)
+        core.handle(r.Ask(ME, "a", r.Verb.STOP, "", 60.0, "enough", 1, True), 1.0)
+        core.handle(m.Failed(ME, 1, failure(0, is_final=False)), 2.0)
+        assert core.verdict is not None and core.verdict.outcome is outcome, core

@@ -195,7 +195,7 @@ class Drain(Generic[T]):
     def _answer(self, ask: Ask, crew: Crew, now: float) -> Answer:
         """What becomes of a request: decided once, told as often as it is asked.  A node that was lost goes still."""
         answer = self._answers.get(ask.ask_id)
-        if answer is None or (answer.is_applied and ask.verb is not Verb.CANCEL):
+        if answer is None or (answer.is_applied and ask.verb is Verb.DRAIN):
             is_of_job = ask.verb in _WORDS
             is_applied, text = self._apply_to_job(ask, crew, now) if is_of_job else self._apply(ask, crew.hosts, now)
             answer = self._answers[ask.ask_id] = Answer(ask.ask_id, is_applied, text)
