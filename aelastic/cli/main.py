@@ -323,7 +323,7 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
         from aelastic.result import failed_error
 
         return _report(failed_error(invocation.name, result))
-    if stopped_by is not None and result.state.name == "STOPPED":
+    if stopped_by is not None and result.state.name == "STOPPED" and not result.is_drained:
         name = signal.Signals(stopped_by).name
         if result.raised:
             count = f"{len(result.raised)} of {len(result.raised) + len(result.victims)} workers"

@@ -181,6 +181,7 @@ def _build_parser(groups: Groups = GROUPS) -> _Parser:
     parser.groups = groups
     parser.add_argument("--h", action="help")  # as with torchrun, whatever else of ours begins so
     parser.add_argument("--re", dest="redirects")
+    parser.add_argument("--no-", "--no_", dest="no_python", action="store_const", const="1")
     for option in _options(groups):
         if option.dest == "print_completion":
             parser.add_argument(*option.spellings, dest=option.dest, action=_PrintCompletion)

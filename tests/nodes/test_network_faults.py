@@ -243,7 +243,9 @@ def test_a_node_listens_at_all_addresses_if_told_to_or_if_others_know_it_by_one_
     nodes[1].run(f"ip route add {elsewhere} via 10.71.{nodes[1].number}.1")
     v4.forward(elsewhere, nodes[0])
     agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "2")
-    jobs = [agents.start(nodes[0], "--local-addr", elsewhere), agents.start(nodes[1], "--bind-all", "--node-rank", "0")]
+    first = agents.start(nodes[0], "--local-addr", elsewhere)
+    wait_for("it coordinates", lambda: COORDINATES in first.stderr)
+    jobs = [first, agents.start(nodes[1], "--bind-all", "--node-rank", "0")]
     agents.wait_round(jobs)
     known, told = found_at(jobs)
     everywhere = [port for port, at in known.items() if at & {"0.0.0.0", "::"}]
