@@ -23,6 +23,8 @@ from kit.servers.pods import manifest, pod_template, problems
 from kit.servers.recipes import BIN, python_with
 from sources import ROOT, package
 
+from aelastic.cli.parser import VERBS
+
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
 LIMIT_S = 150.0
@@ -102,6 +104,14 @@ def named(*texts: str, within: str = "") -> Callable[[Block], None]:
 def verbs(block: Block) -> None:
     made = re.findall(r"^make ?([\w-]*)", "\n".join(block.commands), re.MULTILINE)
     assert made and [verb for verb in made if f"\n{verb or 'help'}:" not in (ROOT / "Makefile").read_text()] == []
+
+
+def asks(block: Block) -> None:
+    found = re.findall(r"\$ aelastic (\w+)", block.text)
+    assert found and {*found} <= {*VERBS}
+    columns = re.findall(r"\b[A-Z]{3,}\b", block.text)
+    source = (ROOT / "aelastic/cli/verbs/texts.py").read_text()
+    assert columns and all(f'"{column}"' in source for column in columns)
 
 
 def in_a_network_of_its_own(block: Block) -> None:
@@ -248,6 +258,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Run(after="wait %1", code=143, script="rest()"),
         Checked("asks several hosts; one is asked by what docs/reference/http.md shows", is_in_status),
     ],
+    "docs/how-to/speak.md": [Checked("asks a job of three nodes; tests/nodes/test_verbs_of_a_team.py does", asks)],
     "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],
     "docs/how-to/timeline.md": [Run()],
     "docs/how-to/torchx.md": [Checked("tests/recipes/test_torchx.py runs it with a shorter script", named(r"--(max_restarts|script)", within="aelastic/under/torchx.py"))],

@@ -35,6 +35,8 @@ ANSWER_S = 5.0
 STACKS_S = 8.0
 # Nodes that a coordinator has asked that is gone now are asked again.
 AGAIN_S = 1.0
+# Nodes find a coordinator that takes over within milliseconds; those that are lost do not.
+COMING_S, COMING_AGAIN_S = 2.0, 0.05
 PIECE_BYTES = 32 << 10  # of a log
 NO_REMOTE = "this node shows nothing to others (--no-remote-verbs)"
 NOT_TOLD = "logs of another node are shown only where the job has a secret (--secret-file)"
@@ -92,13 +94,15 @@ class Enquiries:
         done: set[str] = set()
         with self._opened() as (ask_id, mailbox):
             fetch = r.Fetch(self._node_id, ask_id, what, **fields)
-            until = clock.now() + (STACKS_S if what is r.What.STACKS else ANSWER_S)
+            began = clock.now()
+            until = began + (STACKS_S if what is r.What.STACKS else ANSWER_S)
             self._say(fetch)
-            while answer is None or {*answer.nodes} - done:
-                if (now := clock.now()) >= until:
+            while (now := clock.now()) < until:
+                is_few = answer is not None and answer.text == r.STILL_COMING and now < began + COMING_S
+                if answer is not None and not {*answer.nodes} - done and not is_few:
                     break
-                match await mailbox.next(min(until, now + AGAIN_S)):
-                    case None if answer is not None and what is not r.What.STACKS:
+                match await mailbox.next(min(until, now + (COMING_AGAIN_S if is_few else AGAIN_S))):
+                    case None if answer is not None and (is_few or what is not r.What.STACKS):
                         self._say(fetch)
                     case None:
                         pass  # it is said to the next coordinator

@@ -84,7 +84,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._drain(event, now)  # nodes have yet to say more, or the round is taken over first
             case r.Fetch() | r.Fetched():
-                return [Send(*each) for each in self.roster.passed_on(event)]
+                return [Send(*each) for each in self.roster.passed_on(event, is_new=self.takeover is not None)]
             case ev.Broken():
                 if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
                     self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)

@@ -125,12 +125,18 @@ class Roster:
         hosts = {} if is_closed else {node_id: member.node.host for node_id, member in self.members.items()}
         return Crew(hosts, tuple(self.connected_participants()) if round_ else (), round_, self.epoch)
 
-    def passed_on(self, enquiry: r.Fetch | r.Fetched) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
-        """What is said of an enquiry, and to whom: to those that are to show something, or to the one that asked."""
+    def passed_on(self, enquiry: r.Fetch | r.Fetched, *, is_new: bool) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
+        """What is said of an enquiry, and to whom: to those that are to show something, or to the one that asked.
+
+        Args:
+            enquiry: by a node.
+            is_new: nodes of the round have yet to find this coordinator.
+        """
         if isinstance(enquiry, r.Fetched):
             return [(enquiry.asker, r.Shown(enquiry))] if enquiry.asker in self.members else []
         asked = tuple(self.members) if not enquiry.target else tuple(self.members.keys() & {enquiry.target})
-        answer = r.Answer(enquiry.ask_id, bool(asked), "" if asked else f"no node {enquiry.target}", asked)
+        text = r.STILL_COMING if is_new else "" if asked else f"no node {enquiry.target}"
+        answer = r.Answer(enquiry.ask_id, bool(asked), text, asked)
         return [(enquiry.node_id, answer), *((node_id, r.Show(enquiry)) for node_id in asked)]
 
     @property

@@ -109,6 +109,10 @@ class Notice(Record):
     reason: str = ""
 
 
+# What a coordinator says that has just taken over: who asks again a moment later is told of more.
+STILL_COMING = "nodes have yet to find this coordinator"
+
+
 class Answer(Record):
     """What has become of a request."""
 
