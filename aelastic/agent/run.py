@@ -263,7 +263,7 @@ class Run:
             self._tell(Waited(message.text + self._missing_endpoints(message.text)))
         elif isinstance(message, r.Notice | r.Answer):
             self.notices.on_told(message)
-            if isinstance(message, r.Answer):
+            if isinstance(message, r.Answer) and "enquiries" in vars(self):  # else nobody waits for it
                 self.enquiries.on_told(message)
         elif isinstance(message, r.Shown):
             self.enquiries.on_told(message.fetched)

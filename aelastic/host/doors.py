@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from aelastic.host.files import write_beside
+
 ENDED_S, ENDED_MAX = 3600.0, 20
 SOCKET, ENDED = ".sock", ".ended"
 
@@ -75,9 +77,7 @@ def leave(folder: Path, name: str, said: Mapping[str, Any] | None) -> None:
             return
         import json
 
-        ended = os.open(f"{name}{ENDED}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=fd)
-        with os.fdopen(ended, "wb") as file:
-            file.write(json.dumps(said).encode())
+        write_beside(f"/proc/self/fd/{fd}/{name}{ENDED}", json.dumps(said).encode())
 
 
 def user_of(conn: socket.socket) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
+from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
@@ -35,6 +36,16 @@ def usage_of(pid: int | str, session: int | None = None) -> Usage | None:
     if fields is None or fields[_STATE] in {b"Z", b"X"} or (session is not None and int(fields[_SESSION]) != session):
         return None
     return Usage((int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S, int(fields[_RSS]) * _PAGE_BYTES)
+
+
+def usage_of_leaders(pids: Mapping[int, Any]) -> dict[int, tuple[float, int]]:
+    """CPU seconds and bytes of memory of processes that lead their sessions, as workers do; of those that live.
+
+    Args:
+        pids: by any key; what is no number is left out.
+    """
+    found = {key: usage_of(pid, pid) for key, pid in pids.items() if isinstance(pid, int)}
+    return {key: (usage.cpu_s, usage.rss_bytes) for key, usage in found.items() if usage is not None}
 
 
 class Growth:

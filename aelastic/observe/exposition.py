@@ -13,7 +13,7 @@ import anyio
 import aelastic
 from aelastic.aio import clock
 from aelastic.core.record import Record
-from aelastic.host.usage import usage_of
+from aelastic.host.usage import usage_of, usage_of_leaders
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
@@ -84,6 +84,4 @@ class Exposition(Observer):
         """CPU seconds and bytes of memory of the workers that live, by local rank."""
         if not self._is_local:
             return {}
-        # A worker leads its session.
-        found = {rank: usage_of(pid, pid) for rank, pid in self.run_state.running.items() if isinstance(pid, int)}
-        return {rank: (usage.cpu_s, usage.rss_bytes) for rank, usage in found.items() if usage is not None}
+        return usage_of_leaders(self.run_state.running)

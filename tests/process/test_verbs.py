@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
@@ -194,6 +195,13 @@ def test_an_agent_that_does_not_answer_is_no_job_that_has_ended(
     job.signal(signal.SIGCONT)
     (job.folder / "end").touch()
     assert job.wait() == 0
+
+
+def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = asking._Asking("status", argparse.Namespace(json=False), Path(), print)
+    assert asked._conclude({"code": "ok"}, "NODE\nn1 \x1b[2J\x1b]0;title\x07gone") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("NODE\nn1 ") and not set(said) & {"\x1b", "\x07"}
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None:

@@ -1,7 +1,7 @@
 """What is answered at the door of an agent.
 
-One JSON object comes in a line, and answers go out, one a line; the last has a `code`: `ok`, `refused`, `no-answer`,
-`usage`, or `not-allowed`.
+One JSON object comes in a line, and answers go out, one a line; the last has a `code`: `ok`, `refused`, `no-answer` or
+`not-allowed`.  What is no request gets none.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Answers:
         asked, stream = self._asked, EventStream()
         at_save = bool(asked.get("at_save"))
         reason = " ".join(filter(None, [f"by {self._user}:", str(asked.get("reason", ""))])).removesuffix(":")
-        kind, deadline_s = r.Verb.KILL if asked.get("now") else r.Verb(verb), float(asked.get("deadline_s", SAVE_S))
+        kind, deadline_s = r.Verb(verb), float(asked.get("deadline_s", SAVE_S))
         self._observers.add(stream)
         try:
             answer = await self._enquiries.ask(

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import anyio
 from aelastic.host import doors
 
 _log = logging.getLogger(__name__)
+
+PAUSE_S = 0.1
 
 
 class Door:
@@ -43,12 +44,15 @@ class Door:
         async with anyio.create_task_group() as tasks:
             while True:
                 await anyio.wait_readable(self._listener)
-                with suppress(OSError):
+                try:
                     conn, _ = self._listener.accept()
-                    if doors.user_of(conn) in {0, os.getuid()}:
-                        tasks.start_soon(serve, conn, name="a request")
-                    else:
-                        conn.close()
+                except OSError:  # who came is gone; or there are no descriptors left, and it waits still
+                    await anyio.sleep(PAUSE_S)
+                    continue
+                if doors.user_of(conn) in {0, os.getuid()}:
+                    tasks.start_soon(serve, conn, name="a request")
+                else:
+                    conn.close()
 
     def close(self, said: dict[str, Any] | None) -> None:
         if self._listener is not None:

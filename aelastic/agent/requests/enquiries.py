@@ -19,7 +19,7 @@ from aelastic.aio.mailbox import Mailbox
 from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.health.stacks_endpoint import texts_of
-from aelastic.host.usage import usage_of
+from aelastic.host.usage import usage_of_leaders
 from aelastic.observe.run_events import StacksTaken
 from aelastic.observe.run_state import RunState
 from aelastic.observe.status import describe, describe_ends
@@ -161,11 +161,8 @@ class Enquiries:
 
     def status(self) -> dict[str, Any]:
         """This node's, as `/status` has it, without what is long."""
-        state = self._state
-        pids = state.running.items() if self._settings.is_local else ()
-        usage = {rank: usage_of(pid, pid) for rank, pid in pids if isinstance(pid, int)}
-        used = {rank: (each.cpu_s, each.rss_bytes) for rank, each in usage.items() if each is not None}
-        status = describe(state, clock.now(), datetime.now(UTC), used)
+        used = usage_of_leaders(self._state.running) if self._settings.is_local else {}
+        status = describe(self._state, clock.now(), datetime.now(UTC), used)
         del status["phases"]
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]

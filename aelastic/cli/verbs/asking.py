@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from aelastic.cli.verbs import texts
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+from aelastic.failures.error_file import printable
 from aelastic.host import doors
 
 EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
@@ -203,7 +204,7 @@ class _Asking:
         elif code:
             self._complain(f"aelastic: {said.get('text') or said['code']}")
         elif text or said.get("text"):
-            _write(text or said["text"])
+            _write(printable(text or said["text"]))
         return code
 
     # The verbs.
@@ -260,7 +261,7 @@ class _Asking:
         return self._request(verb="restart", at_save=self._args.at_save)
 
     def stop(self) -> int:
-        return self._request(verb="stop", at_save=self._args.at_save, now=self._args.now)
+        return self._request(verb="kill" if self._args.now else "stop", at_save=self._args.at_save)
 
     def _request(self, **asked: Any) -> int:
         args, has_said = self._args, False
