@@ -16,8 +16,7 @@ from typing import Any
 import anyio.from_thread
 import anyio.to_thread
 
-from aelastic.agent.resources import StartFunction
-from aelastic.elastic_agent.hooked_supervisor import SIGNALS, HookedSupervisor
+from aelastic.agent.resources import Starter, StartFunction
 from aelastic.elastic_agent.worker_group import WorkerGroup
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
@@ -30,7 +29,9 @@ from aelastic.launcher.launch_config import SIGNALS_VARIABLE, as_text, check_ent
 from aelastic.result import RunResult
 from aelastic.settings import EXIT_BARRIER_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from aelastic.spec import WorkerSpec
+from aelastic.supervisor import Supervisor
 
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's default of what stops a job
 # What torch's agent calls in its loop, and ours does not: an override would have no effect.
 _NOT_CALLED = frozenset({
     "_assign_worker_ranks", "_check_uninterruptible_state_timeout", "_construct_event", "_exit_barrier",
@@ -39,6 +40,14 @@ _NOT_CALLED = frozenset({
     "_set_local_rank_env", "_setup_healthcheck", "_setup_local_watchdog", "_stop_workers", "get_event_failed",
     "get_event_succeeded",
 })  # fmt: skip
+
+
+class _HookedSupervisor(Supervisor):
+    """A supervisor that starts workers by `starter`, which is given the back end's `start`."""
+
+    def __init__(self, spec: WorkerSpec, starter: Starter, **more: Any) -> None:
+        super().__init__(spec, **more)
+        self._settings = self._settings.replace(starter=starter)
 
 
 class LocalElasticAgent:
@@ -93,7 +102,7 @@ class LocalElasticAgent:
         try:
             signals = signals_in(self._environ.get(SIGNALS_VARIABLE, SIGNALS))
             is_watched = self._health_check_server is not None
-            supervisor = HookedSupervisor(
+            supervisor = _HookedSupervisor(
                 self._spec(), self._start, health_check_server=NoHealthCheckServer() if is_watched else None
             )
             self._job = BlockingRun(supervisor, signals, loop_of(self._environ))

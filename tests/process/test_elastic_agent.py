@@ -1,4 +1,4 @@
-"""torch's agent and its processes as classes: what their users call, over a supervisor; torch's own do the same."""
+"""torch's agent as a class: what its users call, over a supervisor; torch's own do the same."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, wait_for
+from kit.launching import DEADLINE_S, wait_for
 from kit.ports import quiet_port
 from kit.stories import launches as stories
 
 from aelastic import InputError, SignalException
 from aelastic import elastic_agent as ours
 from aelastic.elastic_agent import agent as agent_module
-from aelastic.logs_specs import DefaultLogsSpecs, Std
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch's, and of forking with threads
@@ -134,95 +133,7 @@ def test_a_thread_may_shut_an_agent_down(tmp_path: Path) -> None:
     assert [result.state.name for result in results] == ["STOPPED"]
 
 
-# Processes.
-
-
-def processes(tmp_path: Path, entrypoint: Any, *args: Any, module: Any = ours, **more: Any) -> Any:
-    """Two, of ours or torch's; each has its number in its arguments and its environment."""
-    logs = more.pop("logs_specs", DefaultLogsSpecs(str(tmp_path)))
-    return module.start_processes(
-        name="trainer", entrypoint=entrypoint, args={rank: (*args, rank) for rank in (0, 1)},
-        envs={rank: {"RANK": str(rank), "TOLD": f"hello {rank}"} for rank in (0, 1)},
-        logs_specs=logs, start_method="fork", **more,
-    )  # fmt: skip
-
-
-def tell(factor: int, rank: int) -> str:
-    return f"{os.environ['TOLD']} {factor * rank} {'WORLD_SIZE' in os.environ}"
-
-
-def fail_once_there(folder: str, rank: int) -> None:
-    if rank == 1:
-        raise LookupError("no batch left")
-    stories.sleep_long(folder)
-
-
-def test_functions_get_their_own_arguments_and_environment_and_no_more(tmp_path: Path) -> None:
-    context = processes(tmp_path, tell, 7)
-    pids, result = context.pids(), context.wait()
-    assert result is not None and not result.is_failed()
-    assert result.return_values == {0: "hello 0 0 False", 1: "hello 1 7 False"}
-    assert sorted(pids) == [0, 1] and not any(alive(pid) for pid in pids.values())
-    assert context.wait(0) == result, "as often as it is asked"
-
-
-def test_programs_write_where_the_logs_specs_say(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    logs = DefaultLogsSpecs(str(tmp_path), tee=Std.OUT)
-    code = "import os, sys; print(os.environ['TOLD'], *sys.argv[1:], 'WORLD_SIZE' in os.environ)"
-    prefixes = {0: "<8>", 1: "<9>"}
-    context = processes(tmp_path, sys.executable, "-c", code, logs_specs=logs, log_line_prefixes=prefixes)
-    result = context.wait(LAUNCH_TIMEOUT_S)
-    assert result is not None and result.return_values == {0: None, 1: None}
-    assert [Path(result.stdouts[rank]).read_text() for rank in (0, 1)] == ["hello 0 0 False\n", "hello 1 1 False\n"]
-    assert context.stdouts == result.stdouts and sorted(context.error_files) == [0, 1]
-    assert sorted(capfd.readouterr().out.splitlines()) == ["<8>hello 0 0 False", "<9>hello 1 1 False"]
-
-
-def test_the_first_failure_stops_the_others(tmp_path: Path) -> None:
-    context = processes(tmp_path, fail_once_there, str(tmp_path))
-    pids, result = context.pids(), context.wait()
-    assert result is not None and result.is_failed()
-    assert "no batch left" in result.failures[1].message and result.failures[1].pid == pids[1]
-    assert not any(alive(pid) for pid in pids.values())
-
-
-def test_a_look_at_running_processes_gives_nothing_and_closing_ends_them(tmp_path: Path) -> None:
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
-    context = processes(tmp_path, "sleep", "600")
-    assert context.wait(0) is None and context.wait(0.01) is None
-    context.close(signal.SIGTERM)
-    assert not any(alive(pid) for pid in context.pids().values())
-    assert {rank: failure.exitcode for rank, failure in context.wait().failures.items()} == {0: -15, 1: -15}
-    assert {signum: signal.getsignal(signum) for signum in before} == before
-
-
-def test_processes_that_ignore_a_signal_are_killed_in_time(tmp_path: Path) -> None:
-    script = "trap '' TERM; touch $0/ignores-$1; while :; do sleep 1; done"
-    context = processes(tmp_path, "sh", "-c", script, str(tmp_path))
-    wait_for("both ignore it", lambda: len(list(tmp_path.glob("ignores-?"))) == 2)
-    context.close(signal.SIGTERM, timeout=0.2)
-    assert not any(alive(pid) for pid in context.pids().values())
-
-
-def test_a_signal_is_raised_where_processes_are_waited_for(tmp_path: Path) -> None:
-    context = processes(tmp_path, "sleep", "600")
-    kill = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
-    try:
-        with pytest.raises(SignalException) as caught:  # noqa: PT012  the signal must not come before
-            kill.start()
-            context.wait()
-    finally:
-        kill.join()
-        context.close(signal.SIGTERM)
-    assert caught.value.sigval == signal.SIGTERM and not any(alive(pid) for pid in context.pids().values())
-
-
-def test_what_cannot_be_started_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no-such-program not found"):
-        processes(tmp_path, "no-such-program")
-    logs = DefaultLogsSpecs(str(tmp_path))
-    with pytest.raises(RuntimeError, match="envs has entries for"):
-        ours.start_processes("t", "true", {0: (), 1: ()}, {0: {}}, logs)
+def test_what_cannot_be_started_is_refused() -> None:
     with pytest.raises(InputError, match="entrypoint is empty"):
         spec_of(None)
 
@@ -239,7 +150,7 @@ def torchs() -> Iterator[Any]:
     server = pytest.importorskip("torch.distributed.elastic.agent.server.api")
     local = pytest.importorskip("torch.distributed.elastic.agent.server.local_elastic_agent")
     multiprocessing = pytest.importorskip("torch.distributed.elastic.multiprocessing")
-    names = ("start_processes", "PContext", "DefaultLogsSpecs", "Std")
+    names = ("DefaultLogsSpecs",)
     yield SimpleNamespace(
         **{name: getattr(multiprocessing, name) for name in names}, LocalElasticAgent=local.LocalElasticAgent,
         **{name: getattr(server, name) for name in ("WorkerSpec", "WorkerState", "WorkerGroup")},
@@ -285,18 +196,3 @@ def test_the_address_in_the_spec_is_what_workers_of_both_get_though_the_handlers
         )  # fmt: skip
         told.append(module.LocalElasticAgent(spec, torchs.DefaultLogsSpecs(), start_method="fork").run().return_values)
     assert told[0] == told[1] == {rank: ["gateway", "2345", "True"] for rank in range(2)}
-
-
-@pytest.mark.all
-def test_processes_of_both_give_the_same(torchs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for entrypoint, args in ((tell, (7,)), (fail_once_there, (str(tmp_path),)), ("true", ()), ("false", ())):
-        told: list[Any] = []
-        for module in (torchs, ours):
-            logs = torchs.DefaultLogsSpecs(str(tmp_path), redirects=torchs.Std.ALL)
-            context = processes(tmp_path, entrypoint, *args, module=module, logs_specs=logs)
-            files = [str(path).rsplit("_", 1)[1][8:] for path in context.stdouts.values()]  # below a random folder
-            pids, result = context.pids(), context.wait(-1, 0.05)
-            context.close()
-            codes = {failure.exitcode for failure in result.failures.values()} - {-15}
-            told.append((result.is_failed(), result.return_values, codes, files, sorted(pids)))
-        assert told[0] == told[1]

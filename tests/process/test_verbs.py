@@ -136,6 +136,7 @@ def test_what_cannot_be_is_said_in_one_line_and_the_job_goes_on(launch: Launcher
         (("logs", "0"), 1, "its output is kept nowhere"),
         (("logs", "7"), 1, "no rank 7; there are 0 to 1"),
         (("logs", "x"), 2, "argument RANK: invalid int value"),
+        (("stop", "--at-save", "--now"), 2, "--at-save lets workers save, --now kills them: say one"),
         (("stacks", "9"), 1, "no rank 9; there are 0 to 1"),
         (("status", "other"), 3, "no job other of yours runs on this machine"),
         (("drain", "nowhere"), 1, "no node nowhere"),

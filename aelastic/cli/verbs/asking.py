@@ -261,6 +261,8 @@ class _Asking:
         return self._request(verb="restart", at_save=self._args.at_save)
 
     def stop(self) -> int:
+        if self._args.now and self._args.at_save:
+            raise NoAnswerError("error: stop: --at-save lets workers save, --now kills them: say one", EXIT_INPUT)
         return self._request(verb="kill" if self._args.now else "stop", at_save=self._args.at_save)
 
     def _request(self, **asked: Any) -> int:
