@@ -137,6 +137,12 @@ def _modules_problem(names: Any) -> str:
     return ""
 
 
+def _policy_problem(text: Any) -> str:
+    from aelastic.rdzv.policy.rules import problem_of  # who gives none does not pay for it
+
+    return problem_of(text)
+
+
 def _are_signs(signs: Any) -> bool:
     return 0 < len(signs) == len({*signs} & {*HANG_SIGNALS})
 
@@ -164,6 +170,7 @@ RULES: Mapping[str, Rule] = {
         rule(lambda value: value <= LOCAL_WORLD_SIZE_MAX, f"use at most {LOCAL_WORLD_SIZE_MAX}"),
     ),
     "max_restarts": all_of(INT, NOT_NEGATIVE),
+    "restart_policy": optional(STR, _policy_problem),
     "monitor_interval": all_of(REAL, rule(lambda value: 0 < value < math.inf, "use seconds above 0")),
     "rdzv": optional(rule(_is_rendezvous, "use RendezvousSettings")),
     "rdzv_handler": optional(rule(lambda value: hasattr(value, "next_rendezvous"), "use a torch RendezvousHandler")),

@@ -47,6 +47,8 @@ class WorkerSpec:
         role: name shared by workers that do the same job; it may be empty.
         local_world_size: workers on this node, at least 1.
         max_restarts: how often the job may restart its workers after a failure.
+        restart_policy: rules that say which failures are restarted, stopped, or not charged, as `--restart-policy` has
+            them; `None`: `drained: ignore; same-error: stop; *: restart`.
         monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its
             exit (no `pidfd_open(2)`); elsewhere exits are events, and nothing polls.
         rdzv: where and how the agents of several nodes meet; `None` is one node on its own, whose coordinator
@@ -107,6 +109,7 @@ class WorkerSpec:
     role: str = "default"
     local_world_size: int = 1
     max_restarts: int = 3
+    restart_policy: str | None = None
     monitor_interval: float = 0.1
     rdzv: RendezvousSettings | None = None
     rdzv_handler: Any = None

@@ -27,7 +27,7 @@ import anyio
 from aelastic.cli.main import collect_rarely
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,

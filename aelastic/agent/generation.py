@@ -278,6 +278,8 @@ class Generation:
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
         """Reads what the worker left: its return value, or why it failed."""
         postmortem, note = self._resources.postmortem, exit_.note
+        if exit_.exitcode:
+            await self._resources.progress.catch_up()
         if exit_.exitcode == 0:
             try:
                 # A stop while it is read: the value would be dropped anyhow.

@@ -128,7 +128,7 @@ class Postmortem:
         assert found.signum is not None
         oom = self._oom.explain(0)  # it is alive: what the kernel killed may be what it waits for
         left, is_final = await self._read(start, -found.signum), found.by == "stuck"
-        known = {"oom": oom, "unhealthy": found.reason, "stack": stack, "is_final": is_final}
+        known = {"oom": oom, "unhealthy": found.reason, "stack": stack, "is_final": is_final, "found_by": found.by}
         explain = partial(self._failure, start, worker, -found.signum, left, **known)
         return await run_sync(explain, abandon_on_cancel=True)
 

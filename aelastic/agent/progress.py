@@ -14,10 +14,13 @@ import anyio
 from aelastic.aio import clock
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.run_events import Progressed
+from aelastic.rdzv.policy.ledger import NONE, UNKNOWN
 
 # Between two looks, and between two events of progress: the Trainer asks for one status in 5 s at most.
 LOOK_INTERVAL_S = 1.0
 TELL_INTERVAL_S = 5.0
+# What a worker wrote before it failed is searched within milliseconds; a busy pump is not waited for.
+CATCH_UP_S = 0.2
 # Steps per second are those of the last minute, or of the last two steps that were seen if these take longer.
 WINDOW_S = 60.0
 # The median step is of so many looks that saw new ones: a few that take longer, to save or to evaluate, change nothing.
@@ -67,6 +70,7 @@ class Progress:
         self._pace = Pace()
         self._told = Progressed(0, 0, 0, 0)
         self._told_at = 0.0
+        self._is_behind = False  # workers may have written more steps than were seen
 
     def begin(self, generation: int, ranks: Sequence[int]) -> None:
         """The files of a new generation are open.
@@ -74,11 +78,24 @@ class Progress:
         Args:
             ranks: of its workers, by local rank.
         """
-        self._generation, self._ranks, self._pace = generation, ranks, Pace()
+        self._generation, self._ranks, self._pace, self._is_behind = generation, ranks, Pace(), False
 
     def step_s(self) -> float | None:
         """The median step of this generation, in seconds; `None` where it is not known yet."""
         return self._pace.step_s()
+
+    async def catch_up(self) -> None:
+        """What the workers have written by now is searched for steps, if that can be done soon."""
+        if self._is_on:
+            with anyio.move_on_after(CATCH_UP_S) as waited:
+                await self._logs.have_steps()
+            self._is_behind = waited.cancelled_caught
+
+    def reached(self) -> int:
+        """The largest step of this generation, as `Reached` has it."""
+        if self._is_behind or self._logs.begin_again:
+            return UNKNOWN
+        return max((found.step for found in self._logs.steps().values()), default=NONE)
 
     async def run(self) -> None:
         """Looks now and then, until cancelled."""

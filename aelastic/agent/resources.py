@@ -28,8 +28,10 @@ from aelastic.logs.run_logs import RunLogs
 from aelastic.notice.agent_pages import NoticePages
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
+from aelastic.observe.run_state import RunState
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
+from aelastic.rdzv.policy.ledger import NONE, Reached
 from aelastic.rdzv.protocol.messages import Starts
 from aelastic.rdzv.registry import AgentContext, open_link
 from aelastic.spec import WorkerSpec
@@ -130,6 +132,11 @@ class Resources:
                 fork_server=self._fork_server,
             )
             made.pop_all()
+
+    def reached(self, state: RunState) -> Reached:
+        """How far the workers of this generation have come."""
+        calls = max(self.pages.calls().values(), default=0)
+        return Reached(self.progress.reached(), calls or NONE, max(0.0, clock.now() - state.formed_at))
 
     def _open_fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
         spec = settings.spec

@@ -210,7 +210,8 @@ class Run:
             case ev.CancelSpawn():
                 self._current.cancel()
             case ev.TellFailed(round_, failure, at):
-                held.link.tell(m.Failed(node_id, round_, failure.for_others(), clock.now() - at))
+                age_s, reached = clock.now() - at, held.reached(self._observers.state)
+                held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
             case ev.TellSucceeded(round_):
                 held.link.tell(m.Succeeded(node_id, round_))
             case ev.TellLeft(reason):
@@ -231,7 +232,8 @@ class Run:
     def _join(self, tasks: TaskGroup) -> None:
         held = self.resources
         starts = held.starts(is_new=self._generation is None)
-        held.link.tell(m.Ready(node_offer(self._settings, held.store, starts)))
+        reached = None if self._generation is None else held.reached(self._observers.state)
+        held.link.tell(m.Ready(node_offer(self._settings, held.store, starts), reached))
         if starts is m.Starts.PREPARING:
             tasks.start_soon(self._tell_prepared, name="prepared")
 

@@ -221,6 +221,16 @@ def read_on_signal(text: str) -> tuple[OnSignal, ...]:
     return tuple(found)
 
 
+def read_policy(text: str) -> str:
+    """Rules, or those of the file that `@` stands before."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
 def read_admit(text: str) -> float:
     """How long a new node waits for all ranks to save: `saved`, `saved:SECONDS`; 0 for `at-once`."""
     when, _, seconds = text.partition(":")

@@ -24,6 +24,7 @@ from aelastic.cli.converters import (
     read_on_signal,
     read_pairs,
     read_path,
+    read_policy,
     read_preload,
     read_ranks,
     read_seconds,
@@ -195,6 +196,11 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     ),
     "failures and stopping": (
         _option("--max-restarts", read_int, "0", "N", "how often all workers may be restarted after a failure"),
+        _own(
+            "--restart-policy", read_policy, None, "RULES",
+            "what follows from which failure, as in 'exit 42: stop; *: restart 5/1h after 1s..5m', or @FILE "
+            "(default: the same error twice in a row without progress stops the job, if it cannot heal by itself)",
+        ),
         _option(
             "--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
             "time from the stop request until workers are killed; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT",

@@ -6,7 +6,8 @@
 - `exit_reason`: the cause in the end of stderr, and exit codes in words
 - `oom`: whether the kernel killed for want of memory
 - `places`: which ranks hang, by where all of them are
+- `root_cause`: what tells a failure from another, and what the same one twice proves
 - `report`: the final report of a failed job
 """
 
-__all__ = ["error_file", "error_handler", "exit_reason", "failure", "oom", "places", "report"]
+__all__ = ["error_file", "error_handler", "exit_reason", "failure", "oom", "places", "report", "root_cause"]

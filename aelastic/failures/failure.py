@@ -22,7 +22,7 @@ HOST_CHARS_MAX = 255  # of a name in DNS (RFC 1035)
 # What other nodes get of a failure; the rest is of use on its own host only.
 SHARED_FIELDS = (
     "host", "rank", "local_rank", "pid", "exitcode", "message", "traceback", "timestamp", "is_final", "stack", "oom",
-    "note", "world_size", "log_file",
+    "note", "world_size", "log_file", "found_by",
 )  # fmt: skip
 NO_DATA: Json = {"message": NO_MESSAGE}
 
@@ -33,6 +33,11 @@ _LOST_PEER = re.compile(
     r"|errors while waiting for send/recv",
     re.IGNORECASE,
 )
+_OUT_OF_MEMORY = re.compile(r"^(?:\w+\.)*(?:\w*OutOfMemoryError|MemoryError)\b")
+
+# What argparse, and command lines like it, say of options that they do not take, before they exit with 2.
+USAGE = "usage error"
+_USAGE = re.compile(r"^usage: .*?^(?P<error>\S+: error: [^\n]+)", re.MULTILINE | re.DOTALL)
 
 
 class ProcessFailure(Record):
@@ -56,6 +61,7 @@ class ProcessFailure(Record):
         is_final: no restart may follow; `why_final` says why.
         world_size: workers of the job, or 0 where that is not known.
         log_file: the file on its host that holds its stderr and outlives the run; "" where there is none.
+        found_by: the watch that had it stopped, as in "hang"; "" if it ended by itself.
         error_file_data: what the error file holds, where that is known already; then the file is not looked for.
     """
 
@@ -73,6 +79,7 @@ class ProcessFailure(Record):
     note: str
     world_size: int
     log_file: str
+    found_by: str
     # Of use on its own host only.
     error_file: str
     error_file_data: Json
@@ -95,6 +102,7 @@ class ProcessFailure(Record):
         is_final: bool = False,
         world_size: int = 0,
         log_file: str = "",
+        found_by: str = "",
         error_file_data: Json | None = None,
     ) -> None:
         data = read_error_file(error_file) if error_file_data is None else error_file_data
@@ -108,7 +116,8 @@ class ProcessFailure(Record):
             message, traceback = _explain(exitcode, stderr_tail, oom, note)
         message, traceback = printable(message), printable(traceback)
         known = (host, rank, local_rank, pid, exitcode, message, traceback, timestamp or int(time.time()), is_final)
-        super().__init__(*known, stack, oom, note, world_size, log_file, error_file, data or NO_DATA, stderr_tail)
+        more = (stack, oom, note, world_size, log_file, found_by)
+        super().__init__(*known, *more, error_file, data or NO_DATA, stderr_tail)
 
     @classmethod
     def from_elsewhere(
@@ -127,6 +136,7 @@ class ProcessFailure(Record):
         note: str = "",
         world_size: int = 0,
         log_file: str = "",
+        found_by: str = "",
     ) -> ProcessFailure:
         """The failure of a worker of another host, as that host reports it: its error file is not here."""
         failure = cls.__new__(cls)
@@ -140,7 +150,8 @@ class ProcessFailure(Record):
             (stack, STACK_CHARS_MAX), (oom, SENTENCE_CHARS_MAX), (note, SENTENCE_CHARS_MAX)
         ))  # fmt: skip
         log_file = printable(log_file)[:SENTENCE_CHARS_MAX]
-        Record.__init__(failure, *where, *what, *more, world_size, log_file, NOT_AVAILABLE, NO_DATA, "")
+        found_by = printable(found_by)[:SENTENCE_CHARS_MAX]
+        Record.__init__(failure, *where, *what, *more, world_size, log_file, found_by, NOT_AVAILABLE, NO_DATA, "")
         return failure
 
     def __hash__(self) -> int:
@@ -155,6 +166,11 @@ class ProcessFailure(Record):
     def names_lost_peer(self) -> bool:
         """Whether the worker says that it died of a peer that was gone."""
         return bool(_LOST_PEER.search(self.message))
+
+    @property
+    def runs_out_of_memory(self) -> bool:
+        """Whether it was killed for want of memory, or says that there was none: the host's, or a device's."""
+        return bool(self.oom) or bool(_OUT_OF_MEMORY.search(self.message))
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -207,7 +223,7 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     name = _signal_name(exitcode)
     if oom and name == "SIGKILL":
         words = f"{words.partition(':')[0]}: {oom}"
-    words = note or words
+    words = note or (_usage_error(stderr_tail) if exitcode == _USAGE_EXIT else "") or words
     # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
     # printed before.  A shell passes its child's signal on as a code.
     is_own_doing = (name or _signal_name(128 - exitcode)) in _SIGNALS_OF_ITS_OWN
@@ -218,6 +234,15 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     if note or is_own_doing:
         return f"{words}; its last words: {cause.headline}", cause.traceback
     return cause.headline, cause.traceback
+
+
+_USAGE_EXIT = 2
+
+
+def _usage_error(stderr_tail: str) -> str:
+    """What argparse, or a command line like it, has said of its options last; empty if nothing."""
+    found = [match["error"] for match in _USAGE.finditer(stderr_tail)]
+    return f"{USAGE}: {found[-1]}" if found else ""
 
 
 def _signal_name(exitcode: int) -> str:

@@ -32,7 +32,7 @@ def files_needed(spec: WorkerSpec) -> int:
     for texts in (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters):
         shown += 2 if texts else 0  # what is read, and what is written
     # The rest of an ended generation's output is shown while the next one starts.
-    may_restart = spec.max_restarts > 0 or spec.rdzv is not None
+    may_restart = spec.max_restarts > 0 or spec.restart_policy is not None or spec.rdzv is not None
     each += 2 * shown if may_restart else shown
     of_agent = FILES_OF_AGENT + (FILES_OF_PORTS if spec.rdzv is not None else 0)
     return of_agent + (FILES_OF_FORK_SERVER if spec.preload else 0) + each * spec.local_world_size

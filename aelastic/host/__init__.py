@@ -10,6 +10,6 @@
 """
 
 __all__ = [
-    "connections", "doors", "files", "helpers", "inotify", "limits", "listeners", "proc_table",
+    "connections", "doors", "files", "helpers", "inotify", "limits", "listeners", "patterns", "proc_table",
     "programs", "reaping", "session_activity", "signals", "usage",
 ]  # fmt: skip

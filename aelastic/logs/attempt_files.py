@@ -58,7 +58,7 @@ class AttemptFiles:
         self.files: dict[int, WorkerFiles] = {}  # by local rank
         self.shown: list[Shown] = []
         self.expected: dict[int, list[tuple[Follower, ExpectedOutputMatcher]]] = {}  # by local rank
-        self.progress: dict[int, list[ProgressMatcher]] = {}  # as above
+        self.progress: dict[int, list[tuple[Follower, ProgressMatcher]]] = {}  # as above
 
     def close(self) -> None:
         for each in self.shown:
@@ -212,7 +212,7 @@ class AttemptOpener:
         if progress:
             steps = ProgressMatcher(progress)
             matchers.append(steps)
-            self._opened.progress.setdefault(rank, []).append(steps)
+            self._opened.progress.setdefault(rank, []).append((follower, steps))
 
     def _prefix(self, rank: int, env: dict[str, str]) -> bytes:
         template = self._spec.log_line_prefix_template or "[${role_name}${local_rank}]:"

@@ -67,6 +67,7 @@ class ProgressMatcher:
         self._find = re.compile(pattern).search
         self._tail = b""  # by `feed`: of a line that is not complete yet
         self._last: Step | None = None  # by `feed`
+        self.begins_again = False  # by `feed`: a step was below the one before
         self._seen_tail = b""  # by `ask`: how the tail was at the last question
 
     def feed(self, data: bytes) -> None:
@@ -75,7 +76,9 @@ class ProgressMatcher:
             lines, tail = lines + newline + tail, b""
         self._tail = tail
         found = map(self._step_in, reversed(lines.decode(errors="replace").split("\n")))
-        self._last = next((step for step in found if step is not None), self._last)
+        if (last := next((step for step in found if step is not None), None)) is not None:
+            self.begins_again |= self._last is not None and last.step < self._last.step
+            self._last = last
 
     def ask(self) -> Step | None:
         """The newest step; a line that is not complete counts once it has stood still from one question to the next."""

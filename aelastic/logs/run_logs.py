@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -228,21 +228,34 @@ class RunLogs:
         Returns when everything that the worker has written by now is searched.
         """
         searched = self._opened.expected.get(local_rank, [])
-        followers = [follower for follower, _ in searched if not follower.is_ended]
+        await self._have_searched([follower for follower, _ in searched])
+        return sum(matcher.ask() for _, matcher in searched)
+
+    async def have_steps(self) -> None:
+        """Returns when everything that workers have written by now is searched for steps."""
+        await self._have_searched([follower for each in self._opened.progress.values() for follower, _ in each])
+
+    @staticmethod
+    async def _have_searched(followers: Sequence[Follower]) -> None:
+        followers = [follower for follower in followers if not follower.is_ended]
         ends = await run_sync(lambda: [follower.size() for follower in followers], abandon_on_cancel=True)
         for follower, end in zip(followers, ends, strict=True):
             while follower.offset < end and not follower.is_ended:  # noqa: ASYNC110  the pump has a thread
                 await anyio.sleep(SEARCH_LOOK_AGAIN_S)
-        return sum(matcher.ask() for _, matcher in searched)
 
     def steps(self) -> dict[int, Step]:
         """How far workers of this generation say that they are, by local rank; of those that say so."""
-        asked = {rank: [each.ask() for each in matchers] for rank, matchers in self._opened.progress.items()}
+        asked = {rank: [each.ask() for _, each in searched] for rank, searched in self._opened.progress.items()}
         return {
             rank: max(filter(None, found), key=lambda found: found.step)
             for rank, found in sorted(asked.items())
             if any(found)
         }
+
+    @property
+    def begin_again(self) -> bool:
+        """Whether workers of this generation have counted steps from the beginning again."""
+        return any(matcher.begins_again for searched in self._opened.progress.values() for _, matcher in searched)
 
     def trouble(self) -> str:
         """A sentence if a disk that workers write to is full; else ""."""

@@ -22,7 +22,6 @@ from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.endpoints import RefusedError
 from aelastic.rdzv.boards.writing import NotTrustedError
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
@@ -30,6 +29,7 @@ from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMessage, Ready, Terms
 from aelastic.rdzv.secret.handshake import ProofError
@@ -80,7 +80,8 @@ class AgentLink:
         self._policy = policy
         self._strangers = Strangers(settings.max_nodes, files_max)
         self._secret, self._proofs = secret, Proofs(secret)
-        terms = Terms(run_id, settings.min_nodes, settings.max_nodes, policy.max_restarts, settings.lease_s)
+        limits = settings.min_nodes, settings.max_nodes, policy.max_restarts
+        terms = Terms(run_id, *limits, settings.lease_s, policy.text)
         trouble = f"no answer from {board.name} yet: the store is still starting, or another program listens there"
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble, settings.endpoint_note))
         self._mailbox: Mailbox[ev.Event] = Mailbox()

@@ -6,6 +6,7 @@ here nor registered are torch's: its own, and those of the entry-point group `to
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,14 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.link import InProcessLink, Link
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 
 if TYPE_CHECKING:
     from aelastic.rdzv.board import Board
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.spec import WorkerSpec
+
+_log = logging.getLogger(__name__)
 
 
 class AgentContext(Record):
@@ -91,7 +94,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
         # No board has an epoch: the clock's makes the number of a round rise over all starts of the job.
-        return InProcessLink(SingleNode(RestartPolicy(spec.max_restarts), clock.wall_ms()))
+        return InProcessLink(SingleNode(policy_of(spec), clock.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.group.open_files import files_for_connections
         from aelastic.rdzv.agent_link import AgentLink
@@ -100,9 +103,22 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         path = settings.secret_path
         around = around.replace(secret=None if path is None else SecretFile(path, around.run_id))
         board = _FACTORIES[settings.backend](settings, around)
-        policy, files_max = RestartPolicy(spec.max_restarts), files_for_connections(spec)
+        policy, files_max = policy_of(spec), files_for_connections(spec)
         return AgentLink(board, settings, around.run_id, node_id, policy, files_max, around.secret)
     return _open_torch_link(spec, around.run_id)
+
+
+def policy_of(spec: WorkerSpec) -> RestartPolicy:
+    """What follows from failures, as the spec has it."""
+    if not spec.restart_policy:
+        return RestartPolicy(spec.max_restarts)
+    from aelastic.host.patterns import is_found
+    from aelastic.rdzv.policy.rules import parse
+
+    rules = parse(spec.restart_policy)
+    if endless := next((each for each in rules if each.is_endless), None):
+        _log.warning("--restart-policy: %s starts workers again without end", endless.text)
+    return RestartPolicy(spec.max_restarts, rules, spec.restart_policy, is_found)
 
 
 def _open_torch_link(spec: WorkerSpec, run_id: str) -> Link:
@@ -110,7 +126,7 @@ def _open_torch_link(spec: WorkerSpec, run_id: str) -> Link:
 
     handler, settings = spec.rdzv_handler, spec.rdzv
     if handler is not None:
-        return TorchHandlerLink(lambda: handler, spec)
+        return TorchHandlerLink(lambda: handler, spec, policy_of(spec))
     assert settings is not None  # or there would be an in-process coordinator
     opener = handler_opener(settings.backend, settings, run_id)
-    return TorchHandlerLink(opener, spec, local_addr=settings.local_addr)
+    return TorchHandlerLink(opener, spec, policy_of(spec), local_addr=settings.local_addr)

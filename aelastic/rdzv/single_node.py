@@ -7,11 +7,12 @@ of a job for one node: a test holds the two side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aelastic.failures.places import Place
-from aelastic.rdzv.coordinator.restart_policy import Cause, RestartPolicy
+from aelastic.rdzv.policy.ledger import Ledger, most_of
+from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import assign_ranks
@@ -38,22 +39,28 @@ class SingleNode:
     _host: str = ""
     _question: m.Hangs | None = None  # what is asked about the workers of that round
     _node_id: str = ""
+    _ledger: Ledger = field(default_factory=Ledger)
+    _ended: End | None = None  # the last round
+    _ended_at: float = 0.0
+    _waiting: m.Ready | None = None  # for the moment at which workers may start again
+    _begins_at: float = 0.0
     _drain: Drain[m.CoordinatorMessage] | None = None  # made by the first request
 
     @property
     def deadline(self) -> float | None:
-        return None if self._drain is None else self._drain.deadline
+        drains_at = None if self._drain is None else self._drain.deadline
+        return drains_at if self._waiting is None else min(self._begins_at, drains_at or self._begins_at)
 
     def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.CoordinatorMessage]:  # noqa: C901  one case for each
         """What the node hears of what it says.  A message about an earlier round changes nothing."""
         match message:
             case m.Ready() if self.verdict is not None:
                 return [self.verdict]
-            case m.Ready(node):
-                self._is_running = False
-                return (self._on_request(None, now) if self._drain else []) or [self._begin(node)]
+            case m.Ready():
+                self._on_ready(message, now)
+                return (self._on_request(None, now) if self._drain else []) or self._begin(now)
             case m.Failed() if self._runs(message.round):
-                ended = self._end(message)
+                ended = self._end(message, now)
                 return (self._on_request(None, now) if self._drain else []) or [ended]
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._on_request(message, now)
@@ -77,24 +84,54 @@ class SingleNode:
     def _runs(self, round_: int) -> bool:
         return self._is_running and self._assigned is not None and round_ == self._assigned.round
 
-    def _begin(self, node: m.Node) -> m.Assigned:
+    def _begin(self, now: float) -> list[m.CoordinatorMessage]:
+        if self._waiting is None:
+            return []
+        if self._ended is not None:
+            decision = self.policy.decide(end := self._ended.replace(now=now))
+            if decision.is_final:
+                return [self._close(end, decision)]
+            self._begins_at = self._ended_at + decision.delay_s
+            if now < self._begins_at:
+                return []
+            self.restart_count += decision.is_charged
+            self._ledger, self._ended = self.policy.after(end, decision), None
+        node, self._waiting = self._waiting.node, None
         round_ = 1 if self._assigned is None else self._assigned.round + 1
         (ranks,) = assign_ranks([(node.role, node.local_world_size)])
         self._assigned = m.Assigned(
-            round_, self.restart_count, ranks, node.master_addr, node.master_port, epoch=self.epoch
+            round_,
+            self.restart_count,
+            ranks,
+            node.master_addr,
+            node.master_port,
+            epoch=self.epoch,
+            ledger=self._ledger.turned(now),
         )
         self._node_id, self._host, self._is_running, self._question = node.node_id, node.host, True, None
-        return self._assigned
+        return [self._assigned]
 
-    def _end(self, failed: m.Failed) -> m.Interrupted | m.Ended:
+    def _end(self, failed: m.Failed, now: float) -> m.Interrupted | m.Ended:
         """A failure has ended the round: the job restarts, or is over."""
-        self._is_running, failure = False, failed.failure
-        answer = self.policy.answer(Cause.of(failure), self.restart_count)
-        if isinstance(answer, m.Ended):
-            self.verdict = answer
-            return answer
-        self.restart_count += 1
-        return m.Interrupted(failed.round, answer, self.restart_count)
+        self._is_running, self._ended_at = False, now
+        cause, reached = Cause.of(failed.failure), most_of(failed.reached)
+        self._ended = End(cause, self.restart_count, self._ledger, reached, now=now)
+        decision = self.policy.decide(self._ended)
+        if decision.is_final:
+            return self._close(self._ended, decision)
+        return m.Interrupted(failed.round, decision.text, self.restart_count + decision.is_charged)
+
+    def _on_ready(self, ready: m.Ready, now: float) -> None:
+        """No worker runs: now it is known how far all of them were."""
+        if self._ended is None and self._assigned is not None:  # for free
+            self._ended, self._ended_at = End(Cause(""), self.restart_count, self._ledger), now
+        if self._ended is not None and ready.reached is not None:
+            self._ended = self._ended.replace(reached=ready.reached)
+        self._is_running, self._waiting = False, ready
+
+    def _close(self, end: End, decision: Decision) -> m.Ended:
+        self._waiting, self.verdict = None, m.Ended(m.Outcome.FAILED, decision.text, end.cause.failure)
+        return self.verdict
 
     def _on_request(self, request: r.Request | None, now: float) -> list[m.CoordinatorMessage]:
         """The node asks for a drain, or says how far it is with it; once that is over, or no round runs, it leaves."""
@@ -111,7 +148,10 @@ class SingleNode:
         if drain.is_over or not self._is_running:
             verdict, is_restarted = drain.verdict, drain.is_over and drain.aim is not None
             drain.on_round_over()
-            told += drain.let_go(hosts, now)
+            left = drain.let_go(hosts, now)
+            told += left
+            if left or verdict is not None:
+                self._waiting = None
             if verdict is not None and self.verdict is None:
                 self._is_running, self.verdict = False, verdict
                 told.append(verdict)
@@ -121,7 +161,10 @@ class SingleNode:
         return told
 
     def on_deadline_passed(self, now: float) -> list[m.CoordinatorMessage]:
-        return [] if self.deadline is None or now < self.deadline else self._on_request(None, now)
+        if self.deadline is None or now < self.deadline:
+            return []
+        is_due = self._waiting is not None and now >= self._begins_at
+        return self._begin(now) if is_due else self._on_request(None, now)
 
     def _compare(self, places: Sequence[Place]) -> list[m.CoordinatorMessage]:
         """What the workers do, once that is known, or is waited for no longer."""

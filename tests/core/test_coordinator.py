@@ -12,9 +12,9 @@ from kit.stories.coordinator import Story, failure, node, stories, told
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Lost, Registered
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S

@@ -19,7 +19,7 @@ FLOORS = (
     ("aio",),
     ("errors",),
     ("core",),
-    ("rdzv.secret",),
+    ("rdzv.secret", "rdzv.policy"),
     ("rdzv.settings", "output_patterns"),
     ("settings",),
     ("spec",),
@@ -48,9 +48,9 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
     "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.requests", "rdzv.survivors",
-    "rdzv.single_node",
+    "rdzv.policy", "rdzv.single_node",
     "rdzv.secret.handshake", "rdzv.secret.keys", "rdzv.secret.seals", "group.events", "group.phases", "group.restart_grace", "group.worker_env",
-    "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason",
+    "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "failures.root_cause",
     "logs.lines", "logs.live_lines", "logs.row_text", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
     "observe.run_event_source",
     "observe.run_events", "observe.run_state", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",

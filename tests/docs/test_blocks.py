@@ -259,6 +259,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Checked("asks several hosts; one is asked by what docs/reference/http.md shows", is_in_status),
     ],
     "docs/how-to/speak.md": [Checked("asks a job of three nodes; tests/nodes/test_verbs_of_a_team.py does", asks)],
+    "docs/how-to/verdicts.md": [
+        Run(code=1, script="\n" * 32 + "{}['lr']", needs=()),
+        Run(code=1, script="raise ValueError"),
+    ],
     "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],
     "docs/how-to/timeline.md": [Run()],
     "docs/how-to/torchx.md": [Checked("tests/recipes/test_torchx.py runs it with a shorter script", named(r"--(max_restarts|script)", within="aelastic/under/torchx.py"))],

@@ -23,8 +23,8 @@ from aelastic.group.phases import KILL_COUNT_MAX, KILL_WAIT_S
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.coordinator import coordinator_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S

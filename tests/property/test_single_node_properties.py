@@ -10,8 +10,10 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.coordinator import coordinator_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.policy.ledger import Reached
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
+from aelastic.rdzv.policy.rules import parse
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.single_node import SingleNode
@@ -21,13 +23,30 @@ NODE = m.Node(ME, "host", "default", 2, "localhost", 29500, starts=m.Starts.PREP
 PLACES = (Place(0, "", 7, at="train.py:1", collective="all_reduce"), Place(1, "", 8, at="data.py:2", call="read"))
 
 
-def failure(rank: int, *, is_final: bool) -> ProcessFailure:
-    return ProcessFailure(rank, 1, 1, "", rank=rank, host="host", is_final=is_final)
+POLICIES = (
+    RestartPolicy(0),
+    RestartPolicy(1),
+    RestartPolicy(2),
+    RestartPolicy(1, parse("exit 1: restart 2/1m after 200ms..2s; same-error any: stop; no-progress 2: ignore")),
+)
+PROGRESS = (Reached(), Reached(7), Reached(8), Reached(-2), Reached(-1, 3, 90.0))
+
+
+def failure(rank: int, *, is_final: bool, exitcode: int = 1, line: int = 0) -> ProcessFailure:
+    text = (
+        f'Traceback (most recent call last):\n  File "train.py", line {line}, in <module>\nKeyError: 1' if line else ""
+    )
+    found = ProcessFailure(rank, 1, exitcode, "", rank=rank, host="host", is_final=is_final)
+    return found.replace(message="KeyError: 1", traceback=text) if line else found
 
 
 def messages(round_: st.SearchStrategy[int], notice_id: st.SearchStrategy[int]) -> st.SearchStrategy[m.NodeMessage]:
+    failures = st.builds(
+        failure, st.integers(0, 1), is_final=st.just(False) | st.booleans(), exitcode=st.sampled_from([1, 2]),
+        line=st.sampled_from([0, 4, 4, 5]),
+    )  # fmt: skip
     return st.one_of(
-        st.builds(m.Failed, st.just(ME), round_, st.builds(failure, st.integers(0, 1), is_final=st.booleans())),
+        st.builds(m.Failed, st.just(ME), round_, failures, st.just(0.0), st.sampled_from(PROGRESS)),
         st.builds(m.Succeeded, st.just(ME), round_),
         st.builds(m.Hangs, st.just(ME), round_, st.just("hang"), st.just(6.0), st.booleans(), st.booleans()),
         st.builds(m.Saw, st.just(ME), round_, st.lists(st.sampled_from(PLACES), unique=True).map(tuple)),
@@ -44,19 +63,20 @@ def messages(round_: st.SearchStrategy[int], notice_id: st.SearchStrategy[int]) 
     )  # fmt: skip
 
 
-@given(st.data(), st.integers(0, 2))
-def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(data: st.DataObject, max_restarts: int) -> None:
-    policy = RestartPolicy(max_restarts)
+@given(st.data(), st.sampled_from(POLICIES))
+def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
+    data: st.DataObject, policy: RestartPolicy
+) -> None:
     many, one = Coordinator(RoundRules(1, 1), policy), SingleNode(policy, epoch=9)
     many.roster.epoch = 9
     is_ready, now = True, 0.0
     for _ in range(data.draw(st.integers(1, 20), "messages")):
         now += 0.5
-        if many.drain.deadline is not None and many.is_due(now):
+        if many.is_due(now):
             due = [send.message for send in many.handle(c.DeadlinePassed(), now)]
             assert one.on_deadline_passed(now) == due
         message = (
-            m.Ready(NODE)
+            m.Ready(NODE, data.draw(st.sampled_from(PROGRESS)) if many.round else None)
             if is_ready
             else data.draw(
                 messages(

@@ -15,9 +15,9 @@ from aelastic.aio import accept as accepting
 from aelastic.host.listeners import HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import Terms
 from aelastic.rdzv.term import begin_term
 from aelastic.rdzv.wire import strangers

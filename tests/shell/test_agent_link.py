@@ -17,9 +17,9 @@ from aelastic.rdzv import agent_link, coordinator_server
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.wire.proofs import Proofs

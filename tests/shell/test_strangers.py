@@ -15,9 +15,9 @@ from kit.virtual_clock import on_virtual_time
 from aelastic.host.listeners import LOOPBACKS, HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, UPWARD, encode
 from aelastic.rdzv.term import begin_term

@@ -57,8 +57,8 @@ def test_the_story_of_a_run_is_one_that_the_cores_tests_can_hold(tmp_path: FileP
 def test_a_bug_is_found_shrunk_and_told_as_a_story(tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
     settle = Forming._settle
 
-    def forget_to_charge(forming: Forming) -> object:
-        count, step = forming.restart_count, settle(forming)
+    def forget_to_charge(forming: Forming, now: float) -> object:
+        count, step = forming.restart_count, settle(forming, now)
         forming.restart_count = count
         return step
 

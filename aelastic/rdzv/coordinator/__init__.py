@@ -4,8 +4,8 @@
 
 - `sessions`: connections and the nodes behind them; `inbox`: what these have said and is not decided yet
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
-  `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along), `restart_policy`
-  and `inquiry` (what all workers do, when one hangs)
+  `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along) and
+  `inquiry` (what all workers do, when one hangs); `rdzv.policy` says what follows from an end
 - `verdict`: holds it until the board has it
 - `waiting_text`: what nodes that wait read
 
@@ -18,7 +18,6 @@ __all__ = [
     "forming",
     "inquiry",
     "leader",
-    "restart_policy",
     "roster",
     "session_events",
     "sessions",

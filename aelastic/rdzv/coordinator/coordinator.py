@@ -21,9 +21,9 @@ from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import RESTARTED, Forming, Newcomers, Step
 from aelastic.rdzv.coordinator.inquiry import Inquiry
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.coordinator.takeover import TAKEN, Return, Takeover, credible, has_seat, how_it_returns
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.messages import Outcome, Standing
@@ -35,8 +35,7 @@ class Coordinator(Machine[ev.Event, Send]):
     rules: RoundRules
     policy: RestartPolicy
     own_node_id: str = ""  # of the agent that this coordinator runs in
-    # Where the coordinator before this one is known to be gone, its node's when it was elected: fence and group rank.
-    seat_before: tuple[int, int] | None = None
+    seat_before: tuple[int, int] | None = None  # fence and group rank of the coordinator's before it, which is gone
 
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
@@ -65,6 +64,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case ev.Registered():
                 return self._on_registered(event, now)
             case m.Ready():
+                self.forming.end.on_ended(event, self.roster.participants)
                 return self._replace_previous_agent(event.node, now) + self._join(event.node, now)
             case m.Failed():
                 return self._on_failed(event, now)
@@ -117,7 +117,7 @@ class Coordinator(Machine[ev.Event, Send]):
         self.roster.hear_round(past.round)
         self.forming.proposed.hear(event.seats)
         if has_place and (is_new or past.epoch != self.roster.epoch or node.node_id in self.roster.participants):
-            self.forming.on_count(past.restart_count, is_paid=past.fence > self.roster.fence)
+            self.forming.on_past(past, since, is_paid=past.fence > self.roster.fence)
         if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
             self.forming.end.on_free(f"superseded by round {past.round}", -inf)
         match self.phase:
@@ -192,12 +192,10 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
-    # What happens to nodes.
-
     def _on_failed(self, event: m.Failed, now: float) -> list[Send]:
         if (node := self.roster.participant(event.node_id)) is None or event.round != self.round:
             return []  # of an earlier round
-        self.forming.end.on_failed(event.node_id, event.failure, now - max(0.0, event.age_s))
+        self.forming.end.on_failed(event.node_id, event.failure, now - max(0.0, event.age_s), event.reached)
         match self.phase:
             case Phase.RUNNING:  # the round is over
                 return self._end_round(now)
@@ -285,7 +283,8 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _end_drain(self, now: float) -> list[Send]:
         """All workers end together: nodes that go leave, the others go on if they are enough."""
-        if verdict := self.rules.too_few(self.drain.outcome, self.roster.hosts_without(self.drain.leaving)):
+        hosts, how = self.roster.hosts_without(self.drain.leaving), self.drain.outcome
+        if verdict := self.rules.too_few(how, hosts) or self.forming.after_drain(how, self.drain.leaving):
             return self.drain.let_go(self.roster.members, now) + self._close(verdict)
         if self.drain.leaving:
             self.forming.await_replacement(now)
@@ -308,7 +307,7 @@ class Coordinator(Machine[ev.Event, Send]):
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
-                return leave + self.forming.tell_excuse(self.roster, self.round)
+                return leave + self.forming.tell_excuse(self.roster, self.round, now)
             case Step.TELL:
                 return leave + self.forming.tell_of_end(self.roster, self.round) + self._form(now)
             case Step.BEGIN:
@@ -326,8 +325,8 @@ class Coordinator(Machine[ev.Event, Send]):
         self.phase = Phase.RUNNING
         sends = self.forming.correct(self.roster, self.round)
         self.round = self.roster.next_round(self.round)
-        assignments = self.roster.assign(self.round, self.forming.restart_count, self.rules.limits, self.own_node_id)
-        self.forming.stop(len(assignments))
+        assignments = self.roster.assign(self.round, self.forming.kept(now), self.rules.limits, self.own_node_id)
+        self.forming.stop(len(assignments), self.roster.fence)
         self.deadline = self.newcomers.on_begun(now)
         sends += [Send(*each) for each in assignments.items()]
         return sends + self.newcomers.tell(self.roster.ready, self.deadline, now)

@@ -19,13 +19,15 @@ Times are on the coordinator's clock: nodes say how old what they tell is.
 from __future__ import annotations
 
 import signal
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator_events import Lost
-from aelastic.rdzv.coordinator.restart_policy import Cause
+from aelastic.rdzv.policy.ledger import Reached, most_of
+from aelastic.rdzv.policy.restart_policy import Cause
 from aelastic.rdzv.protocol import messages as m
 
 # A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
@@ -82,6 +84,10 @@ class Loss(Record):
     has_left: bool = False  # it said so
     ends_round: bool = True  # false: its workers had finished, or it has come back
 
+    @property
+    def cause(self) -> Cause:
+        return Cause(self.reason, is_loss=self.ends_round and not self.has_left)
+
     def excuses(self, report: Report) -> bool:
         """Whether a failure is this loss's victim."""
         if self.has_left and self.node_id == report.node_id:
@@ -106,6 +112,7 @@ class RoundEnd:
     losses: dict[str, Loss] = field(default_factory=dict[str, Loss])  # by node
     broken: set[str] = field(default_factory=set[str])  # nodes that may yet come back
     free: tuple[float, str] | None = None  # what else has ended it, and when
+    reached: dict[str, Reached] = field(default_factory=dict[str, Reached])  # by nodes that have told how far they were
     untold: list[str] = field(default_factory=list[str])  # nodes that are to hear that it is over
     told: Cause | None = None  # what they have heard
     _ending: Loss | None = None  # the first loss that ends the round
@@ -113,11 +120,12 @@ class RoundEnd:
 
     # What happens.
 
-    def on_failed(self, node_id: str, failure: ProcessFailure, at: float) -> None:
+    def on_failed(self, node_id: str, failure: ProcessFailure, at: float, reached: Reached | None = None) -> None:
         """A node reports its failure, or says so again when it reconnects.
 
         The first report dates it best: the longer ago it was, the more two clocks have drifted apart.
         """
+        self.on_reached(node_id, reached)
         if node_id in self.failed:
             return
         report = Report(node_id, failure, at, Weight.of(failure))
@@ -156,6 +164,7 @@ class RoundEnd:
     def on_past(self, node_id: str, past: m.Past, now: float) -> None:
         """What a node of the round says of its part in it: since it was heard last, if it was lost meanwhile."""
         loss = self.losses.get(node_id)
+        self.on_reached(node_id, past.reached)
         if past.failure is not None:
             at = now - max(0.0, past.failure_age_s)
             self.on_failed(node_id, past.failure, at if loss is None else max(at, loss.at))
@@ -200,6 +209,21 @@ class RoundEnd:
         untold, self.untold = self.untold, []
         return untold
 
+    def on_reached(self, node_id: str, reached: Reached | None) -> None:
+        """How far a node of the round was; the last that it says counts."""
+        if reached is not None:
+            self.reached[node_id] = reached
+
+    def on_ended(self, ready: m.Ready, participants: Container[str]) -> None:
+        """The workers of a node have ended."""
+        if ready.node.node_id in participants:
+            self.on_reached(ready.node.node_id, ready.reached)
+
+    @property
+    def progress(self) -> tuple[Reached, bool]:
+        """How far the round was, and whether all of its nodes have said so."""
+        return most_of(*self.reached.values()), len(self.reached) >= self.size
+
     def on_count(self, restart_count: int) -> None:
         """A node has heard a higher count of the round."""
         self.restart_count = max(self.restart_count, restart_count)
@@ -230,12 +254,12 @@ class RoundEnd:
         """The first cause, as far as it is known; `None`: nothing has ended the round."""
         first, free = self.first, self.free
         if self._excuse is not None:
-            return Cause(self._excuse.reason)
+            return self._excuse.cause
         if first is not None and (free is None or first.at < free[0]):
             return Cause.of(first.failure)
-        ends = [(self._ending.at, self._ending.reason)] if self._ending is not None else []
-        ends += [free] if free is not None else []
-        return Cause(min(ends)[1]) if ends else None
+        if self._ending is not None and (free is None or (self._ending.at, self._ending.reason) < free):
+            return self._ending.cause
+        return None if free is None else Cause(free[1])
 
     @property
     def is_excused(self) -> bool:

@@ -19,16 +19,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import inf
 
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
-from aelastic.rdzv.coordinator.restart_policy import Cause, RestartPolicy
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
+from aelastic.rdzv.policy.ledger import Ledger
+from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 
 RESTARTED = "the worker group of {} restarted on its own"
@@ -143,8 +144,11 @@ class Forming:
     rules: RoundRules
     policy: RestartPolicy
     restart_count: int = 0
+    ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this coordinator's clock
+    ledger_fence: int = 0  # of that one
     end: RoundEnd = field(default_factory=RoundEnd)  # of the last round: what has ended it, or will
     reason: str = ""  # of that, as nodes read it
+    is_charged: bool = False  # as nodes have heard
     is_corrected: bool = False  # they have heard another one before
     verdict: m.Ended | None = None  # if the job cannot pay for it
     proposed: Proposed = field(default_factory=Proposed)  # what a coordinator before this one was about to say
@@ -186,7 +190,7 @@ class Forming:
         if self.is_greeted and not is_first and not roster.ready.keys() <= roster.participants.keys():
             self.losses += 1
         self.is_greeted = False
-        return self._wait(None) if self.is_unconfirmed else self._settle()
+        return self._wait(None) if self.is_unconfirmed else self._settle(now)
 
     def _more_until(self, *, ready: int, is_first: bool, now: float) -> float | None:
         """How long the round waits for more nodes than it needs."""
@@ -207,31 +211,43 @@ class Forming:
         """Nodes hear why the round is over, once that is known."""
         cause = self.end.cause
         assert cause is not None, "a round ends for a reason"
-        known_at = self.end.known_at(is_final=self.policy.is_final(cause, self.end.restart_count))
+        decision = self.policy.decide(self._as_known(cause, now))
+        known_at = self.end.known_at(is_final=decision.is_final)
         if known_at is None or now < known_at:
             return self._wait(known_at)
-        self.end.tell(cause)
-        return self._answer(cause, Step.TELL)
+        self._tell(cause, decision)
+        return self._answer(cause, decision, Step.TELL)
 
-    def _settle(self) -> Step:
+    def _settle(self, now: float) -> Step:
         """The last round is paid for."""
-        cause = self.end.cause
+        cause, since = self.end.cause, self.since
         if cause is None:
             return Step.BEGIN
         if not cause.reason:
             return self._wait(None)
+        decision = self.policy.decide(end := self._as_known(cause, now))
+        if since is not None and now < since + decision.delay_s and not decision.is_final:
+            return self._wait(since + decision.delay_s)
         self.is_corrected |= self.end.told is not None and self.end.told != cause
-        step = self._answer(cause, Step.BEGIN)
+        step = self._answer(cause, decision, Step.BEGIN)
         if step is Step.BEGIN:
-            self.restart_count = max(self.restart_count, self.end.restart_count + (cause.failure is not None))
+            self.restart_count = max(self.restart_count, self.end.restart_count + decision.is_charged)
+            self.ledger = self.policy.after(end, decision)
         return step
 
-    def _answer(self, cause: Cause, step: Step) -> Step:
-        answer = self.policy.answer(cause, self.end.restart_count)
-        if isinstance(answer, m.Ended):
-            self.verdict = answer
+    def _as_known(self, cause: Cause, now: float) -> End:
+        return End(cause, self.end.restart_count, self.ledger, *self.end.progress, now)
+
+    def _tell(self, cause: Cause, decision: Decision) -> None:
+        self.end.tell(cause)
+        self.is_charged = decision.is_charged
+
+    def _answer(self, cause: Cause, decision: Decision, step: Step) -> Step:
+        if decision.is_final:
+            outcome = m.Outcome.TIMED_OUT if cause.failure is None else m.Outcome.FAILED
+            self.verdict = m.Ended(outcome, decision.text, cause.failure)
             return Step.END
-        self.reason = answer
+        self.reason = decision.text
         return step
 
     # What nodes hear of the last round.
@@ -248,12 +264,13 @@ class Forming:
         nodes = self.end.take_untold()
         return [self.interrupted(i, round_, self.reason) for i in nodes if i in roster.stopping]
 
-    def tell_excuse(self, roster: Roster, round_: int) -> list[Send]:
+    def tell_excuse(self, roster: Roster, round_: int, now: float) -> list[Send]:
         """Nodes hear that their round's end costs nothing after all: a coordinator after this one is to know it."""
         if self.is_behind or not self.end.is_excused or (cause := self.end.cause) is None:
             return []
-        self.end.tell(cause)
-        self.reason, self.is_corrected = cause.reason, True
+        decision = self.policy.decide(self._as_known(cause, now))
+        self._tell(cause, decision)
+        self.reason, self.is_corrected = decision.text, True
         return [self.interrupted(node_id, round_, self.reason) for node_id in roster.connected_participants()]
 
     def tell_excuse_again(self, node: m.Node, past: m.Past) -> list[Send]:
@@ -277,8 +294,7 @@ class Forming:
     @property
     def next_count(self) -> int:
         """Restarts of the round to come, as nodes have heard."""
-        told = self.end.told
-        return max(self.restart_count, self.end.restart_count + (told is not None and told.failure is not None))
+        return max(self.restart_count, self.end.restart_count + self.is_charged)
 
     def on_inbox(self, *, is_empty: bool) -> None:
         """Whether nodes have said more than the coordinator has heard yet."""
@@ -312,11 +328,22 @@ class Forming:
         self.since = now
         self.end.await_telling(untold)
 
-    def on_count(self, restart_count: int, *, is_paid: bool) -> None:
-        """A node brings the count that it has heard; `is_paid`: of a round after the last, whose end is paid for."""
-        self.restart_count = max(self.restart_count, restart_count)
+    def on_past(self, past: m.Past, since: float, *, is_paid: bool) -> None:
+        """A node brings what it has heard; `is_paid`: of a round after the last, whose end is paid for."""
+        self.restart_count = max(self.restart_count, past.restart_count)
         if not is_paid:
-            self.end.on_count(restart_count)
+            self.end.on_count(past.restart_count)
+        if past.fence > self.ledger_fence:
+            self.ledger, self.ledger_fence = past.ledger.turned(since), past.fence
+
+    def after_drain(self, how: str, leaving: Collection[str]) -> m.Ended | None:
+        """How the job ends with a drain, if it does."""
+        text = self.policy.after_drain(how) if leaving else ""
+        return m.Ended(m.Outcome.TIMED_OUT, text) if text else None
+
+    def kept(self, now: float) -> tuple[int, Ledger]:
+        """What nodes keep for the next coordinator, with ages."""
+        return self.restart_count, self.ledger.turned(now)
 
     def await_older_round(self, now: float) -> None:
         """Another coordinator has welcomed a node: a round of that one may yet show itself."""
@@ -345,11 +372,12 @@ class Forming:
         self.stop(size)
         self.since = now
 
-    def stop(self, size: int = 0) -> None:
-        """A round of so many nodes has begun, or the job is over."""
+    def stop(self, size: int = 0, fence: int = 0) -> None:
+        """A round of so many nodes has begun, which has that fence if it is this coordinator's; or the job is over."""
+        self.ledger_fence = max(self.ledger_fence, fence)
         self.end = RoundEnd(size, self.restart_count)
         self.since = self.join_by = self.last_call_until = self.spares_until = self.refilled_until = None
-        self.is_corrected = False
+        self.is_corrected = self.is_charged = False
 
     def waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since

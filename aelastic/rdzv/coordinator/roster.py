@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from aelastic.core.record import Record
+from aelastic.rdzv.policy.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import master_address
@@ -184,16 +185,17 @@ class Roster:
         """Whether a node of the last round has done its work."""
         return bool(self.departed or self.finished)
 
-    def assign(self, round_: int, restart_count: int, limits: tuple[int, int], own: str) -> dict[str, m.Assigned]:
+    def assign(self, round_: int, kept: tuple[int, Ledger], limits: tuple[int, int], own: str) -> dict[str, m.Assigned]:
         """Begins a round of the nodes that are ready: their ranks, and where their workers meet.
 
         Nodes that are preparing take part in the first one, and where there are too few without them.
 
         Args:
+            kept: for the next coordinator: the restart count, and what is remembered, with ages.
             limits: how many nodes at least and at most.
             own: the node of the coordinator's agent.
         """
-        min_nodes, max_nodes = limits
+        (min_nodes, max_nodes), (restart_count, ledger) = limits, kept
         ready = self.ready
         prepared = {i: node for i, node in ready.items() if node.starts is not m.Starts.PREPARING}
         if self.participants and len(prepared) >= min_nodes:
@@ -208,7 +210,7 @@ class Roster:
         for node, ranks in zip(nodes, table, strict=True):
             self.put(node, Standing.BUSY)
             assignments[node.node_id] = m.Assigned(
-                round_, restart_count, ranks, address, port, own_rank, epoch=self.epoch
+                round_, restart_count, ranks, address, port, own_rank, epoch=self.epoch, ledger=ledger
             )
         self.participants, self.departed, self.lost_hosts = dict(assignments), set(), {}
         self.fence = m.fence_of(self.epoch, round_)

@@ -214,7 +214,7 @@ class Sessions:
                 return self._refuse(conn, "protocol error: second Hello", now)
             case m.Ready(node):
                 connection.stage = Stage.WELCOMED
-                message = m.Ready(connection.locate(node))
+                message = message.replace(node=connection.locate(node))
             case m.Left():
                 connection.stage = Stage.LEFT
                 self.electorate.on_dead(node_id)

@@ -288,7 +288,7 @@ class Member(Machine[Event, Action]):
                 self.state.on_news(message)
                 return []
             case _:
-                return self._on_decision(message) if self.phase is Phase.MEMBER else []
+                return self._on_decision(message, now) if self.phase is Phase.MEMBER else []
 
     def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
         if welcome.epoch < self.leader.epoch:
@@ -303,11 +303,11 @@ class Member(Machine[Event, Action]):
         unsent = self.outbox.take_unsent()
         return [ev.Send(each) for each in [*([] if unsent is None else [unsent]), *self.state.requests(now)]]
 
-    def _on_decision(self, message: m.CoordinatorMessage) -> list[Action]:
+    def _on_decision(self, message: m.CoordinatorMessage, now: float) -> list[Action]:
         if isinstance(message, m.Ended):
             self.phase = Phase.OVER
             return [ev.Deliver(message), ev.Disconnect()]
-        return [ev.Deliver(message)] if self.state.on_told(message) else []
+        return [ev.Deliver(message)] if self.state.on_told(message, now) else []
 
     # Time.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.policy.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
@@ -25,6 +26,8 @@ class NodeState:
     restart_count: int = 0  # the highest that this node has heard of
     failure: ProcessFailure | None = None  # the first of that round, until the next begins
     failed_at: float = 0.0  # when it was noticed
+    reached: Reached | None = None  # by the workers of that round, as far as it was told
+    assigned_at: float = 0.0
     ended: str = ""  # what this node has heard that has ended that round for free
     is_charged: bool = False  # this node has heard that a failure has ended that round
     alone_since: float | None = None  # without a coordinator
@@ -58,13 +61,17 @@ class NodeState:
             has_spares=self.has_spares,
             ended=self.ended,
             is_charged=self.is_charged,
+            reached=self.reached,
+            ledger=self.assigned.ledger,
         )
 
     def past_at(self, now: float) -> m.Past:
         """The `Past` snapshot, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
         alone_s = 0.0 if self.alone_since is None else now - self.alone_since
-        return self.past.replace(failure_age_s=failure_age_s, alone_s=alone_s)
+        past = self.past
+        ledger = past.ledger.aged(now - self.assigned_at)
+        return past.replace(failure_age_s=failure_age_s, alone_s=alone_s, ledger=ledger)
 
     def validate(self) -> None:
         has_failed = self.standing is m.Standing.FAILED
@@ -78,10 +85,11 @@ class NodeState:
     def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901  one case for each message
         """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
         match message:
-            case m.Ready(node):
-                self.node, self.standing = node, m.Standing.READY
-            case m.Failed(_, round_, failure, age_s):
+            case m.Ready(node, reached):
+                self.node, self.standing, self.reached = node, m.Standing.READY, reached or self.reached
+            case m.Failed(_, round_, failure, age_s, reached):
                 if round_ == self.round and self.standing is m.Standing.BUSY:
+                    self.reached = reached
                     self.standing, self.failure, self.failed_at = m.Standing.FAILED, failure, now - age_s
             case m.Succeeded(_, round_):
                 if round_ == self.round and self.standing is m.Standing.BUSY:
@@ -101,11 +109,11 @@ class NodeState:
             case _:
                 assert_never(message)
 
-    def on_told(self, message: m.CoordinatorMessage) -> bool:
+    def on_told(self, message: m.CoordinatorMessage, now: float) -> bool:
         """The coordinator has decided; false if that changes nothing here."""
         match message:
             case m.Assigned():
-                return self.on_assigned(message)
+                return self.on_assigned(message, now)
             case m.Interrupted():
                 return self.on_interrupted(message)
             case m.Waiting() | m.Ended():
@@ -135,13 +143,13 @@ class NodeState:
     def _forget(self, *verbs: r.Verb) -> None:
         self.asked = {ask_id: each for ask_id, each in self.asked.items() if _verb(each[0]) not in verbs}
 
-    def on_assigned(self, assigned: m.Assigned) -> bool:
+    def on_assigned(self, assigned: m.Assigned, now: float) -> bool:
         """A round is complete; false if this node has heard so before."""
         if self.standing is not m.Standing.READY or assigned.fence <= self.past.fence:
             return False
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
-        self.failure, self.ended, self.is_charged = None, "", False
+        self.failure, self.ended, self.is_charged, self.reached, self.assigned_at = None, "", False, None, now
         self._forget(r.Verb.DRAIN, r.Verb.RESTART)
         self.notice = None
         return True

@@ -13,18 +13,16 @@ from typing import TypeAlias
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
+from aelastic.rdzv.policy.ledger import Ledger, Reached
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.requests import Enquiry, Reply, Request
 
-# In a fencing number an epoch counts as so many rounds: both can be read in the decimals.  Epochs begin as milliseconds
-# (`board.py`), so the number fits 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers;
-# a new coordinator would have to miss so many rounds for a lower one.
+# In a fencing number an epoch counts as so many rounds.  Epochs begin as milliseconds (`board.py`), so the number fits
+# 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers.
 ROUNDS_OF_AN_EPOCH = 1_000
 ROUND_MAX = 1_000_000  # more than any job has
-# Epochs are milliseconds: a wall clock may be behind by thirty years, and no further.
-EPOCHS_AHEAD_MAX = 1_000_000_000_000
-# So many fit into a message of some kilobytes that goes to each of them; a larger round has no elections.
-SEATS_MAX = 128
+EPOCHS_AHEAD_MAX = 1_000_000_000_000  # milliseconds: a wall clock may be behind by thirty years, and no further
+SEATS_MAX = 128  # so many fit into a message that goes to each of them; a larger round has no elections
 STORE_SERVERS = "agent", "worker"  # of group rank 0, or of rank 0: what may serve the workers' store
 
 
@@ -53,22 +51,19 @@ class Starts(StrEnum):
 class Node(Record):
     """One agent, as it introduces itself.
 
-    `node_id` is new each time an agent starts; `preferred_rank` is what the user asked for
-    (`--node-rank`) and names the node across its restarts.
+    `node_id` is new each time an agent starts; `preferred_rank` (`--node-rank`) names the node across its restarts.
     """
 
     node_id: str
     host: str
     role: str
     local_world_size: int
-    # Where workers reach this node's store, if it gets group rank 0.  Empty: where its connection comes from.
-    master_addr: str
+    master_addr: str  # of its store, if it gets group rank 0; empty: where its connection comes from
     master_port: int
     preferred_rank: int | None = None
     way_address: str = ""  # the coordinator's own, as this node reached it
     starts: Starts = Starts.COLD
-    # Where the other nodes of its round ask its agent for its vote; 0: it has none.
-    ballot_port: int = 0
+    ballot_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
 
 
 # Node to coordinator.
@@ -78,6 +73,7 @@ class Ready(Record):
     """No worker of this node runs; it wants the next round.  Answered by `Assigned` or `Ended`."""
 
     node: Node
+    reached: Reached | None = None  # by its workers in the last round
 
 
 class Failed(Record):
@@ -87,6 +83,7 @@ class Failed(Record):
     round: int
     failure: ProcessFailure
     age_s: float = 0.0  # since its agent noticed it
+    reached: Reached | None = None  # by its workers
 
 
 class Succeeded(Record):
@@ -141,6 +138,7 @@ class Terms(Record):
     max_nodes: int
     max_restarts: int
     lease_s: float
+    restart_policy: str = ""
 
 
 class Standing(StrEnum):
@@ -170,6 +168,8 @@ class Past(Record):
     ended: str = ""  # what it has heard that has ended that round for free
     is_charged: bool = False  # it has heard that a failure has ended that round
     epoch: int = 0  # of the coordinator that began that round
+    reached: Reached | None = None  # by its workers, once one has failed, or they have ended
+    ledger: Ledger = Ledger()  # as of the beginning of that round
 
     @property
     def fence(self) -> int:
@@ -265,6 +265,7 @@ class Assigned(Record):
     coordinator_rank: int = -1
     store_server: str = "agent"  # one of `STORE_SERVERS`
     epoch: int = 0  # of the coordinator that began the round; 0: there are no coordinators
+    ledger: Ledger = Ledger()
 
     @property
     def fence(self) -> int:
@@ -338,8 +339,7 @@ class Refused(Record):
     """The node cannot take part.  Its form stays the same in every version of the protocol."""
 
     reason: str
-    # Whether to try again is of no use: the command line, or the version, of the node is wrong.
-    is_final: bool
+    is_final: bool  # to try again is of no use: the command line, or the version, of the node is wrong
 
 
 class Heartbeat(Record):

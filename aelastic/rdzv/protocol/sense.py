@@ -13,6 +13,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.failures.error_file import printable
 from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.policy.ledger import Ledger, Reached, Spent
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
@@ -117,13 +118,18 @@ _RULES: dict[str, Rule] = {
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,
     "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
-    "log_file": _exactly,
+    "log_file": _exactly, "found_by": _exactly,
+    "restart_policy": _exactly, "root": _exactly, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
+    "rule": _COUNT,
 }  # fmt: skip
 _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (m.Hello, "ended"): _distinct(_NAME, COUNT_MAX),
     (m.Past, "group_rank"): _RANK_OR_NONE,
     (m.Past, "group_world_size"): _COUNT,
     (m.Assigned, "master_addr"): _NAME,
+    (Reached, "calls"): _number(-1, 1 << 53),
+    (Ledger, "calls"): _number(-1, 1 << 53),
+    (Spent, "at"): _SECONDS,
     (ProcessFailure, "host"): _exactly,
     (ProcessFailure, "world_size"): _COUNT,
 }
@@ -208,6 +214,7 @@ def objection_to(hello: m.Hello, ours: m.Terms, epoch: int) -> str:
         ("the run id", repr(theirs.run_id), repr(ours.run_id), " --rdzv-id"),
         ("--nnodes", theirs_nodes, our_nodes, ""),
         ("--max-restarts", theirs.max_restarts, ours.max_restarts, ""),
+        ("--restart-policy", repr(theirs.restart_policy), repr(ours.restart_policy), ""),
         ("the lease", f"{theirs.lease_s:g} s", f"{ours.lease_s:g} s", " --rdzv-conf"),
     ):
         if here != there:

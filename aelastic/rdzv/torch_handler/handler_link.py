@@ -28,10 +28,12 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
 from aelastic.failures.places import compare
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
+from aelastic.rdzv.policy.ledger import Ledger, most_of
+from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import RendezvousSettings
@@ -110,14 +112,23 @@ class TorchHandlerLink:
     Args:
         open_handler: makes the handler, or gives the user's own; called once, in the thread that makes all calls.
         spec: the workers of this node.
+        policy: what follows from their failures; by default, what `max_restarts` says.
         local_addr: this node's address, for a handler that leaves `MASTER_ADDR` to its agent.
     """
 
     coordinates = False  # nothing does: the handlers meet on a store
 
-    def __init__(self, open_handler: Callable[[], Any], spec: WorkerSpec, *, local_addr: str | None = None) -> None:
+    def __init__(
+        self,
+        open_handler: Callable[[], Any],
+        spec: WorkerSpec,
+        policy: RestartPolicy | None = None,
+        *,
+        local_addr: str | None = None,
+    ) -> None:
         self._spec = spec
-        self._policy = RestartPolicy(spec.max_restarts)
+        self._policy = policy or RestartPolicy(spec.max_restarts)
+        self._ledger, self._joins_at = Ledger(), 0.0
         self._calls = HandlerCalls(open_handler, spec, local_addr)
         self._thread = CallThread(self._calls.forget)
         self._mailbox: Mailbox[m.NodeMessage] = Mailbox()
@@ -211,6 +222,7 @@ class TorchHandlerLink:
     async def _take_part(self, node: m.Node, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         """Joins the next round, then watches until it is over."""
         self._is_on = False
+        await anyio.sleep_until(self._joins_at)
         try:
             place = await self._thread.call(self._calls.next_round, node)
         except NotAdmitted as error:
@@ -254,16 +266,17 @@ class TorchHandlerLink:
     def _on_failed(self, failed: m.Failed, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         self._is_on, self._why_over = False, failed
         self._activity.cancel()
-        refusal = self._policy.refusal(self._restart_count, failed.failure.why_final)
-        where = f"rank {failed.failure.rank} failed on {failed.failure.host}"
-        if refusal is not None:
+        cause, reached = Cause.of(failed.failure), most_of(failed.reached)
+        decision = self._policy.decide(end := End(cause, self._restart_count, self._ledger, reached, now=clock.now()))
+        if decision.is_final:
             self._is_job_over = True
-            deliver(m.Ended(m.Outcome.FAILED, f"{where}; {refusal}", failed.failure))
+            deliver(m.Ended(m.Outcome.FAILED, decision.text, failed.failure))
             return
-        self._restart_count += 1
-        count = f"restart {self._restart_count} of {self._policy.max_restarts}"
-        reason = f"{where}; {count} (this agent's budget, as in torchrun)"
-        deliver(m.Interrupted(self._round, reason, self._restart_count))
+        self._ledger = self._policy.after(end, decision)
+        self._restart_count += decision.is_charged
+        self._joins_at = clock.now() + decision.delay_s
+        budget = " (this agent's budget, as in torchrun)" * decision.is_charged
+        deliver(m.Interrupted(self._round, decision.text + budget, self._restart_count))
 
     async def _interrupts(self, round_: int, deliver: Callable[[m.CoordinatorMessage], None]) -> bool:
         """Whether the round is over because others wait for the next: newcomers, or nodes that start over."""

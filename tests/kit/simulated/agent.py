@@ -19,12 +19,12 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.search import Search
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD
 from aelastic.rdzv.protocol.messages import (
     Assigned,

@@ -27,9 +27,9 @@ from aelastic.rdzv.coordinator.coordinator_events import (
     Registered,
     Send,
 )
-from aelastic.rdzv.coordinator.restart_policy import RestartPolicy
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
 

@@ -1,0 +1,98 @@
+"""What is remembered of how rounds have ended: how far workers came, what ended them, what restarts were spent.
+
+The coordinator writes it when a round's end is settled, and hands it to each node with the next round; a coordinator
+that takes over has it from them.
+"""
+
+from __future__ import annotations
+
+from aelastic.core.record import Record
+
+# Without steps, a life of so many seconds counts as progress.
+LONG_LIFE_S = 60.0
+NONE, UNKNOWN = -1, -2
+
+
+class Reached(Record):
+    """How far the workers of a node were, when they ended.
+
+    `step` is by `--progress`: -1 if none was told, -2 if that is not known (they count from the beginning again, or
+    what they wrote last was not read yet).  `calls` are those of `notice.due`; -1 if there were none.
+    """
+
+    step: int = NONE
+    calls: int = NONE
+    life_s: float = 0.0
+
+
+class Spent(Record):
+    """A restart that a rule has a budget of its own for."""
+
+    rule: int  # its place, from 0
+    at: float  # on the coordinator's clock; how long ago, on the wire
+
+
+class Ledger(Record):
+    """Of all rounds of a job so far."""
+
+    root: str = ""  # what ended the last one, if that can be proof (`failures.root_cause`)
+    step: int = NONE  # the largest of all rounds
+    calls: int = NONE  # of the last round that had some
+    still: int = 0  # ends in a row without progress
+    spent: tuple[Spent, ...] = ()
+
+    def turned(self, now: float) -> Ledger:
+        """With ages in the place of moments, or the other way round."""
+        return self.replace(spent=tuple(each.replace(at=max(0.0, now - each.at)) for each in self.spent))
+
+    def aged(self, by_s: float) -> Ledger:
+        """With ages, as it is after so many seconds."""
+        return self.replace(spent=tuple(each.replace(at=each.at + by_s) for each in self.spent))
+
+    def advance(self, reached: Reached, *, is_complete: bool) -> bool | None:
+        """Whether a round has come further than all before it; `None`: that is not known.
+
+        Args:
+            reached: the most that its nodes have told.
+            is_complete: all of them have.
+        """
+        step, calls = reached.step, reached.calls
+        if step == UNKNOWN:
+            return None
+        if step > self.step:
+            return True
+        if self.step > NONE:
+            return False if step > NONE or is_complete else None
+        if max(calls, self.calls) > NONE:
+            # A script counts from 0 wherever it resumes: with fewer calls it may have come further all the same.
+            return True if calls > self.calls else False if calls == self.calls and is_complete else None
+        return reached.life_s >= LONG_LIFE_S
+
+    def after(self, root: str, reached: Reached, *, is_complete: bool) -> Ledger:
+        """With the end of one more round; what is not known changes nothing."""
+        has_advanced = self.advance(reached, is_complete=is_complete)
+        return self.replace(
+            root=root,
+            step=max(self.step, reached.step),
+            calls=self.calls if reached.calls == NONE else reached.calls,
+            still=self.still if has_advanced is None else 0 if has_advanced else self.still + 1,
+        )
+
+    def spent_by(self, rule: int, since: float) -> int:
+        """Restarts that a rule has spent since a moment."""
+        return sum(each.rule == rule and each.at > since for each in self.spent)
+
+    def spend(self, rule: int, now: float, window_s: float) -> Ledger:
+        """With one restart more of a rule; those that its window has left behind are forgotten."""
+        kept = (each for each in self.spent if each.rule != rule or each.at > now - window_s)
+        return self.replace(spent=(*kept, Spent(rule, now)))
+
+
+def most_of(*reached: Reached | None) -> Reached:
+    """How far a round was, by what its nodes tell; one that cannot tell leaves that open."""
+    told = [each for each in reached if each is not None]
+    return Reached(
+        UNKNOWN if not told or any(each.step == UNKNOWN for each in told) else max(each.step for each in told),
+        max((each.calls for each in told), default=NONE),
+        max((each.life_s for each in told), default=0.0),
+    )

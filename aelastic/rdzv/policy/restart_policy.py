@@ -1,0 +1,179 @@
+"""Whether workers are started again after a round's end, what that costs, and why not.
+
+Pure.  What ends a round for free (nodes that come, leave or drain, what somebody asks for) asks only where a rule names
+it; each failure does.  `--max-restarts` is the budget of all rules that have none of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aelastic.core.record import Record
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.policy.ledger import Ledger, Reached
+
+if TYPE_CHECKING:
+    from aelastic.rdzv.policy.rules import Condition, Rule
+
+OFF = "restarts are off (max_restarts is 0)"
+
+
+class Cause(Record):
+    """Why a round has ended: a failure, or something that is free unless a rule says otherwise."""
+
+    reason: str  # empty while a connection is broken, and its node may yet come back
+    failure: ProcessFailure | None = None
+    is_loss: bool = False  # a node was lost
+
+    @classmethod
+    def of(cls, failure: ProcessFailure) -> Cause:
+        return cls(f"rank {failure.rank} failed on {failure.host}", failure)
+
+
+class End(Record):
+    """All that a decision is made of."""
+
+    cause: Cause
+    restart_count: int = 0  # charged so far
+    ledger: Ledger = Ledger()
+    reached: Reached = Reached()
+    is_complete: bool = True  # all nodes of the round have said how far they were
+    now: float = 0.0
+
+    @property
+    def has_advanced(self) -> bool | None:
+        return self.ledger.advance(self.reached, is_complete=self.is_complete)
+
+
+class Decision(Record):
+    """What follows."""
+
+    text: str  # the whole sentence
+    is_final: bool = False  # the job is over
+    is_charged: bool = False  # to `--max-restarts`
+    delay_s: float = 0.0  # before workers start again
+    rule: int = -1  # whose budget pays; -1: none
+    window_s: float = 0.0  # of that
+
+
+class RestartPolicy(Record):
+    """What follows from the end of a round (torchrun: `--max-restarts` alone, per agent there).
+
+    Args:
+        max_restarts: for the whole job.
+        rules: `None`: the default, `rules.DEFAULT`.
+        text: of the rules.
+        search: finds a pattern in a text.
+    """
+
+    max_restarts: int
+    rules: tuple[Rule, ...] | None = None
+    text: str = ""
+    search: Callable[[str, str], bool] = staticmethod(lambda pattern, text: bool(re.search(pattern, text)))
+
+    def decide(self, end: End) -> Decision:
+        """What follows from an end.  The same end has the same answer, however often it is asked for."""
+        cause, failure = end.cause, end.cause.failure
+        if failure is not None and failure.why_final:
+            return Decision(f"{cause.reason}; {failure.why_final}", is_final=True)
+        if failure is None and not (cause.is_loss and self.rules):
+            return Decision(cause.reason)
+        spent = ""
+        for place, rule in enumerate(self._rules(end)):
+            if not any(self._holds(each, end) for each in rule.conditions):
+                continue
+            if not rule.most or end.ledger.spent_by(place, end.now - rule.window_s) < rule.most:
+                return self._follow(rule, place, end)
+            spent = spent or f"; all restarts of its rule are spent ({rule.text})"
+        if spent:
+            return Decision(cause.reason + spent, is_final=True)
+        return Decision(cause.reason) if failure is None else self._charge(end)
+
+    def after(self, end: End, decision: Decision) -> Ledger:
+        """What is remembered of an end once workers are to start again."""
+        from aelastic.failures.root_cause import root_of
+
+        failure = end.cause.failure
+        if failure is None:
+            ledger = end.ledger.replace(root="", step=max(end.ledger.step, end.reached.step))
+        else:
+            ledger = end.ledger.after(root_of(failure), end.reached, is_complete=end.is_complete)
+        return ledger.spend(decision.rule, end.now, decision.window_s) if decision.rule >= 0 else ledger
+
+    def after_drain(self, text: str) -> str:
+        """Why the job ends with a drain; empty if it goes on."""
+        rule = next((each for each in self.rules or () if any(c.word == "drained" for c in each.conditions)), None)
+        return f"{text}; {rule.text} (--restart-policy)" if rule is not None and rule.action == "stop" else ""
+
+    def _rules(self, end: End) -> tuple[Rule, ...]:
+        if self.rules is not None:
+            return self.rules
+        if not end.ledger.root or end.has_advanced is not False:
+            return ()  # no proof: what is left of the default is a restart
+        from aelastic.rdzv.policy.rules import DEFAULT
+
+        return DEFAULT
+
+    def _holds(self, condition: Condition, end: End) -> bool:
+        failure = end.cause.failure
+        if failure is None:
+            return condition.word == "node-lost"
+        match condition.word:
+            case "exit":
+                return condition.first <= failure.exitcode <= condition.last
+            case "signal":
+                return failure.exitcode == -condition.first and not failure.found_by
+            case "error":
+                return self.search(condition.pattern, failure.headline[:4096])
+            case "oom":
+                return failure.runs_out_of_memory
+            case "hang":
+                return bool(failure.found_by)
+            case "same-error":
+                return self._is_proved(failure, end, takes_any=condition.pattern == "any")
+            case "no-progress":
+                return end.has_advanced is False and end.ledger.still + 1 >= condition.first
+            case word:
+                return word == "*"
+
+    @staticmethod
+    def _is_proved(failure: ProcessFailure, end: End, *, takes_any: bool) -> bool:
+        if not end.ledger.root or end.has_advanced is not False:
+            return False
+        from aelastic.failures.root_cause import is_certain, root_of
+
+        return root_of(failure) == end.ledger.root and (takes_any or is_certain(failure))
+
+    def _follow(self, rule: Rule, place: int, end: End) -> Decision:
+        cause = end.cause
+        if rule.action == "stop":
+            failure, why = cause.failure, f"; {rule.text}"
+            if failure and any(each.word == "same-error" and self._holds(each, end) for each in rule.conditions):
+                what, (_, at, where) = failure.message.strip().partition("\n")[0], end.ledger.root.partition(" at ")
+                why = f": {what}{at}{where}, twice without progress: restarting will not help"
+            return Decision(f"{cause.reason}{why} (--restart-policy)", is_final=True)
+        if rule.action == "ignore":
+            return Decision(f"{cause.reason}; this restart costs none ({rule.text})")
+        delay_s = min(rule.after[0] * 2.0 ** min(end.ledger.still, 60), rule.after[1])
+        if end.has_advanced:
+            delay_s = rule.after[0]
+        if not rule.most:
+            return self._charge(end, delay_s)
+        from aelastic.rdzv.policy.rules import in_time
+
+        number = end.ledger.spent_by(place, end.now - rule.window_s) + 1
+        budget = f"restart {number} of {rule.most} within {in_time(rule.window_s)}{_after(delay_s)}"
+        return Decision(f"{cause.reason}; {budget}", False, False, delay_s, place, rule.window_s)
+
+    def _charge(self, end: End, delay_s: float = 0.0) -> Decision:
+        if end.restart_count < self.max_restarts:
+            number = f"restart {end.restart_count + 1} of {self.max_restarts}{_after(delay_s)}"
+            return Decision(f"{end.cause.reason}; {number}", is_charged=True, delay_s=delay_s)
+        refusal = f"all {self.max_restarts} restarts are used up" if self.max_restarts else OFF
+        return Decision(f"{end.cause.reason}; {refusal}", is_final=True)
+
+
+def _after(delay_s: float) -> str:
+    return f", after {delay_s:g} s" if delay_s else ""

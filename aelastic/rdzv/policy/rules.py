@@ -1,0 +1,267 @@
+"""Rules of `--restart-policy`: what follows from which end of a round.
+
+    exit 42: stop; error "ECC|NVLink": restart 2/1h after 5s..1m; node-lost: ignore; *: restart
+
+A rule is conditions, with commas between, a colon and an action; `;` or the end of a line ends it, `#` begins a
+comment.  The first rule that matches counts; the form is that of a Kubernetes `podFailurePolicy`.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from aelastic.core.record import Record
+
+RULES_MAX = 20
+CHARS_MAX = 8192  # agents compare what they were given
+RESTARTS_MAX = 100  # of one rule: each is remembered for its window
+CONDITIONS = (
+    "exit N[-M]", "signal NAME", "error REGEX", "oom", "hang", "node-lost", "drained", "same-error [any]",
+    "no-progress K", "*",
+)  # fmt: skip
+ACTIONS = ("restart [N/WINDOW] [after S..S]", "ignore", "stop")
+_TOKEN = re.compile(r"""[ \t\r]*(?:"([^"\n]*)"|'([^'\n]*)'|([:,;\n])|([^\s:,;"'#]+)|(#[^\n]*)|(["']))""")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+class Condition(Record):
+    """What a rule asks for: its word, and what belongs to it."""
+
+    word: str
+    first: int = 0
+    last: int = 0
+    pattern: str = ""
+
+
+class Rule(Record):
+    """Conditions, and what follows if one of them holds."""
+
+    text: str  # as it was given
+    conditions: tuple[Condition, ...]
+    action: str  # restart, ignore or stop
+    most: int = 0  # restarts within the window; 0: those of `--max-restarts`
+    window_s: float = 0.0
+    after: tuple[float, float] = (0.0, 0.0)  # seconds before the first restart, and at most
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether it restarts whatever comes, however often."""
+        return self.action == "ignore" and any(each.word == "*" for each in self.conditions)
+
+
+class RuleError(ValueError):
+    """Says which column is wrong, and which words are allowed."""
+
+
+DEFAULT = (
+    Rule("drained: ignore", (Condition("drained"),), "ignore"),
+    Rule("same-error: stop", (Condition("same-error"),), "stop"),
+    Rule("*: restart", (Condition("*"),), "restart"),
+)
+
+
+def parse(text: str) -> tuple[Rule, ...]:
+    """The rules.
+
+    Raises:
+        RuleError: something is wrong with them.
+    """
+    return tuple(_Reader(text).rules())
+
+
+def problem_of(text: str) -> str:
+    """What is wrong with rules; empty if nothing."""
+    try:
+        parse(text)
+    except RuleError as error:
+        return str(error)
+    return ""
+
+
+class _Token(Record):
+    text: str
+    at: int
+    end: int
+    is_mark: bool = False  # `:`, `,`, `;`, or the end of a line
+    is_quoted: bool = False
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text, self._next = text, 0
+        if len(text) > CHARS_MAX:
+            raise self._error(CHARS_MAX, f"the rules are longer than {CHARS_MAX} characters")
+        self._tokens = [*self._read_tokens(), _Token(";", len(text), len(text), is_mark=True)]
+
+    def _read_tokens(self) -> list[_Token]:
+        tokens, at = [], 0
+        while match := _TOKEN.match(self._text.rstrip(" \t"), at):
+            double, single, mark, word, comment, unclosed = match.groups()
+            start, at = match.start(match.lastindex or 0), match.end()
+            if unclosed:
+                raise self._error(start, "the quotation mark is not closed")
+            quoted = double if double is not None else single
+            if quoted is not None:
+                tokens.append(_Token(quoted, start - 1, at, is_quoted=True))
+            elif comment is None:
+                tokens.append(_Token(mark or word, start, at, is_mark=mark is not None))
+        return tokens
+
+    def rules(self) -> list[Rule]:
+        rules: list[Rule] = []
+        while self._next < len(self._tokens):
+            if self._sees(";", "\n"):
+                self._next += 1
+                continue
+            if len(rules) == RULES_MAX:
+                raise self._error(self._token.at, f"there are more than {RULES_MAX} rules")
+            rules.append(self._rule())
+        if not rules:
+            raise self._error(0, f"there is no rule: use CONDITION: ACTION, with one of {', '.join(CONDITIONS)}")
+        return rules
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[min(self._next, len(self._tokens) - 1)]
+
+    def _sees(self, *marks: str) -> bool:
+        return self._token.is_mark and self._token.text in marks
+
+    def _word(self) -> _Token | None:
+        """The next word, if there is one before the next mark."""
+        if self._token.is_mark:
+            return None
+        self._next += 1
+        return self._tokens[self._next - 1]
+
+    def _error(self, at: int, what: str) -> RuleError:
+        line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
+        where = f"line {line}, column {column}" if "\n" in self._text else f"column {column}"
+        return RuleError(f"{where}: {what}")
+
+    def _rule(self) -> Rule:
+        start, conditions = self._token.at, [self._condition()]
+        while self._sees(","):
+            self._next += 1
+            conditions.append(self._condition())
+        if not self._sees(":"):
+            raise self._error(self._token.at, "a colon and an action should follow, as in 'exit 42: stop'")
+        self._next += 1
+        rule = self._action()
+        if not self._sees(";", "\n"):
+            raise self._error(self._token.at, f"{self._token.text!r} follows an action: end the rule with ';'")
+        text = self._text[start : self._tokens[self._next - 1].end]
+        words = {each.word for each in conditions}
+        if "drained" in words and rule.action == "restart":
+            raise self._error(start, "a drain is not charged: use 'drained: ignore', or 'drained: stop'")
+        return rule.replace(text=" ".join(text.split()), conditions=tuple(conditions))
+
+    def _condition(self) -> Condition:
+        at, word = self._token.at, self._word()
+        match "" if word is None or word.is_quoted else word.text:
+            case "exit":
+                return self._exit()
+            case "signal":
+                return self._signal()
+            case "error":
+                return Condition("error", pattern=self._pattern())
+            case "no-progress":
+                return Condition(
+                    "no-progress", self._number("no-progress", "how often in a row, as in 'no-progress 3'")
+                )
+            case "same-error":
+                if not self._token.is_mark and self._token.text == "any":
+                    self._next += 1
+                    return Condition("same-error", pattern="any")
+                return Condition("same-error")
+            case "oom" | "hang" | "node-lost" | "drained" | "*" as plain:
+                return Condition(plain)
+            case _:
+                named = "there is no condition here" if word is None else f"{word.text!r} is no condition"
+                raise self._error(at, f"{named}: use one of {', '.join(CONDITIONS)}")
+
+    def _number(self, word: str, what: str) -> int:
+        token = self._word()
+        if token is None or not token.text.isdecimal() or not 1 <= int(token.text) <= RESTARTS_MAX:
+            raise self._error((token or self._token).at, f"{word} needs a number from 1 to {RESTARTS_MAX}: {what}")
+        return int(token.text)
+
+    def _exit(self) -> Condition:
+        token = self._word()
+        match = None if token is None else re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", token.text)
+        first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
+        if not 1 <= first <= last <= 255:
+            raise self._error(
+                (token or self._token).at, "exit needs a code from 1 to 255, or a range, as in 'exit 40-49'"
+            )
+        return Condition("exit", first, last)
+
+    def _signal(self) -> Condition:
+        token = self._word()
+        name = "" if token is None else f"SIG{token.text.upper().removeprefix('SIG')}"
+        if name not in signal.Signals.__members__:
+            raise self._error((token or self._token).at, "signal needs a name, as in 'signal SEGV'")
+        return Condition("signal", signal.Signals[name].value)
+
+    def _pattern(self) -> str:
+        token = self._word()
+        if token is None or not token.text:
+            raise self._error(
+                (token or self._token).at, "error needs a regular expression, as in 'error \"ECC|NVLink\"'"
+            )
+        try:
+            re.compile(token.text)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise self._error(token.at, f"{token.text!r} is no regular expression ({error})") from None
+        return token.text
+
+    def _action(self) -> Rule:
+        at, word = self._token.at, self._word()
+        match "" if word is None or word.is_quoted else word.text:
+            case "stop" | "ignore" as plain:
+                return Rule("", (), plain)
+            case "restart":
+                return self._restart()
+            case _:
+                named = "there is no action here" if word is None else f"{word.text!r} is no action"
+                raise self._error(at, f"{named}: use one of {', '.join(ACTIONS)}")
+
+    def _restart(self) -> Rule:
+        rule = Rule("", (), "restart")
+        if (token := self._word()) is not None and token.text != "after":
+            number, slash, window = token.text.partition("/")
+            window_s = _seconds(window)
+            if not (slash and number.isdecimal() and 1 <= int(number) <= RESTARTS_MAX and window_s):
+                what = f"{token.text!r} is no budget: use N/WINDOW, N from 1 to {RESTARTS_MAX}, as in 'restart 5/1h'"
+                raise self._error(token.at, what)
+            rule, token = rule.replace(most=int(number), window_s=window_s), self._word()
+        if token is not None:
+            rule = rule.replace(after=self._after(token))
+        return rule
+
+    def _after(self, token: _Token) -> tuple[float, float]:
+        if token.text != "after":
+            raise self._error(token.at, f"{token.text!r} follows 'restart': use N/WINDOW, after S..S, or nothing")
+        times = self._word()
+        low, dots, high = ("", "", "") if times is None else times.text.partition("..")
+        first, most = _seconds(low), _seconds(high) if dots else _seconds(low)
+        if first is None or most is None or not first <= most <= _UNITS["h"]:
+            at = (times or self._token).at
+            raise self._error(
+                at, "after needs times up to 1h, with units, the first before the last: as in 'after 1s..5m'"
+            )
+        return first, most
+
+
+def _seconds(text: str) -> float | None:
+    """A time such as `90s`, `1.5h`."""
+    match = _TIME.fullmatch(text)
+    return float(match[1]) * _UNITS[match[2]] if match else None
+
+
+def in_time(seconds: float) -> str:
+    """As a rule has it: `90s`, `1h`."""
+    unit = next((unit for unit in ("d", "h", "m") if seconds >= _UNITS[unit] and not seconds % _UNITS[unit]), "s")
+    return f"{seconds / _UNITS[unit]:g}{unit}"

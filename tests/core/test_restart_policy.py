@@ -1,0 +1,379 @@
+"""What follows from the end of a round: the rules' words, what counts as proof, as progress, and what is spent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.stories.coordinator import failure as killed
+from kit.stories.coordinator import node
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.root_cause import root_of
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Registered
+from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Ledger, Reached, Spent, most_of
+from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.policy.rules import (
+    ACTIONS,
+    CONDITIONS,
+    DEFAULT,
+    RULES_MAX,
+    Condition,
+    Rule,
+    RuleError,
+    parse,
+    problem_of,
+)
+from aelastic.rdzv.protocol import messages as m
+
+TYPO = "KeyError: 'lr'"
+NOTHING = Reached()
+
+
+def raised(message: str = TYPO, line: int = 40, before: str = "", **more: Any) -> ProcessFailure:
+    """A failure by an exception that was raised in the user's script, below a library's code."""
+    frames = [f'  File "/job/train.py", line {line}, in <module>', '  File "/venv/site-packages/x.py", line 7, in f']
+    text = "\n".join([*([before, ""] if before else []), "Traceback (most recent call last):", *frames, message])
+    return ProcessFailure.from_elsewhere("h", 3, 0, 77, more.pop("exitcode", 1), message, text, 1000, **more)
+
+
+def decide(policy: RestartPolicy, *failures: ProcessFailure, reached: Reached = NOTHING, life_s: float = 1) -> Decision:
+    """What follows from the last of some failures in a row."""
+    ledger, count, now, decision = Ledger(), 0, 0.0, Decision("")
+    for each in failures:
+        assert not decision.is_final, "the job is over"
+        end = End(Cause.of(each), count, ledger, reached.replace(life_s=life_s), now=now)
+        decision = policy.decide(end)
+        ledger, count, now = policy.after(end, decision), count + decision.is_charged, now + life_s
+    return decision
+
+
+def ruled(text: str, max_restarts: int = 3) -> RestartPolicy:
+    return RestartPolicy(max_restarts, parse(text), text)
+
+
+# The words.
+
+
+@pytest.mark.parametrize(
+    "text, rule",
+    [
+        ("exit 42: stop", Rule("exit 42: stop", (Condition("exit", 42, 42),), "stop")),
+        ("exit 40-49:stop", Rule("exit 40-49:stop", (Condition("exit", 40, 49),), "stop")),
+        ("signal SEGV: ignore", Rule("signal SEGV: ignore", (Condition("signal", 11),), "ignore")),
+        ("signal sigbus: stop", Rule("signal sigbus: stop", (Condition("signal", 7),), "stop")),
+        ("error 'a; b: c': stop", Rule("error 'a; b: c': stop", (Condition("error", pattern="a; b: c"),), "stop")),
+        ("oom, hang : restart", Rule("oom, hang : restart", (Condition("oom"), Condition("hang")), "restart")),
+        ("same-error any: stop", Rule("same-error any: stop", (Condition("same-error", pattern="any"),), "stop")),
+        ("no-progress 3: stop", Rule("no-progress 3: stop", (Condition("no-progress", 3),), "stop")),
+        ("*: restart 5/1h", Rule("*: restart 5/1h", (Condition("*"),), "restart", 5, 3600.0)),
+        ("*: restart after 2s", Rule("*: restart after 2s", (Condition("*"),), "restart", after=(2.0, 2.0))),
+        (
+            "*:  restart 9/90s after 500ms..1.5m # a comment",
+            Rule("*: restart 9/90s after 500ms..1.5m", (Condition("*"),), "restart", 9, 90.0, (0.5, 90.0)),
+        ),
+    ],
+)  # fmt: skip
+def test_a_rule_is_read(text: str, rule: Rule) -> None:
+    assert parse(text) == (rule,)
+
+
+def test_rules_stand_in_one_line_or_in_several() -> None:
+    lines = "# what a file may have\nexit 3: stop\n\n*: restart   # the rest\n"
+    assert [rule.text for rule in parse(lines)] == ["exit 3: stop", "*: restart"]
+    assert [rule.text for rule in parse("exit 3: stop; *: restart;")] == ["exit 3: stop", "*: restart"]
+    assert parse("drained: ignore; same-error: stop; *: restart") == DEFAULT
+
+
+@pytest.mark.parametrize(
+    "text, where",
+    [
+        ("", "column 1: there is no rule"),
+        ("# nothing", "column 1: there is no rule"),
+        ("exitt 3: stop", f"column 1: 'exitt' is no condition: use one of {', '.join(CONDITIONS)}"),
+        ("exit 3: stopp", f"column 9: 'stopp' is no action: use one of {', '.join(ACTIONS)}"),
+        ("exit 3 stop", "column 8: a colon and an action should follow"),
+        ("exit: stop", "column 5: exit needs a code from 1 to 255"),
+        ("exit 0: stop", "column 6: exit needs a code"),
+        ("exit 9-3: stop", "column 6: exit needs a code"),
+        ("exit 3:", "column 8: there is no action here"),
+        ("exit 3,: stop", "column 8: there is no condition here"),
+        ("signal X: stop", "column 8: signal needs a name"),
+        ("error [: stop", "column 7: '[' is no regular expression"),
+        ("error: stop", "column 6: error needs a regular expression"),
+        ("error 'a: stop", "column 7: the quotation mark is not closed"),
+        ("no-progress 0: stop", "column 13: no-progress needs a number from 1 to 100"),
+        ("*: restart 5", "column 12: '5' is no budget"),
+        ("*: restart 5/1", "column 12: '5/1' is no budget"),
+        ("*: restart 0/1h", "column 12: '0/1h' is no budget"),
+        ("*: restart 5/1h later", "column 17: 'later' follows 'restart'"),
+        ("*: restart after", "column 17: after needs times up to 1h"),
+        ("*: restart after 9s..1s", "column 18: after needs times"),
+        ("*: restart after 2h", "column 18: after needs times"),
+        ("*: stop now", "column 9: 'now' follows an action: end the rule with ';'"),
+        ("drained: restart", "column 1: a drain is not charged"),
+        ("'*': stop", "column 1: '*' is no condition"),
+        ("exit 3: stop\n*: go", "line 2, column 4: 'go' is no action"),
+        (";".join(["*: stop"] * (RULES_MAX + 1)), f"column {8 * RULES_MAX + 1}: there are more than {RULES_MAX} rules"),
+        ("*: stop" + " " * 9000, "column 8193: the rules are longer"),
+    ],
+)  # fmt: skip
+def test_a_wrong_rule_is_named_with_its_column_and_the_words_allowed(text: str, where: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(where), caught.value
+
+
+WORDS = ["exit", "signal", "SEGV", "error", "oom", "same-error", "any", "restart", "5/1h", "after", "1s..5m", "3", "*"]
+
+
+@given(st.lists(st.sampled_from([*WORDS, ":", ",", ";", "\n", "'", '"', "#", "stop", "ignore", "[", "ä"]), max_size=12))
+def test_whatever_is_written_is_rules_or_has_a_column(words: list[str]) -> None:
+    text = " ".join(words)
+    if problem := problem_of(text):
+        assert "column " in problem
+    else:
+        assert all(parse(rule.text) == (rule,) for rule in parse(text)), "a rule's text is the rule"
+
+
+# Proof.
+
+
+@pytest.mark.parametrize(
+    "failure, root",
+    [
+        (raised(), "KeyError at /job/train.py:40"),
+        (raised("NameError: name 'x' is not defined"), "NameError at /job/train.py:40"),
+        (raised("my.module.Broken: at step 3"), "Broken at /job/train.py:40"),
+        (raised("AssertionError"), "AssertionError at /job/train.py:40"),
+        (raised("ValueError: the CUDA device is odd"), ""),
+        (raised("RuntimeError: NCCL communicator was aborted"), ""),
+        (raised("RuntimeError: [gloo] connection closed by peer"), ""),
+        (raised("FileNotFoundError: [Errno 2] No such file"), ""),
+        (raised("ModuleNotFoundError: No module named 'x'"), ""),
+        (raised("torch.OutOfMemoryError: Tried to allocate 2 GiB"), ""),
+        (raised("torch.distributed.DistBackendError: timeout"), ""),
+        (raised("requests.exceptions.ReadTimeout: slow"), ""),
+        (raised(before="ConnectionResetError: [Errno 104] reset"), ""),  # the KeyError follows from it
+        (raised(exitcode=-11), ""),
+        (raised(oom="the kernel killed it"), ""),
+        (raised(found_by="hang"), ""),
+        (killed("a"), ""),
+    ],
+)
+def test_what_ended_a_worker_can_be_proof_if_the_world_has_no_part_in_it(failure: ProcessFailure, root: str) -> None:
+    assert root_of(failure) == root
+
+
+def test_a_complaint_about_options_is_the_cause() -> None:
+    said = "usage: train.py [-h]\n                [--lr LR]\ntrain.py: error: unrecognized arguments: --rl\n"
+    failure = ProcessFailure(0, 1, 2, "", stderr_tail=said)
+    assert failure.message == "usage error: train.py: error: unrecognized arguments: --rl"
+    assert decide(RestartPolicy(3), failure, failure).is_final
+    assert ProcessFailure(0, 1, 3, "", stderr_tail=said).message == "exited with code 3"
+
+
+def test_the_same_error_twice_without_progress_ends_the_job() -> None:
+    decision = decide(RestartPolicy(3), raised(), raised())
+    assert decision.is_final and decision.text == (
+        "rank 3 failed on h: KeyError: 'lr' at /job/train.py:40, twice without progress: "
+        "restarting will not help (--restart-policy)"
+    )
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        (raised(), raised(line=41)),
+        (raised(), raised("TypeError: x")),
+        (raised(), killed("a"), raised()),
+        (raised("ValueError: x"), raised("ValueError: x")),  # may heal by itself
+    ],
+)
+def test_anything_else_is_restarted(failures: tuple[ProcessFailure, ...]) -> None:
+    assert decide(RestartPolicy(3), *failures).text.endswith(f"; restart {len(failures)} of 3")
+
+
+def test_who_asks_for_more_proof_gets_more_but_never_of_what_the_world_does() -> None:
+    policy = ruled("same-error any: stop; *: restart")
+    assert decide(policy, raised("ValueError: x"), raised("ValueError: x")).is_final
+    world = raised("OSError: [Errno 5] Input/output error")
+    assert not decide(policy, world, world, world).is_final
+    assert not decide(ruled("*: restart"), raised(), raised(), raised()).is_final, "the rule is left out"
+
+
+@pytest.mark.parametrize(
+    "known, reached, is_complete, has_advanced",
+    [
+        (Ledger(), Reached(), True, False),
+        (Ledger(), Reached(life_s=60.0), True, True),
+        (Ledger(), Reached(step=0), True, True),
+        (Ledger(step=9), Reached(step=10), True, True),
+        (Ledger(step=9), Reached(step=9, calls=99, life_s=600.0), True, False),
+        (Ledger(step=9), Reached(life_s=600.0), True, False),  # it was never so far again
+        (Ledger(step=9), Reached(life_s=600.0), False, None),  # the node that tells steps has not yet
+        (Ledger(step=9), Reached(step=UNKNOWN), True, None),
+        (Ledger(), Reached(calls=3), True, True),
+        (Ledger(calls=3), Reached(calls=4), True, True),
+        (Ledger(calls=3), Reached(calls=3, life_s=600.0), True, False),
+        (Ledger(calls=3), Reached(calls=2), True, None),  # it may have gone on from a checkpoint
+        (Ledger(calls=3), Reached(calls=3), False, None),
+    ],
+)
+def test_progress_is_known_or_it_is_not(
+    known: Ledger, reached: Reached, is_complete: bool, has_advanced: bool | None
+) -> None:
+    assert known.advance(reached, is_complete=is_complete) is has_advanced
+
+
+def test_what_is_not_known_changes_nothing() -> None:
+    ledger = Ledger("root", 9, NONE, 2)
+    assert ledger.after("root", Reached(step=UNKNOWN), is_complete=True) == ledger
+    assert ledger.after("root", Reached(step=10), is_complete=True) == Ledger("root", 10, NONE, 0)
+    assert ledger.after("root", Reached(step=1), is_complete=True) == Ledger("root", 9, NONE, 3)
+    assert most_of().step == most_of(Reached(3), Reached(UNKNOWN)).step == UNKNOWN
+    assert most_of(Reached(3), None, Reached(NONE, 7, 2.0)) == Reached(3, 7, 2.0)
+
+
+def test_an_error_that_comes_back_after_progress_is_no_proof() -> None:
+    assert not decide(RestartPolicy(9), *[raised()] * 5, life_s=61.0).is_final
+    assert not decide(RestartPolicy(9), raised(), raised(), reached=Reached(step=UNKNOWN)).is_final
+
+
+# Conditions and actions.
+
+
+@pytest.mark.parametrize(
+    "condition, failure, holds",
+    [
+        ("exit 3", raised(exitcode=3), True),
+        ("exit 2-4", raised(exitcode=5), False),
+        ("signal SEGV", killed("a"), True),
+        ("signal TERM", killed("a", -15), True),
+        ("signal BUS", killed("a"), False),
+        ("error KeyError", raised(), True),
+        ("error '^ValueError'", raised(), False),
+        ("oom", raised("torch.OutOfMemoryError: CUDA out of memory"), True),
+        ("oom", killed("a").replace(oom="killed for want of memory"), True),
+        ("oom", raised(), False),
+        ("hang", killed("a", -15).replace(found_by="hang"), True),
+        ("hang", killed("a"), False),
+        ("node-lost", raised(), False),
+        ("drained", raised(), False),
+        ("*", raised(), True),
+    ],
+)
+def test_a_condition_holds(condition: str, failure: ProcessFailure, holds: bool) -> None:
+    decision = decide(ruled(f"{condition}: stop; *: restart"), failure)
+    assert decision.is_final is holds and (
+        not holds or decision.text.endswith(f"; {condition}: stop (--restart-policy)")
+    )
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    policy = ruled("exit 1: ignore; error KeyError: stop; *: restart")
+    assert decide(policy, raised()) == Decision("rank 3 failed on h; this restart costs none (exit 1: ignore)")
+
+
+def test_a_rule_has_a_budget_of_its_own_and_waits_longer_each_time() -> None:
+    policy, failures = ruled("*: restart 2/1h after 1s..90s", max_restarts=0), [raised(), raised(), raised()]
+    first, second, third = (decide(policy, *failures[:count]) for count in (1, 2, 3))
+    assert first == Decision("rank 3 failed on h; restart 1 of 2 within 1h, after 1 s", False, False, 1.0, 0, 3600.0)
+    assert (second.delay_s, second.is_charged) == (2.0, False)
+    assert third.is_final and third.text.endswith(
+        "; all restarts of its rule are spent (*: restart 2/1h after 1s..90s)"
+    )
+    assert decide(policy, *[raised()] * 2, life_s=3601.0).text.endswith("restart 1 of 2 within 1h, after 1 s")
+
+
+def test_a_rule_that_is_spent_gives_way_to_the_next_that_matches() -> None:
+    policy = ruled("error KeyError: restart 1/1h; exit 1: ignore")
+    assert decide(policy, raised(), raised()).text.endswith("(exit 1: ignore)")
+    assert decide(policy, raised(), killed("a")).text.endswith("restart 1 of 3"), "what no rule matches"
+
+
+def test_without_progress_so_often_in_a_row() -> None:
+    policy = ruled("no-progress 3: stop; *: restart", max_restarts=9)
+    assert not decide(policy, *[killed("a")] * 2).is_final
+    assert decide(policy, *[killed("a")] * 3).is_final
+    assert not decide(policy, *[killed("a")] * 5, life_s=61.0).is_final
+
+
+def test_what_is_free_stays_so_unless_a_rule_names_it() -> None:
+    lost = End(Cause("node n was lost", is_loss=True))
+    assert RestartPolicy(0).decide(lost) == ruled("*: stop").decide(lost) == Decision("node n was lost")
+    assert ruled("node-lost: stop").decide(lost).is_final
+    assert ruled("node-lost: restart").decide(lost).is_charged
+    assert not ruled("node-lost: stop").decide(End(Cause("node n left"))).is_final
+    assert RestartPolicy(3).after_drain("spot") == ruled("drained: ignore").after_drain("spot") == ""
+    assert ruled("drained: stop").after_drain("spot") == "spot; drained: stop (--restart-policy)"
+
+
+def test_what_no_restart_may_follow_ends_the_job_whatever_is_asked() -> None:
+    assert decide(ruled("*: ignore"), raised().replace(is_final=True)).is_final
+
+
+# In the coordinator.
+
+
+def job(policy: RestartPolicy, names: str = "ab") -> Coordinator:
+    core = Coordinator(RoundRules(1, len(names)), policy)
+    for name in names:
+        core.handle(m.Ready(node(name)), 100.0)
+    return core
+
+
+def fails(core: Coordinator, name: str, at: float, reached: Reached | None = NOTHING) -> list[Any]:
+    sent = core.handle(m.Failed(name, core.round, raised(), 0.0, reached), at)
+    sent += core.handle(DeadlinePassed(), at + 0.4)
+    return [each.message for each in sent]
+
+
+def ready(core: Coordinator, names: str, at: float, reached: Reached = NOTHING) -> list[Any]:
+    return [each.message for name in names for each in core.handle(m.Ready(node(name), reached), at)]
+
+
+def test_a_job_of_several_nodes_ends_by_the_same_error() -> None:
+    core = job(RestartPolicy(3))
+    assert any(isinstance(each, m.Interrupted) for each in fails(core, "a", 101.0))
+    ready(core, "ab", 102.0)
+    assert core.round == 2
+    fails(core, "a", 103.0)
+    ready(core, "ab", 104.0)
+    assert core.verdict is not None and "twice without progress" in core.verdict.reason
+
+
+def test_another_nodes_steps_are_progress_though_it_tells_them_later() -> None:
+    core = job(RestartPolicy(3))
+    for round_ in (1, 2, 3):
+        fails(core, "a", 101.0 + 3 * round_)
+        ready(core, "ab", 102.0 + 3 * round_, Reached(step=round_))
+    assert core.round == 4 and core.verdict is None
+
+
+def test_a_round_begins_after_its_delay() -> None:
+    core = job(ruled("*: restart 5/1h after 2s..1m"))
+    fails(core, "a", 101.0)
+    ready(core, "ab", 101.5)
+    assert core.round == 1 and core.deadline == 103.0
+    core.handle(DeadlinePassed(), 103.0)
+    assert core.round == 2
+
+
+def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
+    core = job(ruled("same-error: stop; *: restart 9/1h"))
+    fails(core, "a", 101.0, Reached(7))
+    assigned = ready(core, "ab", 161.0, Reached(7))[-1]
+    assert assigned.ledger == Ledger("KeyError at /job/train.py:40", 7, NONE, 0, (Spent(1, 0.0),))
+    other = Coordinator(RoundRules(1, 2), core.policy)
+    for rank, name in enumerate("ab"):
+        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2, ledger=assigned.ledger.aged(10.0))
+        other.handle(Registered(node(name), past), 500.0)
+    assert other.forming.ledger.spent == (Spent(1, 490.0),)
+    fails(other, "a", 501.0, Reached(7))
+    ready(other, "ab", 502.0, Reached(7))
+    assert other.verdict is not None and "twice without progress" in other.verdict.reason
