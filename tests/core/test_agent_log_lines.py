@@ -13,6 +13,7 @@ from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.log_lines import LogLines
 from aelastic.observe.observer import Observers
+from aelastic.rdzv.policy.restart_policy import OFF
 from aelastic.rdzv.protocol.messages import Outcome
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 5, 1, 4711, 3, "it broke")
@@ -98,16 +99,20 @@ def test_a_stop_says_what_becomes_of_the_workers(
 
 
 @pytest.mark.parametrize(
-    "before, outcome, level",
+    "before, outcome, level, line",
     [
-        ([], Outcome.FAILED, "W"),  # on another node: ours are stopped for it
-        ([ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], Outcome.FAILED, "I"),  # the report is about to come
-        ([changed(Phase.RUNNING, Phase.AWAITING)], Outcome.FAILED, "I"),
-        ([], Outcome.SUCCEEDED, "I"),
+        ([], Outcome.FAILED, "W", "the job has failed: rank 5 failed"),  # on another node: ours are stopped for it
+        ([ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], Outcome.FAILED, "W", "not restarted: rank 5 failed"),
+        ([changed(Phase.RUNNING, Phase.AWAITING)], Outcome.FAILED, "W", "not restarted: rank 5 failed"),
+        ([], Outcome.SUCCEEDED, "I", "the job has succeeded: rank 5 failed"),
     ],
 )
 def test_the_verdict_is_a_warning_where_workers_are_stopped_for_it(
-    caplog: pytest.LogCaptureFixture, before: list[ev.RunEvent], outcome: Outcome, level: str
+    caplog: pytest.LogCaptureFixture, before: list[ev.RunEvent], outcome: Outcome, level: str, line: str
 ) -> None:
     lines = lines_of(caplog, *RUNNING, *before, ev.JobEnded(outcome, "rank 5 failed", FAILURE))
-    assert lines == [(level, f"the job has {outcome}: rank 5 failed")]
+    assert lines == [(level, line)]
+    off = f"rank 5 failed; {OFF}"  # torchrun's default: nobody has asked for restarts
+    assert not before or ("I", f"the job has failed: {off}") in lines_of(
+        caplog, *RUNNING, *before, ev.JobEnded(Outcome.FAILED, off, FAILURE)
+    )
