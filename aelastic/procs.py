@@ -160,7 +160,8 @@ class LocalWorkers(WorkerBackend):
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
         self._workers = {}
         await self._end_orphans()
-        forked = {} if self._fork_server is None else await self._fork_server.fork(starts, self._forked_child)
+        plain = [start for start in starts if not start.wrap]
+        forked = {} if self._fork_server is None else await self._fork_server.fork(plain, self._forked_child)
         self._workers = {local_rank: self._follow(child) for local_rank, child in forked.items()}
         try:
             for start in starts:

@@ -223,6 +223,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "notice_file": optional(PATH),
     "notice_command": optional(NAME),
+    "wrap": TEXTS,
+    "wrap_ranks": RANKS,
     "linger_s": all_of(REAL, SECONDS),
     "metrics_textfile": optional(
         PATH,

@@ -95,6 +95,8 @@ class WorkerSpec:
             `notice.due`.
         notice_file: a file that says that this node is about to go: seconds, and why; `None`: none.
         notice_command: a program that writes lines such as `drain 110 spot`, or `cancel`; `None`: none.
+        wrap: a program, and its arguments, that starts workers (`nsys profile`); `${local_rank}` as in `args`.
+        wrap_ranks: global ranks of the workers that it starts; `None` is all.
         linger_s: seconds that the health server waits, at the end of a run that was not asked to stop, for a scraper to
             read how it ended.
         metrics_textfile: a file, `*.prom`, for the metrics, for node_exporter's textfile collector.
@@ -145,6 +147,8 @@ class WorkerSpec:
     drain_signal: int = signal.SIGTERM
     notice_file: Path | None = None
     notice_command: str | None = None
+    wrap: Sequence[str] = ()
+    wrap_ranks: frozenset[int] | None = None
     linger_s: float = 0.0
     metrics_textfile: Path | None = None
     env: Mapping[str, str] | None = None
@@ -155,6 +159,7 @@ class WorkerSpec:
                 raise InputError(f"{name} is {in_words(value)}: {remedy}")
         # What is as good, as the rest of the program expects it.
         object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "wrap", tuple(self.wrap))
         for name in ("log_dir", "cache_dir", "notice_file"):
             path: Any = getattr(self, name)
             object.__setattr__(self, name, None if path is None else Path(path))
@@ -185,6 +190,9 @@ class WorkerSpec:
         _check(not is_twice, "hang_timeout_s and hang_timeout_steps are given: leave one out")
         is_timed = not has_steps or self.progress is not None
         _check(is_timed, "hang_timeout_steps has no effect without progress: add it")
+        is_program = isinstance(self.entrypoint, str)
+        _check(is_program or not self.wrap, "wrap is given with a function: only programs are wrapped")
+        _check(bool(self.wrap) or self.wrap_ranks is None, "wrap_ranks has no effect without wrap: add it")
         if not self.preload:
             return
         bound = (
@@ -200,6 +208,10 @@ class WorkerSpec:
         """Whether what each worker writes has to be told from what others write."""
         is_searched = self.expect_output is not None or self.progress is not None
         return is_searched or (self.finds_hangs and "output" in self.hang_signals)
+
+    def wraps(self, rank: int) -> bool:
+        """Whether the worker of that global rank is started by `wrap`."""
+        return self.wrap_ranks is None or rank in self.wrap_ranks
 
     @property
     def finds_hangs(self) -> bool:

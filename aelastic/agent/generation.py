@@ -237,6 +237,7 @@ class Generation:
             error_file=files.error_file,
             return_file=files.return_file,
             cpus=(self._settings.cpus or {}).get(local_rank),
+            wrap=worker_args(spec.wrap, local_rank) if spec.wraps(int(env["RANK"])) else (),
         )
 
     async def _follow(self, start: WorkerStart) -> None:

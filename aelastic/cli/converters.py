@@ -221,6 +221,19 @@ def read_on_signal(text: str) -> tuple[OnSignal, ...]:
     return tuple(found)
 
 
+def read_wrap(text: str) -> tuple[str, ...]:
+    """A command, as a shell would part it."""
+    if not text:
+        return ()
+    import shlex  # who wraps nothing does not pay for these
+    import shutil
+
+    words = tuple(shlex.split(text))
+    if words and shutil.which(words[0]) is None:
+        raise ValueError(f"{words[0]} is not found: name a program that is on PATH")
+    return words
+
+
 def read_policy(text: str) -> str:
     """Rules, or those of the file that `@` stands before."""
     if not text.startswith("@"):

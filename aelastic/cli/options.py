@@ -33,6 +33,7 @@ from aelastic.cli.converters import (
     read_signs,
     read_size,
     read_workers,
+    read_wrap,
 )
 from aelastic.core.fits import NOT_NEGATIVE, REAL, SECONDS, Rule, all_of, optional
 from aelastic.settings import (
@@ -353,6 +354,11 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
             "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure",
         ),
+        _own(
+            "--wrap", read_wrap, "", "COMMAND",
+            "a program that starts workers, such as 'nsys profile -o prof_${local_rank}'",
+        ),
+        _own("--wrap-ranks", read_ranks, "", "RANKS", "global ranks of these, such as 0,1 (default: all)"),
         _own(
             "--linger", read_seconds, "0", "SECONDS",
             "how long the health server waits, once the run is over, until /metrics has been read",

@@ -26,6 +26,7 @@ class WorkerStart(Record):
     stderr: Path | None
     error_file: Path
     cpus: frozenset[int] | None = None  # the CPUs it may run on; None: as the agent
+    wrap: tuple[str, ...] = ()  # a program that starts it, and that program's arguments before it
     return_file: Path | None = None  # where a function's return value is kept until the agent has read it
 
     @property

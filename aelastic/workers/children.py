@@ -31,7 +31,7 @@ class Program:
         assert isinstance(start.entrypoint, str)
         with _opened(start.stdout) as stdout, _opened(start.stderr) as stderr, _running_on(start.cpus):
             self._popen = subprocess.Popen(
-                [start.entrypoint, *start.args],
+                [*start.wrap, start.entrypoint, *start.args],
                 env=start.env,
                 stdout=stdout,
                 stderr=stderr,

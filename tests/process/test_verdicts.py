@@ -174,3 +174,19 @@ def test_in_a_program_rules_are_a_field() -> None:
     spec = WorkerSpec(entrypoint=sys.executable, args=command, max_restarts=3, restart_policy="exit 42: stop")
     result = run("asyncio", Supervisor(spec).run())
     assert result.failures[0].exitcode == 42
+
+
+def test_some_ranks_are_started_by_another_program(launch: Launcher) -> None:
+    job = launch(
+        "say('rank', rank, os.environ.get('WRAPPED', '-'))\n", "--nproc-per-node", "2",
+        "--wrap", "env WRAPPED=by_${local_rank}", "--wrap-ranks", "1",
+    )  # fmt: skip
+    assert job.wait() == 0, job.story
+    assert sorted(job.lines) == ["rank 0 -", "rank 1 by_1"]
+    for options, words in (
+        (("--wrap", "no-such-program x"), "no-such-program is not found"),
+        (("--wrap", "env 'x"), "No closing quotation"),
+        (("--wrap-ranks", "1"), "wrap_ranks has no effect without wrap"),
+    ):
+        job = launch("", *options)
+        assert job.wait() == 2 and words in job.stderr, job.story
