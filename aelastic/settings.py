@@ -223,6 +223,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "notice_file": optional(PATH),
     "notice_command": optional(NAME),
+    "health_check": optional(NAME),
     "wrap": TEXTS,
     "wrap_ranks": RANKS,
     "linger_s": all_of(REAL, SECONDS),

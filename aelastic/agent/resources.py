@@ -43,6 +43,7 @@ StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any,
 Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[Mapping[int, Any]]]
 
 if TYPE_CHECKING:
+    from aelastic.agent.health_gate import HealthGate
     from aelastic.forkserver.fork_server import ForkServer
     from aelastic.hangs.watch import Found
     from aelastic.observe.exposition import AgentFacts
@@ -113,6 +114,7 @@ class Resources:
             made.callback(self.sockets.close)
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.recorder = _recorder_of(spec)
+            self.gate = self._open_gate(settings, made)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
             self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.progress.step_s, on_found)
             made.callback(self.watches.close)
@@ -132,6 +134,16 @@ class Resources:
                 fork_server=self._fork_server,
             )
             made.pop_all()
+
+    def _open_gate(self, settings: AgentSettings, made: ExitStack) -> HealthGate | None:
+        if settings.spec.health_check is None:
+            return None
+        from aelastic.agent.health_gate import HealthGate
+
+        env, mark = self.sockets.mark_env(settings.env), self.sockets.mark
+        gate = HealthGate(settings.spec.health_check, env, mark, self.logs.root)
+        made.callback(gate.close)
+        return gate
 
     def reached(self, state: RunState) -> Reached:
         """How far the workers of this generation have come."""
@@ -208,6 +220,8 @@ class Resources:
         stack.callback(self.sockets.close)
         stack.callback(self.door.close, None)
         stack.callback(self.pages.close)
+        if self.gate is not None:
+            stack.callback(self.gate.close)
         stack.callback(self.logs.close)
         stack.callback(self.watches.close)
         stack.push_async_callback(observers.aclose)

@@ -21,7 +21,7 @@ from aelastic.agent.node_offer import node_offer
 from aelastic.agent.resources import AgentSettings, Asked, Resources
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
-from aelastic.errors import AelasticError
+from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import WorkerGroup
@@ -34,6 +34,7 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.result import RunResult, result_of
 
 if TYPE_CHECKING:
+    from aelastic.agent.health_gate import HealthGate
     from aelastic.agent.requests.enquiries import Enquiries
     from aelastic.agent.requests.notices import Notices
     from aelastic.hangs.watch import Found
@@ -230,12 +231,33 @@ class Run:
                 assert_never(action)
 
     def _join(self, tasks: TaskGroup) -> None:
-        held = self.resources
-        starts = held.starts(is_new=self._generation is None)
-        reached = None if self._generation is None else held.reached(self._observers.state)
-        held.link.tell(m.Ready(node_offer(self._settings, held.store, starts), reached))
+        held, is_new = self.resources, self._generation is None
+        starts, reached = held.starts(is_new=is_new), None if is_new else held.reached(self._observers.state)
+        node = node_offer(self._settings, held.store, starts)
+        if held.gate is not None:
+            tasks.start_soon(self._join_when_fit, held.gate, m.Ready(node, reached), name="health gate")
+            return
+        held.link.tell(m.Ready(node, reached))
         if starts is m.Starts.PREPARING:
             tasks.start_soon(self._tell_prepared, name="prepared")
+
+    async def _join_when_fit(self, gate: HealthGate, ready: m.Ready) -> None:
+        """Others go on without this node until it is fit; it is in no job before that."""
+        from aelastic.rdzv.settings import JOIN_TIMEOUT_S  # most jobs have no gate
+
+        rdzv, began = self._settings.spec.rdzv, clock.now()
+        limit_s = JOIN_TIMEOUT_S if rdzv is None else rdzv.join_timeout_s
+        while reason := await gate.look():
+            is_alone = rdzv is None or self._generation is None  # nobody tells it that the job is over
+            if is_alone and clock.now() - began >= limit_s:
+                return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
+            if self._generation is not None:
+                self.resources.link.tell(ready.replace(node=ready.node.replace(unfit=reason)))
+            await gate.pause(reason)
+        self.resources.link.tell(ready)
+        if ready.node.starts is m.Starts.PREPARING:
+            await self._tell_prepared()
+        return None
 
     async def _tell_prepared(self) -> None:
         self.resources.link.tell(m.Prepared(self._settings.node_id, await self.resources.prepared()))

@@ -355,6 +355,11 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure",
         ),
         _own(
+            "--health-check", str, None, "COMMAND",
+            "run before this node joins a round: exit code 2 keeps it out until it is fit, 0 is fit, and anything else "
+            "could not tell, which is fit; builtin: only what the host tells",
+        ),
+        _own(
             "--wrap", read_wrap, "", "COMMAND",
             "a program that starts workers, such as 'nsys profile -o prof_${local_rank}'",
         ),

@@ -179,7 +179,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def _build_parser(groups: Groups = GROUPS) -> _Parser:
     parser = _Parser(prog="aelastic", argument_default=argparse.SUPPRESS, formatter_class=_formatter)
     parser.groups = groups
-    parser.add_argument("--h", action="help")  # as with torchrun, whatever else of ours begins so
+    parser.add_argument("--h", "--he", action="help")  # as with torchrun, whatever else of ours begins so
     parser.add_argument("--re", dest="redirects")
     parser.add_argument("--no-", "--no_", dest="no_python", action="store_const", const="1")
     for option in _options(groups):

@@ -127,7 +127,7 @@ class SingleNode:
             self._ended, self._ended_at = End(Cause(""), self.restart_count, self._ledger), now
         if self._ended is not None and ready.reached is not None:
             self._ended = self._ended.replace(reached=ready.reached)
-        self._is_running, self._waiting = False, ready
+        self._is_running, self._waiting = False, None if ready.node.unfit else ready
 
     def _close(self, end: End, decision: Decision) -> m.Ended:
         self._waiting, self.verdict = None, m.Ended(m.Outcome.FAILED, decision.text, end.cause.failure)

@@ -377,3 +377,32 @@ def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
     fails(other, "a", 501.0, Reached(7))
     ready(other, "ab", 502.0, Reached(7))
     assert other.verdict is not None and "twice without progress" in other.verdict.reason
+
+
+def test_a_round_begins_without_a_node_that_is_unfit_and_takes_it_in_once_it_is_fit() -> None:
+    core = job(RestartPolicy(3), "abc")
+    sick = node("a").replace(unfit="row 3")
+    fails(core, "a", 101.0)
+    core.handle(m.Ready(sick, NOTHING), 102.0)
+    ready(core, "bc", 102.0)
+    assert core.round == 2 and sorted(core.roster.participants) == ["b", "c"]
+    assert core.roster.lost_hosts == {} and not core.roster.ready
+    core.handle(m.Ready(sick), 110.0)
+    core.handle(Registered(sick, m.Past(m.Standing.READY, 1, 0, 0, 3)), 111.0)
+    assert core.deadline is None, "nobody joins"
+    core.handle(m.Ready(node("a")), 120.0)
+    core.handle(DeadlinePassed(), 125.0)
+    ready(core, "bc", 126.0)
+    assert core.round == 3 and len(core.roster.participants) == 3
+
+
+def test_nodes_that_are_unfit_alone_end_the_job_when_nobody_else_has_come() -> None:
+    core = job(RestartPolicy(3), "ab")
+    core.rules = core.rules.replace(min_nodes=2)
+    core.forming.rules = core.rules
+    fails(core, "a", 101.0)
+    core.handle(m.Ready(node("a").replace(unfit="row 3"), NOTHING), 102.0)
+    ready(core, "b", 102.0)
+    assert core.roster.lost_hosts == {"host-a": "unfit: row 3"}
+    core.handle(DeadlinePassed(), 5000.0)
+    assert core.verdict is not None and core.verdict.outcome is m.Outcome.TIMED_OUT

@@ -262,6 +262,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/verdicts.md": [
         Run(code=1, script="\n" * 32 + "{}['lr']", needs=()),
         Run(code=1, script="raise ValueError"),
+        Run(),
     ],
     "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],
     "docs/how-to/timeline.md": [Run()],

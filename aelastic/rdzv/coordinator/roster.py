@@ -60,6 +60,11 @@ class Roster:
     broken: set[str] = field(default_factory=set[str])  # members whose connection broke; strays are not among them
 
     def put(self, node: m.Node, standing: Standing) -> None:
+        """Notes what a node does; one that is ready, and unfit, waits outside."""
+        if node.unfit and standing is Standing.READY:
+            self.put_stray(node)
+            self.lost_hosts[node.host] = f"unfit: {node.unfit}"
+            return
         self._replace(Member(node, standing))
         self._of[standing][node.node_id] = node
 

@@ -17,8 +17,7 @@ from aelastic.rdzv.policy.ledger import Ledger, Reached
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.requests import Enquiry, Reply, Request
 
-# In a fencing number an epoch counts as so many rounds.  Epochs begin as milliseconds (`board.py`), so the number fits
-# 2^53 until the year 2255.  A job with more rounds runs into the next epochs' numbers.
+# In a fencing number an epoch, in milliseconds, counts as so many rounds: it fits 2^53 until the year 2255.
 ROUNDS_OF_AN_EPOCH = 1_000
 ROUND_MAX = 1_000_000  # more than any job has
 EPOCHS_AHEAD_MAX = 1_000_000_000_000  # milliseconds: a wall clock may be behind by thirty years, and no further
@@ -64,6 +63,7 @@ class Node(Record):
     way_address: str = ""  # the coordinator's own, as this node reached it
     starts: Starts = Starts.COLD
     ballot_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
+    unfit: str = ""  # why it takes part in no round for now
 
 
 # Node to coordinator.

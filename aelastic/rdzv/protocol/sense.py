@@ -118,7 +118,7 @@ _RULES: dict[str, Rule] = {
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,
     "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
-    "log_file": _exactly, "found_by": _exactly,
+    "log_file": _exactly, "found_by": _exactly, "unfit": one_line,
     "restart_policy": _exactly, "root": _exactly, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
     "rule": _COUNT,
 }  # fmt: skip

@@ -165,7 +165,7 @@ class TorchHandlerLink:
         self, message: m.NodeMessage | None, tasks: TaskGroup, deliver: Callable[[m.CoordinatorMessage], None]
     ) -> None:
         match message:
-            case m.Ready(node):
+            case m.Ready(node) if not node.unfit:
                 self._begin(tasks, self._take_part, node, deliver)
             case m.Failed() as failed if self._is_current(failed.round):
                 self._on_failed(failed, deliver)

@@ -1,0 +1,186 @@
+"""Whether this node is fit to take part in the next round: by a program of the user's, and by what its host tells.
+
+It fails open: a check that is broken keeps no node out.  A health check of others' once took whole racks away because
+what it printed on stderr was read as a verdict.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE
+
+import anyio
+
+from aelastic.aio import clock
+from aelastic.aio.threads import run_sync
+from aelastic.host import proc_table
+from aelastic.host.programs import program
+from aelastic.host.reaping import helpers, wait_ended
+
+_log = logging.getLogger(__name__)
+
+BUILT_IN = "builtin"  # in the place of a program: what the host tells alone
+FIT, UNFIT = 0, 2
+LIMIT_S = 30.0
+OUTPUT_BYTES_MAX = 64 << 10
+# What the host tells counts if it is seen twice, and not while a machine still boots.
+LOOK_AGAIN_S = 5.0
+BOOTED_S = 120.0
+# An unfit node is looked at again, later each time, and not at the same moment as others.
+AGAIN_MIN_S, AGAIN_MAX_S = 30.0, 600.0
+# Drivers give memory back some time after a process has ended.
+HELD_S, HELD_LOOK_S = 50.0, 0.5
+LOG_BYTES_MIN, SHM_BYTES_MIN = 256 << 20, 64 << 20
+DEVICES = ("/dev/nvidia", "/dev/kfd")
+# NVIDIA's catalogue: after these a device needs a reset, or to be replaced.
+_FATAL_XIDS = {48, 64, 74, 79, 95, 119, 120, 140, 143, 154}
+_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)|SXid \(([^)]*)\): (\d+), Fatal")
+
+
+class HealthGate:
+    """The gate of one node.
+
+    Args:
+        command: of a shell; exit 2: unfit, and the first line of its stdout says why; 0: fit; else it could not tell.
+        env: that it starts with.
+        mark: what the environment of each process of this run contains.
+        folder: where the workers' logs go.
+    """
+
+    def __init__(self, command: str, env: Mapping[str, str], mark: str, folder: Path) -> None:
+        self._command, self._env, self._mark, self._folder = command, env, mark.encode(), folder
+        self._warned: set[str] = set()
+        self._again_s = AGAIN_MIN_S
+        self._kernel: int | None = None  # the kernel's log, from now on
+        with suppress(OSError):
+            self._kernel = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._kernel, 0, os.SEEK_END)
+        self._xid = ""
+
+    async def look(self) -> str:
+        """Why this node is unfit; "" if it is fit, or that cannot be told."""
+        reason = await self._asked() if self._command != BUILT_IN else ""
+        if not reason and _uptime_s() >= BOOTED_S:
+            reason = await run_sync(self._told_by_host, abandon_on_cancel=True)
+            if reason:
+                await anyio.sleep(LOOK_AGAIN_S)
+                reason = await run_sync(self._told_by_host, abandon_on_cancel=True)
+        reason = reason or await self._held()
+        if not reason:
+            self._again_s = AGAIN_MIN_S
+        return reason
+
+    async def pause(self, reason: str) -> None:
+        """Until it is worth another look."""
+        pause_s = self._again_s * random.uniform(0.8, 1.2)  # noqa: S311  no secret
+        self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
+        text = "this node is unfit: %s; it takes part in no round, and is looked at again in %.0f s"
+        _log.warning(text, reason, pause_s)
+        await anyio.sleep(pause_s)
+
+    def close(self) -> None:
+        if self._kernel is not None:
+            os.close(self._kernel)
+
+    # The program.
+
+    async def _asked(self) -> str:
+        said, trouble = [b"", b""], ""
+        try:
+            async with program(self._command, self._env, stderr=PIPE) as popen:
+                assert popen.stdout is not None and popen.stderr is not None
+                with anyio.move_on_after(LIMIT_S) as waited:
+                    async with anyio.create_task_group() as tasks:
+                        for place, pipe in enumerate((popen.stdout, popen.stderr)):
+                            tasks.start_soon(_take, pipe.fileno(), said, place)
+                    if not _is_flood(said):
+                        await wait_ended(popen.pid)
+                trouble = f"takes more than {LIMIT_S:g} s" if waited.cancelled_caught else ""
+            if _is_flood(said):
+                trouble = f"writes more than {OUTPUT_BYTES_MAX >> 10} KiB"
+            code = popen.returncode
+        except OSError as error:
+            code, trouble = -1, f"cannot be started ({error.strerror or error})"
+        out, err = (text.decode(errors="replace").strip() for text in said)
+        if not trouble and code == UNFIT:
+            return out.partition("\n")[0][:200] or f"the health check exits with {UNFIT}"
+        if trouble or code != FIT:
+            trouble = trouble or f"exit code {code}: {err.rpartition(chr(10))[2][:200] or 'it says nothing'}"
+            if trouble not in self._warned:
+                self._warned.add(trouble)
+                _log.warning("the health check could not tell, and the node counts as fit: %s", trouble)
+        return ""
+
+    # The host.
+
+    def _told_by_host(self) -> str:
+        for path, least in ((self._folder, LOG_BYTES_MIN), (Path("/dev/shm"), SHM_BYTES_MIN)):  # noqa: S108
+            with suppress(OSError):
+                room = os.statvfs(path)
+                free = room.f_bavail * room.f_frsize
+                if free < min(least, room.f_blocks * room.f_frsize // 2):  # some are that small
+                    return f"{free >> 20} MiB are left in {path}"
+        return self._read_kernel()
+
+    def _read_kernel(self) -> str:
+        """A fatal error of a device since this agent has started."""
+        with suppress(OSError):  # all is read, or it may not be read
+            while self._kernel is not None and (line := os.read(self._kernel, 8192)):
+                self._xid = fatal_xid(line.decode(errors="replace")) or self._xid
+        return self._xid
+
+    async def _held(self) -> str:
+        """Processes of this run that still hold a device are awaited: the next workers would find no memory."""
+        until = clock.now() + HELD_S
+        while (held := await run_sync(holder, self._mark, abandon_on_cancel=True)) and clock.now() < until:  # noqa: ASYNC110  /proc
+            await anyio.sleep(HELD_LOOK_S)
+        return held
+
+
+def fatal_xid(line: str) -> str:
+    """What a line of the kernel's log says of a device that needs a reset; "" if nothing."""
+    if (match := _XID.search(line)) is None:
+        return ""
+    device, xid, switch, sxid = match.groups()
+    if sxid is not None:
+        return f"SXid {sxid} of {switch}"
+    return f"Xid {xid} of {device}" if int(xid) in _FATAL_XIDS else ""
+
+
+def holder(mark: bytes, devices: tuple[str, ...] = DEVICES) -> str:
+    """A process of an earlier generation that holds a device; "" if none does."""
+    for entry in proc_table.processes():
+        if entry.pid in helpers or entry.pid == os.getpid() or not proc_table.carries(entry.pid, mark):
+            continue
+        with suppress(OSError):
+            for fd in os.listdir(f"/proc/{entry.pid}/fd"):
+                with suppress(OSError):
+                    if (path := os.readlink(f"/proc/{entry.pid}/fd/{fd}")).startswith(devices):
+                        return f"process {entry.pid} of an earlier generation holds {path}"
+    return ""
+
+
+async def _take(fd: int, said: list[bytes], place: int) -> None:
+    """What is written, until it ends, or is too much."""
+    os.set_blocking(fd, False)
+    while not _is_flood(said):
+        await anyio.wait_readable(fd)
+        if not (data := os.read(fd, OUTPUT_BYTES_MAX)):
+            return
+        said[place] += data
+
+
+def _is_flood(said: list[bytes]) -> bool:
+    return any(len(each) > OUTPUT_BYTES_MAX for each in said)
+
+
+def _uptime_s() -> float:
+    with suppress(OSError, ValueError), open("/proc/uptime", encoding="ascii") as file:
+        return float(file.read().split()[0])
+    return BOOTED_S
