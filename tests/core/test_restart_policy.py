@@ -13,7 +13,7 @@ from kit.stories.coordinator import node
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
@@ -393,6 +393,7 @@ def test_a_round_begins_without_a_node_that_is_unfit_and_takes_it_in_once_it_is_
     core.handle(m.Ready(node("a")), 120.0)
     core.handle(DeadlinePassed(), 125.0)
     ready(core, "bc", 126.0)
+    core.handle(Confirmed(core.forming.losses), 126.0)
     assert core.round == 3 and len(core.roster.participants) == 3
 
 
