@@ -224,6 +224,7 @@ RULES: Mapping[str, Rule] = {
     "notice_file": optional(PATH),
     "notice_command": optional(NAME),
     "health_check": optional(NAME),
+    "hold_on_failure_s": optional(REAL, NOT_NEGATIVE),
     "wrap": TEXTS,
     "wrap_ranks": RANKS,
     "linger_s": all_of(REAL, SECONDS),

@@ -97,6 +97,8 @@ class WorkerSpec:
         notice_command: a program that writes lines such as `drain 110 spot`, or `cancel`; `None`: none.
         health_check: a program, run by a shell before this node joins a round: exit code 2 keeps it out until it is
             fit; 0 is fit, and anything else could not tell; `"builtin"`: what the host tells alone; `None`: nothing.
+        hold_on_failure_s: seconds for which nothing is stopped once a worker has failed, so that somebody can look at
+            the others; `math.inf`: until somebody asks for a restart or a stop; `None`: all are stopped at once.
         wrap: a program, and its arguments, that starts workers (`nsys profile`); `${local_rank}` as in `args`.
         wrap_ranks: global ranks of the workers that it starts; `None` is all.
         linger_s: seconds that the health server waits, at the end of a run that was not asked to stop, for a scraper to
@@ -150,6 +152,7 @@ class WorkerSpec:
     notice_file: Path | None = None
     notice_command: str | None = None
     health_check: str | None = None
+    hold_on_failure_s: float | None = None
     wrap: Sequence[str] = ()
     wrap_ranks: frozenset[int] | None = None
     linger_s: float = 0.0

@@ -6,6 +6,7 @@ worker is started, or those that are in spite of it get their signals as always.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from aelastic.group.phases import Phase
 from aelastic.group.worker_env import worker_args, worker_env
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.logs.run_logs import WorkerFiles
-from aelastic.observe.run_events import RunEvent
+from aelastic.observe.run_events import Announced, RunEvent
 
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch
@@ -80,6 +81,8 @@ class Generation:
         self._start = anyio.CancelScope()
         self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
         self._one_has_ended = anyio.Event()
+        self.is_held = False  # a worker has failed, and the others run on for somebody to look at them
+        self._changed = anyio.Event()  # the group
         self._told = anyio.Event()  # the failure before has been told
         self._told.set()
 
@@ -187,6 +190,8 @@ class Generation:
 
     def on_change(self) -> None:
         """Something has happened to the group."""
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
         if "stuck" in vars(self):
             self.stuck.inquiries.on_change()
 
@@ -270,11 +275,26 @@ class Generation:
             failure = await self._look_back(start, exit_)
             if failure is not None:
                 await self.stuck.inquiries.excuse(start.local_rank, failure)
+                await self._hold(failure)
             if exit_.exitcode:
                 await before.wait()
             self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))
         finally:
             told.set()
+
+    async def _hold(self, failure: ProcessFailure) -> None:
+        """Nothing is stopped for a failure until somebody asks for it, if the user wants to look first."""
+        limit_s = self._settings.spec.hold_on_failure_s
+        if limit_s is None or self._group.phase is not Phase.RUNNING or failure.is_final:
+            return
+        if not self.is_held:
+            self.is_held = True
+            until = "" if limit_s == math.inf else f", or {limit_s:g} s have passed"
+            text = f"rank {failure.rank} failed on {failure.host}: {failure.headline}"
+            self._tell(Announced("held", f"{text}; held: nothing is stopped until aelastic restart or stop{until}"))
+        with anyio.move_on_after(limit_s):
+            while self._group.phase is Phase.RUNNING:
+                await self._changed.wait()
 
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
         """Reads what the worker left: its return value, or why it failed."""

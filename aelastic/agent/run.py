@@ -139,8 +139,9 @@ class Run:
             self.resources.backend.stop(local_rank, signum)
 
     async def _on_found(self, found: Found) -> None:
-        if self.resources.pages.phase != NONE and found.by in {"hang", "output"}:
-            return  # ranks that have saved wait for the others
+        is_held = self._current.is_held or self.resources.pages.phase != NONE
+        if is_held and found.by in {"hang", "output"}:
+            return  # ranks that have saved wait for the others, and so do those whose peer has failed
         await self._current.stuck.inquiries.on_found(found)
 
     async def run(self, done: anyio.Event) -> None:

@@ -221,6 +221,16 @@ def read_on_signal(text: str) -> tuple[OnSignal, ...]:
     return tuple(found)
 
 
+def read_hold(text: str) -> float | None:
+    """For how long a failure stops nothing: `hold`, `hold:SECONDS`; `None` for `stop`."""
+    what, colon, seconds = text.partition(":")
+    if what == "hold" and bool(seconds) == bool(colon):
+        return read_seconds(seconds) if seconds else float("inf")
+    if text == "stop":
+        return None
+    raise ValueError("use stop, hold, or hold:SECONDS")
+
+
 def read_wrap(text: str) -> tuple[str, ...]:
     """A command, as a shell would part it."""
     if not text:

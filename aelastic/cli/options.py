@@ -19,6 +19,7 @@ from aelastic.cli.converters import (
     read_flag,
     read_grace,
     read_hang_timeout,
+    read_hold,
     read_int,
     read_nodes,
     read_on_signal,
@@ -199,8 +200,8 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _option("--max-restarts", read_int, "0", "N", "how often all workers may be restarted after a failure"),
         _own(
             "--restart-policy", read_policy, None, "RULES",
-            "what follows from which failure, as in 'exit 42: stop; *: restart 5/1h after 1s..5m', or @FILE "
-            "(default: the same error twice in a row without progress stops the job, if it cannot heal by itself)",
+            "what follows from which failure, as 'exit 42: stop; *: restart 5/1h after 1s..5m', or @FILE "
+            "(default: what cannot heal by itself stops the job the second time, if there was no progress)",
         ),
         _option(
             "--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
@@ -356,13 +357,14 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         ),
         _own(
             "--health-check", str, None, "COMMAND",
-            "run before this node joins a round: exit code 2 keeps it out until it is fit, 0 is fit, and anything else "
-            "could not tell, which is fit; builtin: only what the host tells",
+            "run before each join: exit code 2 keeps this node out, nothing else does; builtin: what the host tells",
         ),
         _own(
-            "--wrap", read_wrap, "", "COMMAND",
-            "a program that starts workers, such as 'nsys profile -o prof_${local_rank}'",
+            "--on-failure", read_hold, "stop", "WHAT",
+            "stop: all workers are stopped at once; hold, hold:SECONDS: they run on, until aelastic restart or stop",
+            field="hold_on_failure_s",
         ),
+        _own("--wrap", read_wrap, "", "COMMAND", "a program that starts workers, such as 'nsys profile'"),
         _own("--wrap-ranks", read_ranks, "", "RANKS", "global ranks of these, such as 0,1 (default: all)"),
         _own(
             "--linger", read_seconds, "0", "SECONDS",

@@ -50,6 +50,8 @@ class LogLines(Observer):
                 _log.warning("%s: %s", text, where)
             case ev.Announced("refused" | "called off" as what, text):
                 _log.warning("notice %s: %s", what, text or "workers go on")
+            case ev.Announced("held", text):
+                _log.warning("%s", text)
             case ev.Announced("leaving", text):
                 _log.info("leaving: %s", text)
             case ev.WorkerEnded(_, local_rank, _, _, failure) if failure is not None:

@@ -187,9 +187,9 @@ class StacksTaken(Record):
 
 
 class Announced(Record):
-    """An interruption was announced, and is agreed on, or was called off; or what has become of a request for one."""
+    """An interruption was announced, and what has become of it, or of a request; or a failure stops nothing yet."""
 
-    what: Literal["saving", "called off", "leaving", "answer", "refused"]  # the third: this node, now
+    what: Literal["saving", "called off", "leaving", "answer", "refused", "held"]  # "leaving": this node, now
     text: str
     save_at: int = 0  # the call of `notice.due` at which all ranks save; 0: none could be agreed
 

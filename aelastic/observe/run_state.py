@@ -89,6 +89,7 @@ class RunState:
         self.progress: tuple[ev.Progressed, float] | None = None  # and when
         self.compared: tuple[ev.Compared, float] | None = None  # the last, and when
         self.announced = ""  # an interruption, while it is
+        self.held = ""  # a failure that nothing is stopped for
         # What was before.
         self.past: deque[PastPhase] = deque(maxlen=PHASES_MAX)
         self.took: dict[ev.PhaseName, float] = {}  # how long the last of each phase was, in seconds, however long ago
@@ -132,6 +133,8 @@ class RunState:
                 self.compared = event, now
                 for each in [each for each in self.workers.values() if each.rank in odd]:
                     self._set(each.local_rank, note=text)
+            case ev.Announced("held", text):
+                self.held = self.announced = text
             case ev.Announced("saving" | "called off" as what, text):
                 self.drains += what == "saving" and not self.announced
                 self.announced = text if what == "saving" else ""
@@ -168,7 +171,7 @@ class RunState:
         self.formed, self.formed_at, self.restart_count = formed, now, formed.restart_count
         self.workers = {local: WorkerNow(formed.first_rank + local, local) for local in range(formed.local_world_size)}
         self.progress = self.compared = None
-        self.announced = ""
+        self.announced = self.held = ""
 
     def _on_end(
         self, cause: ev.RestartCause | Literal["end"], reason: str, failure: ProcessFailure | None, now: float

@@ -58,7 +58,7 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
         "schema": SCHEMA,
         "time": at(now),
         "run": None if run is None else {**_fields(run), "began": at(state.began_at)},
-        "phase": state.phase.value,
+        "phase": "held" if state.held and state.phase is Phase.RUNNING else state.phase.value,
         "state": state.state.value,
         "reason": state.reason,
         "since": at(state.phase_since),

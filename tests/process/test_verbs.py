@@ -272,3 +272,36 @@ def test_a_program_speaks_to_its_job(tmp_path: Path, loop: str) -> None:
         assert seen[-1] == RunEnded.__name__ and "Restarting" in seen
 
     run(loop, main())
+
+
+FAILS_AT_ONCE = """
+if rank == 1 and not os.path.exists("again"):
+    raise ValueError("no data left")
+say("start", rank)
+while not os.path.exists("end"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("what, code", [("restart", 0), ("stop", -signal.SIGTERM)])
+def test_a_failure_is_held_for_somebody_to_look(launch: Launcher, what: str, code: int) -> None:
+    job = launch(FAILS_AT_ONCE, "--nproc-per-node", "3", "--on-failure", "hold", "--hang-timeout", "1")
+    wait_for("it is held", lambda: verb(job.folder, "status").out.partition("  ")[2].startswith("held"))
+    assert "no data left" in verb(job.folder, "status").out
+    assert job.stderr.count("; held: nothing is stopped until aelastic restart or stop") == 1
+    assert "--- rank 2" in verb(job.folder, "stacks").out
+    assert len(job.wait_line("start", 2)) == 2
+    (job.folder / "again").touch()
+    assert verb(job.folder, what).code == 0
+    if what == "restart":
+        job.wait_line("start", 5)
+        (job.folder / "end").touch()
+    assert job.wait() == code, job.story
+    job.assert_nothing_left()
+
+
+def test_a_failure_is_held_for_some_time(launch: Launcher) -> None:
+    job = launch(FAILS_AT_ONCE, "--nproc-per-node", "2", "--on-failure", "hold:0.5")
+    assert job.wait() == 1 and "restart or stop, or 0.5 s have passed" in job.stderr
+    assert "ValueError: no data left" in job.stderr[job.stderr.index("Root Cause") :]
+    assert launch("", "--on-failure", "wait").wait() == 2
