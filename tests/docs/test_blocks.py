@@ -262,6 +262,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/verdicts.md": [
         Run(code=1, script="\n" * 32 + "{}['lr']", needs=()),
         Run(code=1, script="raise ValueError"),
+        Run(
+            "yes | head -39 | sed s/y// > train.py; echo \"{}['lr']\" >> train.py; "
+            "python -m aelastic --max-restarts 3 --log-dir logs train.py || true"
+        ),
         Run(),
     ],
     "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],

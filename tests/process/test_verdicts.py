@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import time
 
 import pytest
-from kit.launching import Launcher, run
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, run
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.host import patterns
@@ -190,3 +192,37 @@ def test_some_ranks_are_started_by_another_program(launch: Launcher) -> None:
     ):
         job = launch("", *options)
         assert job.wait() == 2 and words in job.stderr, job.story
+
+
+def explained(job: Job, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aelastic", "policy", "explain", *options]
+    return subprocess.run(
+        command, check=False, cwd=job.folder, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S
+    )
+
+
+def test_a_run_that_is_over_is_replayed_under_other_rules(launch: Launcher) -> None:
+    job = launch("raise ValueError('odd')\n", "--max-restarts", "3", "--log-dir", "logs")
+    assert job.wait() == 1
+    same = json.loads(explained(job, "logs", "--json").stdout)["rounds"]
+    assert [each["now"] == each["decided"] for each in same] == [True] * 4 and same[3]["is_final"]
+    other = explained(job, "logs", "--restart-policy", "error ^ValueError: restart 1/1h; *: stop").stdout.splitlines()
+    assert "worker.py:" in other[1] and other[1].startswith("  cause    ValueError: odd at ")
+    assert [line.partition("; ")[2] for line in other if line.startswith("  now")] == [
+        "restart 1 of 1 within 1h", "*: stop (--restart-policy)",
+    ]  # fmt: skip
+    assert other[-1] == "the job would have ended here: 2 rounds fewer"
+    (log,) = (job.folder / "logs").glob("*/events.jsonl")
+    text = log.read_text()
+    log.write_text("garbage\n[1]\n" + text + text.splitlines()[0][:40])  # damaged, and cut off
+    assert json.loads(explained(job, "logs", "--json").stdout)["rounds"] == same
+    assert len(json.loads(explained(job, str(log), "--json", "--max-restarts", "1").stdout)["rounds"]) == 2
+    for name, content, words in (
+        ("two", text + text.replace(json.loads(text.splitlines()[0])["run_id"], "another"), "these are logs of 2 runs"),
+        ("new", text.replace('"schema":1', '"schema":7'), "schema version 7; this aelastic reads version 1"),
+        ("empty", "", "no record of a run"),
+    ):
+        (job.folder / name).write_text(content)
+        said = explained(job, name)
+        assert said.returncode == 2 and words in said.stderr and not said.stdout, said
+    assert explained(job, "logs", "--restart-policy", "x").returncode == explained(job).returncode == 2

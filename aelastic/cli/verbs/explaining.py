@@ -1,0 +1,174 @@
+"""`aelastic policy explain`: what rules would have decided about a run, by its event logs.
+
+Each end of a round is shown with what was decided then, and what the rules decide: dry, nothing is started.  How often
+workers have asked for notices is not in a log; where a job has told no steps, a round of 60 s counts as progress.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from aelastic.cli.converters import read_int, read_policy
+from aelastic.errors import InputError
+from aelastic.failures.error_file import printable
+from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
+from aelastic.host.patterns import is_found
+from aelastic.rdzv.policy.ledger import NONE, Ledger, Reached
+from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.policy.rules import parse
+
+SCHEMA = 1
+Json = dict[str, Any]
+
+
+class Round:
+    """One round of a run, by all of its logs."""
+
+    def __init__(self, number: int, began: float) -> None:
+        self.number, self.began, self.ended = number, began, 0.0
+        self.reason, self.is_over, self.step = "", False, NONE
+        self.failures: dict[int, Json] = {}  # by rank
+
+    def take(self, record: Json, at: float) -> None:
+        """What a log says of it; the first that says why it ended counts."""
+        match record["event"]:
+            case "worker_ended" if record.get("failure"):
+                self.failures.setdefault(int(record["rank"]), record["failure"])
+            case "progressed":
+                self.step = max(self.step, int(record["step"]))
+            case "restarting" | "job_ended" | "run_ended" as event:
+                if failure := record.get("failure"):
+                    self.failures.setdefault(int(failure["rank"]), failure)
+                is_last = event != "restarting"
+                if not self.reason or (is_last and not self.is_over):
+                    self.reason, self.ended, self.is_over = str(record["reason"]), at, is_last
+            case _:
+                pass
+
+    @property
+    def cause(self) -> Cause:
+        """The first cause, as it was told."""
+        told = re.match(r"rank (\d+) failed on \S+?(?=[;:]|$)", self.reason)
+        if told is not None and (failure := self.failures.get(int(told[1]))) is not None:
+            known = {name: failure[name] for name in SHARED_FIELDS if name in failure}
+            known["timestamp"] = failure.get("timestamp_s") or 0
+            return Cause(told[0], ProcessFailure.from_elsewhere(**known))
+        return Cause(self.reason, is_loss=re.match(r"node \S+ was lost", self.reason) is not None)
+
+    @property
+    def reached(self) -> Reached:
+        return Reached(self.step, NONE, max(0.0, self.ended - self.began))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"policy: {message}")
+
+
+def run_policy(argv: Sequence[str]) -> int:
+    """Replays a run under other rules; gives the exit code.
+
+    Raises:
+        InputError: the logs, or the rules, cannot be read.
+    """
+    parser = _Parser(prog="aelastic policy", description=__doc__, allow_abbrev=False)
+    parser.add_argument("what", choices=["explain"])
+    parser.add_argument("events", nargs="+", metavar="EVENTS", type=Path, help="event logs of a run, or folders")
+    parser.add_argument("--restart-policy", default="", metavar="RULES", help="rules, or @FILE (default: the default)")
+    parser.add_argument("--max-restarts", type=read_int, metavar="N", help="the budget (default: the run's)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    args = parser.parse_args(argv)
+    try:
+        text = read_policy(args.restart_policy)
+        rules = parse(text) if text else None
+    except ValueError as error:  # a `RuleError` is one
+        raise InputError(f"--restart-policy {args.restart_policy}: {error}") from None
+    rounds, budget = read_rounds(args.events)
+    policy = RestartPolicy(budget if args.max_restarts is None else args.max_restarts, rules, "", is_found)
+    decided = list(_decisions(policy, rounds))
+    said = json.dumps({"code": "ok", "rounds": decided}, indent=2) if args.json else as_text(decided, len(rounds))
+    with suppress(OSError):
+        sys.stdout.write(f"{printable(said)}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
+    """The rounds of a run that have ended, and its budget."""
+    rounds: dict[int, Round] = {}
+    runs: dict[str, None] = {}
+    budget = 0
+    for record in _records(paths):
+        runs[str(record.get("run_id", ""))] = None
+        if record["event"] == "run_began":
+            budget = int(record.get("max_restarts", 0))
+        number, at = record.get("round"), datetime.fromisoformat(record["time"]).timestamp()
+        if number:
+            rounds.setdefault(number, Round(number, at)).take(record, at)
+    if len(runs) > 1:
+        raise InputError(f"these are logs of {len(runs)} runs: name those of one: {', '.join(list(runs)[:5])}")
+    if not runs:
+        raise InputError(f"{', '.join(map(str, paths))}: no record of a run")
+    return [each for _, each in sorted(rounds.items()) if each.reason], budget
+
+
+def _records(paths: Sequence[Path]) -> Iterator[Json]:
+    for path in paths:
+        for file in sorted(path.rglob("events.jsonl")) if path.is_dir() else [path]:
+            try:
+                lines = file.read_bytes().splitlines()
+            except OSError as error:
+                raise InputError(f"{file} cannot be read: {error.strerror}") from None
+            for line in lines:
+                try:
+                    record = json.loads(line)
+                    is_whole = isinstance(record, dict) and {"event", "time", "schema"} <= record.keys()
+                except ValueError:
+                    continue  # cut off, or damaged
+                if is_whole and record["schema"] != SCHEMA:
+                    raise InputError(f"{file}: schema version {record['schema']}; this aelastic reads version {SCHEMA}")
+                if is_whole:
+                    yield record
+
+
+def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]:
+    ledger, count = Ledger(), 0
+    for each in rounds:
+        cause = each.cause
+        end = End(cause, count, ledger, each.reached, now=each.ended)
+        is_success = each.is_over and cause.failure is None and not cause.is_loss
+        decision = Decision(each.reason, is_final=True) if is_success else policy.decide(end)
+        yield {
+            "round": each.number,
+            "after_s": round(end.reached.life_s, 3),
+            "step": None if each.step == NONE else each.step,
+            "cause": cause.failure.headline if cause.failure else cause.reason,
+            "decided": each.reason,
+            "now": decision.text,
+            "is_final": decision.is_final,
+        }
+        if decision.is_final:
+            return
+        ledger, count = policy.after(end, decision), count + decision.is_charged
+
+
+def as_text(decided: Sequence[Json], count: int) -> str:
+    """For people; `count`: rounds that there were."""
+    lines = []
+    for each in decided:
+        step = "" if each["step"] is None else f", at step {each['step']}"
+        lines += [f"round {each['round']} ended after {each['after_s']:.2f} s{step}", f"  cause    {each['cause']}"]
+        lines.append(f"  decided  {each['decided']}")
+        lines.append(f"  now      {'the same' if each['now'] == each['decided'] else each['now']}")
+    rest = count - len(decided)
+    if rest:
+        lines.append(f"the job would have ended here: {rest} round{'s' * (rest > 1)} fewer")
+    return "\n".join(lines) or "no round has ended"
