@@ -38,6 +38,7 @@ from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
+from aelastic.rdzv.policy.restart_policy import otherwise
 
 _log = logging.getLogger(__name__)
 
@@ -266,7 +267,10 @@ class Records:
                 del fields["local_rank"]  # it concerns them all
             case ev.PhaseTook(local_rank=int(local_rank)):
                 fields["rank"] = self._first_rank + local_rank
+            case ev.Restarting():
+                fields["otherwise"] = otherwise(event.reason)
             case ev.JobEnded() | ev.RunEnded():
+                fields["otherwise"] = otherwise(event.reason)
                 fields["failure"] = fields.pop("cause")  # as it is called where a worker ends
                 fields.pop("failures", None)
                 fields.pop("traceback", None)

@@ -8,7 +8,7 @@ from aelastic.group.events import signal_words
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
-from aelastic.rdzv.policy.restart_policy import OFF
+from aelastic.rdzv.policy.restart_policy import OFF, otherwise
 from aelastic.rdzv.protocol.messages import Outcome
 
 _log = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class LogLines(Observer):
         if outcome is Outcome.FAILED and self.run_state.phase in _WITH_WORKERS and not self._has_failed:
             _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers have ended
         elif outcome is Outcome.FAILED and not reason.endswith(OFF):
-            _log.warning("not restarted: %s", reason)
+            changed = f" (changed by {text})" if (text := otherwise(reason)) else ""
+            _log.warning("not restarted: %s%s", reason, changed)
         else:
             _log.info("the job has %s: %s", outcome, reason)

@@ -14,6 +14,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe.run_events import NAME_OF
 from aelastic.observe.run_state import RunState, WorkerNow
+from aelastic.rdzv.policy.restart_policy import otherwise
 
 SCHEMA = 1
 # Of a failure's traceback; the end of it says most.
@@ -106,12 +107,24 @@ def describe_ends(state: RunState, now: float, wall: datetime) -> list[dict[str,
             "after_s": round(each.ended - each.began, 3) if each.generation else None,
             "step": each.step,
             "cause": each.cause,
+            "symptom": _symptom(each.failure),
             "reason": each.reason,
+            "otherwise": otherwise(each.reason),
             "failure": None if each.failure is None else _describe_failure(each.generation, each.failure),
             "again_s": None if each.again is None else round(each.again - each.ended, 3),
         }
         for each in reversed(state.ends)
     ]
+
+
+def _symptom(failure: ProcessFailure | None) -> str:
+    """What was seen of a worker, before anybody asks why."""
+    if failure is None:
+        return ""
+    from aelastic.failures.exit_reason import describe_exit
+
+    how = f"was stopped ({failure.found_by})" if failure.found_by else describe_exit(failure.exitcode).partition(":")[0]
+    return f"rank {failure.rank} on {failure.host} {how}"
 
 
 def _describe_worker(worker: WorkerNow, usage: tuple[float, int] | None, at: Callable[[float], str]) -> dict[str, Any]:

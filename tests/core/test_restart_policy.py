@@ -16,7 +16,7 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Ledger, Reached, Spent, most_of
-from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy, otherwise
 from aelastic.rdzv.policy.rules import (
     ACTIONS,
     CONDITIONS,
@@ -315,6 +315,23 @@ def test_what_is_free_stays_so_unless_a_rule_names_it() -> None:
 
 def test_what_no_restart_may_follow_ends_the_job_whatever_is_asked() -> None:
     assert decide(ruled("*: ignore"), raised().replace(is_final=True)).is_final
+
+
+@pytest.mark.parametrize(
+    "policy, failures, change",
+    [
+        (RestartPolicy(0), [killed("a")], "--max-restarts N"),
+        (RestartPolicy(1), [killed("a")] * 2, "a larger --max-restarts, or a rule with a budget of its own"),
+        (RestartPolicy(3), [raised()] * 2, "a step that is new (--progress), or --restart-policy '*: restart'"),
+        (ruled("*: restart 1/1h"), [killed("a")] * 2, "a larger budget in that rule, or another rule after it"),
+        (ruled("exit 1: stop"), [raised()], "another rule in its place"),
+        (RestartPolicy(3), [killed("a")], ""),
+    ],
+)
+def test_what_would_have_changed_a_decision_is_said(
+    policy: RestartPolicy, failures: list[ProcessFailure], change: str
+) -> None:
+    assert otherwise(decide(policy, *failures).text) == change
 
 
 # In the coordinator.

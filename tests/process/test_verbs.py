@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -113,6 +114,8 @@ def test_the_cause_of_a_failure_is_told_while_the_job_runs_and_after_it(launch: 
     assert job.wait() == 1
     code, out, _ = verb(job.folder, "why")
     assert code == 0 and "cause    rank 1 on " in out and "ValueError: no data left" in out, out
+    assert re.search(r"^  symptom  rank 1 on \S+ exited with code 1$", out, re.MULTILINE), out
+    assert "\n  changed  by --max-restarts N\n" in f"{out}\n"
 
 
 def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:

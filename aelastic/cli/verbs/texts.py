@@ -59,10 +59,14 @@ def _end(end: Said) -> str:
     step = "" if end["step"] is None else f", at step {end['step']}"
     lines = [f"generation {end['generation']} ended {end['at'][11:19]} UTC{after}{step}"]
     failure = end["failure"]
+    if end["symptom"]:
+        lines.append(f"  symptom  {end['symptom']}")
     if failure is not None:
         what = failure["message"].strip().splitlines()
         lines.append(f"  cause    rank {failure['rank']} on {failure['host']}: {what[-1] if what else 'no message'}")
     lines.append(f"  decided  {end['reason']}")
+    if end["otherwise"]:
+        lines.append(f"  changed  by {end['otherwise']}")
     if end["again_s"] is not None:
         lines.append(f"  done     workers ran again after {end['again_s']:.2f} s")
     return "\n".join(lines)

@@ -18,6 +18,22 @@ if TYPE_CHECKING:
     from aelastic.rdzv.policy.rules import Condition, Rule
 
 OFF = "restarts are off (max_restarts is 0)"
+PROOF = "restarting will not help"
+SPENT = "all restarts of its rule are spent"
+BY_RULE = "(--restart-policy)"
+# What a decision ends with, and what would have changed it; the first that is found counts.
+_OTHERWISE = {
+    OFF: "--max-restarts N",
+    "restarts are used up": "a larger --max-restarts, or a rule with a budget of its own",
+    PROOF: "a step that is new (--progress), or --restart-policy '*: restart'",
+    SPENT: "a larger budget in that rule, or another rule after it",
+    BY_RULE: "another rule in its place",
+}
+
+
+def otherwise(decided: str) -> str:
+    """What would have changed a decision; "" where nothing that is known would."""
+    return next((text for found, text in _OTHERWISE.items() if found in decided), "")
 
 
 class Cause(Record):
@@ -86,7 +102,7 @@ class RestartPolicy(Record):
                 continue
             if not rule.most or end.ledger.spent_by(place, end.now - rule.window_s) < rule.most:
                 return self._follow(rule, place, end)
-            spent = spent or f"; all restarts of its rule are spent ({rule.text})"
+            spent = spent or f"; {SPENT} ({rule.text})"
         if spent:
             return Decision(cause.reason + spent, is_final=True)
         return Decision(cause.reason) if failure is None else self._charge(end)
@@ -105,7 +121,7 @@ class RestartPolicy(Record):
     def after_drain(self, text: str) -> str:
         """Why the job ends with a drain; empty if it goes on."""
         rule = next((each for each in self.rules or () if any(c.word == "drained" for c in each.conditions)), None)
-        return f"{text}; {rule.text} (--restart-policy)" if rule is not None and rule.action == "stop" else ""
+        return f"{text}; {rule.text} {BY_RULE}" if rule is not None and rule.action == "stop" else ""
 
     def _rules(self, end: End) -> tuple[Rule, ...]:
         if self.rules is not None:
@@ -152,8 +168,8 @@ class RestartPolicy(Record):
             failure, why = cause.failure, f"; {rule.text}"
             if failure and any(each.word == "same-error" and self._holds(each, end) for each in rule.conditions):
                 what, (_, at, where) = failure.message.strip().partition("\n")[0], end.ledger.root.partition(" at ")
-                why = f": {what}{at}{where}, twice without progress: restarting will not help"
-            return Decision(f"{cause.reason}{why} (--restart-policy)", is_final=True)
+                why = f": {what}{at}{where}, twice without progress: {PROOF}"
+            return Decision(f"{cause.reason}{why} {BY_RULE}", is_final=True)
         if rule.action == "ignore":
             return Decision(f"{cause.reason}; this restart costs none ({rule.text})")
         delay_s = min(rule.after[0] * 2.0 ** min(end.ledger.still, 60), rule.after[1])
