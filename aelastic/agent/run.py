@@ -24,6 +24,7 @@ from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
+from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.notice.page import NONE
 from aelastic.observe.observer import Observers
@@ -75,6 +76,8 @@ class Run:
         self._generation: Generation | None = None
         self._tasks: TaskGroup | None = None
         self._given_up_for: AelasticError | None = None
+        self._ready: m.Ready | None = None  # as this node was told of last
+        self._benched = anyio.CancelScope()
         self._error: BaseException | None = None  # that the run ends with
         self._result: RunResult | None = None  # or with this
 
@@ -234,11 +237,11 @@ class Run:
     def _join(self, tasks: TaskGroup) -> None:
         held, is_new = self.resources, self._generation is None
         starts, reached = held.starts(is_new=is_new), None if is_new else held.reached(self._observers.state)
-        node = node_offer(self._settings, held.store, starts)
+        self._ready = ready = m.Ready(node_offer(self._settings, held.store, starts), reached)
         if held.gate is not None:
-            tasks.start_soon(self._join_when_fit, held.gate, m.Ready(node, reached), name="health gate")
+            tasks.start_soon(self._join_when_fit, held.gate, ready, name="health gate")
             return
-        held.link.tell(m.Ready(node, reached))
+        held.link.tell(ready)
         if starts is m.Starts.PREPARING:
             tasks.start_soon(self._tell_prepared, name="prepared")
 
@@ -259,6 +262,16 @@ class Run:
         if ready.node.starts is m.Starts.PREPARING:
             await self._tell_prepared()
         return None
+
+    async def _wait_on_bench(self, benched: r.Benched) -> None:
+        """This node has no seat for now; after that it is ready again."""
+        ready, hours = self._ready, benched.again_s / 3600
+        if benched.again_s:
+            self._tell(Waited(f"this node is excluded for {hours:.2g} h ({benched.reason}): others go on without it"))
+        with anyio.CancelScope() as self._benched:
+            await anyio.sleep(benched.again_s)
+            if ready is not None and ready is self._ready and self._group.phase is Phase.JOINING:
+                self.resources.link.tell(ready)
 
     async def _tell_prepared(self) -> None:
         self.resources.link.tell(m.Prepared(self._settings.node_id, await self.resources.prepared()))
@@ -283,9 +296,13 @@ class Run:
         self._given_up_for = error
         self._mailbox.post(ev.StopRequested(reason=str(error)))
 
-    def _deliver(self, message: m.CoordinatorMessage) -> None:
+    def _deliver(self, message: m.CoordinatorMessage) -> None:  # noqa: C901  one case for each message
         if isinstance(message, m.Waiting):
             self._tell(Waited(message.text + self._missing_endpoints(message.text)))
+        elif isinstance(message, r.Benched):
+            self._benched.cancel()
+            if self._tasks is not None:
+                self._tasks.start_soon(self._wait_on_bench, message, name="bench")
         elif isinstance(message, r.Notice | r.Answer):
             self.notices.on_told(message)
             if isinstance(message, r.Answer) and "enquiries" in vars(self):  # else nobody waits for it

@@ -93,6 +93,7 @@ MESSAGES: list[Any] = [
     FETCHED,
     r.Show(FETCH),
     r.Shown(FETCHED),
+    r.Benched("row 3", 3600.0),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from kit.stories.coordinator import node
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy, otherwise
@@ -29,6 +29,8 @@ from aelastic.rdzv.policy.rules import (
     problem_of,
 )
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.single_node import SingleNode
 
 TYPO = "KeyError: 'lr'"
 NOTHING = Reached()
@@ -116,6 +118,7 @@ def test_rules_stand_in_one_line_or_in_several() -> None:
         ("*: restart after 2h", "column 18: after needs times"),
         ("*: stop now", "column 9: 'now' follows an action: end the rule with ';'"),
         ("drained: restart", "column 1: a drain is not charged"),
+        ("node-lost: elsewhere", "column 1: the node is gone"),
         ("'*': stop", "column 1: '*' is no condition"),
         ("exit 3: stop\n*: go", "line 2, column 4: 'go' is no action"),
         (";".join(["*: stop"] * (RULES_MAX + 1)), f"column {8 * RULES_MAX + 1}: there are more than {RULES_MAX} rules"),
@@ -390,7 +393,7 @@ def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
     for rank, name in enumerate("ab"):
         past = m.Past(m.Standing.BUSY, 2, 0, rank, 2, ledger=assigned.ledger.aged(10.0))
         other.handle(Registered(node(name), past), 500.0)
-    assert other.forming.ledger.spent == (Spent(1, 490.0),)
+    assert other.forming.bench.ledger.spent == (Spent(1, 490.0),)
     fails(other, "a", 501.0, Reached(7))
     ready(other, "ab", 502.0, Reached(7))
     assert other.verdict is not None and "twice without progress" in other.verdict.reason
@@ -424,3 +427,99 @@ def test_nodes_that_are_unfit_alone_end_the_job_when_nobody_else_has_come() -> N
     assert core.roster.lost_hosts == {"host-a": "unfit: row 3"}
     core.handle(DeadlinePassed(), 5000.0)
     assert core.verdict is not None and core.verdict.outcome is m.Outcome.TIMED_OUT
+
+
+# Hosts without a seat.
+
+
+def names_in(core: Coordinator) -> str:
+    return "".join(sorted(core.roster.participants))
+
+
+def asks(core: Coordinator, verb: r.Verb, target: str, at: float, reason: str = "") -> list[Any]:
+    return [each.message for each in core.handle(r.Ask("b", f"{verb}{at}", verb, target, 0.0, reason), at)]
+
+
+def test_the_culprits_host_gives_up_its_seat_where_a_rule_says_so() -> None:
+    core = job(ruled("error KeyError: elsewhere"), "abc")
+    interrupted = next(each for each in fails(core, "a", 101.0) if isinstance(each, m.Interrupted))
+    assert interrupted.reason.endswith("; restart 1 of 3, without h"), "the host that the failure names"
+    core.forming.bench.remember(core.forming.bench.ledger.exclude("host-a", "KeyError", 101.0))
+    told = ready(core, "abc", 102.0)
+    assert names_in(core) == "bc" and r.Benched("KeyError", 3599.0) in told
+    assert ready(core, "a", 103.0) == [r.Benched("KeyError", 3598.0)], "it stays outside while the round runs"
+    assert core.deadline is None, "and interrupts nobody"
+    ready(core, "a", 3702.0)
+    core.handle(DeadlinePassed(), 3710.0)
+    ready(core, "bc", 3711.0)
+    core.handle(Confirmed(core.forming.losses), 3711.0)
+    assert names_in(core) == "abc"
+
+
+def test_a_seat_stays_empty_only_while_there_are_enough_nodes() -> None:
+    core = job(RestartPolicy(3), "abc")
+    core.rules = core.forming.rules = core.rules.replace(min_nodes=2)
+    answer, *_ = asks(core, r.Verb.EXCLUDE, "host-a", 101.0, "by root: fans")
+    assert answer.text == "host-a is excluded for 1 h (by root: fans), while there are enough nodes without it"
+    ready(core, "abc", 102.0)
+    assert names_in(core) == "bc" and core.forming.restart_count == 0
+    core.handle(Lost("b", "gone"), 103.0)
+    ready(core, "c", 104.0)
+    core.handle(Confirmed(core.forming.losses), 104.0)
+    assert names_in(core) == "ac", "it is needed"
+
+
+def test_somebody_excludes_a_node_and_takes_it_in_again() -> None:
+    core = job(RestartPolicy(3), "abc")
+    assert [each.text for each in asks(core, r.Verb.EXCLUDE, "x", 101.0)] == ["no node x"]
+    asks(core, r.Verb.EXCLUDE, "a", 102.0)
+    ready(core, "abc", 103.0)
+    assert names_in(core) == "bc"
+    assert asks(core, r.Verb.EXCLUDE, "host-a", 104.0)[0].is_applied and core.round == 2, "asked again, it is done once"
+    answer, benched = asks(core, r.Verb.INCLUDE, "host-a", 105.0)
+    assert answer.text == "host-a has a seat again" and benched == r.Benched("", 0.0)
+    assert not core.forming.bench.ledger.excluded
+    ready(core, "a", 106.0)
+    assert core.deadline is not None, "it joins"
+
+
+def test_a_successor_knows_who_has_no_seat() -> None:
+    core = job(RestartPolicy(3), "abc")
+    asks(core, r.Verb.EXCLUDE, "a", 102.0, "fans")
+    assigned = next(each for each in ready(core, "abc", 103.0) if isinstance(each, m.Assigned))
+    other = Coordinator(RoundRules(1, 3), core.policy)
+    for rank, name in enumerate("bc"):
+        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2, ledger=assigned.ledger.aged(10.0))
+        other.handle(Registered(node(name), past), 500.0)
+    assert ready(other, "a", 501.0) == [r.Benched("fans", 3600.0 - 12.0)]
+
+
+def test_where_too_many_are_without_a_seat_the_cause_is_another() -> None:
+    policy, ledger = ruled("*: elsewhere"), Ledger().exclude("g", "x", 0.0)
+    end = End(Cause.of(raised()), ledger=ledger, now=5.0, seats=16)
+    assert policy.decide(end).text.endswith(
+        "; restart 1 of 3; h keeps its seat: 1 of 16 are empty already, and all fail alike"
+    )
+    assert policy.decide(end.replace(seats=20)).is_elsewhere and policy.decide(end.replace(now=3601.0)).is_elsewhere
+    decision = policy.decide(end.replace(seats=20))
+    assert policy.after(end, decision).absent(5.0).keys() == {"g", "h"}
+
+
+def test_a_host_that_comes_back_too_often_stays_away_for_longer() -> None:
+    ledger, lengths = Ledger(), []
+    for times in range(7):
+        ledger = ledger.exclude("h", "x", 100_000.0 * times)
+        lengths.append(ledger.absent(100_000.0 * times)["h"].for_s / 3600)
+        ledger = ledger.exclude("other", "x", 100_000.0 * times)
+    assert lengths[:2] == [1.0, 1.0] and max(lengths) <= 24, "what is long ago is forgotten"
+    ledger = Ledger()
+    for times in range(7):
+        ledger = ledger.exclude("h", "x", 60.0 * times)
+    assert [each.for_s / 3600 for each in ledger.excluded] == [1, 2, 4, 8, 16, 24, 24]
+
+
+def test_a_job_of_one_node_keeps_it() -> None:
+    for core in (Coordinator(RoundRules(1, 1), RestartPolicy(3)), SingleNode(RestartPolicy(3))):
+        core.handle(m.Ready(node("b")), 0.0)
+        ask = r.Ask("b", "x", r.Verb.EXCLUDE, "b", 0.0, "")
+        assert [getattr(each, "message", each) for each in core.handle(ask, 1.0)] == [r.Answer("x", False, r.ONE_NODE)]

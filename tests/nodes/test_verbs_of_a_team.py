@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -134,3 +135,31 @@ def test_a_new_node_waits_until_all_have_saved(launch: Launcher) -> None:
 def _steps(agent: Any) -> int:
     path = agent.folder / "progress"
     return path.read_text().count("\n") if path.exists() else 0
+
+
+def named(host: str) -> str:
+    """In an agent: it is on a host of that name."""
+    return f"import socket\nsocket.gethostname = lambda: {host!r}\n"
+
+
+def test_a_host_is_excluded_until_it_is_needed(launch: Launcher) -> None:
+    conf = {"last_call_timeout": 1}
+    with team_of(launch, c10d(), "2:3", conf=conf, options=OPTIONS, env=ENV, nproc=1) as team:
+        agents = [team.start(wrapper=named(f"n{number}")) for number in range(3)]
+        round_ = team.wait_round(agents)
+        out = next(agent for agent in agents if agent is not team.coordinator)
+        host, rest = f"n{agents.index(out)}", [agent for agent in agents if agent is not out]
+        said = verb(rest[0].folder, "exclude", host, "--reason", "its fans")
+        assert said.code == 0 and said.out.startswith(f"{host} is excluded for 1 h (by "), said
+        round_ = team.wait_round(rest, after=round_)
+        wait_for("it waits outside", lambda: out.has_said("this node is excluded for 1 h"))
+        assert not out.is_over and round_.restart == 0
+        assert verb(rest[0].folder, "exclude", "n7").code == 1
+        coordinator = team.coordinator
+        coordinator.signal(signal.SIGKILL)
+        rest.remove(coordinator)
+        team.wait_round([*rest, out], after=round_)  # two nodes at least
+        assert verb(rest[0].folder, "include", host).code == 0
+        assert verb(rest[0].folder, "stop").code == 0
+        for agent in [*rest, out]:
+            agent.wait()

@@ -70,6 +70,9 @@ VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
     "drain": ("has a node leave: all ranks save at one step, and the others go on",
               [("node", {"nargs": "?", "default": "", "help": "its host, or its id (default: this one)"}),
                ("--cancel", {**_FLAG, "help": "it stays after all"}), *_SAVES]),
+    "exclude": ("has a host have no seat for an hour, as long as there are enough nodes without it",
+                [("node", {"help": "its host, or its id"}), *_SAVES[:1], *_SAVES[2:3]]),
+    "include": ("has it have a seat again", [("node", {"help": "its host, or its id"}), *_SAVES[:1]]),
     "restart": ("ends the workers of all nodes, and starts them again; no restart is charged", [_AT_SAVE, *_SAVES]),
     "stop": ("ends the job on all nodes",
              [_AT_SAVE, ("--now", {**_FLAG, "help": "workers are killed, and cannot save"}), *_SAVES]),
@@ -261,6 +264,12 @@ class _Asking:
     def drain(self) -> int:
         return self._request(verb="cancel" if self._args.cancel else "drain", node=self._args.node)
 
+    def exclude(self) -> int:
+        return self._request(verb="exclude", node=self._args.node)
+
+    def include(self) -> int:
+        return self._request(verb="include", node=self._args.node)
+
     def restart(self) -> int:
         return self._request(verb="restart", at_save=self._args.at_save)
 
@@ -271,7 +280,8 @@ class _Asking:
 
     def _request(self, **asked: Any) -> int:
         args, has_said = self._args, False
-        more = {"deadline_s": args.deadline, "reason": args.reason, "wait": args.wait}
+        fields = {"deadline_s": "deadline", "reason": "reason", "wait": "wait"}
+        more = {name: value for name, of in fields.items() if (value := getattr(args, of, None)) is not None}
         for said in self._answers(self._agent(), **asked, **more):
             if "code" in said:
                 is_over = said is NO_ANSWER and has_said

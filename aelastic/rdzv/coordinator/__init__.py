@@ -5,7 +5,8 @@
 - `sessions`: connections and the nodes behind them; `inbox`: what these have said and is not decided yet
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along) and
-  `inquiry` (what all workers do, when one hangs); `rdzv.policy` says what follows from an end
+  `inquiry` (what all workers do, when one hangs); `bench` (what is remembered, and nodes that have no seat by it);
+  `rdzv.policy` says what follows from an end
 - `verdict`: holds it until the board has it
 - `waiting_text`: what nodes that wait read
 
@@ -13,6 +14,7 @@
 """
 
 __all__ = [
+    "bench",
     "coordinator",
     "coordinator_events",
     "forming",

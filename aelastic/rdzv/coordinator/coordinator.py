@@ -1,12 +1,10 @@
 """The coordinator, one per job: which nodes take part in the next round, when it begins, and when the job is over.
 
 - **Forming**: nodes gather; `forming.py` says when the round begins.
-- **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.  A
-  newcomer that does not fit, or that comes once a node has finished, waits as a spare.
+- **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.
 - **Taking over**: the round is older than this coordinator.  Its nodes register until each seat is taken or given up.
 
-Messages about an earlier round change nothing: node A fails in round 3, its second worker fails on the way down, and
-that must not cost round 4 a restart.  A node that reconnects with a round that went on without it is a stray.
+Messages about an earlier round change nothing.  A node that reconnects with a round that went on without it is a stray.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ class Coordinator(Machine[ev.Event, Send]):
     policy: RestartPolicy
     own_node_id: str = ""  # of the agent that this coordinator runs in
     seat_before: tuple[int, int] | None = None  # fence and group rank of the coordinator's before it, which is gone
-
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
     deadline: float | None = None
@@ -81,6 +78,10 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
+            case r.Ask(verb=r.Verb.EXCLUDE | r.Verb.INCLUDE) if not self.is_closed:
+                sends, reason = self.forming.bench.ask(event, self.roster, self.rules.max_nodes, now)
+                is_on = reason and self.phase is Phase.RUNNING
+                return sends + self._end_round(now, reason) if is_on else sends  # it counts from the next round on
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._drain(event, now)  # nodes have yet to say more, or the round is taken over first
             case r.Fetch() | r.Fetched():
@@ -184,9 +185,10 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._end_takeover(now)
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
                 return self._end_round(now, RESTARTED.format(node.host))
-            case Phase.RUNNING:  # a newcomer, or a spare
+            case Phase.RUNNING:  # a newcomer, or a spare, if it is not excluded
+                told = self.forming.bench.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
-                return self.newcomers.tell([node.node_id], self.deadline, now)
+                return told or self.newcomers.tell([node.node_id], self.deadline, now)
             case Phase.CLOSED:  # it hears the verdict
                 return self._close(self.verdict, node)
             case _:
@@ -227,9 +229,7 @@ class Coordinator(Machine[ev.Event, Send]):
         was_finished, was_drained = member.standing is Standing.FINISHED, self.drain.on_gone(node_id)
         is_participant = node_id in self.roster.participants and (was_drained or not member.is_stray)
         if is_participant or node_id in self.forming.end.broken:
-            self.forming.note_loss(member.node, event, now, was_finished=was_finished)
-            if not was_finished:
-                self.roster.note_loss(member.node.host, event.reason)
+            self.forming.note_loss(self.roster, member.node, event, now, was_finished=was_finished)
         match self.phase:
             case Phase.FORMING:  # the round may begin without it
                 return self._form(now)
@@ -298,6 +298,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
+        self.forming.bench.call_back(self.roster, self.rules.min_nodes)
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
         self.roster.put_strays(send.node_id for send in leave)  # no round waits for these, or takes them in
@@ -324,6 +325,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def _begin_round(self, now: float) -> list[Send]:
         self.phase = Phase.RUNNING
         sends = self.forming.correct(self.roster, self.round)
+        sends += self.forming.bench.take(self.roster, now, keep=self.rules.min_nodes)
         self.round = self.roster.next_round(self.round)
         assignments = self.roster.assign(self.round, self.forming.kept(now), self.rules.limits, self.own_node_id)
         self.forming.stop(len(assignments), self.roster.fence)
@@ -341,8 +343,6 @@ class Coordinator(Machine[ev.Event, Send]):
         self.drain.on_round_over()
         self.forming.stop()
         return [Send(node_id, verdict) for node_id in ([late.node_id] if late else self.roster.members)]
-
-    # A round that is older than this coordinator.
 
     def _begin_takeover(self, past: m.Past, now: float) -> list[Send]:
         """Gathers the round of a node; nodes that have reconnected with an older one are strays."""

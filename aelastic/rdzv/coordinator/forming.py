@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import inf
 
+from aelastic.rdzv.coordinator.bench import Bench
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
@@ -144,8 +145,7 @@ class Forming:
     rules: RoundRules
     policy: RestartPolicy
     restart_count: int = 0
-    ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this coordinator's clock
-    ledger_fence: int = 0  # of that one
+    bench: Bench = field(default_factory=Bench)
     end: RoundEnd = field(default_factory=RoundEnd)  # of the last round: what has ended it, or will
     reason: str = ""  # of that, as nodes read it
     is_charged: bool = False  # as nodes have heard
@@ -232,11 +232,11 @@ class Forming:
         step = self._answer(cause, decision, Step.BEGIN)
         if step is Step.BEGIN:
             self.restart_count = max(self.restart_count, self.end.restart_count + decision.is_charged)
-            self.ledger = self.policy.after(end, decision)
+            self.bench.remember(self.policy.after(end, decision))
         return step
 
     def _as_known(self, cause: Cause, now: float) -> End:
-        return End(cause, self.end.restart_count, self.ledger, *self.end.progress, now)
+        return End(cause, self.end.restart_count, self.bench.ledger, *self.end.progress, now, self.end.size)
 
     def _tell(self, cause: Cause, decision: Decision) -> None:
         self.end.tell(cause)
@@ -333,8 +333,7 @@ class Forming:
         self.restart_count = max(self.restart_count, past.restart_count)
         if not is_paid:
             self.end.on_count(past.restart_count)
-        if past.fence > self.ledger_fence:
-            self.ledger, self.ledger_fence = past.ledger.turned(since), past.fence
+        self.bench.hear(past.ledger.turned(since), past.fence)
 
     def after_drain(self, how: str, leaving: Collection[str]) -> m.Ended | None:
         """How the job ends with a drain, if it does."""
@@ -343,15 +342,17 @@ class Forming:
 
     def kept(self, now: float) -> tuple[int, Ledger]:
         """What nodes keep for the next coordinator, with ages."""
-        return self.restart_count, self.ledger.turned(now)
+        return self.restart_count, self.bench.ledger.turned(now)
 
     def await_older_round(self, now: float) -> None:
         """Another coordinator has welcomed a node: a round of that one may yet show itself."""
         if self.older_round_until is None:
             self.older_round_until = now + self.rules.takeover_timeout_s
 
-    def note_loss(self, node: m.Node, event: m.Left | Lost, now: float, *, was_finished: bool) -> None:
+    def note_loss(self, roster: Roster, node: m.Node, event: m.Left | Lost, now: float, *, was_finished: bool) -> None:
         """A node of the last round has gone."""
+        if not was_finished:
+            roster.note_loss(node.host, event.reason)
         self.end.on_gone(node, event, now, ends_round=not was_finished)
         self.losses += isinstance(event, Lost) and not was_finished
 
@@ -374,7 +375,7 @@ class Forming:
 
     def stop(self, size: int = 0, fence: int = 0) -> None:
         """A round of so many nodes has begun, which has that fence if it is this coordinator's; or the job is over."""
-        self.ledger_fence = max(self.ledger_fence, fence)
+        self.bench.on_begun(fence)
         self.end = RoundEnd(size, self.restart_count)
         self.since = self.join_by = self.last_call_until = self.spares_until = self.refilled_until = None
         self.is_corrected = self.is_charged = False

@@ -116,7 +116,7 @@ class NodeState:
                 return self.on_assigned(message, now)
             case m.Interrupted():
                 return self.on_interrupted(message)
-            case m.Waiting() | m.Ended():
+            case m.Waiting() | m.Ended() | r.Benched():
                 return True
             case m.Look() | m.Compared():
                 return message.round == self.round

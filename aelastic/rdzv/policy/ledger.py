@@ -6,10 +6,14 @@ that takes over has it from them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aelastic.core.record import Record
 
 # Without steps, a life of so many seconds counts as progress.
 LONG_LIFE_S = 60.0
+COOL_DOWN_S, COOL_DOWN_MAX_S = 3600.0, 86400.0
+EXCLUDED_MAX = 64
 NONE, UNKNOWN = -1, -2
 
 
@@ -32,6 +36,15 @@ class Spent(Record):
     at: float  # on the coordinator's clock; how long ago, on the wire
 
 
+class Excluded(Record):
+    """A host whose nodes have no seat for some time."""
+
+    host: str
+    at: float  # as above
+    for_s: float
+    why: str
+
+
 class Ledger(Record):
     """Of all rounds of a job so far."""
 
@@ -40,14 +53,37 @@ class Ledger(Record):
     calls: int = NONE  # of the last round that had some
     still: int = 0  # ends in a row without progress
     spent: tuple[Spent, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
 
     def turned(self, now: float) -> Ledger:
         """With ages in the place of moments, or the other way round."""
-        return self.replace(spent=tuple(each.replace(at=max(0.0, now - each.at)) for each in self.spent))
+        return self._at(lambda at: max(0.0, now - at))
 
     def aged(self, by_s: float) -> Ledger:
         """With ages, as it is after so many seconds."""
-        return self.replace(spent=tuple(each.replace(at=each.at + by_s) for each in self.spent))
+        return self._at(lambda at: at + by_s)
+
+    def _at(self, change: Callable[[float], float]) -> Ledger:
+        if not self.spent and not self.excluded:
+            return self
+        return self.replace(
+            spent=tuple(each.replace(at=change(each.at)) for each in self.spent),
+            excluded=tuple(each.replace(at=change(each.at)) for each in self.excluded),
+        )
+
+    def absent(self, now: float) -> dict[str, Excluded]:
+        """Hosts without a seat."""
+        return {each.host: each for each in self.excluded if now < each.at + each.for_s}
+
+    def exclude(self, host: str, why: str, now: float) -> Ledger:
+        """A host's nodes have no seat for an hour, twice as long each time, a day at most."""
+        kept = [each for each in self.excluded if now < each.at + each.for_s + COOL_DOWN_MAX_S][-EXCLUDED_MAX:]
+        times = sum(each.host == host for each in kept)
+        new = Excluded(host, now, min(COOL_DOWN_S * 2.0 ** min(times, 16), COOL_DOWN_MAX_S), why)
+        return self.replace(excluded=(*kept, new))
+
+    def include(self, host: str) -> Ledger:
+        return self.replace(excluded=tuple(each for each in self.excluded if each.host != host))
 
     def advance(self, reached: Reached, *, is_complete: bool) -> bool | None:
         """Whether a round has come further than all before it; `None`: that is not known.

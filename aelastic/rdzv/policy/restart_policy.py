@@ -17,6 +17,8 @@ from aelastic.rdzv.policy.ledger import Ledger, Reached
 if TYPE_CHECKING:
     from aelastic.rdzv.policy.rules import Condition, Rule
 
+# At most one in so many hosts is kept out at once, and one always may be.
+SEATS_PER_ABSENT = 10
 OFF = "restarts are off (max_restarts is 0)"
 PROOF = "restarting will not help"
 SPENT = "all restarts of its rule are spent"
@@ -57,6 +59,7 @@ class End(Record):
     reached: Reached = Reached()
     is_complete: bool = True  # all nodes of the round have said how far they were
     now: float = 0.0
+    seats: int = 1  # of the round
 
     @property
     def has_advanced(self) -> bool | None:
@@ -72,6 +75,7 @@ class Decision(Record):
     delay_s: float = 0.0  # before workers start again
     rule: int = -1  # whose budget pays; -1: none
     window_s: float = 0.0  # of that
+    is_elsewhere: bool = False  # the culprit's host has no seat for some time
 
 
 class RestartPolicy(Record):
@@ -116,6 +120,8 @@ class RestartPolicy(Record):
             ledger = end.ledger.replace(root="", step=max(end.ledger.step, end.reached.step))
         else:
             ledger = end.ledger.after(root_of(failure), end.reached, is_complete=end.is_complete)
+        if decision.is_elsewhere and failure is not None:
+            ledger = ledger.exclude(failure.host, failure.headline[:200], end.now)
         return ledger.spend(decision.rule, end.now, decision.window_s) if decision.rule >= 0 else ledger
 
     def after_drain(self, text: str) -> str:
@@ -175,6 +181,8 @@ class RestartPolicy(Record):
         delay_s = min(rule.after[0] * 2.0 ** min(end.ledger.still, 60), rule.after[1])
         if end.has_advanced:
             delay_s = rule.after[0]
+        if rule.action == "elsewhere":
+            return self._elsewhere(end)
         if not rule.most:
             return self._charge(end, delay_s)
         from aelastic.rdzv.policy.rules import in_time
@@ -182,6 +190,17 @@ class RestartPolicy(Record):
         number = end.ledger.spent_by(place, end.now - rule.window_s) + 1
         budget = f"restart {number} of {rule.most} within {in_time(rule.window_s)}{_after(delay_s)}"
         return Decision(f"{cause.reason}; {budget}", False, False, delay_s, place, rule.window_s)
+
+    def _elsewhere(self, end: End) -> Decision:
+        """A restart without the culprit's host; where too many are without a seat already, the cause is another."""
+        decision, failure = self._charge(end), end.cause.failure
+        absent = end.ledger.absent(end.now).keys() - {"" if failure is None else failure.host}
+        if failure is None or decision.is_final:
+            return decision
+        if len(absent) >= max(1, end.seats // SEATS_PER_ABSENT):
+            few = f"{failure.host} keeps its seat: {len(absent)} of {end.seats} are empty already, and all fail alike"
+            return decision.replace(text=f"{decision.text}; {few}")
+        return decision.replace(text=f"{decision.text}, without {failure.host}", is_elsewhere=True)
 
     def _charge(self, end: End, delay_s: float = 0.0) -> Decision:
         if end.restart_count < self.max_restarts:

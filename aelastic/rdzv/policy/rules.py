@@ -20,7 +20,7 @@ CONDITIONS = (
     "exit N[-M]", "signal NAME", "error REGEX", "oom", "hang", "node-lost", "drained", "same-error [any]",
     "no-progress K", "*",
 )  # fmt: skip
-ACTIONS = ("restart [N/WINDOW] [after S..S]", "ignore", "stop")
+ACTIONS = ("restart [N/WINDOW] [after S..S]", "elsewhere", "ignore", "stop")
 _TOKEN = re.compile(r"""[ \t\r]*(?:"([^"\n]*)"|'([^'\n]*)'|([:,;\n])|([^\s:,;"'#]+)|(#[^\n]*)|(["']))""")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -40,7 +40,7 @@ class Rule(Record):
 
     text: str  # as it was given
     conditions: tuple[Condition, ...]
-    action: str  # restart, ignore or stop
+    action: str  # restart, elsewhere, ignore or stop
     most: int = 0  # restarts within the window; 0: those of `--max-restarts`
     window_s: float = 0.0
     after: tuple[float, float] = (0.0, 0.0)  # seconds before the first restart, and at most
@@ -154,6 +154,8 @@ class _Reader:
             raise self._error(self._token.at, f"{self._token.text!r} follows an action: end the rule with ';'")
         text = self._text[start : self._tokens[self._next - 1].end]
         words = {each.word for each in conditions}
+        if words & {"drained", "node-lost"} and rule.action == "elsewhere":
+            raise self._error(start, "the node is gone: 'elsewhere' is for failures of workers")
         if "drained" in words and rule.action == "restart":
             raise self._error(start, "a drain is not charged: use 'drained: ignore', or 'drained: stop'")
         return rule.replace(text=" ".join(text.split()), conditions=tuple(conditions))
@@ -220,7 +222,7 @@ class _Reader:
     def _action(self) -> Rule:
         at, word = self._token.at, self._word()
         match "" if word is None or word.is_quoted else word.text:
-            case "stop" | "ignore" as plain:
+            case "stop" | "ignore" | "elsewhere" as plain:
                 return Rule("", (), plain)
             case "restart":
                 return self._restart()

@@ -21,6 +21,8 @@ class Verb(StrEnum):
     RESTART = "restart"  # the workers of all nodes end, and the next round begins
     STOP = "stop"  # the job ends
     KILL = "kill"  # as above, and its workers are not asked to
+    EXCLUDE = "exclude"  # a host's nodes have no seat for some time
+    INCLUDE = "include"  # they have one again
 
 
 class Ask(Record):
@@ -113,6 +115,9 @@ class Notice(Record):
 STILL_COMING = "nodes have yet to find this coordinator"
 
 
+ONE_NODE = "the job has one node: it has its seat"
+
+
 class Answer(Record):
     """What has become of a request."""
 
@@ -134,4 +139,11 @@ class Shown(Record):
     fetched: Fetched
 
 
-Reply: TypeAlias = Notice | Answer | Show | Shown
+class Benched(Record):
+    """This node has no seat for some time: it may be ready again then.  At 0: it has one again."""
+
+    reason: str
+    again_s: float
+
+
+Reply: TypeAlias = Notice | Answer | Show | Shown | Benched

@@ -1,0 +1,82 @@
+"""What is remembered of all rounds, and nodes whose hosts are excluded by it.
+
+These stay with the job, and have no seat while there are enough without them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aelastic.rdzv.coordinator.coordinator_events import Send
+from aelastic.rdzv.coordinator.roster import Roster
+from aelastic.rdzv.policy.ledger import Ledger
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+
+
+@dataclass(slots=True)
+class Bench:
+    """Of one job."""
+
+    ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this coordinator's clock
+    fence: int = 0  # of that one
+    _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # without a seat, by node id
+
+    def remember(self, ledger: Ledger) -> None:
+        """With the end of the last round."""
+        self.ledger = ledger
+
+    def on_begun(self, fence: int) -> None:
+        """A round that knows of all that has begun."""
+        self.fence = max(self.fence, fence)
+
+    def hear(self, ledger: Ledger, fence: int) -> None:
+        """What another coordinator remembered when a round began; the newest round's counts."""
+        if fence > self.fence:
+            self.ledger, self.fence = ledger, fence
+
+    def take(self, roster: Roster, now: float, *, keep: int) -> list[Send]:
+        """Nodes that are ready, and excluded, have no seat, as long as so many are left."""
+        absent, sends = self.ledger.absent(now), []
+        for node in [*roster.ready.values()] if absent else []:
+            if (found := absent.get(node.host)) is not None and len(roster.ready) > keep:
+                self._nodes[node.node_id] = node
+                roster.put(node.replace(unfit=f"excluded: {found.why}"), m.Standing.READY)
+                sends.append(Send(node.node_id, r.Benched(found.why, max(0.0, found.at + found.for_s - now))))
+        return sends
+
+    def call_back(self, roster: Roster, least: int) -> None:
+        """They have a seat after all, where there are too few nodes without them."""
+        if self._nodes and len(roster.ready) + len(roster.stopping) < least:
+            nodes, self._nodes = self._nodes, {}
+            for node_id, node in nodes.items():
+                if node_id in roster.members and roster.members[node_id].is_stray:
+                    roster.put(node, m.Standing.READY)
+
+    def ask(self, ask: r.Ask, roster: Roster, most: int, now: float) -> tuple[list[Send], str]:
+        """Somebody excludes a host, or takes it in again; gives what is said, and why a round with its nodes ends.
+
+        Args:
+            ask: for that.
+            roster: the nodes.
+            most: nodes that a round takes.
+            now: the time.
+        """
+        nodes = {i: each.node for i, each in roster.members.items() if ask.target in {i, each.node.host}}
+        ledger, hosts = self.ledger, {node.host for node in nodes.values()} or {ask.target}
+        (host,) = hosts if len(hosts) == 1 else {""}
+        if most == 1:
+            return [Send(ask.node_id, r.Answer(ask.ask_id, False, r.ONE_NODE))], ""
+        known, why = {each.host for each in ledger.excluded}, ask.reason or "asked for"
+        if not host or not (nodes or host in known):
+            return [Send(ask.node_id, r.Answer(ask.ask_id, False, f"no node {ask.target}"))], ""
+        if ask.verb is r.Verb.INCLUDE:
+            self.ledger, text = ledger.include(host), f"{host} has a seat again"
+            sends = [Send(i, r.Benched("", 0.0)) for i, node in self._nodes.items() if node.host == host]
+            return [Send(ask.node_id, r.Answer(ask.ask_id, True, text)), *sends], ""
+        if host not in ledger.absent(now):
+            self.ledger = ledger.exclude(host, why, now)
+        left_s = self.ledger.absent(now)[host].for_s
+        text = f"{host} is excluded for {left_s / 3600:g} h ({why}), while there are enough nodes without it"
+        runs = nodes.keys() & set(roster.connected_participants())
+        return [Send(ask.node_id, r.Answer(ask.ask_id, True, text))], text if runs else ""
