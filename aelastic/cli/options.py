@@ -198,11 +198,6 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     ),
     "failures and stopping": (
         _option("--max-restarts", read_int, "0", "N", "how often all workers may be restarted after a failure"),
-        _own(
-            "--restart-policy", read_policy, None, "RULES",
-            "what follows from which failure, as 'exit 42: stop; *: restart 5/1h after 1s..5m', or @FILE "
-            "(default: what cannot heal by itself stops the job the second time, if there was no progress)",
-        ),
         _option(
             "--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
             "time from the stop request until workers are killed; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
@@ -354,6 +349,11 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own(
             "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
             "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure",
+        ),
+        _own(
+            "--restart-policy", read_policy, None, "RULES",
+            "what follows from which failure, as 'exit 42: stop; *: restart 5/1h after 1s..5m', or @FILE "
+            "(default: what cannot heal by itself stops the job the second time, if there was no progress)",
         ),
         _own(
             "--health-check", str, None, "COMMAND",

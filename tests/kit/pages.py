@@ -28,6 +28,7 @@ TUTORIALS = sorted(ROOT.glob("docs/tutorials/*.md"))
 FENCE = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:python3? -m aelastic(\.\w+)?|(?<![\w./@-])aelastic)[ \t]+([^\n]*)")
 END = re.compile(r"\s(?:[|&;>]|2>|#)|[;`]|\)$")
+QUOTED = re.compile(r"'[^']*'")
 VALUE = re.compile(r"\$\([^)]*\)|\$\{[^}]*\}|\$\w+|%\w")  # a shell's, or systemd's: some text
 
 
@@ -53,7 +54,8 @@ class Block(NamedTuple):
     def launches(self) -> Iterator[tuple[str, str]]:
         """Of each command line of ours: the module below `aelastic`, and what follows."""
         for module, rest in COMMAND.findall(self.text.replace("\\\n", " ")):
-            yield module, END.split(rest)[0]
+            end = END.search(QUOTED.sub(lambda match: "x" * len(match[0]), rest))
+            yield module, rest if end is None else rest[: end.start()]
 
 
 def blocks(page: Path) -> list[Block]:
