@@ -13,7 +13,7 @@ from kit.stories.coordinator import node
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy, otherwise
@@ -467,6 +467,8 @@ def test_a_seat_stays_empty_only_while_there_are_enough_nodes() -> None:
     ready(core, "c", 104.0)
     core.handle(Confirmed(core.forming.losses), 104.0)
     assert names_in(core) == "ac", "it is needed"
+    asks(core, r.Verb.EXCLUDE, "host-a", 105.0)
+    assert core.phase is Phase.RUNNING, "asked again, nothing ends"
 
 
 def test_somebody_excludes_a_node_and_takes_it_in_again() -> None:

@@ -13,6 +13,8 @@ from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.search import BACK_OFF_MAX_S, TRUST_AGAIN_S
+from aelastic.rdzv.policy.ledger import Excluded, Ledger, Spent
+from aelastic.rdzv.policy.rules import RESTARTS_MAX, RULES_MAX
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import BALLOT, DOWNWARD, UPWARD, Decoder, WireError, encode
 from aelastic.rdzv.protocol.ranks import NodeRanks
@@ -33,6 +35,9 @@ def decode(message: Any) -> Any:
     "field, message",
     [
         *(("lease_s", m.Welcome(4, lease_s)) for lease_s in (0.0, -5.0, 1e300)),
+        ("spent", assigned().replace(ledger=Ledger(spent=(Spent(0, 1.0),) * (RULES_MAX * RESTARTS_MAX + 1)))),
+        ("excluded", assigned().replace(ledger=Ledger(excluded=(Excluded("h", 1.0, 1.0, "x"),) * 99))),
+        *(("at", assigned().replace(ledger=Ledger(spent=(Spent(0, at),)))) for at in (-1.0, 1e300)),
         *(("epoch", m.Welcome(epoch, 5.0)) for epoch in (-1, 2**62)),
         *(("master_addr", assigned().replace(master_addr=text)) for text in ("", "a\0b", "a\nb", "a b", "x" * 40_000)),
         *(("master_port", assigned().replace(master_port=port)) for port in (0, -1, 2**16, 2**40)),

@@ -72,11 +72,12 @@ class Bench:
             return [Send(ask.node_id, r.Answer(ask.ask_id, False, f"no node {ask.target}"))], ""
         if ask.verb is r.Verb.INCLUDE:
             self.ledger, text = ledger.include(host), f"{host} has a seat again"
-            sends = [Send(i, r.Benched("", 0.0)) for i, node in self._nodes.items() if node.host == host]
+            benched = self._nodes.keys() & nodes.keys()  # of these, those that are still with the job
+            sends = [Send(node_id, r.Benched("", 0.0)) for node_id in sorted(benched)]
             return [Send(ask.node_id, r.Answer(ask.ask_id, True, text)), *sends], ""
-        if host not in ledger.absent(now):
+        if is_new := host not in ledger.absent(now):
             self.ledger = ledger.exclude(host, why, now)
         left_s = self.ledger.absent(now)[host].for_s
         text = f"{host} is excluded for {left_s / 3600:g} h ({why}), while there are enough nodes without it"
         runs = nodes.keys() & set(roster.connected_participants())
-        return [Send(ask.node_id, r.Answer(ask.ask_id, True, text))], text if runs else ""
+        return [Send(ask.node_id, r.Answer(ask.ask_id, True, text))], text if is_new and runs else ""

@@ -13,7 +13,7 @@ from aelastic.core.record import Record
 # Without steps, a life of so many seconds counts as progress.
 LONG_LIFE_S = 60.0
 COOL_DOWN_S, COOL_DOWN_MAX_S = 3600.0, 86400.0
-EXCLUDED_MAX = 64
+EXCLUDED_MAX, SPENT_MAX = 64, 2000  # the second: 20 rules, of 100 restarts each
 NONE, UNKNOWN = -1, -2
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.failures.error_file import printable
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.policy.ledger import Excluded, Ledger, Reached, Spent
+from aelastic.rdzv.policy.ledger import EXCLUDED_MAX, SPENT_MAX, Excluded, Ledger, Reached, Spent
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
@@ -79,6 +79,15 @@ def _distinct(each: Rule, most: float) -> Rule:
     return read
 
 
+def _few(most: int) -> Rule:
+    def read(values: Any) -> Any:
+        if len(values) <= most:
+            return values
+        raise ValueError(f"should be at most {most}")
+
+    return read
+
+
 def _store_server(value: Any) -> Any:
     if value in m.STORE_SERVERS:
         return value
@@ -129,6 +138,8 @@ _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (m.Assigned, "master_addr"): _NAME,
     (Reached, "calls"): _number(-1, 1 << 53),
     (Ledger, "calls"): _number(-1, 1 << 53),
+    (Ledger, "spent"): _few(SPENT_MAX),
+    (Ledger, "excluded"): _few(EXCLUDED_MAX + 1),
     (Spent, "at"): _SECONDS,
     (Excluded, "at"): _SECONDS,
     (ProcessFailure, "host"): _exactly,
