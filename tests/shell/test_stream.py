@@ -110,23 +110,6 @@ async def test_messages_of_both_ends_come_in_once_both_are_proved(secrets: tuple
         assert server.resets == [False] and not server.refusals
 
 
-async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -> None:
-    server, client, streams = Heard(), Heard(), list[Stream]()
-    nobody = Proofs(None)
-    async with serving(server, nobody, streams) as port:
-        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD))
-        stream.send(encode(m.Alive()))
-        await server.wait(1)
-        for _ in range(100):
-            streams[0].send(encode(m.Waiting("the result")))
-        stream.hang_up()
-        await server.wait(2)
-        assert server.resets == [False], "a node that was reset may live, and is waited for"
-        with anyio.fail_after(DEADLINE_S):
-            await stream.closed.wait()
-        assert not client.messages, "it is deaf"
-
-
 async def test_what_has_another_secret_is_closed_and_both_ends_know_why(secrets: tuple[Proofs, Proofs]) -> None:
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:

@@ -28,7 +28,6 @@ UNHANDLED_MAX = 64
 CONNECT_TIMEOUT_S = 2.5
 # Two round trips, and what else both ends have to do then.
 PROOF_TIMEOUT_S = 5.0
-HANG_UP_S = 0.5  # for the other end to close, too
 
 
 class Listener(Protocol):
@@ -147,22 +146,6 @@ class Stream(asyncio.Protocol):
         self._is_deaf = True
         if self._transport is not None:
             self._transport.close()
-
-    def hang_up(self) -> None:
-        """Sends what is unsent, and closes once the other end has: what that says meanwhile breaks no connection.
-
-        A socket that is closed with something unread is reset, and a node whose connection was reset may live: the
-        coordinator would wait a lease for it to hear how the job has ended.
-        """
-        if self._transport is None or self._transport.is_closing() or not self._transport.can_write_eof():
-            return self.close()
-        self._is_deaf = True
-        if self._is_paused:
-            self._is_paused = False
-            self._transport.resume_reading()
-        self._transport.write_eof()
-        asyncio.get_running_loop().call_later(HANG_UP_S, self._transport.close)
-        return None
 
     def abort(self) -> None:
         """Closes now."""
