@@ -18,7 +18,7 @@ from subprocess import PIPE
 import anyio
 
 from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
+from aelastic.aio.threads import in_thread, run_sync
 from aelastic.host import proc_table
 from aelastic.host.programs import program
 from aelastic.host.reaping import helpers, wait_ended
@@ -66,11 +66,9 @@ class HealthGate:
     async def look(self) -> str:
         """Why this node is unfit; "" if it is fit, or that cannot be told."""
         reason = await self._asked() if self._command != BUILT_IN else ""
-        if not reason and _uptime_s() >= BOOTED_S:
-            reason = await run_sync(self._told_by_host, abandon_on_cancel=True)
-            if reason:
-                await anyio.sleep(LOOK_AGAIN_S)
-                reason = await run_sync(self._told_by_host, abandon_on_cancel=True)
+        if not reason and _uptime_s() >= BOOTED_S and (reason := await self._host()):
+            await anyio.sleep(LOOK_AGAIN_S)
+            reason = await self._host()
         reason = reason or await self._held()
         if not reason:
             self._again_s = AGAIN_MIN_S
@@ -118,6 +116,12 @@ class HealthGate:
         return ""
 
     # The host.
+
+    async def _host(self) -> str:
+        """What it tells; a disk that does not answer tells nothing."""
+        with suppress(TimeoutError):
+            return await in_thread(self._told_by_host, within_s=LIMIT_S)
+        return ""
 
     def _told_by_host(self) -> str:
         for path, least in ((self._folder, LOG_BYTES_MIN), (Path("/dev/shm"), SHM_BYTES_MIN)):  # noqa: S108

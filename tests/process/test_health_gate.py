@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,6 +125,13 @@ def test_a_disk_that_is_full_is_seen_twice_or_it_was_not(folder: Path, monkeypat
     seen[:] = [full, full]
     monkeypatch.setattr(health_gate, "_uptime_s", lambda: 60.0)
     assert looks(BUILT_IN, folder=folder) == [""], "the machine still boots"
+
+
+def test_a_disk_that_does_not_answer_keeps_no_node_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(os, "statvfs", lambda _: answers.wait())
+    assert looks(BUILT_IN, folder=folder) == [""]
+    answers.set()
 
 
 def test_a_file_system_that_is_small_is_not_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,11 @@ from aelastic.errors import InputError
 from aelastic.failures.error_file import printable
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.host.patterns import is_found
+from aelastic.observe.event_log import FILE_NAME, SCHEMA
 from aelastic.rdzv.policy.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
 from aelastic.rdzv.policy.rules import parse
 
-SCHEMA = 1
 Json = dict[str, Any]
 
 
@@ -122,7 +122,7 @@ def read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
 
 def _records(paths: Sequence[Path]) -> Iterator[Json]:
     for path in paths:
-        for file in sorted(path.rglob("events.jsonl")) if path.is_dir() else [path]:
+        for file in sorted(path.rglob(FILE_NAME)) if path.is_dir() else [path]:
             try:
                 lines = file.read_bytes().splitlines()
             except OSError as error:

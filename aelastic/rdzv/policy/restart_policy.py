@@ -178,11 +178,10 @@ class RestartPolicy(Record):
             return Decision(f"{cause.reason}{why} {BY_RULE}", is_final=True)
         if rule.action == "ignore":
             return Decision(f"{cause.reason}; this restart costs none ({rule.text})")
-        delay_s = min(rule.after[0] * 2.0 ** min(end.ledger.still, 60), rule.after[1])
-        if end.has_advanced:
-            delay_s = rule.after[0]
         if rule.action == "elsewhere":
             return self._elsewhere(end)
+        times = 0 if end.has_advanced else min(end.ledger.still, 60)
+        delay_s = min(rule.after[0] * 2.0**times, rule.after[1])
         if not rule.most:
             return self._charge(end, delay_s)
         from aelastic.rdzv.policy.rules import in_time
