@@ -140,7 +140,7 @@ class AgentLink:
     async def finish(self) -> None:
         await anyio.lowlevel.checkpoint()  # the last messages are still in the mailbox
         if self._stream is not None:  # first: the coordinator, here or elsewhere, must hear that this node leaves
-            self._stream.close()
+            self._stream.hang_up()
             with anyio.move_on_after(FAREWELL_S):
                 await self._stream.closed.wait()
         read = self._member.record
@@ -334,7 +334,7 @@ class AgentLink:
         if self._stream is not None:
             if self._member.phase is not Phase.OVER:
                 self._stream.send(encode(HungUp()))
-            self._stream.close()
+            self._stream.hang_up()
             self._stream = None
 
     async def _connect(self, conn: int, record: LeaderRecord) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,40 @@ async def test_messages_of_both_ends_come_in_once_both_are_proved(secrets: tuple
         stream.close()
         await server.wait(4)
         assert server.resets == [False] and not server.refusals
+
+
+async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -> None:
+    server, client, streams = Heard(), Heard(), list[Stream]()
+    nobody = Proofs(None)
+    async with serving(server, nobody, streams) as port:
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD))
+        stream.send(encode(m.Alive()))
+        await server.wait(1)
+        for _ in range(100):
+            streams[0].send(encode(m.Waiting("the result")))
+        stream.hang_up()
+        stream.send(encode(m.Alive()))  # which is not sent, and breaks nothing
+        await server.wait(2)
+        assert server.resets == [False], "a node that was reset may live, and is waited for"
+        with anyio.fail_after(DEADLINE_S):
+            await stream.closed.wait()
+        assert not client.messages, "it is deaf"
+
+
+async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises_nothing() -> None:
+    server, client, streams = Heard(), Heard(), list[Stream]()
+    async with serving(server, Proofs(None), streams) as port:
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD))
+        stream.send(encode(m.Alive()))
+        await server.wait(1)
+        descriptor = streams[0].fileno
+        with socket.socket(fileno=os.dup(descriptor)) as conn:
+            conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        streams[0].abort()
+        await server.wait(2)
+        stream.hang_up()
+        with anyio.fail_after(DEADLINE_S):
+            await stream.closed.wait()
 
 
 async def test_what_has_another_secret_is_closed_and_both_ends_know_why(secrets: tuple[Proofs, Proofs]) -> None:

@@ -28,6 +28,7 @@ UNHANDLED_MAX = 64
 CONNECT_TIMEOUT_S = 2.5
 # Two round trips, and what else both ends have to do then.
 PROOF_TIMEOUT_S = 5.0
+HANG_UP_S = 0.5  # for the other end to close, too
 
 
 class Listener(Protocol):
@@ -79,7 +80,7 @@ class Stream(asyncio.Protocol):
         self._tagger: Tagger | None = None  # of what is sent
         self._unsent: list[bytes] = []  # until then
         self._transport: asyncio.Transport | None = None
-        self._is_deaf = False
+        self._is_deaf = self._has_hung_up = False
         self._unhandled = 0
         self._is_paused = False
         self.is_proved, self.closed = anyio.Event(), anyio.Event()
@@ -115,7 +116,7 @@ class Stream(asyncio.Protocol):
     @property
     def is_closing(self) -> bool:
         """Whether it is closed, or about to be."""
-        return self._transport is None or self._transport.is_closing()
+        return self._transport is None or self._has_hung_up or self._transport.is_closing()
 
     def handled(self) -> None:
         """The owner has handled a message: there is room for another."""
@@ -128,7 +129,7 @@ class Stream(asyncio.Protocol):
 
     def send(self, frame: bytes) -> None:
         """Never blocks.  On a closed connection it does nothing: `on_closed` was called."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self.is_closing:
             return
         if self._proof is not None:
             self._unsent.append(frame)
@@ -146,6 +147,25 @@ class Stream(asyncio.Protocol):
         self._is_deaf = True
         if self._transport is not None:
             self._transport.close()
+
+    def hang_up(self) -> None:
+        """Sends what is unsent, and closes once the other end has: what that says meanwhile breaks no connection.
+
+        A socket that is closed with something unread is reset, and a node whose connection was reset may live: the
+        coordinator would wait a lease for it to hear how the job has ended.
+        """
+        if self._transport is None or self.is_closing:
+            return
+        self._is_deaf = self._has_hung_up = True
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the other end has broken it, and the loop has not seen that yet
+            self._transport.close()
+        else:
+            asyncio.get_running_loop().call_later(HANG_UP_S, self._transport.close)
 
     def abort(self) -> None:
         """Closes now."""
