@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
@@ -47,6 +48,7 @@ _EVENTS, _METRICS = "torch.distributed.elastic.events", "torch.distributed.elast
 BACKLOG_MAX = 20_000
 # As long as the workers' output waits for the console (`logs`); the import of torch is part of it.
 FINISH_TIMEOUT_S = 30.0
+NAME_LIMIT_S = 1.0
 
 
 def check_event_log_handler(name: str) -> None:
@@ -233,8 +235,22 @@ def _job_of(spec: WorkerSpec, run_id: str) -> Job:
         role=spec.role,
         entry_point=name.rpartition("/")[2] if isinstance(spec.entrypoint, str) else name,
         rdzv_backend=_backend_of(spec),
-        hostname=socket.getfqdn(socket.gethostname()),
+        hostname=_host_name(),
     )
+
+
+@cache
+def _host_name() -> str:
+    """As torch has it, or, if that is not known in time, without its domain.
+
+    A name server may be silent; and in the child of a fork, a lock of the C library stays taken if a thread of the
+    parent was looking up a name.
+    """
+    name, found = socket.gethostname(), list[str]()
+    thread = threading.Thread(target=lambda: found.append(socket.getfqdn(name)), name="host name", daemon=True)
+    thread.start()
+    thread.join(NAME_LIMIT_S)
+    return found[0] if found else name
 
 
 def _backend_of(spec: WorkerSpec) -> str:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -52,6 +53,19 @@ def start_stories(
     env = {**os.environ, "TMPDIR": str(result.parent), "SHARED": str(shared)}
     with result.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+def test_a_name_server_that_is_silent_holds_no_job_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(torch_events, "NAME_LIMIT_S", 0.05)
+    monkeypatch.setattr("socket.getfqdn", lambda name: answers.wait(DEADLINE_S) and name)
+    torch_events._host_name.cache_clear()
+    try:
+        assert torch_events._host_name() == socket.gethostname()
+        assert not answers.is_set()
+    finally:
+        answers.set()
+        torch_events._host_name.cache_clear()
 
 
 def result_of(run: subprocess.Popen[bytes], result: Path) -> Any:
