@@ -188,9 +188,7 @@ def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_
     launch: Launcher, tmp_path: Path, board: str
 ) -> None:
     with battlefield(launch, board, tmp_path) as there:
-        while there.coordinator != 0:
-            there.agent_killed(there.coordinator)()
-            there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
+        there.make_coordinator(0)
         come_back = there.agent_killed(0)
         for index in there.others(0):
             there.agents[index].wait_said("looking for the coordinator", limit_s=LEASE_S + SLACK_S)

@@ -118,6 +118,16 @@ class Battlefield:
         """The restart count, as the workers were told it last."""
         return max(agent.starts[-1].restart for agent in self.agents if agent.starts)
 
+    def make_coordinator(self, index: int) -> None:
+        """The others leave and come back: which of three is elected is for none to say, of one it is clear."""
+        if self.coordinator == index:
+            return
+        come_back = [self.agent_killed(other) for other in self.others(index)]
+        self.agents[index].wait_said("this agent is coordinator now", limit_s=LEASE_S + SLACK_S)
+        for undo in come_back:
+            undo()
+        self.wait_progress(range(len(self.nodes)), time.monotonic(), limit_s=LEASE_S + SLACK_S)
+
     # What workers do.
 
     def last_step(self, index: int) -> Step | None:
