@@ -5,7 +5,7 @@ Times are monotonic here; the wall clock's comes with the question, since it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe.run_events import NAME_OF
-from aelastic.observe.run_state import RunState, WorkerNow
+from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
 from aelastic.rdzv.policy.restart_policy import otherwise
 
 SCHEMA = 1
@@ -98,7 +98,7 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
     }
 
 
-def describe_ends(state: RunState, now: float, wall: datetime) -> list[dict[str, Any]]:
+def describe_ends(ends: Sequence[GenerationEnd], now: float, wall: datetime) -> list[dict[str, Any]]:
     """Why each generation ended, the latest first, for JSON."""
     return [
         {
@@ -113,7 +113,7 @@ def describe_ends(state: RunState, now: float, wall: datetime) -> list[dict[str,
             "failure": None if each.failure is None else _describe_failure(each.generation, each.failure),
             "again_s": None if each.again is None else round(each.again - each.ended, 3),
         }
-        for each in reversed(state.ends)
+        for each in reversed(ends)
     ]
 
 

@@ -156,6 +156,29 @@ def test_what_cannot_be_is_said_in_one_line_and_the_job_goes_on(launch: Launcher
     assert job.wait() == 0
 
 
+def test_why_a_job_ended_is_known_by_its_logs_too(launch: Launcher, tmp_path: Path) -> None:
+    script = "say('start')\nif rank == 1: raise ValueError('odd')\ntime.sleep(99)\n"
+    job = launch(script, *TWO, "--max-restarts", "1", "--log-dir", "logs")
+    assert job.wait() == 1
+    logs = str(job.folder / "logs")
+    lived, read = (told(job.folder, "why", *of, "-n", "5")["why"] for of in ((), (logs,)))
+    assert len(read) == 2
+    for each in (*lived, *read):
+        each["failure"].pop("at")  # of which a log has more digits
+        del each["at"], each["cause"]
+        each["after_s"], each["again_s"] = each["after_s"] > 0, each["again_s"] is not None
+    assert read == lived
+    (other := tmp_path / "other").mkdir()
+    (other / "empty").touch()
+    for path in (other, other / "empty"):
+        said = verb(tmp_path, "why", str(path))
+        assert said.code == 2 and said.err == f"aelastic: error: {path}: no record of a run" and not said.out, said
+        assert told(tmp_path, "why", str(path))["code"] == "usage"
+    assert verb(tmp_path, "why", str(tmp_path / "nowhere")).code == 3
+    folder = verb(tmp_path, "why", logs)
+    assert folder.code == 0 and "  cause    rank 1 on " in folder.out and "ValueError: odd" in folder.out
+
+
 def test_what_is_no_request_is_closed_and_one_that_floods_too(launch: Launcher) -> None:
     job = trains(launch)
     folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})

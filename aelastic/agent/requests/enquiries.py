@@ -170,7 +170,7 @@ class Enquiries:
 
     def why(self) -> list[dict[str, Any]]:
         """Why each generation of workers ended, the latest first."""
-        return describe_ends(self._state, clock.now(), datetime.now(UTC))
+        return describe_ends(self._state.ends, clock.now(), datetime.now(UTC))
 
 
 def _piece(path: Path, offset: int) -> tuple[int, bytes]:

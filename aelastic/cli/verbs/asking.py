@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from aelastic.cli.verbs import texts
-from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.error_file import printable
 from aelastic.host import doors
 
@@ -57,8 +57,8 @@ VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
     "ps": ("lists the jobs of this user on this machine", ()),
     "status": ("says what each node of a job does",
                [("job", {"nargs": "?", **_JOB}), ("-w --watch", {**_FLAG, "help": "again each second"})]),
-    "why": ("says why workers ended, the latest first; also of a job that has ended within the last hour",
-            [("job", {"nargs": "?", **_JOB}),
+    "why": ("says why workers ended, the latest first; also of a job that has ended",
+            [("job", {"nargs": "?", **_JOB, "help": f"{_JOB['help']}; or its event log, or the folder of its logs"}),
              ("-n", {"type": _count, "default": 1, "help": "the last N ends (default: 1)"})]),
     "stacks": ("says where the workers of all nodes are in their Python code",
                [("ranks", {"nargs": "*", "type": int, "metavar": "RANK", "help": "of these only"}), ("--job", _JOB)]),
@@ -237,10 +237,12 @@ class _Asking:
         try:
             said = self._answer(self._agent(), verb="why")
         except NoAnswerError as error:
-            ended = [each for each in self._ended() if each["run"]["run_id"].startswith(self._args.job)]
+            ended = [each["why"] for each in self._ended() if each["run"]["run_id"].startswith(self._args.job)]
+            if error.code == EXIT_NO_JOB and not ended and os.path.exists(self._args.job):
+                ended = [_why_of_logs(Path(self._args.job))]
             if error.code != EXIT_NO_JOB or not ended:
                 raise
-            said = {"code": "ok", "why": ended[0]["why"]}
+            said = {"code": "ok", "why": ended[0]}
         said["why"] = said.get("why", [])[: self._args.n]
         return self._conclude(said, texts.why(said["why"]))
 
@@ -290,6 +292,15 @@ class _Asking:
             if not args.json:
                 _write(said["text"])
         raise AssertionError("the last answer ends it")
+
+
+def _why_of_logs(path: Path) -> list[Said]:
+    from aelastic.cli.verbs.explaining import read_ends
+
+    try:
+        return read_ends(path)
+    except InputError as error:
+        raise NoAnswerError(f"error: {error}", EXIT_INPUT) from None
 
 
 def _write(text: str) -> None:

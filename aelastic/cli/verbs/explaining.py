@@ -1,4 +1,4 @@
-"""`aelastic policy explain`: what rules would have decided about a run, by its event logs.
+"""`aelastic policy explain`: what rules would have decided about a run, by its event logs; and `aelastic why LOGS`.
 
 Each end of a round is shown with what was decided then, and what the rules decide: dry, nothing is started.  How often
 workers have asked for notices is not in a log; where a job has told no steps, a round of 60 s counts as progress.
@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +22,8 @@ from aelastic.failures.error_file import printable
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.host.patterns import is_found
 from aelastic.observe.event_log import FILE_NAME, SCHEMA
+from aelastic.observe.run_state import GenerationEnd
+from aelastic.observe.status import describe_ends
 from aelastic.rdzv.policy.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
 from aelastic.rdzv.policy.rules import parse
@@ -34,12 +36,16 @@ class Round:
 
     def __init__(self, number: int, began: float) -> None:
         self.number, self.began, self.ended = number, began, 0.0
+        self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
         self.failures: dict[int, Json] = {}  # by rank
 
     def take(self, record: Json, at: float) -> None:
         """What a log says of it; the first that says why it ended counts."""
+        self.generation = record.get("generation", self.number)
         match record["event"]:
+            case "workers_started":
+                self.started = self.started or at
             case "worker_ended" if record.get("failure"):
                 self.failures.setdefault(int(record["rank"]), record["failure"])
             case "progressed":
@@ -57,11 +63,21 @@ class Round:
     def cause(self) -> Cause:
         """The first cause, as it was told."""
         told = re.match(r"rank (\d+) failed on \S+?(?=[;:]|$)", self.reason)
-        if told is not None and (failure := self.failures.get(int(told[1]))) is not None:
-            known = {name: failure[name] for name in SHARED_FIELDS if name in failure}
-            known["timestamp"] = failure.get("timestamp_s") or 0
-            return Cause(told[0], ProcessFailure.from_elsewhere(**known))
+        if told is not None and (failure := self._failure(int(told[1]))) is not None:
+            return Cause(told[0], failure)
         return Cause(self.reason, is_loss=re.match(r"node \S+ was lost", self.reason) is not None)
+
+    def end(self, again: float | None) -> GenerationEnd:
+        """As an agent that lives says it; `again`: when workers ran again."""
+        failure = self.cause.failure or self._failure(next(iter(self.failures), -1))
+        step = None if self.step == NONE else self.step
+        return GenerationEnd(self.generation, self.began, self.ended, "end", self.reason, failure, step, again)
+
+    def _failure(self, rank: int) -> ProcessFailure | None:
+        if (failure := self.failures.get(rank)) is None:
+            return None
+        known = {name: failure[name] for name in SHARED_FIELDS if name in failure}
+        return ProcessFailure.from_elsewhere(**known, timestamp=failure.get("timestamp_s") or 0)
 
     @property
     def reached(self) -> Reached:
@@ -91,7 +107,8 @@ def run_policy(argv: Sequence[str]) -> int:
         rules = parse(text) if text else None
     except ValueError as error:  # a `RuleError` is one
         raise InputError(f"--restart-policy {args.restart_policy}: {error}") from None
-    rounds, budget = read_rounds(args.events)
+    rounds, budget = _read_rounds(args.events)
+    rounds = [each for each in rounds if each.reason]
     policy = RestartPolicy(budget if args.max_restarts is None else args.max_restarts, rules, "", is_found)
     decided = list(_decisions(policy, rounds))
     said = json.dumps({"code": "ok", "rounds": decided}, indent=2) if args.json else as_text(decided, len(rounds))
@@ -101,8 +118,21 @@ def run_policy(argv: Sequence[str]) -> int:
     return 0
 
 
-def read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
-    """The rounds of a run that have ended, and its budget."""
+def read_ends(path: Path) -> list[Json]:
+    """Why each generation of a run ended, the latest first, by its event log or a folder of them.
+
+    Raises:
+        InputError: there is no record of one run.
+    """
+    rounds, _ = _read_rounds([path])
+    starts = [each.started for each in rounds[1:]]
+    ends = [each.end(again) for each, again in zip(rounds, [*starts, None], strict=False) if each.reason]
+    now = datetime.now(UTC)
+    return describe_ends(ends, now.timestamp(), now)
+
+
+def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
+    """The rounds of a run, and its budget."""
     rounds: dict[int, Round] = {}
     runs: dict[str, None] = {}
     budget = 0
@@ -117,7 +147,7 @@ def read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
         raise InputError(f"these are logs of {len(runs)} runs: name those of one: {', '.join(list(runs)[:5])}")
     if not runs:
         raise InputError(f"{', '.join(map(str, paths))}: no record of a run")
-    return [each for _, each in sorted(rounds.items()) if each.reason], budget
+    return [each for _, each in sorted(rounds.items())], budget
 
 
 def _records(paths: Sequence[Path]) -> Iterator[Json]:
