@@ -267,7 +267,7 @@ class Run:
         """This node has no seat for now; after that it is ready again."""
         ready, hours = self._ready, benched.again_s / 3600
         if benched.again_s:
-            self._tell(Waited(f"this node is excluded for {hours:.2g} h ({benched.reason}): others go on without it"))
+            self._tell(Waited(f"this node is excluded for {hours:.3g} h ({benched.reason}): others go on without it"))
         with anyio.CancelScope() as self._benched:
             await anyio.sleep(benched.again_s)
             if ready is not None and ready is self._ready and self._group.phase is Phase.JOINING:

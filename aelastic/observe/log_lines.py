@@ -13,6 +13,8 @@ from aelastic.rdzv.protocol.messages import Outcome
 
 _log = logging.getLogger(__name__)
 
+# What restarts without imports would have saved is worth a line from here on.
+SAVED_MIN_S = 5.0
 # Workers run, or begin to.
 _WITH_WORKERS = {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING, Phase.STOPPING}
 
@@ -27,6 +29,7 @@ class LogLines(Observer):
     def __init__(self, shutdown_timeout_s: float) -> None:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._is_stop_asked = self._is_killing = False
+        self._began_s: dict[int, float] = {}  # by generation after the first: until its cold workers had begun
         # Of this generation.
         self._unhealthy: set[int] = set()  # local ranks that were said to be stopped
         self._has_failed = False
@@ -71,8 +74,14 @@ class LogLines(Observer):
             case ev.RendezvousLost(reason):
                 if self.run_state.phase in _WITH_WORKERS:  # else the error that ends the run comes at once, and says it
                     _log.warning("stopping workers: %s", reason)
+            case ev.WorkerReached(generation, _, _, "cold", _, duration_s) if generation > 1:
+                self._began_s[generation] = max(self._began_s.get(generation, 0.0), duration_s)
             case ev.JobEnded(outcome, reason):
                 self._on_job_ended(outcome, reason)
+            case ev.RunEnded() if (spent_s := sum(self._began_s.values())) >= SAVED_MIN_S:
+                count = len(self._began_s)
+                times = f"{count} restart{'s' * (count > 1)} took {spent_s:.0f} s until workers had begun"
+                _log.warning("%s, with imports: --preload auto starts them with these done", times)
             case _:
                 pass  # said by others: durations in the event log, the end in the report
 

@@ -14,7 +14,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe.run_events import NAME_OF
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
-from aelastic.rdzv.policy.restart_policy import otherwise
+from aelastic.rdzv.policy.restart_policy import blame_of, otherwise
 
 SCHEMA = 1
 # Of a failure's traceback; the end of it says most.
@@ -110,6 +110,7 @@ def describe_ends(ends: Sequence[GenerationEnd], now: float, wall: datetime) -> 
             "symptom": _symptom(each.failure),
             "reason": each.reason,
             "otherwise": otherwise(each.reason),
+            "blame": "" if each.failure is None else blame_of(each.failure),
             "failure": None if each.failure is None else _describe_failure(each.generation, each.failure),
             "again_s": None if each.again is None else round(each.again - each.ended, 3),
         }

@@ -28,6 +28,11 @@ def changed(before: Phase, phase: Phase) -> ev.Changed:
     return ev.Changed(before, phase, WorkerState.HEALTHY, "")
 
 
+def began(generation: int, local_rank: int, after_s: float) -> ev.WorkerReached:
+    return ev.WorkerReached(generation, local_rank, local_rank, "cold", "output", after_s)
+
+
+OVER = ev.RunEnded(WorkerState.FAILED, "it broke")
 RUNNING: list[ev.RunEvent] = [BEGAN, FORMED, changed(Phase.JOINING, Phase.RUNNING)]
 
 
@@ -68,6 +73,12 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, ev.RendezvousLost("the store is gone")], "W stopping workers: the store is gone"),
         ([BEGAN, ev.RendezvousLost("the store is gone")], ""),  # the error that ends the run says it
         ([*RUNNING, ev.PhaseTook("spawn", 0.1)], ""),
+        (
+            [*RUNNING, *(began(each, 0, 3.1) for each in (1, 2, 3)), began(2, 1, 4.1), OVER],
+            "W 2 restarts took 7 s until workers had begun, with imports: --preload auto starts them with these done",
+        ),
+        ([*RUNNING, began(2, 0, 4.9), OVER], ""),
+        ([*RUNNING, began(2, 0, 99.0).replace(kind="warm"), began(1, 0, 99.0), OVER], ""),
     ],
 )  # fmt: skip
 def test_what_happens_is_said_in_one_line(

@@ -15,8 +15,8 @@ from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Ledger, Reached, Spent, most_of
-from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy, otherwise
+from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
+from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy, innocence, otherwise
 from aelastic.rdzv.policy.rules import (
     ACTIONS,
     CONDITIONS,
@@ -502,7 +502,7 @@ def test_where_too_many_are_without_a_seat_the_cause_is_another() -> None:
     assert policy.decide(end).text.endswith(
         "; restart 1 of 3; h keeps its seat: 1 of 16 are empty already, and all fail alike"
     )
-    assert policy.decide(end.replace(seats=20)).is_elsewhere and policy.decide(end.replace(now=3601.0)).is_elsewhere
+    assert policy.decide(end.replace(seats=20)).excluded == policy.decide(end.replace(now=3601.0)).excluded == "h"
     decision = policy.decide(end.replace(seats=20))
     assert policy.after(end, decision).absent(5.0).keys() == {"g", "h"}
 
@@ -525,3 +525,97 @@ def test_a_job_of_one_node_keeps_it() -> None:
         core.handle(m.Ready(node("b")), 0.0)
         ask = r.Ask("b", "x", r.Verb.EXCLUDE, "b", 0.0, "")
         assert [getattr(each, "message", each) for each in core.handle(ask, 1.0)] == [r.Answer("x", False, r.ONE_NODE)]
+
+
+# Hosts that are blamed.
+
+
+def segfault(core: Coordinator, name: str, at: float) -> list[str]:
+    core.handle(m.Failed(name, core.round, killed(name), 0.0, NOTHING), at)
+    core.handle(DeadlinePassed(), at + 0.4)
+    return [each.reason for each in ready(core, "abc", at + 1.0) if isinstance(each, r.Benched)]
+
+
+def test_a_host_that_is_the_cause_twice_within_a_day_has_no_seat() -> None:
+    core = job(RestartPolicy(9), "abc")
+    assert not segfault(core, "a", 101.0) and not segfault(core, "b", 201.0)
+    assert not segfault(core, "a", 101.0 + 86401.0), "a day is over"
+    told = segfault(core, "a", 90_000.0)
+    assert told == ["Signal 11 (SIGSEGV)"] and names_in(core) == "bc"
+    assert core.forming.reason == (
+        "rank 0 failed on host-a; restart 4 of 9; again host-a is the cause: it has no seat while there are enough nodes"
+    )
+    assert core.forming.bench.ledger.absent(90_001.0)["host-a"].for_s == 7 * 86400
+    asks(core, r.Verb.INCLUDE, "host-a", 90_002.0)
+    assert not any(each.host == "host-a" for each in core.forming.bench.ledger.blamed), "a person knows better"
+
+
+def test_a_node_that_is_lost_twice_has_no_seat_when_it_comes_back() -> None:
+    core = job(RestartPolicy(9), "abc")
+    for at in (101.0, 201.0):
+        core.handle(Lost("a", "no heartbeat"), at)
+        ready(core, "bc", at + 1.0)
+        core.handle(Confirmed(core.forming.losses), at + 1.0)
+        told = ready(core, "a", at + 10.0)
+        core.handle(DeadlinePassed(), at + 20.0)
+        ready(core, "bc", at + 21.0)
+        core.handle(Confirmed(core.forming.losses), at + 21.0)
+        assert told == ([] if at == 101.0 else [r.Benched("lost again", 7 * 86400.0 - 9.0)])
+    assert names_in(core) == "bc" and core.forming.restart_count == 0
+
+
+def test_a_node_that_comes_out_of_two_rounds_unfit_has_no_seat_when_it_is_fit_again() -> None:
+    core = job(ruled("unfit: ignore"), "abc")
+    for at in (101.0, 201.0):
+        fails(core, "a", at)
+        core.handle(m.Ready(node("a").replace(unfit="row 3"), NOTHING), at + 1.0)
+        ready(core, "bc", at + 1.0)
+        assert names_in(core) == "bc"
+        told = ready(core, "a", at + 10.0)
+        core.handle(DeadlinePassed(), at + 20.0)
+        ready(core, "bc", at + 21.0)
+        core.handle(Confirmed(core.forming.losses), at + 21.0)
+    assert names_in(core) == "bc" and [each.reason for each in told] == ["unfit again"]
+
+
+@pytest.mark.parametrize(
+    "failure, why",
+    [
+        (raised(), "an error of the script"),
+        (raised(found_by="the progress watch", exitcode=-9), "a hang"),
+        (raised("MemoryError"), "lack of memory"),
+        (raised("RuntimeError: Connection reset by peer"), "a connection that was lost"),
+        (raised("x", exitcode=-9), "a signal"),
+        (raised("x", exitcode=-11), ""),
+        (raised("x", exitcode=-7), ""),
+    ],
+)
+def test_only_what_proves_something_of_a_host_is_held_against_it(failure: ProcessFailure, why: str) -> None:
+    assert innocence(failure) == why
+    ledger, policy = Ledger(), RestartPolicy(9)
+    for now in range(3):
+        end = End(Cause.of(failure), 0, ledger, now=float(now), seats=4, hosts=4)
+        decision = policy.decide(end)
+        ledger = policy.after(end, decision)
+    assert (decision.excluded == "h") is (not why)
+
+
+def test_a_host_is_not_blamed_where_all_are_on_it_or_nothing_is_known_of_it() -> None:
+    for cause in (Cause.of(killed("a")), Cause("seats are missing", is_loss=True)):
+        ledger, policy = Ledger(blamed=(Blamed("host-a", 0.0), Blamed("", 0.0))), RestartPolicy(9)
+        end = End(cause, 0, ledger, now=1.0, hosts=1 if cause.failure else 4)
+        assert not policy.decide(end).excluded and not policy.after(end, policy.decide(end)).excluded
+
+
+def test_a_successor_blames_the_host_of_the_coordinator_that_is_gone() -> None:
+    core = Coordinator(RoundRules(1, 3), RestartPolicy(9), "a")
+    assigned = [each.message for name in "abc" for each in core.handle(m.Ready(node(name)), 100.0)][-1]
+    assert isinstance(assigned, m.Assigned)
+    assert assigned.ledger.keeper == "host-a" and assigned.coordinator_rank == 0
+    other = Coordinator(RoundRules(1, 3), core.policy, seat_before=(assigned.fence, 0))
+    for rank, name in ((1, "b"), (2, "c")):
+        past = m.Past(m.Standing.BUSY, 1, 0, rank, 3, 0, ledger=assigned.ledger)
+        other.handle(Registered(node(name), past), 500.0)
+    ready(other, "bc", 502.0)
+    other.handle(Confirmed(other.forming.losses), 502.0)
+    assert [each.host for each in other.forming.bench.ledger.blamed] == ["host-a"]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ from kit.servers.recipes import BIN, python_with
 from sources import ROOT, package
 
 from aelastic.cli.parser import VERBS
+from aelastic.cli.verbs.texts import why
+from aelastic.failures.failure import ProcessFailure
+from aelastic.observe.run_state import GenerationEnd
+from aelastic.observe.status import describe_ends
+from aelastic.rdzv.policy.ledger import Blamed, Ledger
+from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
@@ -112,6 +119,16 @@ def asks(block: Block) -> None:
     columns = re.findall(r"\b[A-Z]{3,}\b", block.text)
     source = (ROOT / "aelastic/cli/verbs/texts.py").read_text()
     assert columns and all(f'"{column}"' in source for column in columns)
+
+
+def tells_why(block: Block) -> None:
+    """It is what would be said."""
+    failure = ProcessFailure.from_elsewhere("n1", 5, 1, 4711, -11, "Signal 11 (SIGSEGV) received by PID 4711")
+    ledger = Ledger(blamed=(Blamed("n1", 0.0),))
+    decision = RestartPolicy(9).decide(End(Cause.of(failure), 1, ledger, now=1.0, seats=8, hosts=8))
+    end = GenerationEnd(7, 0.0, 1860.0, "failure", decision.text, failure, 4120)
+    now = datetime(2026, 1, 2, 9, 14, 2, tzinfo=UTC)
+    assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now))}\n"
 
 
 def in_a_network_of_its_own(block: Block) -> None:
@@ -267,6 +284,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
             "python -m aelastic --max-restarts 3 --log-dir logs train.py || true"
         ),
         Run(),
+        Checked("shows a job of several hosts; tests/nodes/test_blame.py has one", tells_why),
     ],
     "docs/how-to/systemd.md": [Checked("changes this machine; tests/recipes/test_systemd_units.py runs the unit", named())],
     "docs/how-to/timeline.md": [Run()],

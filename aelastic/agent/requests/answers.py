@@ -91,7 +91,7 @@ class Answers:
             stacks = {key: stack for (_, key), stack in shown.found.items()}
             yield {**_code(shown), "stacks": stacks, "compared": text}
         elif verb == "why":
-            yield {"code": "ok", "why": self._enquiries.why()}
+            yield {"code": "ok", "why": await self._why()}
         elif verb == "logs":
             async for said in self._log():
                 yield said
@@ -103,6 +103,17 @@ class Answers:
         shown = await self._enquiries.fetch(r.What.STATUS)
         nodes = [json.loads(text) for text in shown.found.values()]
         return {**_code(shown), "nodes": nodes, "silent": [*shown.silent, *shown.refused]}
+
+    async def _why(self) -> list[Said]:
+        """Why each generation of workers ended; of failures elsewhere, what those nodes know."""
+        ends, known = self._enquiries.why(), dict[str, Said]()
+        if any(each["failure"] is None for each in ends):
+            shown = await self._enquiries.fetch(r.What.WHY)
+            known = {each["reason"]: each for each in map(json.loads, shown.found.values())}
+        for each in ends:
+            if each["failure"] is None and (told := known.get(each["reason"])) is not None:
+                each.update({name: told[name] for name in ("symptom", "failure", "blame")})
+        return ends
 
     async def _log(self) -> AsyncIterator[Said]:
         """A worker's output, in pieces, from its end on; or for as long as the job runs, if it is followed."""

@@ -152,6 +152,11 @@ class Enquiries:
                 texts = await run_sync(texts_of, taken, abandon_on_cancel=True)
                 for local_rank, source in sorted(taken.source.items()):
                     yield str(first + local_rank), texts.get(local_rank, "")[:TEXT_MAX] or source
+            case r.What.WHY:
+                for number, end in enumerate(self.why()):
+                    if (failure := end["failure"]) is not None:
+                        del failure["traceback"], failure["stack"]
+                        yield str(number), json.dumps(end)
             case r.What.LOG:
                 formed = self._state.formed
                 local_rank = -1 if formed is None else fetch.rank - formed.first_rank

@@ -39,10 +39,12 @@ class Round:
         self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
         self.failures: dict[int, Json] = {}  # by rank
+        self.hosts: set[str] = set()
 
     def take(self, record: Json, at: float) -> None:
         """What a log says of it; the first that says why it ended counts."""
         self.generation = record.get("generation", self.number)
+        self.hosts.add(str(record.get("host", "")))
         match record["event"]:
             case "workers_started":
                 self.started = self.started or at
@@ -65,7 +67,8 @@ class Round:
         told = re.match(r"rank (\d+) failed on \S+?(?=[;:]|$)", self.reason)
         if told is not None and (failure := self._failure(int(told[1]))) is not None:
             return Cause(told[0], failure)
-        return Cause(self.reason, is_loss=re.match(r"node \S+ was lost", self.reason) is not None)
+        lost = re.match(r"node (\S+) was lost", self.reason)
+        return Cause(self.reason, is_loss=lost is not None, lost=lost[1] if lost else "")
 
     def end(self, again: float | None) -> GenerationEnd:
         """As an agent that lives says it; `again`: when workers ran again."""
@@ -173,7 +176,7 @@ def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]
     ledger, count = Ledger(), 0
     for each in rounds:
         cause = each.cause
-        end = End(cause, count, ledger, each.reached, now=each.ended)
+        end = End(cause, count, ledger, each.reached, now=each.ended, seats=len(each.hosts), hosts=len(each.hosts))
         is_success = each.is_over and cause.failure is None and not cause.is_loss
         decision = Decision(each.reason, is_final=True) if is_success else policy.decide(end)
         yield {

@@ -65,6 +65,8 @@ def _end(end: Said) -> str:
         what = failure["message"].strip().splitlines()
         lines.append(f"  cause    rank {failure['rank']} on {failure['host']}: {what[-1] if what else 'no message'}")
     lines.append(f"  decided  {end['reason']}")
+    if end["blame"]:
+        lines.append(f"  host     {end['blame']}")
     if end["otherwise"]:
         lines.append(f"  changed  by {end['otherwise']}")
     if end["again_s"] is not None:

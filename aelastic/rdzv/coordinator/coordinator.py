@@ -328,7 +328,7 @@ class Coordinator(Machine[ev.Event, Send]):
         sends += self.forming.bench.take(self.roster, now, keep=self.rules.min_nodes)
         self.round = self.roster.next_round(self.round)
         assignments = self.roster.assign(self.round, self.forming.kept(now), self.rules.limits, self.own_node_id)
-        self.forming.stop(len(assignments), self.roster.fence)
+        self.forming.stop(len(assignments), self.roster.fence, hosts_of(self.roster.busy))
         self.deadline = self.newcomers.on_begun(now)
         sends += [Send(*each) for each in assignments.items()]
         return sends + self.newcomers.tell(self.roster.ready, self.deadline, now)
@@ -360,7 +360,7 @@ class Coordinator(Machine[ev.Event, Send]):
             self.roster.put_stray(node)
             return [self.forming.interrupted(node.node_id, past.round, TAKEN.format(past.round))]
         self.roster.take_seat(node, past.standing)
-        self.forming.end.on_seat(node.node_id, past, since)
+        self.forming.end.on_seat(node, past, since)
         return self._end_takeover(now)
 
     def _end_takeover(self, now: float, *, if_complete: bool = True) -> list[Send]:

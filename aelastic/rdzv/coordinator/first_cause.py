@@ -83,10 +83,12 @@ class Loss(Record):
     reason: str  # the sentence; empty while the node may yet come back
     has_left: bool = False  # it said so
     ends_round: bool = True  # false: its workers had finished, or it has come back
+    host: str = ""
 
     @property
     def cause(self) -> Cause:
-        return Cause(self.reason, is_loss=self.ends_round and not self.has_left)
+        is_loss = self.ends_round and not self.has_left
+        return Cause(self.reason, is_loss=is_loss, lost=self.host if is_loss else "")
 
     def excuses(self, report: Report) -> bool:
         """Whether a failure is this loss's victim."""
@@ -112,6 +114,8 @@ class RoundEnd:
     losses: dict[str, Loss] = field(default_factory=dict[str, Loss])  # by node
     broken: set[str] = field(default_factory=set[str])  # nodes that may yet come back
     free: tuple[float, str] | None = None  # what else has ended it, and when
+    hosts: set[str] = field(default_factory=set[str])  # of its nodes
+    unfit: set[str] = field(default_factory=set[str])  # of these, those that have come out of it unfit
     reached: dict[str, Reached] = field(default_factory=dict[str, Reached])  # by nodes that have told how far they were
     untold: list[str] = field(default_factory=list[str])  # nodes that are to hear that it is over
     told: Cause | None = None  # what they have heard
@@ -153,8 +157,10 @@ class RoundEnd:
         reason = f"the connection of {node.host} broke"
         self._note(Loss(node.node_id, at, seen_at, reason, ends_round=False))
 
-    def on_seat(self, node_id: str, past: m.Past, now: float) -> None:
+    def on_seat(self, node: m.Node, past: m.Past, now: float) -> None:
         """A node of the round has found the new coordinator."""
+        node_id = node.node_id
+        self.hosts.add(node.host)
         loss = self.losses.pop(node_id, None)
         self.broken.discard(node_id)
         if loss is not None and (loss is self._ending or loss is self._excuse):
@@ -181,15 +187,16 @@ class RoundEnd:
             at, has_left = known.at, known.has_left  # it came back, and goes once more
         self.broken.discard(node.node_id)
         self.heard.add(node.node_id)
-        self._note(Loss(node.node_id, at, now, reason, has_left, ends_round))
+        self._note(Loss(node.node_id, at, now, reason, has_left, ends_round, node.host))
 
     def _stays(self, known: Loss | None) -> bool:
         """Whether a loss of a node counts, whatever becomes of that node after it."""
         return known is not None and (known.ends_round or (self.first is not None and known.excuses(self.first)))
 
-    def on_missing(self, reason: str, at: float) -> None:
-        """A new coordinator does not hear of nodes of the round."""
-        self._note(Loss("", at, at, reason))
+    def on_missing(self, reason: str, at: float, host: str) -> None:
+        """A new coordinator does not hear of nodes of the round; `host`: theirs, if that is known."""
+        self.hosts |= {host} - {""}
+        self._note(Loss("", at, at, reason, host=host))
 
     def on_free(self, reason: str, at: float) -> None:
         """Something else ends the round, and costs nothing."""
@@ -218,6 +225,8 @@ class RoundEnd:
         """The workers of a node have ended."""
         if ready.node.node_id in participants:
             self.on_reached(ready.node.node_id, ready.reached)
+            if ready.node.unfit:
+                self.unfit.add(ready.node.host)
 
     @property
     def progress(self) -> tuple[Reached, bool]:

@@ -236,7 +236,8 @@ class Forming:
         return step
 
     def _as_known(self, cause: Cause, now: float) -> End:
-        return End(cause, self.end.restart_count, self.bench.ledger, *self.end.progress, now, self.end.size)
+        end, unfit = self.end, frozenset(self.end.unfit)
+        return End(cause, end.restart_count, self.bench.ledger, *end.progress, now, end.size, len(end.hosts), unfit)
 
     def _tell(self, cause: Cause, decision: Decision) -> None:
         self.end.tell(cause)
@@ -362,7 +363,8 @@ class Forming:
             self.spares_until = now + SPARES_TIMEOUT_S
         if takeover.loss:
             # A coordinator that lived on for the grace after a failure would have answered it.
-            self.end.on_missing(takeover.loss, takeover.lost_at if takeover.is_charged else -inf)
+            host = self.bench.ledger.keeper if takeover.missing == [takeover.gone_rank] else ""
+            self.end.on_missing(takeover.loss, takeover.lost_at if takeover.is_charged else -inf, host)
             self.losses += 1
         if takeover.end:
             self.end.on_free(takeover.end, -inf if takeover.ended else inf)
@@ -373,10 +375,10 @@ class Forming:
         self.stop(size)
         self.since = now
 
-    def stop(self, size: int = 0, fence: int = 0) -> None:
+    def stop(self, size: int = 0, fence: int = 0, hosts: Iterable[str] = ()) -> None:
         """A round of so many nodes has begun, which has that fence if it is this coordinator's; or the job is over."""
         self.bench.on_begun(fence)
-        self.end = RoundEnd(size, self.restart_count)
+        self.end = RoundEnd(size, self.restart_count, hosts=set(hosts))
         self.since = self.join_by = self.last_call_until = self.spares_until = self.refilled_until = None
         self.is_corrected = self.is_charged = False
 

@@ -211,6 +211,7 @@ class Roster:
         table = assign_ranks([(node.role, node.local_world_size) for node in nodes])
         address, port = master_address(nodes), nodes[0].master_port
         own_rank = order.index(own) if own in order else -1
+        ledger = ledger.replace(keeper=ready[own].host if own_rank >= 0 else "")
         assignments = {}
         for node, ranks in zip(nodes, table, strict=True):
             self.put(node, Standing.BUSY)

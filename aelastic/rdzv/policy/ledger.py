@@ -14,6 +14,8 @@ from aelastic.core.record import Record
 LONG_LIFE_S = 60.0
 COOL_DOWN_S, COOL_DOWN_MAX_S = 3600.0, 86400.0
 EXCLUDED_MAX, SPENT_MAX = 64, 2000  # the second: 20 rules, of 100 restarts each
+# A host that is blamed so often within a day is broken: an hour does not mend it, and each try costs all a restart.
+BLAMES, BLAME_WINDOW_S, BROKEN_S = 2, 86400.0, 7 * 86400.0
 NONE, UNKNOWN = -1, -2
 
 
@@ -45,6 +47,13 @@ class Excluded(Record):
     why: str
 
 
+class Blamed(Record):
+    """Once that a host was the cause of a round's end, as far as that is proved."""
+
+    host: str
+    at: float  # as above
+
+
 class Ledger(Record):
     """Of all rounds of a job so far."""
 
@@ -54,6 +63,8 @@ class Ledger(Record):
     still: int = 0  # ends in a row without progress
     spent: tuple[Spent, ...] = ()
     excluded: tuple[Excluded, ...] = ()
+    blamed: tuple[Blamed, ...] = ()
+    keeper: str = ""  # the host of the coordinator that has written this
 
     def turned(self, now: float) -> Ledger:
         """With ages in the place of moments, or the other way round."""
@@ -64,26 +75,40 @@ class Ledger(Record):
         return self._at(lambda at: at + by_s)
 
     def _at(self, change: Callable[[float], float]) -> Ledger:
-        if not self.spent and not self.excluded:
+        if not (self.spent or self.excluded or self.blamed):
             return self
         return self.replace(
             spent=tuple(each.replace(at=change(each.at)) for each in self.spent),
             excluded=tuple(each.replace(at=change(each.at)) for each in self.excluded),
+            blamed=tuple(each.replace(at=change(each.at)) for each in self.blamed),
         )
 
     def absent(self, now: float) -> dict[str, Excluded]:
         """Hosts without a seat."""
         return {each.host: each for each in self.excluded if now < each.at + each.for_s}
 
-    def exclude(self, host: str, why: str, now: float) -> Ledger:
-        """A host's nodes have no seat for an hour, twice as long each time, a day at most."""
+    def exclude(self, host: str, why: str, now: float, for_s: float = 0.0) -> Ledger:
+        """A host's nodes have no seat for some time (0: an hour, twice as long each time, a day at most)."""
         kept = [each for each in self.excluded if now < each.at + each.for_s + COOL_DOWN_MAX_S][-EXCLUDED_MAX:]
         times = sum(each.host == host for each in kept)
-        new = Excluded(host, now, min(COOL_DOWN_S * 2.0 ** min(times, 16), COOL_DOWN_MAX_S), why)
-        return self.replace(excluded=(*kept, new))
+        for_s = for_s or min(COOL_DOWN_S * 2.0 ** min(times, 16), COOL_DOWN_MAX_S)
+        return self.replace(excluded=(*kept, Excluded(host, now, for_s, why)))
 
     def include(self, host: str) -> Ledger:
-        return self.replace(excluded=tuple(each for each in self.excluded if each.host != host))
+        """With a seat for a host, and nothing held against it."""
+        return self.replace(
+            excluded=tuple(each for each in self.excluded if each.host != host),
+            blamed=tuple(each for each in self.blamed if each.host != host),
+        )
+
+    def blame(self, host: str, now: float) -> Ledger:
+        """With one thing more that is proved against a host."""
+        kept = [each for each in self.blamed if now < each.at + BLAME_WINDOW_S]
+        return self.replace(blamed=(*kept, Blamed(host, now))[-EXCLUDED_MAX:])
+
+    def is_broken(self, host: str, now: float) -> bool:
+        """Whether a host is the cause once too often, if it is the cause now."""
+        return 1 + sum(each.host == host and now < each.at + BLAME_WINDOW_S for each in self.blamed) >= BLAMES
 
     def advance(self, reached: Reached, *, is_complete: bool) -> bool | None:
         """Whether a round has come further than all before it; `None`: that is not known.

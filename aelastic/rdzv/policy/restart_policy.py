@@ -7,12 +7,13 @@ it; each failure does.  `--max-restarts` is the budget of all rules that have no
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.policy.ledger import Ledger, Reached
+from aelastic.rdzv.policy.ledger import BROKEN_S, Ledger, Reached
 
 if TYPE_CHECKING:
     from aelastic.rdzv.policy.rules import Condition, Rule
@@ -44,10 +45,39 @@ class Cause(Record):
     reason: str  # empty while a connection is broken, and its node may yet come back
     failure: ProcessFailure | None = None
     is_loss: bool = False  # a node was lost
+    lost: str = ""  # its host, if that is known
 
     @classmethod
     def of(cls, failure: ProcessFailure) -> Cause:
         return cls(f"rank {failure.rank} failed on {failure.host}", failure)
+
+    @property
+    def culprit(self) -> str:
+        """The host that this is evidence against; empty if it proves nothing of one."""
+        if self.failure is None:
+            return self.lost
+        return self.failure.host if not innocence(self.failure) else ""
+
+
+def innocence(failure: ProcessFailure) -> str:
+    """Why a failure alone is held against no host; empty if it is."""
+    if failure.found_by:
+        return "a hang"
+    if failure.runs_out_of_memory:
+        return "lack of memory"
+    if failure.exitcode in {-signal.SIGBUS, -signal.SIGSEGV}:
+        return ""
+    if failure.names_lost_peer:
+        return "a connection that was lost"
+    return "a signal" if failure.is_signal else "an error of the script"
+
+
+def blame_of(failure: ProcessFailure) -> str:
+    """What a failure says of its host."""
+    why = innocence(failure)
+    if why:
+        return f"{failure.host} is not blamed: {why} alone proves nothing of a host"
+    return f"{failure.host} is blamed: twice within a day, and it has no seat while there are enough nodes"
 
 
 class End(Record):
@@ -60,6 +90,8 @@ class End(Record):
     is_complete: bool = True  # all nodes of the round have said how far they were
     now: float = 0.0
     seats: int = 1  # of the round
+    hosts: int = 1  # that these are on
+    unfit: frozenset[str] = frozenset()  # hosts that have come out of the round unfit, by their own check
 
     @property
     def has_advanced(self) -> bool | None:
@@ -75,7 +107,8 @@ class Decision(Record):
     delay_s: float = 0.0  # before workers start again
     rule: int = -1  # whose budget pays; -1: none
     window_s: float = 0.0  # of that
-    is_elsewhere: bool = False  # the culprit's host has no seat for some time
+    excluded: str = ""  # a host that has no seat for some time
+    for_s: float = 0.0  # as `Ledger.exclude` has it
 
 
 class RestartPolicy(Record):
@@ -95,6 +128,13 @@ class RestartPolicy(Record):
 
     def decide(self, end: End) -> Decision:
         """What follows from an end.  The same end has the same answer, however often it is asked for."""
+        decision, host = self._judge(end), end.cause.culprit
+        if decision.is_final or not self._is_broken(host, end):
+            return decision
+        text = f"{decision.text}; again {host} is the cause: it has no seat while there are enough nodes"
+        return self._without(host, decision, end, text).replace(for_s=BROKEN_S)
+
+    def _judge(self, end: End) -> Decision:
         cause, failure = end.cause, end.cause.failure
         if failure is not None and failure.why_final:
             return Decision(f"{cause.reason}; {failure.why_final}", is_final=True)
@@ -120,8 +160,13 @@ class RestartPolicy(Record):
             ledger = end.ledger.replace(root="", step=max(end.ledger.step, end.reached.step))
         else:
             ledger = end.ledger.after(root_of(failure), end.reached, is_complete=end.is_complete)
-        if decision.is_elsewhere and failure is not None:
-            ledger = ledger.exclude(failure.host, failure.headline[:200], end.now)
+        if decision.excluded:
+            why = "lost again" if failure is None else failure.headline[:200]
+            ledger = ledger.exclude(decision.excluded, why, end.now, decision.for_s)
+        for host in sorted({end.cause.culprit, *end.unfit} - {""}) if end.hosts > 1 else ():
+            is_new = host not in ledger.absent(end.now) and self._is_broken(host, end) and self._room(host, ledger, end)
+            ledger = ledger.exclude(host, "unfit again", end.now, BROKEN_S) if is_new else ledger
+            ledger = ledger.blame(host, end.now)
         return ledger.spend(decision.rule, end.now, decision.window_s) if decision.rule >= 0 else ledger
 
     def after_drain(self, text: str) -> str:
@@ -153,6 +198,8 @@ class RestartPolicy(Record):
                 return failure.runs_out_of_memory
             case "hang":
                 return bool(failure.found_by)
+            case "unfit":
+                return failure.host in end.unfit
             case "same-error":
                 return self._is_proved(failure, end, takes_any=condition.pattern == "any")
             case "no-progress":
@@ -193,13 +240,25 @@ class RestartPolicy(Record):
     def _elsewhere(self, end: End) -> Decision:
         """A restart without the culprit's host; where too many are without a seat already, the cause is another."""
         decision, failure = self._charge(end), end.cause.failure
-        absent = end.ledger.absent(end.now).keys() - {"" if failure is None else failure.host}
         if failure is None or decision.is_final:
             return decision
-        if len(absent) >= max(1, end.seats // SEATS_PER_ABSENT):
-            few = f"{failure.host} keeps its seat: {len(absent)} of {end.seats} are empty already, and all fail alike"
+        return self._without(failure.host, decision, end, f"{decision.text}, without {failure.host}")
+
+    def _without(self, host: str, decision: Decision, end: End, text: str) -> Decision:
+        if not self._room(host, end.ledger, end):
+            absent = len(end.ledger.absent(end.now).keys() - {host})
+            few = f"{host} keeps its seat: {absent} of {end.seats} are empty already, and all fail alike"
             return decision.replace(text=f"{decision.text}; {few}")
-        return decision.replace(text=f"{decision.text}, without {failure.host}", is_elsewhere=True)
+        return decision.replace(text=text, excluded=host)
+
+    @staticmethod
+    def _room(host: str, ledger: Ledger, end: End) -> bool:
+        """Whether one host more may be without a seat."""
+        return len(ledger.absent(end.now).keys() - {host}) < max(1, end.seats // SEATS_PER_ABSENT)
+
+    @staticmethod
+    def _is_broken(host: str, end: End) -> bool:
+        return bool(host) and end.hosts > 1 and end.ledger.is_broken(host, end.now)
 
     def _charge(self, end: End, delay_s: float = 0.0) -> Decision:
         if end.restart_count < self.max_restarts:

@@ -17,7 +17,7 @@ RULES_MAX = 20
 CHARS_MAX = 8192  # agents compare what they were given
 RESTARTS_MAX = 100  # of one rule: each is remembered for its window
 CONDITIONS = (
-    "exit N[-M]", "signal NAME", "error REGEX", "oom", "hang", "node-lost", "drained", "same-error [any]",
+    "exit N[-M]", "signal NAME", "error REGEX", "oom", "hang", "node-lost", "drained", "unfit", "same-error [any]",
     "no-progress K", "*",
 )  # fmt: skip
 ACTIONS = ("restart [N/WINDOW] [after S..S]", "elsewhere", "ignore", "stop")
@@ -178,7 +178,7 @@ class _Reader:
                     self._next += 1
                     return Condition("same-error", pattern="any")
                 return Condition("same-error")
-            case "oom" | "hang" | "node-lost" | "drained" | "*" as plain:
+            case "oom" | "hang" | "node-lost" | "drained" | "unfit" | "*" as plain:
                 return Condition(plain)
             case _:
                 named = "there is no condition here" if word is None else f"{word.text!r} is no condition"

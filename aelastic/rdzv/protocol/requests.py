@@ -59,6 +59,7 @@ class What(StrEnum):
     STATUS = "status"
     STACKS = "stacks"
     LOG = "log"
+    WHY = "why"
 
 
 class Fetch(Record):

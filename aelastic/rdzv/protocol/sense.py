@@ -13,7 +13,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.failures.error_file import printable
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.policy.ledger import EXCLUDED_MAX, SPENT_MAX, Excluded, Ledger, Reached, Spent
+from aelastic.rdzv.policy.ledger import EXCLUDED_MAX, SPENT_MAX, Blamed, Excluded, Ledger, Reached, Spent
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
@@ -129,7 +129,7 @@ _RULES: dict[str, Rule] = {
     "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
     "log_file": _exactly, "found_by": _exactly, "unfit": one_line,
     "restart_policy": _exactly, "root": _exactly, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
-    "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line,
+    "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line, "keeper": _shown_name,
 }  # fmt: skip
 _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (m.Hello, "ended"): _distinct(_NAME, COUNT_MAX),
@@ -140,6 +140,8 @@ _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (Ledger, "calls"): _number(-1, 1 << 53),
     (Ledger, "spent"): _few(SPENT_MAX),
     (Ledger, "excluded"): _few(EXCLUDED_MAX + 1),
+    (Ledger, "blamed"): _few(EXCLUDED_MAX),
+    (Blamed, "at"): _SECONDS,
     (Spent, "at"): _SECONDS,
     (Excluded, "at"): _SECONDS,
     (ProcessFailure, "host"): _exactly,
