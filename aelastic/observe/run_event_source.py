@@ -19,6 +19,7 @@ from aelastic.group.events import Event, Exited, FoundUnhealthy, GraceOver, Spaw
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import run_events as ev
+from aelastic.rdzv.policy.restart_policy import Cause
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
 
@@ -147,9 +148,9 @@ class RunEventSource:
         if not is_of_now or group.is_leaving or self._restarted_round == event.round:
             return []
         self._restarted_round = event.round
-        is_paid = event.restart_count > self._restart_count
+        has_failed = event.restart_count > self._restart_count or Cause.is_failure(event.reason)
         self._restart_count = max(event.restart_count, self._restart_count)
-        return [ev.Restarting("failure" if is_paid else "membership", event.reason, self._restart_count)]
+        return [ev.Restarting("failure" if has_failed else "membership", event.reason, self._restart_count)]
 
     def _killed(self, event: Event) -> list[ev.RunEvent]:
         was_killing, self._is_killing = self._is_killing, self._group.exits.is_killing

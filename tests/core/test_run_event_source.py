@@ -265,11 +265,16 @@ def test_a_kill_before_the_shutdown_timeout_says_why() -> None:
 # Restarts.
 
 
-@pytest.mark.parametrize("count, cause", [(3, "failure"), (2, "membership")])
-def test_a_restart_is_told_with_its_cause_and_the_count_of_the_round_to_come(count: int, cause: Any) -> None:
+@pytest.mark.parametrize(
+    "reason, count, cause",
+    [("why", 3, "failure"), ("why", 2, "membership"), ("rank 1 failed on h; restart 1 of 2 within 1h", 2, "failure")],
+)
+def test_a_restart_is_told_with_its_cause_and_the_count_of_the_round_to_come(
+    reason: str, count: int, cause: Any
+) -> None:
     story = running(restart_count=2)
-    told = story.put(Interrupted(1, "why", count))
-    assert told[0] == ev.Restarting(cause, "why", count)
+    told = story.put(Interrupted(1, reason, count))
+    assert told[0] == ev.Restarting(cause, reason, count)
 
 
 def test_a_restart_is_told_once_although_it_is_said_again() -> None:

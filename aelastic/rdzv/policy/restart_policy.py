@@ -47,6 +47,11 @@ class Cause(Record):
     is_loss: bool = False  # a node was lost
     lost: str = ""  # its host, if that is known
 
+    @staticmethod
+    def is_failure(reason: str) -> bool:
+        """Whether what nodes are told is that a worker has failed, be it charged or not."""
+        return re.match(r"rank \d+ failed on ", reason) is not None
+
     @classmethod
     def of(cls, failure: ProcessFailure) -> Cause:
         return cls(f"rank {failure.rank} failed on {failure.host}", failure)
