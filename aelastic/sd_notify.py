@@ -1,5 +1,5 @@
-"""`SdNotify`, for programs that give it to a `Supervisor`: `aelastic.observe.systemd` has it."""
+"""`SdNotify`, for programs that give it to a `Supervisor`: `aelastic.export.systemd` has it."""
 
-from aelastic.observe.systemd import SdNotify
+from aelastic.export.systemd import SdNotify
 
 __all__ = ["SdNotify"]

@@ -282,7 +282,7 @@ def _observers(invocation: Invocation, live: StatusLine | None) -> list[Observer
     """The status line, and observers that the environment of this process asks for."""
     observers: list[Observer] = [] if live is None else [live]
     if os.environ.get("NOTIFY_SOCKET"):
-        from aelastic.observe.systemd import SdNotify
+        from aelastic.export.systemd import SdNotify
 
         observers.append(SdNotify(os.environ, invocation.spec.shutdown_timeout_s))
     return observers

@@ -21,13 +21,11 @@ import errno
 import json
 import logging
 import os
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
@@ -276,7 +274,7 @@ class Records:
                 fields.pop("traceback", None)
             case _:
                 pass
-        return {**self._frame(event_of(type(event).__name__), time, now), **fields}
+        return {**self._frame(ev.name_of(type(event).__name__), time, now), **fields}
 
     def lost(self, count: int, reason: str, time: str, now: float) -> Json:
         """The record that stands where others are missing."""
@@ -292,12 +290,6 @@ class Records:
 
     def _worker(self, local_rank: int, worker_id: Any) -> Json:
         return {"local_rank": local_rank, "rank": self._first_rank + local_rank, "id": _plain(worker_id)}
-
-
-@cache
-def event_of(kind: str) -> str:
-    """What a kind of run event is called in the log: `WorkerEnded` is `worker_ended`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
 
 
 def _fields(value: Record) -> Json:

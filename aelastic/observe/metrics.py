@@ -19,6 +19,7 @@ from aelastic.observe import run_events as ev
 from aelastic.observe.prometheus import Registry
 from aelastic.observe.run_state import RunState
 from aelastic.observe.status import readiness
+from aelastic.observe.time_spent import ON
 
 # From what a failure on one node takes (milliseconds) to the timeouts: 30 s to stop, 600 s to meet.
 DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
@@ -26,92 +27,27 @@ DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 
-# What time is lost to: until workers run for the first time, restarts by their cause, and the end.
-LOST_TO: tuple[str, ...] = ("start", *get_args(ev.RestartCause), "end")
 # How a worker failed: it could not be started, was stopped by a watch, died of memory, of a signal, of an exception
 # that it recorded or printed, or left with another code than 0.
 FAILURE_KINDS: tuple[str, ...] = ("start", *get_args(WatchName), "oom", "signal", "exception", "exit")
-
-
-class _Spent:
-    """Where the time of a run goes: on training, or lost; the whole run, second by second.
-
-    What has been counted stays, so what was exposed never shrinks.  Time is not counted until its cause is known.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("training", *LOST_TO), 0.0)
-        self._on: str | None = None  # what it goes on now; `None`: not known yet
-        self._next: str | None = None  # what it goes on once workers do not run
-        self._since: float | None = None  # not counted since; `None`: there is no run
-
-    def count(self, now: float) -> None:
-        """Counts what has passed, where its cause is known."""
-        if self._since is not None and self._on is not None:
-            self.seconds[self._on] += max(0.0, now - self._since)
-            self._since = max(now, self._since)
-
-    def goes_on(self, what: str | None, now: float) -> None:
-        """From now on time goes on something else; what was of no known cause so far goes on that, too."""
-        self.count(now)
-        self._on, self._next = what, None
-        if self._since is None:
-            self._since = now
-
-    def lost(self, at: float) -> None:
-        """Workers do not run any more."""
-        if self._on == "training":
-            self.goes_on(self._next, at)
-
-    def because(self, cause: str, now: float) -> None:
-        """Why workers do not run, or soon will not."""
-        if self._on == "training":
-            self._next = cause
-        else:
-            self.goes_on(cause, now)
-
-    def end(self, now: float) -> None:
-        self.lost(now)
-        self.goes_on(self._on or "end", now)
-        self.count(now)
-        self._since = None
 
 
 class _TimeMetrics:
     """When the phase began, and where the time went."""
 
     def __init__(self, registry: Registry) -> None:
-        counter = registry.counter
-        self._training = counter("aelastic_training_seconds_total", "Time in which the workers of a whole round ran.")
-        text = "Time in which they did not; with the training seconds, the whole run. Counted once its cause is known."
-        self._lost = counter("aelastic_lost_seconds_total", text, "cause", start=LOST_TO)
+        text = "Where the time of the run went, second by second; together the whole run."
+        self._spent = registry.counter("aelastic_time_seconds_total", text, "spent", start=ON)
         text = "When the agent's phase began, since 1970."
         self._phase_start = registry.gauge("aelastic_phase_start_time_seconds", text)
-        self.spent = _Spent()
+        self._told = dict.fromkeys(ON, 0.0)
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:
-        match event:
-            case ev.RunBegan():
-                self.spent.goes_on("start", now)
-            case ev.Changed(phase=Phase.BARRIER):
-                self.spent.because("end", now)
-            case ev.Restarting(cause=cause):
-                self.spent.because(cause, now)
-            case ev.JobEnded() | ev.StopAsked() | ev.RendezvousLost() | ev.Announced(what="leaving"):
-                self.spent.because("end", now)
-            case ev.RunEnded():
-                self.spent.end(now)
-            case _:
-                pass
-
-    def look(self, phase_since: float, now: float, epoch: float) -> None:
-        self.spent.count(now)
-        for what, seconds in self.spent.seconds.items():
-            if what == "training":
-                self._training.set(seconds)
-            else:
-                self._lost.set(seconds, what)
-        self._phase_start.set(round(phase_since + epoch, 3))
+    def look(self, state: RunState, now: float, epoch: float) -> None:
+        for what, seconds in state.spent.until(now).items():
+            # What turns out to be a hang was told as training: what was exposed never shrinks, so that stands still.
+            self._told[what] = max(self._told[what], seconds)
+            self._spent.set(self._told[what], what)
+        self._phase_start.set(round(state.phase_since + epoch, 3))
 
 
 class _ProgressMetrics:
@@ -221,7 +157,6 @@ class RunMetrics:
         self._fork_server_pss = self.registry.gauge("aelastic_fork_server_pss_bytes", text)
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
-        self._times.tell(event, now)
         match event:
             case ev.Changed(phase=phase):
                 self._is_starting = phase is Phase.SPAWNING
@@ -238,7 +173,6 @@ class RunMetrics:
                 if self._down_since is not None:
                     self._restart_took.observe(now - self._down_since)
                 self._failed_at = self._down_since = None
-                self._times.spent.goes_on("training", now)
             case ev.WorkerReached(kind=kind, phase=phase, duration_s=duration_s):
                 self._start_took.observe(duration_s, kind, phase)
             case ev.WorkerEnded(local_rank=local_rank, outcome=outcome, failure=failure):
@@ -266,7 +200,6 @@ class RunMetrics:
             self._failed_at = now - took.duration_s
         elif took.name == "run":
             self._down_since = now if self._failed_at is None else min(now, self._failed_at)
-            self._times.spent.lost(self._down_since)
         elif took.name == "barrier":
             self._down_since = now  # until then they were not missing
 
@@ -303,7 +236,7 @@ class RunMetrics:
             is_open: as OpenMetrics.
         """
         self._look(state)
-        self._times.look(state.phase_since, now, epoch)
+        self._times.look(state, now, epoch)
         self._coordinates.set(coordinates)
         self._silence_max.set(silence[0])
         self._silence.clear()

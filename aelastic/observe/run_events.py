@@ -9,7 +9,9 @@ makes those that follow from the worker group's events; the supervisor adds what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -264,3 +266,9 @@ RunEvent: TypeAlias = (
     | JobEnded
     | RunEnded
 )
+
+
+@cache
+def name_of(kind: str) -> str:
+    """What a kind of run event is called in the log: `WorkerEnded` is `worker_ended`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()

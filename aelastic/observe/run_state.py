@@ -15,6 +15,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState, signal_words
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
+from aelastic.observe.time_spent import TimeSpent
 
 # The last ten restarts, of six phases each.
 PHASES_MAX = 60
@@ -102,8 +103,10 @@ class RunState:
         self.last_failure: tuple[ProcessFailure, float] | None = None  # and when
         self.ends: deque[GenerationEnd] = deque(maxlen=ENDS_MAX)
         self.fork_server: ev.ForkServerMeasured | None = None
+        self.spent = TimeSpent()
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each run event
+        self.spent.tell(ev.name_of(type(event).__name__), lambda name: getattr(event, name, None), now)
         match event:
             case ev.RunBegan():
                 self.began, self.began_at, self.phase_since = event, now, now

@@ -78,6 +78,7 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
         else {"text": told[0].text, "odd": list(told[0].odd), "at": at(told[1])},
         "announced": state.announced or None,
         "drains": state.drains,
+        "spent": {name: round(seconds, 3) for name, seconds in state.spent.until(now).items()},
         "restarts": dict(state.restarts),
         "last_restart": None if (last := state.last_restart) is None else {**_fields(last), "at": at(last.at)},
         "last_failure": None if failure is None else _describe_failure(*failure),

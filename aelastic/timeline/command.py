@@ -8,28 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 from aelastic.errors import EXIT_INPUT, InputError
 from aelastic.host.files import replace_file
-from aelastic.host.proc_table import stat_fields
+from aelastic.timeline.files import read_file, sources_of
 from aelastic.timeline.html import page, summary
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import Story
 from aelastic.timeline.perfetto import trace
-from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs, runs_of
+from aelastic.timeline.reader import Log, runs_of
 from aelastic.timeline.text import printable
-
-LOG_NAME = "events.jsonl"
-# Levels of folders below the one given: of a node, of a run, and one more.
-DEPTH_MAX = 3
-# A process that began this much later than a log is another one: the boot time is known to the second.
-_SAME_PROCESS_S = 2.0
 
 DESCRIPTION = """\
 Draws what a run spent its time on, from the event logs that its agents write into --log-dir.
@@ -76,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _make(options: argparse.Namespace) -> int:
-    sources = list(dict.fromkeys(source for folder in options.folders for source in _sources(folder)))
+    sources = list(dict.fromkeys(source for folder in options.folders for source in sources_of(folder)))
     first: Path = options.folders[0]
     output: Path = options.output or (first if first.is_dir() else first.parent) / "timeline.html"
     trace_file: Path = options.trace or output.parent / f"{output.stem}.trace.json"
@@ -85,7 +77,7 @@ def _make(options: argparse.Namespace) -> int:
             raise InputError(f"{path} is an event log: choose another output")
     if os.path.realpath(output) == os.path.realpath(trace_file):
         raise InputError(f"{output}: the picture and the trace need two files")
-    logs = [log for source in sources for log in _read(source)]
+    logs = [log for source in sources for log in read_file(source)]
     if not any(log.entries for log in logs):
         damaged = sum(log.damaged for log in logs)
         raise InputError(f"{', '.join(map(str, options.folders))}: no record of a run ({damaged} damaged lines)")
@@ -131,77 +123,6 @@ def _choose(logs: Sequence[Log], run_id: str | None) -> tuple[list[Log], list[st
         return chosen, sorted(others)
     runs = runs_of(filled)
     return runs[-1], [run[0].run_id for run in runs[:-1]]
-
-
-# Files.
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    """The event logs in a folder.
-
-    Raises:
-        InputError: there is none.
-    """
-    if folder.is_file():
-        yield folder.resolve()
-        return
-    if not folder.exists():
-        raise InputError(f"{folder}: no such folder")
-    if not folder.is_dir():
-        raise InputError(f"{folder} is neither a folder nor an event log")
-    try:
-        os.listdir(folder)
-    except OSError as error:
-        raise InputError(f"{folder} cannot be read: {error.strerror}") from None
-    found = False
-    root = folder.resolve()
-    for here, below, files in os.walk(root):  # does not follow `latest`, which is a link to one of the others
-        depth = len(Path(here).relative_to(root).parts)
-        # What workers write is there, a folder for each.
-        below[:] = sorted(name for name in below if depth < DEPTH_MAX and not name.startswith("attempt_"))
-        if LOG_NAME in files and os.path.isfile(os.path.join(here, LOG_NAME)):
-            found = True
-            yield Path(here, LOG_NAME)
-    if not found:
-        raise InputError(
-            f"{folder}: no event log here ({LOG_NAME}, up to {DEPTH_MAX} folders deep); agents write one into --log-dir"
-        )
-
-
-def _read(source: Path) -> list[Log]:
-    try:
-        with open(source, "rb") as file:
-            logs = read_logs(str(source), _lines(file))
-    except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror}") from None
-    except UnknownVersionError as error:
-        raise InputError(str(error)) from None
-    for log in logs:
-        if log.entries and not log.is_ended and log.host == socket.gethostname():
-            if _is_alive(log.pid, log.first_wall):
-                log.alive_at = datetime.now(UTC).timestamp()
-            else:
-                log.is_dead = True
-    return logs
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines; one that is too long is cut just above the limit."""
-    while line := file.readline(LINE_BYTES_MAX + 1):
-        rest = line
-        while not rest.endswith(b"\n") and len(rest) > LINE_BYTES_MAX:
-            rest = file.readline(LINE_BYTES_MAX + 1)
-        yield line if rest is line else line + b"\n"
-
-
-def _is_alive(pid: int, since: float) -> bool:
-    """True if the process of that pid lives and began by then: pids are used again."""
-    fields = stat_fields(pid)
-    if fields is None:
-        return False
-    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    began = int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5)
-    return began < since + _SAME_PROCESS_S
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from aelastic.observe.time_spent import WORDS
 from aelastic.timeline.assets import SCRIPT, SCRIPT_HASH, STYLE
 from aelastic.timeline.chart import Json, chart_of
 from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
@@ -67,12 +68,11 @@ def _frame(data: Json) -> str:
 def summary(story: Story) -> str:
     """What a run spent its time on, in one line."""
     length, is_known = story.length_s, story.is_training_known
-    parts = [f"training {_percent(story.spent['training'], length)} of {duration(length)}"]
-    if not is_known:
-        parts = [_unknown(story)]
+    parts = [f"{WORDS.get(name, name)} {_percent(part, length)}" for name, part in story.spent.items() if part]
+    parts = [f"{duration(length)}: {', '.join(parts)}" if is_known else _unknown(story)]
     if story.restarts:
-        share = f", {_percent(story.spent['restarting'], length)}" if is_known else ""
-        parts.append(f"{counted(len(story.restarts), 'restart')} ({duration(story.spent['restarting'])}{share})")
+        took_s = sum(restart.took_s for restart in story.restarts)
+        parts.append(f"{counted(len(story.restarts), 'restart')} ({duration(took_s)} until workers ran)")
     return ", ".join(parts)
 
 
@@ -137,14 +137,15 @@ def _spent(story: Story) -> str:
         return f'<p class="facts">{safe(_unknown(story).capitalize())}.</p>'
     bars, items = [], []
     for name, seconds in story.spent.items():
+        words = WORDS.get(name, name)
         if seconds > 0:
             # Shares that add up to less than 1 would leave the rest of the bar empty.
             share = seconds / story.length_s * 100
             bars.append(
-                f'<span class="{name}" style="flex:{share:.4f} 0 0" title="{name}: {duration(seconds)}"></span>'
+                f'<span class="{name}" style="flex:{share:.4f} 0 0" title="{words}: {duration(seconds)}"></span>'
             )
         items.append(
-            f'<div><dt><i class="dot {name}"></i>{name}</dt>'
+            f'<div><dt><i class="dot {name}"></i>{words}</dt>'
             f'<dd data-spent="{name}"><b>{_percent(seconds, story.length_s)}</b>{duration(seconds)}</dd></div>'
         )
     return f'<div class="spent"><div class="bar">{"".join(bars)}</div><dl>{"".join(items)}</dl></div>'

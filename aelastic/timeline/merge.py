@@ -9,10 +9,12 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
+from aelastic.observe.time_spent import GAP_S, TimeSpent
 from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Block, NodeStory, Restart, Share, Story
 from aelastic.timeline.node_reader import NodeReader
-from aelastic.timeline.reader import Log, offsets_of
+from aelastic.timeline.reader import Log, in_order, offsets_of
 from aelastic.timeline.text import counted
 
 
@@ -41,7 +43,7 @@ def tell_story(logs: Sequence[Log]) -> Story:
         length_s=length,
         nodes=tuple(nodes),
         restarts=tuple(restarts),
-        spent=_spent(nodes, restarts, length),
+        spent=_spent(logs, zero, length),
         state=last.state if last is not None and is_over else "",
         reason=last.reason if last is not None and is_over else "",
         culprit=_culprit(nodes) if last is not None and is_over and last.state == "FAILED" else "",
@@ -153,26 +155,13 @@ def _start_of(node: NodeStory, number: int | None, since: float) -> tuple[str, f
     return " and ".join(kinds), max(0.0, min(outputs) - since) if outputs else None
 
 
-def _spent(nodes: Sequence[NodeStory], restarts: Sequence[Restart], length: float) -> dict[str, float]:
-    """Divides the whole run: starting, training, restarting, ending."""
-    first = min((number for node in nodes for number in node.formed), default=None)
-    there = [node for node in nodes if first in node.formed]
-    starting = length
-    if first is not None and all(first in node.started for node in there):
-        starting = max(node.started[first] for node in there)
-    if restarts:
-        starting = min(starting, restarts[0].start)
-    restarting, until = 0.0, starting
-    for restart in restarts:
-        restarting += max(0.0, restart.end - max(restart.start, until))
-        until = max(until, restart.end)
-    for node in nodes:
-        for block in node.blocks:
-            if block.name == "run":
-                until = max(until, node.gone_by if block.is_open else block.end)
-    ending = max(0.0, length - until)
-    training = max(0.0, length - starting - restarting - ending)
-    return {"starting": starting, "training": training, "restarting": restarting, "ending": ending}
+def _spent(logs: Sequence[Log], zero: float, length: float) -> dict[str, float]:
+    """What the whole run went on, by `time_spent.ON`."""
+    spent = TimeSpent(GAP_S)
+    for at, entry in in_order(logs):
+        with suppress(ValueError, TypeError):  # it lacks what it should have; the rest counts
+            spent.tell(entry.kind, entry.fields.get, at)
+    return spent.until(zero + length)
 
 
 def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeStory]) -> list[str]:

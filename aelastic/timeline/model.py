@@ -177,7 +177,7 @@ class Story:
     length_s: float
     nodes: tuple[NodeStory, ...]
     restarts: tuple[Restart, ...]
-    spent: dict[str, float]  # on starting, training, restarting, ending; together `length_s`
+    spent: dict[str, float]  # seconds of each of `time_spent.ON`; together `length_s`
     state: str  # of the job, as the last agent saw it; "" where no agent saw the end
     reason: str
     culprit: str  # the worker whose failure ended the job, where and why; "" if none did
@@ -191,4 +191,4 @@ class Story:
         """
         last = max(self.nodes, key=lambda node: node.ends)
         is_open = last.closing in {"cut off", "unknown"} and last.ends_at_start
-        return not is_open or self.spent["training"] >= UNKNOWN_END_S
+        return not is_open or self.spent["trained"] >= UNKNOWN_END_S

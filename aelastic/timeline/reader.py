@@ -198,6 +198,15 @@ def runs_of(logs: Sequence[Log]) -> list[list[Log]]:
     return sorted(runs, key=lambda run: run[0].first_wall)
 
 
+def in_order(logs: Sequence[Log]) -> list[tuple[float, Entry]]:
+    """All records, as they happened: how far the clocks of nodes that have met differ is known."""
+    told: list[tuple[float, Entry]] = []
+    for run in runs_of([log for log in logs if log.entries]):
+        for log, offset in zip(run, offsets_of(run)[0], strict=True):
+            told += [(entry.wall - offset, entry) for entry in log.entries]
+    return sorted(told, key=lambda each: each[0])
+
+
 def offsets_of(logs: Sequence[Log]) -> tuple[list[float], list[str]]:
     """How far each log's clock is ahead of that of the log with most rounds, and notes about it.
 

@@ -291,46 +291,49 @@ BARRIER = ev.Changed(Phase.RUNNING, Phase.BARRIER, WorkerState.SUCCEEDED, "")
 ENDED = ev.RunEnded(WorkerState.SUCCEEDED, "")
 
 
+PROGRESSED = [ev.Progressed(1, 0, 0, step) for step in range(9)]
+
+
 def spent(*events: Any, at: float) -> dict[str, float]:
     read = exposed(told(*events), now=at)
-    lost = {name.split('"')[1]: value for name, value in read.items() if name.startswith("aelastic_lost_seconds")}
-    return {what: s for what, s in {"training": read["aelastic_training_seconds_total"], **lost}.items() if s}
+    return {name.split('"')[1]: s for name, s in read.items() if name.startswith("aelastic_time_seconds") and s}
 
 
 @pytest.mark.parametrize(
     "events, at, expected",
     [
-        ((BEGAN,), 5.0, {"start": 5}),
-        ((BEGAN, spawning(), STARTED), 9.0, {"start": 2, "training": 7}),
-        # The cause of the stop is not known yet, and then it is.
-        ((BEGAN, spawning(), STARTED, ev.PhaseTook("run", 1.0)), 9.0, {"start": 2, "training": 1}),
+        ((BEGAN,), 5.0, {"starting": 5}),
+        ((BEGAN, spawning(), STARTED), 9.0, {"starting": 2, "trained": 7}),
+        ((BEGAN, spawning(), STARTED, FAILED), 9.0, {"starting": 2 + 6, "trained": 1}),
         (
-            (BEGAN, spawning(), STARTED, ev.PhaseTook("run", 1.0), ev.Restarting("failure", "", 1)),
+            (BEGAN, spawning(), STARTED, ev.Restarting("membership", "", 0), STARTED),
             9.0,
-            {"start": 2, "training": 1, "failure": 6},
+            {"starting": 2 + 1, "trained": 1 + 5},
         ),
-        # A newcomer: the cause is known first.
+        # Of the four steps of the last second, two are made for the second time.
         (
-            (BEGAN, spawning(), STARTED, ev.Restarting("membership", "", 0), ev.PhaseTook("run", 2.0), spawning(), STARTED),
-            9.0,
-            {"start": 2, "training": 2 + 3, "membership": 2},
+            (
+                BEGAN, spawning(), STARTED, PROGRESSED[1], PROGRESSED[5], FAILED, ev.Restarting("failure", "", 1),
+                ROUND.replace(round=2), STARTED, PROGRESSED[3], PROGRESSED[7],
+            ),
+            10.0,
+            {"starting": 3 + 4, "trained": 2 + 0.5, "twice": 0.5},
         ),
-        ((BEGAN, spawning(), STARTED, ev.PhaseTook("run", 1.0), BARRIER, ENDED), 99.0, {"start": 2, "training": 1, "end": 2}),
-        ((BEGAN, spawning(), STARTED, ev.StopAsked(15), ev.PhaseTook("run", 2.0), ENDED), 99.0, {"start": 2, "training": 2, "end": 1}),
-        ((BEGAN, ev.StopAsked(15), ENDED), 99.0, {"start": 1, "end": 1}),
+        ((BEGAN, spawning(), STARTED, ev.Announced("saving", "n1 leaves", 8)), 9.0, {"starting": 2, "trained": 1, "drained": 6}),
+        ((BEGAN, ev.Waited("1 of 2 nodes")), 9.0, {"waiting": 9}),
+        ((BEGAN, spawning(), STARTED, BARRIER, ENDED), 99.0, {"starting": 2, "trained": 2}),
     ],
 )  # fmt: skip
-def test_training_and_lost_seconds_are_the_whole_run(events: Any, at: float, expected: dict[str, float]) -> None:
+def test_what_the_time_goes_on_is_the_whole_run(events: Any, at: float, expected: dict[str, float]) -> None:
     assert spent(*events, at=at) == expected
 
 
 def test_what_was_exposed_never_shrinks() -> None:
-    metrics = told(BEGAN, spawning(), STARTED, ev.PhaseTook("detect", 0.5, 0))
-    assert exposed(metrics, now=4.0)["aelastic_training_seconds_total"] == 2
-    metrics.tell(ev.PhaseTook("run", 2.0), 4.0)  # it had ended at 2.5
-    metrics.tell(ev.Restarting("failure", "", 1), 4.0)
-    read = exposed(metrics, now=6.0)
-    assert (read["aelastic_training_seconds_total"], read['aelastic_lost_seconds_total{cause="failure"}']) == (2, 2)
+    metrics = told(BEGAN, spawning(), STARTED)
+    assert exposed(metrics, now=8.0)['aelastic_time_seconds_total{spent="trained"}'] == 6
+    metrics.tell(ev.Noticed(1, 0, 0, "hang", "no output for 4 s", is_stopped=False), 8.0)
+    read = exposed(metrics, now=9.0)
+    assert [read[f'aelastic_time_seconds_total{{spent="{what}"}}'] for what in ("trained", "hung")] == [6, 5]
 
 
 def test_the_start_of_the_phase_is_a_time_of_day() -> None:

@@ -49,7 +49,7 @@ def test_the_picture_and_the_trace_of_all_nodes_lie_in_the_folder(
     assert said == [
         f"picture  {picture}",
         f"trace    {trace}  (for https://ui.perfetto.dev)",
-        "run      job: training 92.1 % of 20.2 s, 1 restart (300 ms, 1.5 %)",
+        "run      job: 20.2 s: trained 92.1 %, starting 7.4 %, waiting 0.50 %, 1 restart (300 ms until workers ran)",
     ]
 
 
@@ -80,7 +80,7 @@ def test_of_several_runs_the_last_is_drawn_unless_another_is_chosen(
     said = capsys.readouterr().out
     assert "run      later: " in said and "1 other runs found; use --run-id to choose one: job" in said
     assert main([str(folder), "--run-id", "job"]) == 0
-    assert "run      job: training 92.1 %" in capsys.readouterr().out
+    assert "run      job: 20.2 s: trained 92.1 %" in capsys.readouterr().out
     assert "no such run here; found: " in refused(capsys, folder, "--run-id", "jab")
 
 

@@ -167,7 +167,7 @@ def test_no_shares_are_stated_where_the_log_ends_with_the_start() -> None:
     assert summary(story_of(a_start())) == said
     assert said.capitalize() in text and "at least 23 ms" in text
     assert not re.search(r"\d %", text) and "data-spent" not in text
-    assert summary(story_of(lived)) == "training 99.96 % of 1 min 00 s"
+    assert summary(story_of(lived)) == "1 min 00 s: trained 99.96 %, starting 0.04 %"
     assert "data-spent" in page(story_of(lived))
 
 
@@ -285,7 +285,10 @@ def test_lengths_of_time_are_said_as_people_say_them(seconds: float, words: str)
 
 
 def test_one_line_says_what_the_time_went_into() -> None:
-    assert summary(story_of(*a_crash())) == "training 92.1 % of 20.2 s, 1 restart (300 ms, 1.5 %)"
+    assert (
+        summary(story_of(*a_crash()))
+        == "20.2 s: trained 92.1 %, starting 7.4 %, waiting 0.50 %, 1 restart (300 ms until workers ran)"
+    )
 
 
 # The trace.

@@ -29,8 +29,11 @@ from aelastic.cli.verbs.texts import why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
+from aelastic.observe.time_spent import TimeSpent
 from aelastic.rdzv.policy.ledger import Blamed, Ledger
 from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
+from aelastic.spent.bill import Bill, advice_of, in_tenths, notes_of
+from aelastic.spent.command import as_text
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
@@ -129,6 +132,22 @@ def tells_why(block: Block) -> None:
     end = GenerationEnd(7, 0.0, 1860.0, "failure", decision.text, failure, 4120)
     now = datetime(2026, 1, 2, 9, 14, 2, tzinfo=UTC)
     assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now))}\n"
+
+
+def tells_what_was_spent(block: Block) -> None:
+    """It is what would be said of such a job."""
+    spent = TimeSpent()
+    hours = {"trained": 24.78, "twice": 1.06, "starting": 0.652, "hung": 0.4347, "drained": 0.1358, "waiting": 0.1086}
+    spent.seconds |= {name: 3600 * each for name, each in hours.items()}
+    spent.seconds |= {"stopping": 4.1, "rendezvous": 2.2, "imports": 738.2, "first step": 1602.7}
+    spent.failures, spent.starts, spent.hangs, spent.again, spent.most, spent.rate = 6, 9, 1, 15702, 402118, 4.3
+    seconds = spent.until(0.0)
+    bill = Bill(
+        "resnet", sum(seconds.values()), 8, seconds, in_tenths(seconds),
+        {name: each / 3600 * 8 * 2.1 for name, each in seconds.items()}, notes_of(spent),
+        tuple(advice_of(spent, 14.0, is_cold=True)), 0,
+    )  # fmt: skip
+    assert block.text.partition("--save 14\n")[2] == as_text(bill) + "\n"
 
 
 def in_a_network_of_its_own(block: Block) -> None:
@@ -275,6 +294,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Run(after="wait %1", code=143, script="rest()"),
         Checked("asks several hosts; one is asked by what docs/reference/http.md shows", is_in_status),
     ],
+    "docs/how-to/spent.md": [Checked("is of a job of a day", tells_what_was_spent)],
     "docs/how-to/speak.md": [Checked("asks a job of three nodes; tests/nodes/test_verbs_of_a_team.py does", asks)],
     "docs/how-to/verdicts.md": [
         Run(code=1, script="\n" * 32 + "{}['lr']", needs=()),

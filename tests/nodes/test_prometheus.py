@@ -56,7 +56,10 @@ def test_promtool_takes_the_rules() -> None:
 OF_RUN = '{instance="a",job="j"}'
 INFO = f'aelastic_run_info{OF_RUN[:-1]},run_id="r",host="h"}}'
 STORIES: dict[str, dict[str, str]] = {
-    "AelasticRestartsCostTime": {'aelastic_lost_seconds_total{instance="a",job="j",cause="failure"}': "0+6x120"},
+    "AelasticRestartsCostTime": {
+        'aelastic_time_seconds_total{instance="a",job="j",spent="twice"}': "0+6x120",
+        'aelastic_restarts_total{instance="a",job="j",cause="failure"}': "0x60 1x60",
+    },
     "AelasticBudgetNearlyUsed": {
         f"aelastic_used_restarts{OF_RUN}": "0x60 3x60",
         f"aelastic_max_restarts{OF_RUN}": "3x120",
@@ -72,7 +75,7 @@ STORIES: dict[str, dict[str, str]] = {
         'aelastic_phase{instance="a",job="j",phase="running"}': "0x120",
     },
     "": {  # a job that trains, with a budget that is not used
-        'aelastic_lost_seconds_total{instance="a",job="j",cause="start"}': "0+30x120",
+        'aelastic_time_seconds_total{instance="a",job="j",spent="starting"}': "0+30x120",
         f"aelastic_used_restarts{OF_RUN}": "0x120",
         f"aelastic_max_restarts{OF_RUN}": "3x120",
         'aelastic_worker_silence_seconds{instance="a",job="j",local_rank="0"}': "4x120",
@@ -170,13 +173,13 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         assert (asked(documented(), run_id=run_id) or 0) > 0
         wait_for("the budget's alert", lambda: server.firing() == {("AelasticBudgetNearlyUsed", run_id)})
         assert asked("run:aelastic_max_restarts:max", run_id=run_id) == 1
-        lost = "run_cause:aelastic_lost_seconds:rate1h"
-        wait_for("the time it lost", lambda: (asked(lost, run_id=run_id, cause="failure") or 0) > 0)
+        spent = "run_spent:aelastic_time_seconds:rate1h"
+        wait_for("the time it lost", lambda: (asked(spent, run_id=run_id, spent="starting") or 0) > 0)
         assert asked("sum(aelastic_coordinates)") == 1
         assert asked("max(aelastic_nodes_missing)") == 0
         assert asked('sum(aelastic_failures_total{kind="exit"})') == 1
         assert (asked("min(time() - aelastic_phase_start_time_seconds)") or -1) >= 0
-        wait_for("training", lambda: (asked("min(aelastic_training_seconds_total)") or 0) > 0)
+        wait_for("training", lambda: (asked('min(aelastic_time_seconds_total{spent="trained"})') or 0) > 0)
 
         second.tell(FAIL, 1)
         # Each agent's server waits until the end was read, and no longer.

@@ -18,9 +18,9 @@ from kit.virtual_clock import on_virtual_time
 from shell.test_supervisor_on_virtual_time import FAILS, SUCCEEDS, FakeBackend, StoreStandIn
 
 from aelastic import Supervisor, WorkerSpec
+from aelastic.export.systemd import SdNotify
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observers
-from aelastic.observe.systemd import SdNotify
 
 STARTED = ev.WorkersStarted(1, {0: 700})
 

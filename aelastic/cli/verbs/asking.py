@@ -101,6 +101,10 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         from aelastic.cli.verbs.explaining import run_policy
 
         return run_policy(argv[1:])
+    if argv[0] == "spent":
+        from aelastic.spent.command import run_spent
+
+        return run_spent(argv[1:])
     try:
         args = _parser(argv[0]).parse_args(argv[1:])
         return _Asking(argv[0], args, doors.folder_of(environ), complain).run()

@@ -34,6 +34,8 @@ def status(nodes: Sequence[Said], silent: Iterable[str]) -> str:
     restarts, drains = first["restarts"]["failure"], first["drains"]
     counts = f"{restarts} restart{'s' * (restarts != 1)} after failures, {drains} drain{'s' * (drains != 1)}"
     head = [first["run"]["run_id"], first["phase"], _since(first, first["run"]["began"]), counts]
+    if whole := sum(first["spent"].values()):
+        head.append(f"trained {100 * first['spent']['trained'] / whole:.0f} %")
     if first["progress"] is not None:
         progress = first["progress"]
         head.append(f"step {progress['step']}" + (f" of {progress['total']}" if progress.get("total") else ""))

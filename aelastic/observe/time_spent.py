@@ -1,0 +1,211 @@
+"""What the time of a job was spent on, from its run events: of one node while it runs, or of all nodes from their logs.
+
+Every second goes on exactly one of `ON`, so that the shares of a run are the whole, wherever its log is cut:
+
+- **starting**: until workers make their first step in a round, or, where no steps are told, have joined their process
+  group, or written something.  What is learnt later (the first step comes, a process group is joined) counts for all of
+  the round so far.
+- **trained**, **twice**: steps for the first time, and steps that an earlier round had made.  Between two records of
+  progress, steps are as long as each other.  Where no steps are told, it is not known what was done twice.
+- **hung**: before a watch has found that workers show no sign of life, as long as its sentence says, and after that.
+- **drained**: from the notice of an interruption until workers run again.  **waiting**: for nodes that are missing, for
+  somebody who looks at a failure that is held, or for the end.
+- **unknown**: nothing was recorded for longer than a living agent is silent.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+ON = "trained", "twice", "starting", "hung", "drained", "waiting", "unknown"
+# For people, where that is another word.
+WORDS = {"twice": "trained twice", "unknown": "not known"}
+# An agent that lives writes something each minute.
+GAP_S = 90.0
+# What starting consists of.
+STARTS = "stopping", "rendezvous", "imports", "first step"
+_SILENT = re.compile(r"(?:for|in its first) (\d+(?:\.\d+)?) s\b")
+_AT_WORK = "trained", "twice"
+
+
+class TimeSpent:
+    """Of one job.
+
+    Args:
+        gap_s: of a longer silence it is not known what it was spent on.
+    """
+
+    def __init__(self, gap_s: float = float("inf")) -> None:
+        self.seconds = dict.fromkeys((*ON, *STARTS), 0.0)
+        self.worker_s = dict.fromkeys((*ON, *STARTS), 0.0)  # the same, times the workers that there were
+        self.failures = self.starts = self.hangs = 0
+        self.again, self.most = 0, -1  # steps made twice, and the last of all
+        self.first_imports_s = 0.0  # of the first start
+        self.save_s: float | None = None  # from a notice until all had saved, as was seen last
+        self.rate = 0.0  # steps per second, as was told last
+        self._high = -1  # the most that rounds before this one have made
+        self._gap_s = gap_s
+        self._on, self._part = "waiting", ""
+        self._now: float | None = None  # counted until
+        self._since = 0.0  # when that began
+        self._saves_since: float | None = None  # all ranks
+        self._agents = self._round = self._formed = self._started = self._ended = self._workers = 0
+        self._is_up = self._is_down = self._has_told = self._tells_steps = False
+        self._step: tuple[int, float] | None = None  # the last of this round, and when
+        self._before = self._at_work()  # what was counted at work before this round, or this sample
+
+    def until(self, now: float) -> dict[str, float]:
+        """Seconds of each of `ON`; their sum is the time from the first event to the last, or until now."""
+        more = 0.0 if self._now is None else max(0.0, now - self._now)
+        return {name: self.seconds[name] + more * (name == self._on) for name in ON}
+
+    def tell(self, kind: str, get: Callable[[str], Any], at: float) -> None:
+        """Takes an event.
+
+        Args:
+            kind: as the event log calls it.
+            get: gives a field of it, as the log has it; `None` if it has none.
+            at: when it happened; on one clock for all nodes.
+        """
+        if self._now is not None and (at - self._now > self._gap_s or not self._on):
+            self._on, self._part, was = "unknown", "", (self._on, self._part)
+            self._count(at)
+            self._on, self._part = was
+            self._agents = 0 if kind == "run_began" else max(1, self._agents)  # those before it were killed
+        self._count(at)
+        if kind == "run_began":
+            if not self._agents:  # rounds are counted anew
+                self._go("starting", "rendezvous")
+                self._round = 0
+            self._agents += 1
+        elif kind == "run_ended":
+            self._agents -= 1
+            if self._agents <= 0:
+                self._go("")  # it is over
+        elif kind == "round_formed":
+            self._on_formed(int(get("round")), int(get("world_size")))
+        elif get("round") in {None, self._round}:
+            self._in_round(kind, get, at)
+
+    def _in_round(self, kind: str, get: Callable[[str], Any], at: float) -> None:  # noqa: C901, PLR0912  one case for each
+        match kind:
+            case "workers_started":
+                if not self._started:  # what was told until now is of the round before
+                    self._step, self._high, self._before = None, self.most, self._at_work()
+                self._started += 1
+                if self._started >= self._formed and not self._tells_steps and self._on in {"starting", "drained"}:
+                    self._go("trained")
+            case "worker_reached" if self._tells_steps:
+                self._part = "first step" if self._part == "imports" else self._part
+            case "worker_reached" if not self._is_up and self._on in {*_AT_WORK, "starting"} and not self._is_down:
+                self._begin_work("imports")
+                self._is_up = get("phase") == "process_group"
+            case "progressed":
+                if self._step is None and get("is_last"):  # another node's, of the round before
+                    self.most = self._high = max(self.most, int(get("step")))
+                else:
+                    self._on_step(int(get("step")), at)
+                self.rate = get("steps_per_s") or self.rate
+            case "noticed" if (silent := _SILENT.search(str(get("reason")))) and self._on in _AT_WORK:
+                self.hangs += 1
+                self._move(self._on, "hung", float(silent[1]))
+                self._go("hung")
+                self._before = self._at_work()
+            case "announced":
+                is_on = {"saving": "drained", "held": "waiting", "called off": "trained"}.get(str(get("what")))
+                if is_on and self._on in {*_AT_WORK, "drained", "waiting"}:
+                    self._go(is_on)
+                self._saves_since = at if is_on == "drained" and get("save_at") else None
+            case "changed" if get("phase") == "joining" and self._on == "starting":
+                self._go("starting", "rendezvous")
+            case "waited" if self._part == "rendezvous" or (self._on == "drained" and self._is_down):
+                self._move(self._on, "waiting", at - self._since)
+                self._go("waiting")
+            case "worker_ended":
+                self._ended += 1
+                if get("outcome") == "failed" and not self._is_down:
+                    self._down()
+                elif self._ended >= self._workers and not self._is_down and self._on != "drained":
+                    self._go("waiting")
+            case "restarting":
+                if self._saves_since is not None:
+                    self.save_s, self._saves_since = at - self._saves_since, None
+                if not self._is_down or self._on == "waiting":
+                    self._down()
+                self.failures += get("cause") == "failure" and not self._has_told
+                self._has_told = True
+            case _:
+                pass
+
+    def _down(self) -> None:
+        """Workers of the round do not train any more."""
+        self._is_down = True
+        self._go("drained" if self._on == "drained" else "starting", "stopping")
+
+    def _on_formed(self, round_: int, workers: int) -> None:
+        if round_ <= self._round:
+            self._formed += round_ == self._round
+            return
+        self._round, self._formed, self._started, self._ended, self._workers = round_, 1, 0, 0, workers
+        self._is_up = self._is_down = self._has_told = False
+        self.starts += 1
+        self.first_imports_s = self.first_imports_s if self.starts > 2 else self.seconds["imports"]
+        self._go("drained" if self._on == "drained" else "starting", "imports")
+
+    def _begin_work(self, part: str) -> None:
+        """Workers were starting until now: what counted as work in this round was their start."""
+        for name, before in self._before.items():
+            self._move(name, "starting", max(0.0, self.seconds[name] - before), part)
+        self._go("trained")
+
+    def _on_step(self, step: int, at: float) -> None:
+        last, self._tells_steps = self._step, True
+        if last is None:
+            if self._on not in {"hung", "waiting"} and not self._is_down:
+                self._begin_work("first step")
+            self._is_up = True
+        elif step <= last[0]:
+            return  # another node, or the next epoch
+        else:
+            self._settle(last[0], step)
+        self._step, self._before, self.most = (step, at), self._at_work(), max(self.most, step)
+        if self._on in {*_AT_WORK, "hung"} and not self._is_down:
+            self._go("twice" if step < self._high else "trained")
+
+    def _settle(self, first: int, last: int) -> None:
+        """Of the time between two steps, a part was spent on those that an earlier round had made."""
+        repeated = min(max(self._high - first, 0), last - first)
+        self.again += repeated
+        passed = {name: max(0.0, now - self._before[name]) for name, now in self._at_work().items()}
+        total = sum(passed.values())
+        if total > 0:
+            wanted = total * repeated / (last - first)
+            source, target = ("trained", "twice") if wanted > passed["twice"] else ("twice", "trained")
+            self._move(source, target, abs(wanted - passed["twice"]))
+
+    def _at_work(self) -> dict[str, float]:
+        return {name: self.seconds[name] for name in _AT_WORK}
+
+    def _move(self, source: str, target: str, seconds: float, part: str = "") -> None:
+        """Something else than was thought has had these seconds."""
+        share = min(seconds / self.seconds[source], 1.0) if self.seconds[source] > 0 else 0.0
+        for totals in (self.seconds, self.worker_s):
+            moved = totals[source] * share
+            totals[source] -= moved
+            for name in filter(None, (target, part)):
+                totals[name] += moved
+
+    def _go(self, on: str, part: str = "") -> None:
+        self._on, self._part, self._since = on, part if on == "starting" else "", self._now or 0.0
+
+    def _count(self, now: float) -> None:
+        """Time until now went on what it goes on."""
+        passed = 0.0 if self._now is None else max(0.0, now - self._now)
+        self._now = now if self._now is None else max(now, self._now)
+        for name in filter(None, (self._on, self._part)):
+            self.seconds[name] += passed
+            self.worker_s[name] += passed * max(1, self._workers)

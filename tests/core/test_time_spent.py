@@ -1,0 +1,49 @@
+"""Where the time of a job went: as a job of which that is known, and in sums that are the whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.stories.spent_logs import Job
+from kit.stories.timelines import logs_of
+
+from aelastic.observe.time_spent import ON
+from aelastic.spent.bill import bill_of, in_tenths
+from aelastic.timeline.reader import read_logs
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_each_share_is_what_it_was(part: int) -> None:
+    for seed in range(20 * part, 20 * part + 20):
+        job = Job(seed)
+        bill = bill_of(logs_of(*job.logs), (2.0, "gpu-"), None)
+        whole = sum(job.truth.values())
+        assert bill.length_s == pytest.approx(whole, abs=0.01)
+        wrong = {name: bill.seconds[name] / whole * 100 - job.truth[name] / whole * 100 for name in ON}
+        assert all(abs(points) < 0.2 for points in wrong.values()), (seed, wrong)
+        assert round(sum(bill.shares.values()), 6) == 100.0
+        assert bill.cost == pytest.approx(whole / 3600 * 2 * 2 * job.count, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_log_that_is_cut_anywhere_adds_up(seed: int) -> None:
+    job, rng = Job(seed), random.Random(seed)
+    data = [b"".join(node.lines) for node in job.logs]
+    for _ in range(20):
+        cut = [each[: rng.randrange(len(each))] for each in data]
+        logs = [log for each in cut for log in read_logs("x", each.splitlines(keepends=True)) if log.entries]
+        if logs:
+            bill = bill_of(logs, None, None)
+            assert round(sum(bill.shares.values()), 6) == 100.0
+            assert all(each >= -1e-6 for each in bill.seconds.values())
+
+
+@given(st.dictionaries(st.sampled_from(ON), st.floats(0, 1e9), min_size=len(ON)))
+def test_percents_add_up(parts: dict[str, float]) -> None:
+    found = in_tenths(parts)
+    assert round(sum(found.values()), 6) == 100.0
+    whole = sum(parts.values())
+    assert not whole or all(abs(found[name] - parts[name] / whole * 100) <= 0.1 + 1e-6 for name in parts)
