@@ -63,7 +63,8 @@ def bill_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: float 
         costs = {name: of[name] / 3600 * price[0] for name in ON}
     return Bill(
         next(log.run_id for log in logs if log.entries), sum(seconds.values()), workers, seconds, in_tenths(seconds),
-        costs, notes_of(spent), tuple(advice_of(spent, save_s, is_cold=is_cold)), odd + sum(log.damaged for log in logs),
+        costs, notes_of(spent), tuple(advice_of(spent, save_s, is_cold=is_cold)),
+        odd + sum(log.damaged for log in logs),
     )  # fmt: skip
 
 
