@@ -39,7 +39,7 @@ FLOORS = (
     ("supervisor", "event_log", "sd_notify"),
     ("doctor",),
     ("timeline",),
-    ("spent",),
+    ("spent", "rehearse"),
     ("cli",),
     ("launcher",),
     ("launch", "run", "__main__", "elastic_agent"),

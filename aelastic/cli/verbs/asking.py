@@ -97,14 +97,8 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
     """
     if os.path.isfile(argv[0]) or os.path.exists(os.path.join(argv[0], "__main__.py")):
         complain(f"aelastic: {argv[0]} is a verb here; the file of that name is ./{argv[0]}")
-    if argv[0] == "policy":
-        from aelastic.cli.verbs.explaining import run_policy
-
-        return run_policy(argv[1:])
-    if argv[0] == "spent":
-        from aelastic.spent.command import run_spent
-
-        return run_spent(argv[1:])
+    if argv[0] in _APART:
+        return _APART[argv[0]](argv[1:], environ)
     try:
         args = _parser(argv[0]).parse_args(argv[1:])
         return _Asking(argv[0], args, doors.folder_of(environ), complain).run()
@@ -122,6 +116,38 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         return 0  # who reads has seen enough
     except KeyboardInterrupt:
         return 128 + 2
+
+
+def _policy(argv: Sequence[str], environ: Mapping[str, str]) -> int:  # noqa: ARG001  as the others
+    from aelastic.cli.verbs.explaining import run_policy
+
+    return run_policy(argv)
+
+
+def _spent(argv: Sequence[str], environ: Mapping[str, str]) -> int:  # noqa: ARG001  as above
+    from aelastic.spent.command import run_spent
+
+    return run_spent(argv)
+
+
+def _rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    from aelastic.cli.arguments import parse
+    from aelastic.cli.options import GROUPS
+    from aelastic.cli.parser import read_options
+    from aelastic.rehearse.command import Launch, run_rehearsal
+
+    def read(rest: Sequence[str]) -> Launch:
+        chosen, spec = read_options(rest, environ, GROUPS), parse(rest, environ).spec
+        begins = len(rest) - len(chosen.script_args) - 1
+        return Launch(rest[:begins], rest[begins:], spec.local_world_size, chosen["progress"] or "")
+
+    return run_rehearsal(argv, read)
+
+
+# Of a job that is over, or before it begins.
+_APART: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
+    "policy": _policy, "spent": _spent, "rehearse": _rehearse,
+}  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

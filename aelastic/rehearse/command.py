@@ -1,0 +1,159 @@
+"""The command `aelastic rehearse`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from aelastic.errors import EXIT_FAILURE, InputError
+from aelastic.failures.error_file import printable
+from aelastic.rehearse.cases import CannotError, Found, Rehearsals
+from aelastic.rehearse.play import Script
+
+EXIT_CANNOT = 3
+_WITH_VALUE = {"--metric", "--checkpoints", "--for", "--only", "--output"}
+
+
+class Launch(NamedTuple):
+    """The job's own command line."""
+
+    options: Sequence[str]
+    command: Sequence[str]  # the script, and its arguments
+    workers: int
+    progress: str
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"rehearse: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="aelastic rehearse",
+        usage="aelastic rehearse [these options] [options of a job] script [arguments of the script]",
+        description="Runs a script undisturbed, then under one fault at a time, and says whether it resumes.",
+        epilog="--progress 'step (\\d+)', an option of the job, says which step the script is at.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--metric", type=_pattern, metavar="REGEX", help="a number that is to be the same, as 'loss (\\S+)'"
+    )
+    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="where the script saves (default: this folder)")
+    parser.add_argument("--for", dest="for_s", type=_seconds, default=600.0, metavar="S", help="of the undisturbed run")
+    parser.add_argument("--only", default="", metavar="WORD", help="cases whose names have it")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="for logs, and files of the script (default: a new one)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end")
+    return parser
+
+
+def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) -> int:
+    """Rehearses a script; gives the exit code: 0: all holds, 1: something does not, 3: it cannot be rehearsed.
+
+    Args:
+        argv: our options, then those of a job.
+        read: reads the latter.
+
+    Raises:
+        InputError: something is wrong with them.
+    """
+    own, rest = _split(argv)
+    options = _parser().parse_args(own)
+    launch = read(rest)
+    if not launch.progress:
+        raise InputError("rehearse: which step a script is at is not known: add --progress 'step (\\d+)'")
+    root = options.checkpoints or Path.cwd()
+    if options.checkpoints is not None:
+        with suppress(FileNotFoundError):
+            if any(root.iterdir()):
+                raise InputError(f"--checkpoints {root}: there are files in it: a rehearsal begins without")
+        root.mkdir(parents=True, exist_ok=True)
+    apart = Path(tempfile.mkdtemp(prefix="aelastic_rehearsal_")) if options.output is None else options.output
+    if options.output is not None and apart.exists():
+        raise InputError(f"--output {apart} is there: name a new folder")
+    apart.mkdir(parents=True, exist_ok=True)
+    script = Script(
+        launch.options,
+        launch.command,
+        launch.workers,
+        re.compile(launch.progress),
+        options.metric,
+        root.resolve(),
+        apart.resolve(),
+    )
+    return _rehearse(script, options)
+
+
+def _rehearse(script: Script, options: argparse.Namespace) -> int:
+    rehearsals, found = Rehearsals(script, options.for_s), list[Found]()
+
+    def tell(each: Found) -> None:
+        found.append(each)
+        if not options.json:
+            verdict = "" if len(found) == 1 else "ok" if each.holds else "FAIL"
+            _say(f"{len(found):2} {each.name:<34} {verdict:<5}{each.text}")
+
+    try:
+        tell(rehearsals.first())
+    except CannotError as error:
+        said: dict[str, Any] = {"code": "cannot", "text": str(error), "folder": str(script.apart)}
+        _say(json.dumps(said, indent=2) if options.json else f"aelastic: {error}; its logs are in {script.apart}")
+        return EXIT_CANNOT
+    for name in rehearsals.cases:
+        if options.only in name:
+            tell(rehearsals.run(name))
+    failed = [each for each in found if not each.holds]
+    if options.json:
+        code = "failed" if failed else "ok"
+        _say(
+            json.dumps(
+                {"code": code, "rehearsals": [each._asdict() for each in found], "folder": str(script.apart)}, indent=2
+            )
+        )
+    else:
+        _say(f"{len(failed)} of {len(found) - 1} do not hold" if failed else f"all {len(found) - 1} hold")
+        for advice in dict.fromkeys(each.advice for each in failed if each.advice):
+            _say(f"  {advice}")
+        _say(f"logs, and what the script has saved: {script.apart}")
+    return EXIT_FAILURE if failed else 0
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the rest, which begins with the first that is none of ours."""
+    own, rest = list[str](), list(argv)
+    while rest and (name := rest[0].partition("=")[0]) in {*_WITH_VALUE, "--json", "--help", "-h"}:
+        takes = 2 if name in _WITH_VALUE and "=" not in rest[0] else 1
+        own, rest = own + rest[:takes], rest[takes:]
+    return own, rest
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
+    if not pattern.groups:
+        raise argparse.ArgumentTypeError(f"{text!r} has no group for the number: use 'loss (\\S+)'")
+    return pattern
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 1 <= (seconds := float(text)) <= 1e6:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r}: use seconds, at least 1")
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stdout.write(f"{printable(text)}\n")
+        sys.stdout.flush()

@@ -1,0 +1,128 @@
+"""Scripts with a planted fault, which a rehearsal finds, and right ones, in which it finds none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.launching import LAUNCH_TIMEOUT_S
+
+# A training of 30 steps on each rank; rank 0 saves all state each 5 steps, in pieces, as a large file is written.
+SCRIPT = """
+import json, os, random, time
+{begin}
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+os.makedirs("ck", exist_ok=True)
+state = {{"step": 0, "weight": 1.0, "momentum": 0.0, "random": None}}
+dice = random.Random(7)
+
+def write(name):
+    state["random"] = dice.getstate()
+    text = json.dumps(state)
+    with open("ck/" + name, "w") as file:
+        for at in range(0, len(text), 400):
+            file.write(text[at : at + 400])
+            file.flush()
+            time.sleep(0.001)
+
+def save():
+    if rank == 0:
+        {write}
+
+names = sorted((each for each in os.listdir("ck") if each.endswith(".json")), key=lambda each: int(each.split(".")[0]))
+{load}
+for step in range(state["step"], 30):
+    time.sleep(0.02)
+    {each}
+    state["momentum"] = 0.9 * state["momentum"] + dice.random()
+    state["weight"] -= 0.01 * state["momentum"]
+    state["step"] = step + 1
+    print("step", {shown}, "loss", repr(state["weight"]), flush=True)
+    {notice}
+    if step % 5 == 4:
+        save()
+"""
+LOAD = """
+if names:
+    state = json.load(open("ck/" + names[-1]))
+    dice.setstate((state["random"][0], tuple(state["random"][1]), state["random"][2]))
+"""
+WRITE = 'write(f"{step}.part"); os.replace(f"ck/{step}.part", f"ck/{step}.json")'
+IN_PLACE = 'write(f"{step}.json")'
+NOTICE = "if notice.due(): save(); notice.saved()"
+WITH = "from aelastic import notice"
+TOLERANT = """
+for name in names[-1:]:
+    try:
+        state = json.load(open("ck/" + name))
+        dice.setstate((state["random"][0], tuple(state["random"][1]), state["random"][2]))
+    except ValueError:
+        pass
+"""
+HOLDS, AGAIN, NUMBERS, CRASH = "", "began again at step 0", "in the place of", "it did not come back"
+# What is other than above; a case that does not hold, and what is said of it.
+PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
+    "it never resumes": ({"load": ""}, "killed at", AGAIN),
+    "it counts steps from 0": ({"load": LOAD + "    state['step'] = 0\n"}, "killed at", AGAIN),
+    "it counts from 0, with another number": ({"shown": "step - start", "load": LOAD + "start = state['step']\n"}, "killed at", AGAIN),
+    "it writes in place": ({"write": IN_PLACE}, "while it saves", CRASH),
+    "it writes in place, and forgives": ({"write": IN_PLACE, "load": TOLERANT}, "while it saves", AGAIN),
+    "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "killed at", NUMBERS),
+    "it forgets the momentum": ({"load": LOAD + "    state['momentum'] = 0.0\n"}, "killed at", NUMBERS),
+    "it skips steps": ({"load": LOAD + "    state['step'] += 9\n"}, "killed at", "were never made"),
+    "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "notice, 15 s", "lost"),
+    "it saves where it does not look": (
+        {"begin": WITH, "notice": "if notice.due(): open('ck/lost', 'w').close(); notice.saved()"}, "notice, 15 s", "lost",
+    ),
+    "it wants two workers": ({"begin": "assert os.environ['WORLD_SIZE'] == '2'"}, "one worker more", CRASH),
+    "it breaks if it is paused": (
+        {"begin": "last = time.monotonic()", "each": "assert time.monotonic() - last < 2.0; last = time.monotonic()"},
+        "frozen", "did not go on",
+    ),
+}  # fmt: skip
+RIGHT: dict[str, dict[str, str]] = {
+    "that knows nothing of notices": {},
+    "that saves at a notice": {"begin": WITH, "notice": NOTICE},
+    "that has a log of its own": {"each": "print(step, file=open('own.log', 'a'))"},
+    "whose numbers are never the same": {"load": LOAD + "dice = random.Random()\n"},
+    "that saves on each rank": {"write": WRITE.replace("ck/", "ck/"), "begin": "import sys"},
+    "that tells steps on one rank": {"shown": "step if rank == 0 else '-'"},
+}
+
+
+def rehearse(folder: Path, parts: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
+    usual = {"begin": "", "load": LOAD, "each": "pass", "write": WRITE, "notice": "", "shown": "step"}
+    (folder / "train.py").write_text(SCRIPT.format(**{**usual, **parts}))
+    command = [
+        sys.executable, "-m", "aelastic", "rehearse", "--metric", r"loss (\S+)", "--checkpoints", "ck", "--output", "out", "--json",
+        *options, "--nproc-per-node", "2", "--progress", r"step (\d+)", "train.py",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=5 * LAUNCH_TIMEOUT_S
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.all
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
+    parts, case, words = PLANTED[name]
+    code, said = rehearse(tmp_path, parts)
+    assert code == 1 and said["code"] == "failed", said
+    (found,) = [each for each in said["rehearsals"] if case in each["name"]]
+    assert not found["holds"] and words in found["text"], said
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.all
+@pytest.mark.parametrize("name", RIGHT)
+def test_nothing_is_found_in_a_script(name: str, tmp_path: Path) -> None:
+    code, said = rehearse(tmp_path, RIGHT[name])
+    assert code == 0 and len(said["rehearsals"]) == 9, said
+    assert not (tmp_path / "ck").exists() or not any((tmp_path / "ck").iterdir())
