@@ -550,18 +550,27 @@ def test_a_host_that_is_the_cause_twice_within_a_day_has_no_seat() -> None:
     assert not any(each.host == "host-a" for each in core.forming.bench.ledger.blamed), "a person knows better"
 
 
-def test_a_node_that_is_lost_twice_has_no_seat_when_it_comes_back() -> None:
+def loses(core: Coordinator, at: float) -> list[Any]:
+    core.handle(Lost("a", "no heartbeat"), at)
+    ready(core, "bc", at + 1.0)
+    core.handle(Confirmed(core.forming.losses), at + 1.0)
+    told = ready(core, "a", at + 10.0)
+    core.handle(DeadlinePassed(), at + 20.0)
+    ready(core, "bc", at + 21.0)
+    core.handle(Confirmed(core.forming.losses), at + 21.0)
+    return told
+
+
+def test_losses_alone_are_held_against_no_host_and_count_beside_what_is_proved() -> None:
     core = job(RestartPolicy(9), "abc")
-    for at in (101.0, 201.0):
-        core.handle(Lost("a", "no heartbeat"), at)
-        ready(core, "bc", at + 1.0)
-        core.handle(Confirmed(core.forming.losses), at + 1.0)
-        told = ready(core, "a", at + 10.0)
-        core.handle(DeadlinePassed(), at + 20.0)
-        ready(core, "bc", at + 21.0)
-        core.handle(Confirmed(core.forming.losses), at + 21.0)
-        assert told == ([] if at == 101.0 else [r.Benched("lost again", 7 * 86400.0 - 9.0)])
-    assert names_in(core) == "bc" and core.forming.restart_count == 0
+    for at in (101.0, 201.0, 301.0):
+        assert loses(core, at) == []
+        assert names_in(core) == "abc"
+    assert segfault(core, "a", 401.0) == ["Signal 11 (SIGSEGV)"] and names_in(core) == "bc"
+    core = job(RestartPolicy(9), "abc")
+    assert segfault(core, "a", 101.0) == []
+    assert loses(core, 201.0) == [r.Benched("lost again", 7 * 86400.0 - 9.0)]
+    assert names_in(core) == "bc" and core.forming.restart_count == 1
 
 
 def test_a_node_that_comes_out_of_two_rounds_unfit_has_no_seat_when_it_is_fit_again() -> None:

@@ -1,7 +1,7 @@
 """Jobs with a broken host, simulated for days: it is found, and hosts that are well keep their seats.
 
 Only the coordinator is real.  Its nodes fail as nodes do: the broken one takes the job down again and again, by a
-segmentation fault, a bus error, its own loss or a check that finds it unfit; the others by errors, hangs and lost peers,
+segmentation fault, a bus error or a check that finds it unfit; the others by errors, hangs and lost peers,
 which prove nothing of a host, and now and then by a loss, which proves a little.
 """
 
@@ -118,13 +118,11 @@ class Job:
             self.settle()
 
     def break_down(self, name: str) -> None:
-        match self.rng.choice(["SEGV", "BUS", "lost", "unfit"]):
+        match self.rng.choice(["SEGV", "BUS", "unfit"]):
             case "SEGV":
                 self.fail(name, failure(name))
             case "BUS":
                 self.fail(name, failure(name, -7, "Signal 7 (SIGBUS)"))
-            case "lost":
-                self.lose(name)
             case _:
                 self.fail(name, failure(name, 1, "RuntimeError: uncorrectable ECC error"))
                 self.join([name], "row 3")

@@ -52,6 +52,7 @@ class Blamed(Record):
 
     host: str
     at: float  # as above
+    is_loss: bool = False  # it was lost without a word
 
 
 class Ledger(Record):
@@ -101,14 +102,18 @@ class Ledger(Record):
             blamed=tuple(each for each in self.blamed if each.host != host),
         )
 
-    def blame(self, host: str, now: float) -> Ledger:
+    def blame(self, host: str, now: float, *, is_loss: bool = False) -> Ledger:
         """With one thing more that is proved against a host."""
         kept = [each for each in self.blamed if now < each.at + BLAME_WINDOW_S]
-        return self.replace(blamed=(*kept, Blamed(host, now))[-EXCLUDED_MAX:])
+        return self.replace(blamed=(*kept, Blamed(host, now, is_loss))[-EXCLUDED_MAX:])
 
-    def is_broken(self, host: str, now: float) -> bool:
-        """Whether a host is the cause once too often, if it is the cause now."""
-        return 1 + sum(each.host == host and now < each.at + BLAME_WINDOW_S for each in self.blamed) >= BLAMES
+    def is_broken(self, host: str, now: float, *, is_loss: bool = False) -> bool:
+        """Whether a host is the cause once too often, if it is the cause now.
+
+        Losses alone prove nothing: networks, spot markets and people take nodes away and give them back, for free.
+        """
+        losses = [each.is_loss for each in self.blamed if each.host == host and now < each.at + BLAME_WINDOW_S]
+        return 1 + len(losses) >= BLAMES and not (is_loss and all(losses))
 
     def advance(self, reached: Reached, *, is_complete: bool) -> bool | None:
         """Whether a round has come further than all before it; `None`: that is not known.

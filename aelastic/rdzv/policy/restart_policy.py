@@ -169,9 +169,10 @@ class RestartPolicy(Record):
             why = "lost again" if failure is None else failure.headline[:200]
             ledger = ledger.exclude(decision.excluded, why, end.now, decision.for_s)
         for host in sorted({end.cause.culprit, *end.unfit} - {""}) if end.hosts > 1 else ():
-            is_new = host not in ledger.absent(end.now) and self._is_broken(host, end) and self._room(host, ledger, end)
-            ledger = ledger.exclude(host, "unfit again", end.now, BROKEN_S) if is_new else ledger
-            ledger = ledger.blame(host, end.now)
+            is_unfit = host in end.unfit and self._is_broken(host, end.replace(cause=end.cause.replace(is_loss=False)))
+            if is_unfit and host not in ledger.absent(end.now) and self._room(host, ledger, end):
+                ledger = ledger.exclude(host, "unfit again", end.now, BROKEN_S)
+            ledger = ledger.blame(host, end.now, is_loss=host not in end.unfit and end.cause.is_loss)
         return ledger.spend(decision.rule, end.now, decision.window_s) if decision.rule >= 0 else ledger
 
     def after_drain(self, text: str) -> str:
@@ -263,7 +264,7 @@ class RestartPolicy(Record):
 
     @staticmethod
     def _is_broken(host: str, end: End) -> bool:
-        return bool(host) and end.hosts > 1 and end.ledger.is_broken(host, end.now)
+        return bool(host) and end.hosts > 1 and end.ledger.is_broken(host, end.now, is_loss=end.cause.is_loss)
 
     def _charge(self, end: End, delay_s: float = 0.0) -> Decision:
         if end.restart_count < self.max_restarts:

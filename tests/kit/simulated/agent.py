@@ -43,7 +43,7 @@ from aelastic.rdzv.protocol.messages import (
     Waiting,
     Welcome,
 )
-from aelastic.rdzv.protocol.requests import Answer, Notice
+from aelastic.rdzv.protocol.requests import Answer, Benched, Notice
 from aelastic.rdzv.settings import LEASE_S, RendezvousSettings
 from aelastic.rdzv.survivors import election_events as e
 from aelastic.rdzv.survivors.absent import RETURN_S
@@ -285,6 +285,8 @@ class Agent(SimulatedProcess):
             self.holds.on_told(message)
         elif isinstance(message, Answer):
             self.answers.append(message)
+        elif isinstance(message, Benched):  # it waits; for longer than any story here
+            self.told.append(message.reason)
         else:
             self.mail(self._group_shell, message)
 
