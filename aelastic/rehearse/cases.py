@@ -67,7 +67,7 @@ class Rehearsals:
     def __init__(self, script: Script, for_s: float) -> None:
         self._script, self._for_s = script, for_s
         self._before = stamps_of(script.root, script.apart)
-        self._number, self._resumes = 0, True  # after a kill between two saves
+        self._number, self._holds = 0, True  # after a kill between two saves
         self.undisturbed = Undisturbed(0, 0, 0.0, 0.0, (), {})
 
     def first(self) -> Found:
@@ -89,7 +89,7 @@ class Rehearsals:
             took_s = max(play.steps[-1].at - begins.at, 0.001)
             self.undisturbed = Undisturbed(
                 begins.number, play.last, took_s / max(1, play.last - begins.number), begins.at - play.began,
-                tuple(step for _, step in play.saves), play.metrics.get(1, {}),
+                tuple(play.saved_after), play.metrics.get(1, {}),
             )  # fmt: skip
         self._clear()
         steps = play.last - begins.number + 1
@@ -146,8 +146,8 @@ class Rehearsals:
             if not self._reach(play, self._at):
                 return self._astray(play)
             play.kill(rank)
-            self._resumes, text, advice = self._judge(play, to_end=True)
-            return self._resumes, text, advice
+            self._holds, text, advice = self._judge(play, to_end=True)
+            return self._holds, text, advice
 
     def _killed_twice(self) -> Judged:
         with self._play() as play:
@@ -162,14 +162,20 @@ class Rehearsals:
         if not self.undisturbed.saves:
             return True, "it saves nothing that is seen here (--checkpoints DIR)", ""
         with self._play() as play:
+            self._reach(play, self.undisturbed.first)
+            usual = set().union(*play.opened().values())
             # The second save: there is an older checkpoint to go back to.
             self._reach(play, (*self.undisturbed.saves[1:2], self.undisturbed.saves[0])[0] - 1)
-            caught = play.catch_writer(self.undisturbed.until(self.undisturbed.last))
+            caught = play.catch_writer(usual, self.undisturbed.until(self.undisturbed.last))
             if not caught:
                 return True, "no save took long enough to be caught", ""
             holds, text, advice = self._judge(play)
             names = ", ".join(sorted(path.name for path in caught)[:2])
-            return holds, f"{text} ({names} was half written)", WHOLE if self._resumes and not holds else advice
+            return (
+                holds,
+                f"{text} ({names} was half written)",
+                WHOLE if not holds and (self._holds or not advice) else advice,
+            )
 
     def _noticed(self) -> Judged:
         with self._play() as play:

@@ -66,7 +66,7 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) 
     Raises:
         InputError: something is wrong with them.
     """
-    own, rest = _split(argv)
+    own, rest = split(argv)
     options = _parser().parse_args(own)
     launch = read(rest)
     if not launch.progress:
@@ -127,7 +127,7 @@ def _rehearse(script: Script, options: argparse.Namespace) -> int:
     return EXIT_FAILURE if failed else 0
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Our options, and the rest, which begins with the first that is none of ours."""
     own, rest = list[str](), list(argv)
     while rest and (name := rest[0].partition("=")[0]) in {*_WITH_VALUE, "--json", "--help", "-h"}:

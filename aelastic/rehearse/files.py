@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,15 +62,13 @@ def put_away(before: Mapping[Path, Stamp], root: Path, apart: Path, to: Path) ->
 
 def open_for_writing(pid: int, root: Path, apart: Path) -> set[Path]:
     """Files below a folder that a process has open for writing, but for those in another folder."""
-    found = set()
-    try:
+    found, inside = set(), f"{root}/"
+    with suppress(OSError):  # it is gone
         for fd in os.listdir(f"/proc/{pid}/fd"):
-            path = Path(os.readlink(f"/proc/{pid}/fd/{fd}"))
-            if path.is_relative_to(root) and not path.is_relative_to(apart):
-                with open(f"/proc/{pid}/fdinfo/{fd}") as info:
-                    flags = next((int(line.split()[1], 8) for line in info if line.startswith("flags")), 0)
-                if flags & os.O_ACCMODE != os.O_RDONLY:
-                    found.add(path)
-    except OSError:
-        pass  # it is gone, or has closed one meanwhile
+            with suppress(OSError):  # it has closed that one
+                path = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if path.startswith(inside) and not path.startswith(f"{apart}/"):
+                    info = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+                    if int(info.partition("flags:")[2].split()[0], 8) & os.O_ACCMODE != os.O_RDONLY:
+                        found.add(Path(path))
     return found

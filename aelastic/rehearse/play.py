@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from aelastic.host import proc_table
 from aelastic.notice.page import CALLS, PAGE_VARIABLE
 from aelastic.rehearse.files import Stamp, open_for_writing, stamps_of
 
@@ -141,6 +142,12 @@ class Play:
         """The largest step of all; -1: there is none."""
         return max((each.number for each in self.steps), default=-1)
 
+    @property
+    def saved_after(self) -> list[int]:
+        """Steps after which files had changed; of some in a row, the last."""
+        steps = [step for _, step in self.saves]
+        return [step for step, later in zip(steps, [*steps[1:], inf], strict=True) if later > step + 1]
+
     def last_of(self, rank: int) -> int:
         return max((each.number for each in self.steps if each.rank == rank), default=-1)
 
@@ -171,7 +178,7 @@ class Play:
     @property
     def cause(self) -> str:
         """Why it ended, in the agent's words."""
-        failed = [line for line in self.said if " failed on " in line or line.startswith("error")]
+        failed = [line for line in self.said if re.match(r"W rank \d+ failed on |error", line)]
         return failed[-1].removeprefix("W ") if failed else (self.said or ["no word"])[-1]
 
     # What is done to it.
@@ -200,16 +207,24 @@ class Play:
                     return True
         return False
 
-    def catch_writer(self, limit_s: float) -> set[Path]:
-        """Kills the first worker that opens a file for writing; gives these files, or none in time."""
-        pids, caught = self.pids(), set[Path]()
-        opened = partial(open_for_writing, root=self.script.root, apart=self.script.apart)
-        usual = {path for pid in pids.values() for path in opened(pid)}  # as a log of its own
+    def opened(self) -> dict[int, set[Path]]:
+        """Files of the script that processes of workers have open for writing now, by process."""
+        members = proc_table.session_members({*self.pids().values()})
+        return {each.pid: open_for_writing(each.pid, self.script.root, self.script.apart) for each in members}
+
+    def catch_writer(self, usual: set[Path], limit_s: float) -> set[Path]:
+        """Kills the first process of a worker that opens a file for writing; gives these files, or none in time.
+
+        Args:
+            usual: files that are always open, as a log.
+            limit_s: for that.
+        """
+        pids, caught = [*self.opened()], set[Path]()
 
         def is_caught() -> bool:
-            for rank, pid in pids.items():
-                if paths := opened(pid) - usual:
-                    self.kill(rank)
+            for pid in pids:
+                if paths := open_for_writing(pid, self.script.root, self.script.apart) - usual:
+                    proc_table.kill(pid)
                     caught.update(paths)
                     return True
             return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from aelastic.observe.status import describe_ends
 from aelastic.observe.time_spent import TimeSpent
 from aelastic.rdzv.policy.ledger import Blamed, Ledger
 from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
+from aelastic.rehearse.command import split
 from aelastic.spent.bill import Bill, advice_of, in_tenths, notes_of
 from aelastic.spent.command import as_text
 
@@ -148,6 +150,14 @@ def tells_what_was_spent(block: Block) -> None:
         tuple(advice_of(spent, 14.0, is_cold=True)), 0,
     )  # fmt: skip
     assert block.text.partition("--save 14\n")[2] == as_text(bill) + "\n"
+
+
+def asks_to_rehearse(block: Block) -> None:
+    """Its options are there."""
+    (words,) = re.findall(r"aelastic rehearse (.*)", block.text)
+    own, rest = split(shlex.split(words))
+    assert {"--metric", "--checkpoints"} <= {*own}
+    read_launch("", shlex.join(rest))
 
 
 def in_a_network_of_its_own(block: Block) -> None:
@@ -293,6 +303,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/stop.md": [
         Run(after="wait %1", code=143, script="rest()"),
         Checked("asks several hosts; one is asked by what docs/reference/http.md shows", is_in_status),
+    ],
+    "docs/how-to/rehearse.md": [
+        Checked("the tutorial, which is run, has it with a script", asks_to_rehearse),
+        Checked("a workflow of another project", asks_to_rehearse),
     ],
     "docs/how-to/spent.md": [Checked("is of a job of a day", tells_what_was_spent)],
     "docs/how-to/speak.md": [Checked("asks a job of three nodes; tests/nodes/test_verbs_of_a_team.py does", asks)],
