@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -90,7 +91,13 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) 
         root.resolve(),
         apart.resolve(),
     )
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _interrupt)
     return _rehearse(script, options)
+
+
+def _interrupt(signum: int, frame: object) -> NoReturn:  # noqa: ARG001  as Python calls it
+    raise KeyboardInterrupt  # the run that is on leaves nothing behind
 
 
 def _rehearse(script: Script, options: argparse.Namespace) -> int:

@@ -146,7 +146,7 @@ class Play:
     def saved_after(self) -> list[int]:
         """Steps after which files had changed; of some in a row, the last."""
         steps = [step for _, step in self.saves]
-        return [step for step, later in zip(steps, [*steps[1:], inf], strict=True) if later > step + 1]
+        return [step for step, later in zip(steps, [*steps[1:], inf], strict=False) if later > step + 1]
 
     def last_of(self, rank: int) -> int:
         return max((each.number for each in self.steps if each.rank == rank), default=-1)

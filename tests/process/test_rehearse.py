@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S
+from kit.launching import LAUNCH_TIMEOUT_S, wait_for
+
+from aelastic.host.proc_table import is_alive
 
 # A training of 30 steps on each rank; rank 0 saves all state each 5 steps, in pieces, as a large file is written.
 SCRIPT = """
@@ -126,3 +129,56 @@ def test_nothing_is_found_in_a_script(name: str, tmp_path: Path) -> None:
     code, said = rehearse(tmp_path, RIGHT[name])
     assert code == 0 and len(said["rehearsals"]) == 9, said
     assert not (tmp_path / "ck").exists() or not any((tmp_path / "ck").iterdir())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\nfor step in range(9999):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+    )
+    options = ["--output", "out", "--progress", r"step (\d+)", "train.py"]
+    with subprocess.Popen([sys.executable, "-m", "aelastic", "rehearse", *options], cwd=tmp_path) as rehearsal:
+        wait_for(
+            "it steps",
+            lambda: [each for each in tmp_path.glob("out/01/logs/latest/attempt_0/0/stdout.log") if each.read_text()],
+        )
+        pids = [each["id"] for each in started(tmp_path / "out/01/logs/latest/events.jsonl")]
+        rehearsal.send_signal(signum)
+        assert rehearsal.wait(LAUNCH_TIMEOUT_S) == 130
+    assert pids and not [pid for pid in pids if is_alive(pid)]
+
+
+def started(log: Path) -> list[dict[str, Any]]:
+    return [each for line in log.read_text().splitlines() for each in json.loads(line).get("workers", ())]
+
+
+WRONG = [
+    ((), "which step a script is at is not known: add --progress"),
+    (("--metric", "["), "'[' is no regular expression"),
+    (("--metric", "x"), "'x' has no group for the number"),
+    (("--for", "0"), "'0': use seconds, at least 1"),
+    (("--checkpoints", "full"), "--checkpoints full: there are files in it"),
+    (("--output", "full"), "--output full is there: name a new folder"),
+]
+
+
+@pytest.mark.parametrize("options, words", WRONG)
+def test_what_is_wrong_is_said_in_a_line(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "train.py").touch()
+    more = ("--progress", r"step (\d+)") if options else ()
+    command = [sys.executable, "-m", "aelastic", "rehearse", *options, *more, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S)
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+
+
+@pytest.mark.parametrize(
+    "script, words", [("raise ValueError('x')", "it fails: rank 0 failed on "), ("", "it shows no step")]
+)
+def test_a_script_that_cannot_be_rehearsed_is_told_apart(script: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "aelastic", "rehearse", "--json", "--progress", r"step (\d+)", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S)
+    said = json.loads(done.stdout)
+    assert done.returncode == 3 and said["code"] == "cannot" and words in said["text"]

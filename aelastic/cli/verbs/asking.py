@@ -97,9 +97,9 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
     """
     if os.path.isfile(argv[0]) or os.path.exists(os.path.join(argv[0], "__main__.py")):
         complain(f"aelastic: {argv[0]} is a verb here; the file of that name is ./{argv[0]}")
-    if argv[0] in _APART:
-        return _APART[argv[0]](argv[1:], environ)
     try:
+        if argv[0] in _APART:
+            return _APART[argv[0]](argv[1:], environ)
         args = _parser(argv[0]).parse_args(argv[1:])
         return _Asking(argv[0], args, doors.folder_of(environ), complain).run()
     except NoAnswerError as error:
