@@ -75,10 +75,10 @@ class NodeReader:
             case "worker_ended":
                 self._on_ended(entry, at)
             case "restarting":
-                told = Told(at, entry.text("cause"), entry.text("reason"), entry.number("restart_count"))
+                told = Told(at, entry.text("cause"), _decided(entry), entry.number("restart_count"))
                 node.told.setdefault(entry.number("round"), told)
             case "run_ended":
-                node.closing, node.state, node.reason = "ended", entry.text("state"), entry.text("reason")
+                node.closing, node.state, node.reason = "ended", entry.text("state"), _decided(entry)
             case _:
                 self._take_moment(entry, at)
 
@@ -200,3 +200,9 @@ def _is_of_a_start(entry: Entry) -> bool:
             return entry.text("before") == "spawning"
         case _:
             return entry.kind == "workers_started"
+
+
+def _decided(entry: Entry) -> str:
+    """What was decided, and what would have changed it."""
+    otherwise = entry.text("otherwise")
+    return entry.text("reason") + (f" (changed by {otherwise})" if otherwise else "")

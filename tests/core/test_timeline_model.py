@@ -116,6 +116,13 @@ def test_what_takes_no_time_is_a_mark() -> None:
     assert story.state == "STOPPED"
 
 
+def test_what_would_have_changed_an_end_is_said_with_it() -> None:
+    a = a_start()
+    a.tell(1.0, RunEnded(WorkerState.FAILED, "rank 0 failed on node-a; restarts are off (max_restarts is 0)"))
+
+    assert story_of(a).reason.endswith("; restarts are off (max_restarts is 0) (changed by --max-restarts N)")
+
+
 def test_a_life_says_how_far_its_output_came() -> None:
     a = NodeLog("node-a")
     a.tell(0.4, RoundFormed(1, 1, 0, 0, 1, 0, 2, 2))
