@@ -110,9 +110,9 @@ def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
 
     assert main([str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
+    changed = "(changed by a larger --max-restarts, or a rule with a budget of its own)"
     assert said[-2:] == [
-        "ended    FAILED: rank 1 failed on node-a; all 3 restarts are used up"
-        " (changed by a larger --max-restarts, or a rule with a budget of its own)",
+        f"ended    FAILED: rank 1 failed on node-a; all 3 restarts are used up {changed}",
         "cause    rank 1 on node-a: RuntimeError: loss is NaN",
     ]
     assert (
