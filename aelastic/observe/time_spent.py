@@ -123,6 +123,8 @@ class TimeSpent:
             case "changed" if get("phase") == "joining" and self._on == "starting":
                 self._go("starting", "rendezvous")
             case "waited" if self._part == "rendezvous" or (self._on == "drained" and self._is_down):
+                if self._part:
+                    self.seconds[self._part] = max(0.0, self.seconds[self._part] - (at - self._since))
                 self._move(self._on, "waiting", at - self._since)
                 self._go("waiting")
             case "worker_ended":

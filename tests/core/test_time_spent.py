@@ -10,21 +10,26 @@ from hypothesis import strategies as st
 from kit.stories.spent_logs import Job
 from kit.stories.timelines import logs_of
 
-from aelastic.observe.time_spent import ON
+from aelastic.observe.time_spent import GAP_S, ON, STARTS, TimeSpent
 from aelastic.spent.bill import bill_of, in_tenths
-from aelastic.timeline.reader import read_logs
+from aelastic.timeline.reader import in_order, read_logs
 
 
 @pytest.mark.parametrize("part", range(10))
 def test_each_share_is_what_it_was(part: int) -> None:
     for seed in range(20 * part, 20 * part + 20):
         job = Job(seed)
-        bill = bill_of(logs_of(*job.logs), (2.0, "gpu-"), None)
+        logs, spent = logs_of(*job.logs), TimeSpent(GAP_S)
+        bill = bill_of(logs, (2.0, "gpu-"), None)
+        for at, entry in in_order(logs):
+            spent.tell(entry.kind, entry.fields.get, at)
         whole = sum(job.truth.values())
         assert bill.length_s == pytest.approx(whole, abs=0.01)
         wrong = {name: bill.seconds[name] / whole * 100 - job.truth[name] / whole * 100 for name in ON}
         assert all(abs(points) < 0.2 for points in wrong.values()), (seed, wrong)
         assert round(sum(bill.shares.values()), 6) == 100.0
+        parts = sum(spent.seconds[name] for name in STARTS)
+        assert parts == pytest.approx(bill.seconds["starting"], rel=0.01), "what starting consists of is all of it"
         assert bill.cost == pytest.approx(whole / 3600 * 2 * 2 * job.count, rel=0.1)
 
 
