@@ -38,8 +38,16 @@ WORKER = f"""{STAR}
 address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 said = rank, os.environ["WORLD_SIZE"], restart, address, port, socket.gethostname(), os.environ["AELASTIC_ROUND"]
 say("start", *said)
-with socket.create_connection((address, int(port)), 20.0):
-    say("reached", rank)
+until = time.monotonic() + 20.0
+while True:
+    try:
+        socket.create_connection((address, int(port)), 20.0).close()
+        break
+    except ConnectionRefusedError:  # as torch's client: the node of rank 0 may begin a moment later
+        if time.monotonic() > until:
+            raise
+        time.sleep(0.02)
+say("reached", rank)
 begin_talk()
 while not os.path.exists("go"):
     if os.path.exists(f"fail{{restart}}"):
