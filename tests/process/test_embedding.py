@@ -65,6 +65,8 @@ def all_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     tmp.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp))
     gc.freeze()  # else a collection goes over all that the tests before have made: half of a test's time
+    # A thread of the test before may still read what it was told to.
+    wait_for("nothing of /proc is open", lambda: not any(path.startswith("/proc/") for path in descriptors().values()))
     before = children(), descriptors(), threads()
     yield
     gc.collect()

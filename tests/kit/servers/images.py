@@ -62,10 +62,15 @@ exec setpriv --no-new-privs chroot --userspec="$user" --groups= "$root" sh -c 'c
 )
 
 
-def overlay(folder: Path) -> list[str]:
-    """The arguments of `ROOT_OF`: the root of this machine, and what is written to it goes to `files`."""
+def overlay(folder: Path, under: str = "/") -> list[str]:
+    """The arguments of `ROOT_OF`: the root of this machine, and what is written to it goes to `files`.
+
+    Each mount has a folder of its own: two of one that begin at once take each other's `work` away.
+    """
+    for name in PARTS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
     files, work, root = (str(folder / name) for name in PARTS)
-    return [root, f"lowerdir=/,upperdir={files},workdir={work}"]
+    return [root, f"lowerdir={under},upperdir={files},workdir={work}"]
 
 
 @dataclass
@@ -93,8 +98,6 @@ class Image:
         """
         if why_not := netns.why_not():
             pytest.skip(why_not)
-        for name in PARTS:
-            (self.folder / name).mkdir()
         self._ignored = dockerfile.with_name("Dockerfile.dockerignore").read_text().split()
         text = dockerfile.read_text().replace("\\\n", "")
         for line in text.splitlines():
@@ -143,7 +146,8 @@ class Image:
 
     def run(self, workspace: Path, *arguments: str) -> Container:
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", RUN, "sh"]
-        places = [*overlay(self.folder), str(workspace), self.workdir, self.user]
+        own = overlay(workspace.parent / f"{workspace.name}.overlay", f"{self.folder / 'files'}:/")
+        places = [*own, str(workspace), self.workdir, self.user]
         env = ["env", "-u", "TMPDIR", *(f"{name}={value}" for name, value in self.env.items())]
         command = [*namespaces, *places, *env, *self.entrypoint, *arguments]
         return Container(workspace.parent / f"{workspace.name}.job", command, {})
