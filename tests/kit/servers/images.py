@@ -26,7 +26,7 @@ STEP_LIMIT_S = 250.0
 # `$1`: a mount point; `$2`: options of the overlay.  The root's own folder may be closed to others, with Python in it.
 ROOT_OF = """set -e
 mount --make-rprivate /
-mount -t overlay overlay -o "$2" "$1"
+flock "${1%/*}" mount -t overlay overlay -o "$2" "$1" # two at once take each other's work folder away
 mount -t proc proc "$1/proc"
 mount --bind "$1/proc/sys" "$1/proc/sys" # this machine's settings: a systemd would change them
 mount -o remount,bind,ro "$1/proc/sys"
@@ -62,15 +62,10 @@ exec setpriv --no-new-privs chroot --userspec="$user" --groups= "$root" sh -c 'c
 )
 
 
-def overlay(folder: Path, under: str = "/") -> list[str]:
-    """The arguments of `ROOT_OF`: the root of this machine, and what is written to it goes to `files`.
-
-    Each mount has a folder of its own: two of one that begin at once take each other's `work` away.
-    """
-    for name in PARTS:
-        (folder / name).mkdir(parents=True, exist_ok=True)
+def overlay(folder: Path) -> list[str]:
+    """The arguments of `ROOT_OF`: the root of this machine, and what is written to it goes to `files`."""
     files, work, root = (str(folder / name) for name in PARTS)
-    return [root, f"lowerdir={under},upperdir={files},workdir={work}"]
+    return [root, f"lowerdir=/,upperdir={files},workdir={work}"]
 
 
 @dataclass
@@ -98,6 +93,8 @@ class Image:
         """
         if why_not := netns.why_not():
             pytest.skip(why_not)
+        for name in PARTS:
+            (self.folder / name).mkdir()
         self._ignored = dockerfile.with_name("Dockerfile.dockerignore").read_text().split()
         text = dockerfile.read_text().replace("\\\n", "")
         for line in text.splitlines():
@@ -146,8 +143,7 @@ class Image:
 
     def run(self, workspace: Path, *arguments: str) -> Container:
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", RUN, "sh"]
-        own = overlay(workspace.parent / f"{workspace.name}.overlay", f"{self.folder / 'files'}:/")
-        places = [*own, str(workspace), self.workdir, self.user]
+        places = [*overlay(self.folder), str(workspace), self.workdir, self.user]
         env = ["env", "-u", "TMPDIR", *(f"{name}={value}" for name, value in self.env.items())]
         command = [*namespaces, *places, *env, *self.entrypoint, *arguments]
         return Container(workspace.parent / f"{workspace.name}.job", command, {})
