@@ -25,23 +25,10 @@ _log = logging.getLogger(__name__)
 
 Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
 
-# What people ask of a job that runs.
-VERBS = (
-    "ps",
-    "status",
-    "why",
-    "stacks",
-    "logs",
-    "drain",
-    "exclude",
-    "include",
-    "restart",
-    "stop",
-    "policy",
-    "spent",
-    "rehearse",
-)
-APART = 3  # of these, the last: not of a job that runs
+# What people ask of a job that runs, and of one that is over or has yet to begin.
+OF_JOBS = "ps", "status", "why", "stacks", "logs", "drain", "exclude", "include", "restart", "stop"
+APART = "policy", "spent", "rehearse"
+VERBS = (*OF_JOBS, *APART)
 PURPOSE = "Starts training processes on this node, watches them, and reports why they fail."
 HELP_WIDTH = 100
 _HELP_COLUMN = 30
@@ -242,8 +229,8 @@ def help_text(groups: Groups = GROUPS) -> str:
 def _help_lines(groups: Groups) -> Iterator[str]:
     yield "usage: aelastic [options] script [arguments of the script]"
     yield "       aelastic doctor [options]   checks this host and the endpoints, and starts nothing"
-    yield f"       aelastic {'|'.join(VERBS[:-APART])}   (VERB --help)"
-    yield f"       aelastic {'|'.join(VERBS[-APART:])}   of a job that is over, or before it begins"
+    yield f"       aelastic {'|'.join(OF_JOBS)}   (VERB --help)"
+    yield f"       aelastic {'|'.join(APART)}   of a job that is over, or before it begins"
     yield ""
     yield from _wrap(PURPOSE)
     for title, options in groups.items():

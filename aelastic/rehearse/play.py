@@ -110,7 +110,9 @@ class Play:
         """Reads what workers have written, and now and then which files have changed."""
         for path in sorted(self.folder.glob("logs/latest/attempt_*/*/std*.log")):
             generation, rank = int(path.parts[-3].partition("_")[2]) + 1, int(path.parts[-2])
-            data = path.read_bytes()[self._offsets.get(path, 0) :]
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
             whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
             self._offsets[path] = self._offsets.get(path, 0) + whole
             for line in re.split(r"[\r\n]+", data[:whole].decode(errors="replace")):

@@ -94,7 +94,7 @@ def notes_of(spent: TimeSpent) -> dict[str, str]:
 
 def advice_of(spent: TimeSpent, save_s: float | None, *, is_cold: bool) -> Iterable[str]:
     """What would have saved time, with what it would have saved at most."""
-    seconds, whole = spent.seconds, sum(spent.seconds[name] for name in ON)
+    seconds = spent.seconds
     again_s = seconds["imports"] - spent.first_imports_s if spent.starts > 1 else 0.0
     if is_cold and again_s >= WORTH_S:
         yield f"--preload auto: later starts with their imports done, up to {duration(again_s)} less"
@@ -110,5 +110,5 @@ def advice_of(spent: TimeSpent, save_s: float | None, *, is_cold: bool) -> Itera
         gain = f", {(costs[0] - costs[1]) * 100:.1f} % less" if costs[0] - costs[1] > 0.001 else ""
         seen = f"a save takes {duration(save_s)}, a failure comes each {duration(between_s)}"
         yield f"save each {duration(best_s)}: {seen}; now it is each {duration(now_s)} or so{gain}"
-    if spent.most < 0 and seconds["trained"] > 0 and spent.failures and whole:
+    if spent.most < 0 and seconds["trained"] > 0 and spent.failures:
         yield "--progress 'step (\\d+)': what failures have cost in steps is known then"

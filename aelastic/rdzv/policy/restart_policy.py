@@ -169,7 +169,7 @@ class RestartPolicy(Record):
             why = "lost again" if failure is None else failure.headline[:200]
             ledger = ledger.exclude(decision.excluded, why, end.now, decision.for_s)
         for host in sorted({end.cause.culprit, *end.unfit} - {""}) if end.hosts > 1 else ():
-            is_unfit = host in end.unfit and self._is_broken(host, end.replace(cause=end.cause.replace(is_loss=False)))
+            is_unfit = host in end.unfit and end.ledger.is_broken(host, end.now)
             if is_unfit and host not in ledger.absent(end.now) and self._room(host, ledger, end):
                 ledger = ledger.exclude(host, "unfit again", end.now, BROKEN_S)
             ledger = ledger.blame(host, end.now, is_loss=host not in end.unfit and end.cause.is_loss)
