@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from aelastic.errors import EXIT_FAILURE, InputError
 from aelastic.failures.error_file import printable
-from aelastic.rehearse.cases import CannotError, Found, Rehearsals
+from aelastic.rehearse.cases import CannotError, Judged, Rehearsals
 from aelastic.rehearse.play import Script
 
 EXIT_CANNOT = 3
@@ -27,8 +27,9 @@ class Launch(NamedTuple):
 
     options: Sequence[str]
     command: Sequence[str]  # the script, and its arguments
-    workers: int
-    progress: str
+    nodes: tuple[int, int]
+    workers: int  # of a node
+    progress: str  # a pattern; empty: a step is a call of `notice.due()`
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="aelastic rehearse",
         usage="aelastic rehearse [these options] [options of a job] script [arguments of the script]",
         description="Runs a script undisturbed, then under one fault at a time, and says whether it resumes.",
-        epilog="--progress 'step (\\d+)', an option of the job, says which step the script is at.",
+        epilog="--progress, an option of the job, says which step the script is at; without, notice.due() counts.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -70,8 +71,6 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) 
     own, rest = split(argv)
     options = _parser().parse_args(own)
     launch = read(rest)
-    if not launch.progress:
-        raise InputError("rehearse: which step a script is at is not known: add --progress 'step (\\d+)'")
     root = options.checkpoints or Path.cwd()
     if options.checkpoints is not None:
         with suppress(FileNotFoundError):
@@ -82,15 +81,8 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) 
     if options.output is not None and apart.exists():
         raise InputError(f"--output {apart} is there: name a new folder")
     apart.mkdir(parents=True, exist_ok=True)
-    script = Script(
-        launch.options,
-        launch.command,
-        launch.workers,
-        re.compile(launch.progress),
-        options.metric,
-        root.resolve(),
-        apart.resolve(),
-    )
+    step = re.compile(launch.progress) if launch.progress else None
+    script = Script(*launch[:4], step, options.metric, root.resolve(), apart.resolve())
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _interrupt)
     return _rehearse(script, options)
@@ -101,34 +93,30 @@ def _interrupt(signum: int, frame: object) -> NoReturn:  # noqa: ARG001  as Pyth
 
 
 def _rehearse(script: Script, options: argparse.Namespace) -> int:
-    rehearsals, found = Rehearsals(script, options.for_s), list[Found]()
+    rehearsals, found = Rehearsals(script, options.for_s), list[dict[str, Any]]()
 
-    def tell(each: Found) -> None:
-        found.append(each)
+    def tell(name: str, judged: Judged, verdict: str) -> None:
+        found.append({"name": name, **judged._asdict()})
         if not options.json:
-            verdict = "" if len(found) == 1 else "ok" if each.holds else "FAIL"
-            _say(f"{len(found):2} {each.name:<34} {verdict:<5}{each.text}")
+            _say(f"{len(found):2} {name:<34} {verdict:<5}{judged.text}")
 
     try:
-        tell(rehearsals.first())
+        tell("undisturbed", Judged(True, rehearsals.first()), "")
     except CannotError as error:
         said: dict[str, Any] = {"code": "cannot", "text": str(error), "folder": str(script.apart)}
         _say(json.dumps(said, indent=2) if options.json else f"aelastic: {error}; its logs are in {script.apart}")
         return EXIT_CANNOT
     for name in rehearsals.cases:
         if options.only in name:
-            tell(rehearsals.run(name))
-    failed = [each for each in found if not each.holds]
+            judged = rehearsals.run(name)
+            tell(name, judged, "ok" if judged.holds else "FAIL")
+    failed = [each for each in found if not each["holds"]]
     if options.json:
-        code = "failed" if failed else "ok"
-        _say(
-            json.dumps(
-                {"code": code, "rehearsals": [each._asdict() for each in found], "folder": str(script.apart)}, indent=2
-            )
-        )
+        said = {"code": "failed" if failed else "ok", "rehearsals": found, "folder": str(script.apart)}
+        _say(json.dumps(said, indent=2))
     else:
         _say(f"{len(failed)} of {len(found) - 1} do not hold" if failed else f"all {len(found) - 1} hold")
-        for advice in dict.fromkeys(each.advice for each in failed if each.advice):
+        for advice in dict.fromkeys(each["advice"] for each in failed if each["advice"]):
             _say(f"  {advice}")
         _say(f"logs, and what the script has saved: {script.apart}")
     return EXIT_FAILURE if failed else 0

@@ -97,12 +97,19 @@ RIGHT: dict[str, dict[str, str]] = {
 }
 
 
-def rehearse(folder: Path, parts: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
+PROGRESS = ("--progress", r"step (\d+)")
+
+
+def rehearse(
+    folder: Path,
+    parts: dict[str, str],
+    job: tuple[str, ...] = ("--nproc-per-node", "2", *PROGRESS),
+) -> tuple[int, dict[str, Any]]:
     usual = {"begin": "", "load": LOAD, "each": "pass", "write": WRITE, "notice": "", "shown": "step"}
     (folder / "train.py").write_text(SCRIPT.format(**{**usual, **parts}))
     command = [
         sys.executable, "-m", "aelastic", "rehearse", "--metric", r"loss (\S+)", "--checkpoints", "ck", "--output", "out", "--json",
-        *options, "--nproc-per-node", "2", "--progress", r"step (\d+)", "train.py",
+        *job, "train.py",
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, timeout=5 * LAUNCH_TIMEOUT_S
@@ -131,6 +138,37 @@ def test_nothing_is_found_in_a_script(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "ck").exists() or not any((tmp_path / "ck").iterdir())
 
 
+# A job, how a script is other than above, the case in which it does not hold, and what is said of it.
+TWO_NODES = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "elsewhere:29400", *PROGRESS)
+ELASTIC = ("--nnodes", "1:3", *TWO_NODES[2:])
+JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
+    "steps are calls, and it holds": (("--nproc-per-node", "2"), {"begin": WITH, "notice": NOTICE}, "", ""),
+    "steps are calls, and it never resumes": (
+        ("--nproc-per-node", "2"), {"begin": WITH, "notice": NOTICE, "load": ""}, "killed at", AGAIN,
+    ),
+    "steps are calls, and it forgets the momentum": (
+        ("--nproc-per-node", "2"),
+        {"begin": WITH, "notice": NOTICE, "load": LOAD + "    state['momentum'] = 0.0\n"}, "killed at", NUMBERS,
+    ),
+    "two nodes hold": (TWO_NODES, {"begin": WITH, "notice": NOTICE}, "", ""),
+    "two nodes, and no more": (TWO_NODES, PLANTED["it wants two workers"][0], "one node more (3)", CRASH),
+    "nodes come and go": (ELASTIC, {"begin": WITH, "notice": NOTICE, "each": "time.sleep(0.1)"}, "", ""),
+    "nodes come and go, and it never resumes": (ELASTIC, {"load": "", "each": "time.sleep(0.1)"}, "one node fewer (1)", AGAIN),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.all
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
+    job, parts, case, words = JOBS[name]
+    code, said = rehearse(tmp_path, parts, job)
+    found = [each for each in said["rehearsals"] if not each["holds"]]
+    assert code == (1 if case else 0) and bool(found) == bool(case), said
+    assert "each" not in parts or "before that" not in str(said), said
+    assert not case or any(case in each["name"] and words in each["text"] for each in found), said
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
@@ -153,7 +191,6 @@ def started(log: Path) -> list[dict[str, Any]]:
 
 
 WRONG = [
-    ((), "which step a script is at is not known: add --progress"),
     (("--metric", "["), "'[' is no regular expression"),
     (("--metric", "x"), "'x' has no group for the number"),
     (("--for", "0"), "'0': use seconds, at least 1"),
@@ -167,18 +204,29 @@ def test_what_is_wrong_is_said_in_a_line(options: tuple[str, ...], words: str, t
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "train.py").touch()
-    more = ("--progress", r"step (\d+)") if options else ()
-    command = [sys.executable, "-m", "aelastic", "rehearse", *options, *more, "train.py"]
+    command = [sys.executable, "-m", "aelastic", "rehearse", *options, "--progress", r"step (\d+)", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S)
     assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
 
 
-@pytest.mark.parametrize(
-    "script, words", [("raise ValueError('x')", "it fails: rank 0 failed on "), ("", "it shows no step")]
-)
-def test_a_script_that_cannot_be_rehearsed_is_told_apart(script: str, words: str, tmp_path: Path) -> None:
+CANNOT = [
+    ("raise ValueError('x')", PROGRESS, "it fails: rank 0 failed on "),
+    ("", PROGRESS, "it shows no step"),
+    ("", (), "it calls no notice.due(): add --progress"),
+    (
+        "import time\nfrom aelastic import notice\nwhile not notice.due(): time.sleep(0.01)",
+        ("--for", "1"),
+        "it takes more than 1 s: name more (--for), or add --progress",
+    ),
+]
+
+
+@pytest.mark.parametrize("script, options, words", CANNOT)
+def test_a_script_that_cannot_be_rehearsed_is_told_apart(
+    script: str, options: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(script)
-    command = [sys.executable, "-m", "aelastic", "rehearse", "--json", "--progress", r"step (\d+)", "train.py"]
+    command = [sys.executable, "-m", "aelastic", "rehearse", "--json", *options, "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S)
     said = json.loads(done.stdout)
     assert done.returncode == 3 and said["code"] == "cannot" and words in said["text"]

@@ -139,7 +139,8 @@ def _rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     def read(rest: Sequence[str]) -> Launch:
         chosen, spec = read_options(rest, environ, GROUPS), parse(rest, environ).spec
         begins = len(rest) - len(chosen.script_args) - 1
-        return Launch(rest[:begins], rest[begins:], spec.local_world_size, chosen["progress"] or "")
+        nodes = (1, 1) if spec.rdzv is None else (spec.rdzv.min_nodes, spec.rdzv.max_nodes)
+        return Launch(rest[:begins], rest[begins:], nodes, spec.local_world_size, chosen["progress"] or "")
 
     return run_rehearsal(argv, read)
 
