@@ -17,7 +17,7 @@ QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 RELEASE_TOOLS := build/release/.installed
 CROWDED := build/crowded/.installed
 
-.PHONY: help demo demo-elastic demo-any-host timeline-picture test-core test test-all crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
+.PHONY: help demo demo-elastic demo-any-host timeline-picture rehearsal-picture test-core test test-all crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -34,6 +34,9 @@ demo-any-host: $(INSTALLED)  ## train on three nodes that each serve an endpoint
 
 timeline-picture: $(INSTALLED)  ## make docs/timeline.png anew, of a real run (needs chromium)
 	$(BIN)/python examples/timeline_picture.py $(ARGS)
+
+rehearsal-picture: $(INSTALLED)  ## make docs/rehearsal.png anew, of a tutorial's script (needs chromium)
+	$(BIN)/python examples/rehearsal_picture.py
 
 test-core: $(INSTALLED)  ## run the tests that start no process, in less than a minute
 	$(PYTEST) $(QUIET_RINGS) $(ARGS)

@@ -53,10 +53,7 @@ class NamedNodes(Nodes):
 
 
 def main() -> int:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        tell("FAILED: there is no chromium here.")
-        return 1
+    find_browser()
     with tempfile.TemporaryDirectory(prefix="aelastic-timeline-", ignore_cleanup_errors=True) as temporary:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary).resolve()
         nodes = NamedNodes(folder)
@@ -65,8 +62,15 @@ def main() -> int:
         finally:
             nodes.stop()
         subprocess.run([sys.executable, "-m", "aelastic.timeline", str(folder)], check=True, cwd=ROOT)
-        take_picture(browser, folder / "timeline.html", Path(temporary))
+        take_picture(folder / "timeline.html", PICTURE, SIZE, Path(temporary))
     return 0
+
+
+def find_browser() -> str:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("FAILED: there is no chromium here.")
+    return browser
 
 
 def follow(nodes: NamedNodes) -> None:
@@ -87,14 +91,14 @@ def follow(nodes: NamedNodes) -> None:
             has_joined = True
 
 
-def take_picture(browser: str, page: Path, profile: Path) -> None:
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += [f"--user-data-dir={profile / 'chromium'}", "--window-size={},{}".format(*SIZE)]
+def take_picture(page: Path, picture: Path, size: tuple[int, int], profile: Path) -> None:
+    command = [find_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={profile / 'chromium'}", "--window-size={},{}".format(*size)]
     # It complains of what a machine without a screen lacks.
     subprocess.run(
-        [*command, f"--screenshot={PICTURE}", page.as_uri()], check=True, stderr=subprocess.DEVNULL, timeout=60
+        [*command, f"--screenshot={picture}", page.as_uri()], check=True, stderr=subprocess.DEVNULL, timeout=60
     )
-    tell(f"{PICTURE} has {PICTURE.stat().st_size / 1024:.0f} KiB.")
+    tell(f"{picture} has {picture.stat().st_size / 1024:.0f} KiB.")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aelastic.errors import EXIT_TRY_AGAIN
-from aelastic.rehearse.files import changed_in, put_away, stamps_of
+from aelastic.rehearse.files import changed_in, entries_of, put_away
 from aelastic.rehearse.play import NOTICE_S, Play, Script
 
 # Steps that are watched after a fault, and the time that they may take beside what they took undisturbed.
@@ -74,7 +74,7 @@ class Rehearsals:
 
     def __init__(self, script: Script, for_s: float) -> None:
         self._script, self._for_s = script, for_s
-        self._before = stamps_of(script.root, script.apart)
+        self._before = entries_of(script.root, script.apart)
         self._number, self._holds = 0, True  # after a kill between two saves
         self.undisturbed = Undisturbed(0, 0, 0.0, 0.0, [], {})
 
@@ -330,7 +330,8 @@ class Rehearsals:
             return Judged(False, f"steps {reached + 1} to {first.number - 1} were never made", RESUME, lost)
         if newest < goal and (same_size or play.agents[0].poll() != 0):
             return self._stuck(play, f"went on at step {first.number}, and came to {newest} of {goal}")
-        began_again = f"resumed at {first.number} ({lost} lost)" if has_saved else f"began again ({lost} lost)"
+        is_resumed = has_saved or first.number > usual.first
+        began_again = f"resumed at {first.number} ({lost} lost)" if is_resumed else f"began again ({lost} lost)"
         how = began_again if reached >= 0 else "began"
         told = same_size and play.metrics.get(play.generation, {})
         wrong = next(self._differences(told or {}), "")

@@ -70,7 +70,11 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) 
     """
     own, rest = split(argv)
     options = _parser().parse_args(own)
-    launch = read(rest)
+    try:
+        launch = read(rest)
+    except InputError as error:
+        late = [name for name in (*_WITH_VALUE, "--json") if f"unknown option {name}:" in f"{error}:"]
+        raise InputError(f"rehearse: name {late[0]} before options of the job") if late else error from None
     root = options.checkpoints or Path.cwd()
     if options.checkpoints is not None:
         with suppress(FileNotFoundError):

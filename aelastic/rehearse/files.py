@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,28 +20,39 @@ class Stamp(NamedTuple):
 
 
 def stamps_of(root: Path, apart: Path) -> dict[Path, Stamp]:
-    """When each file below a folder was changed, but for hidden ones, and those in another folder."""
+    """When each file below a folder was changed, but for those in another folder."""
     found: dict[Path, Stamp] = {}
     for path in _walk(root, apart):
-        try:
-            seen = path.stat()
-        except OSError:
-            continue  # it was renamed meanwhile
-        found[path] = Stamp(seen.st_mtime_ns, seen.st_size)
-        if len(found) >= FILES_MAX:
-            break
+        with suppress(OSError):  # it was renamed meanwhile
+            seen = path.lstat()
+            if not stat.S_ISDIR(seen.st_mode):
+                found[path] = Stamp(seen.st_mtime_ns, seen.st_size)
     return found
 
 
+def entries_of(root: Path, apart: Path) -> set[Path]:
+    """Files and folders below a folder, but for another folder."""
+    return set(_walk(root, apart))
+
+
 def _walk(root: Path, apart: Path) -> Iterator[Path]:
+    """What is there, folders before what is in them; of the folder that jobs run in, no hidden entries."""
+    hides, seen = root == Path.cwd(), 0
     for here, below, files in os.walk(root):
         folder = Path(here)
-        depth = len(folder.relative_to(root).parts)
+        is_deep = len(folder.relative_to(root).parts) >= DEPTH_MAX
         below[:] = [
-            each for each in below if depth < DEPTH_MAX and each not in _NO_STATE
-            and not each.startswith(".") and folder / each != apart
+            each for each in below if each not in _NO_STATE and folder / each != apart
+            and not (hides and folder == root and each.startswith("."))
         ]  # fmt: skip
-        yield from (folder / each for each in files if not each.startswith("."))
+        for each in (*below, *files):
+            if not (hides and folder == root and each.startswith(".")):
+                yield folder / each
+        seen += len(files)
+        if is_deep:
+            below.clear()
+        if seen >= FILES_MAX:
+            return
 
 
 def changed_in(before: Mapping[Path, Stamp], now: Mapping[Path, Stamp]) -> set[Path]:
@@ -48,16 +60,13 @@ def changed_in(before: Mapping[Path, Stamp], now: Mapping[Path, Stamp]) -> set[P
     return {path for path, stamp in now.items() if path in before and before[path] != stamp}
 
 
-def put_away(before: Mapping[Path, Stamp], root: Path, apart: Path, to: Path) -> None:
-    """Moves files that were not there before; folders that are empty then go."""
-    for path in stamps_of(root, apart).keys() - before.keys():
-        goal = to / path.relative_to(root)
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, goal)
-        for folder in path.parents:
-            if folder == root or root not in folder.parents or any(folder.iterdir()):
-                break
-            folder.rmdir()
+def put_away(before: set[Path], root: Path, apart: Path, to: Path) -> None:
+    """Moves what was not there before: files, and folders with all that is in them."""
+    for path in sorted(entries_of(root, apart) - before):
+        if path.parent == root or path.parent in before:
+            goal = to / path.relative_to(root)
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, goal)
 
 
 def open_for_writing(pid: int, root: Path, apart: Path) -> set[Path]:

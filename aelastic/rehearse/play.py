@@ -96,7 +96,7 @@ class Play:
 
     def add_node(self) -> None:
         place = len(self.agents) or ""
-        own = ["--log-dir", str(self._logs(len(self.agents))), "--redirects", "3", "--max-restarts", "5"]
+        own = ["--log-dir", str(self._logs(len(self.agents))), "--redirects", "3", "--max-restarts", "3"]
         own += ["--on-signal", f"USR1=drain:{NOTICE_S}", *self._job, *self._more]
         command = [sys.executable, "-m", "aelastic", *self.script.options, *own, *self.script.command]
         with (self.folder / f"agent{place}.log").open("wb") as log:
