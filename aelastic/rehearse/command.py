@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from aelastic.errors import EXIT_FAILURE, InputError
-from aelastic.failures.error_file import printable
 from aelastic.rehearse.cases import CannotError, Judged, Rehearsals
 from aelastic.rehearse.play import Script
+from aelastic.ui.commands import Parser, say, seconds
 
 EXIT_CANNOT = 3
 _WITH_VALUE = {"--metric", "--checkpoints", "--for", "--only", "--output"}
@@ -32,13 +31,8 @@ class Launch(NamedTuple):
     progress: str  # a pattern; empty: a step is a call of `notice.due()`
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"rehearse: {message}")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="aelastic rehearse",
         usage="aelastic rehearse [these options] [options of a job] script [arguments of the script]",
         description="Runs a script undisturbed, then under one fault at a time, and says whether it resumes.",
@@ -49,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--metric", type=_pattern, metavar="REGEX", help="a number that is to be the same, as 'loss (\\S+)'"
     )
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="where the script saves (default: this folder)")
-    parser.add_argument("--for", dest="for_s", type=_seconds, default=600.0, metavar="S", help="of the undisturbed run")
+    parser.add_argument("--for", dest="for_s", type=seconds, default=600.0, metavar="S", help="of the undisturbed run")
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose names have it")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="for logs, and files of the script (default: a new one)"
@@ -98,17 +92,19 @@ def _interrupt(signum: int, frame: object) -> NoReturn:  # noqa: ARG001  as Pyth
 
 def _rehearse(script: Script, options: argparse.Namespace) -> int:
     rehearsals, found = Rehearsals(script, options.for_s), list[dict[str, Any]]()
+    if not any(options.only in name for name in rehearsals.cases):
+        raise InputError(f"--only {options.only}: no case has it in its name: {', '.join(rehearsals.cases)}")
 
     def tell(name: str, judged: Judged, verdict: str) -> None:
         found.append({"name": name, **judged._asdict()})
         if not options.json:
-            _say(f"{len(found):2} {name:<34} {verdict:<5}{judged.text}")
+            say(f"{len(found):2} {name:<34} {verdict:<5}{judged.text}")
 
     try:
         tell("undisturbed", Judged(True, rehearsals.first()), "")
     except CannotError as error:
         said: dict[str, Any] = {"code": "cannot", "text": str(error), "folder": str(script.apart)}
-        _say(json.dumps(said, indent=2) if options.json else f"aelastic: {error}; its logs are in {script.apart}")
+        say(json.dumps(said, indent=2) if options.json else f"aelastic: {error}; its logs are in {script.apart}")
         return EXIT_CANNOT
     for name in rehearsals.cases:
         if options.only in name:
@@ -117,12 +113,12 @@ def _rehearse(script: Script, options: argparse.Namespace) -> int:
     failed = [each for each in found if not each["holds"]]
     if options.json:
         said = {"code": "failed" if failed else "ok", "rehearsals": found, "folder": str(script.apart)}
-        _say(json.dumps(said, indent=2))
+        say(json.dumps(said, indent=2))
     else:
-        _say(f"{len(failed)} of {len(found) - 1} do not hold" if failed else f"all {len(found) - 1} hold")
+        say(f"{len(failed)} of {len(found) - 1} do not hold" if failed else f"all {len(found) - 1} hold")
         for advice in dict.fromkeys(each["advice"] for each in failed if each["advice"]):
-            _say(f"  {advice}")
-        _say(f"logs, and what the script has saved: {script.apart}")
+            say(f"  {advice}")
+        say(f"logs, and what the script has saved: {script.apart}")
     return EXIT_FAILURE if failed else 0
 
 
@@ -143,16 +139,3 @@ def _pattern(text: str) -> re.Pattern[str]:
     if not pattern.groups:
         raise argparse.ArgumentTypeError(f"{text!r} has no group for the number: use 'loss (\\S+)'")
     return pattern
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 1 <= (seconds := float(text)) <= 1e6:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r}: use seconds, at least 1")
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        sys.stdout.write(f"{printable(text)}\n")
-        sys.stdout.flush()

@@ -5,25 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from aelastic.errors import InputError
 from aelastic.observe.time_spent import WORDS
 from aelastic.spent.bill import Bill, bill_of
 from aelastic.timeline.files import read_file, sources_of
-from aelastic.timeline.text import counted, duration, printable
+from aelastic.timeline.text import counted, duration
+from aelastic.ui.commands import Parser, say, seconds
 
 _PRICE = re.compile(r"\$?(\d+(?:\.\d+)?)/(gpu-|worker-)?h")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"spent: {message}")
 
 
 def run_spent(argv: Sequence[str]) -> int:
@@ -32,14 +26,15 @@ def run_spent(argv: Sequence[str]) -> int:
     Raises:
         InputError: the logs cannot be read, or are not those of one job.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="aelastic spent",
         description="Says what the time of a job was spent on, and what would get it back, by its event logs.",
         allow_abbrev=False,
     )
     parser.add_argument("events", nargs="+", metavar="EVENTS", type=Path, help="event logs of all nodes, or folders")
     parser.add_argument("--cost", type=_price, metavar="PRICE", help="as 2.10/gpu-h, of each worker; 12/h, of the job")
-    parser.add_argument("--save", type=_seconds, metavar="S", help="what a save takes (default: as drains have shown)")
+    a_save = partial(seconds, least=0.001)
+    parser.add_argument("--save", type=a_save, metavar="S", help="what a save takes (default: as drains have shown)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args(argv)
     sources = dict.fromkeys(source for path in args.events for source in sources_of(path))
@@ -50,10 +45,7 @@ def run_spent(argv: Sequence[str]) -> int:
     if len(ids) > 1:
         raise InputError(f"these are logs of {len(ids)} jobs: name those of one: {', '.join(ids[:5])}")
     bill = bill_of(logs, args.cost, args.save)
-    said = json.dumps({"code": "ok", **asdict(bill), "cost": bill.cost}, indent=2) if args.json else as_text(bill)
-    with suppress(OSError):
-        sys.stdout.write(f"{printable(said)}\n")
-        sys.stdout.flush()
+    say(json.dumps({"code": "ok", **asdict(bill), "cost": bill.cost}, indent=2) if args.json else as_text(bill))
     return 0
 
 
@@ -61,13 +53,6 @@ def _price(text: str) -> tuple[float, str]:
     if (match := _PRICE.fullmatch(text)) is None:
         raise argparse.ArgumentTypeError(f"{text!r}: use a price and what it is for, as in 2.10/gpu-h or 12/h")
     return float(match[1]), match[2] or ""
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (seconds := float(text)) <= 1e6:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r}: use seconds, more than 0")
 
 
 def as_text(bill: Bill) -> str:

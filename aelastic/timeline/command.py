@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from aelastic.errors import EXIT_INPUT, InputError
 from aelastic.host.files import replace_file
@@ -22,6 +21,7 @@ from aelastic.timeline.model import Story
 from aelastic.timeline.perfetto import trace
 from aelastic.timeline.reader import Log, runs_of
 from aelastic.timeline.text import printable
+from aelastic.ui.commands import Parser
 
 DESCRIPTION = """\
 Draws what a run spent its time on, from the event logs that its agents write into --log-dir.
@@ -30,11 +30,6 @@ LOGDIR is that folder, or one that holds those of several nodes; several may be 
 there, up to three folders deep, that belong to one run become one picture: an HTML file that needs nothing else,
 and a trace for https://ui.perfetto.dev.  If there are several runs, the one that began last is drawn.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m aelastic.timeline",
         usage="python -m aelastic.timeline LOGDIR [LOGDIR ...] [-o OUT.html] [--trace OUT.json] [--run-id ID]",
         description=DESCRIPTION,

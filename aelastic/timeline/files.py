@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 from aelastic.errors import InputError
 from aelastic.host.proc_table import stat_fields
+from aelastic.observe.event_log import FILE_NAME
 from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs
 
-LOG_NAME = "events.jsonl"
 # Levels of folders below the one given: of a node, of a run, and one more.
 DEPTH_MAX = 3
 # A process that began this much later than a log is another one: the boot time is known to the second.
@@ -30,7 +30,7 @@ def sources_of(folder: Path) -> Iterator[Path]:
         yield folder.resolve()
         return
     if not folder.exists():
-        raise InputError(f"{folder}: no such folder")
+        raise InputError(f"{folder}: no such file or folder")
     if not folder.is_dir():
         raise InputError(f"{folder} is neither a folder nor an event log")
     try:
@@ -43,12 +43,13 @@ def sources_of(folder: Path) -> Iterator[Path]:
         depth = len(Path(here).relative_to(root).parts)
         # What workers write is there, a folder for each.
         below[:] = sorted(name for name in below if depth < DEPTH_MAX and not name.startswith("attempt_"))
-        if LOG_NAME in files and os.path.isfile(os.path.join(here, LOG_NAME)):
+        if FILE_NAME in files and os.path.isfile(os.path.join(here, FILE_NAME)):
             found = True
-            yield Path(here, LOG_NAME)
+            yield Path(here, FILE_NAME)
     if not found:
         raise InputError(
-            f"{folder}: no event log here ({LOG_NAME}, up to {DEPTH_MAX} folders deep); agents write one into --log-dir"
+            f"{folder}: no event log here ({FILE_NAME}, up to {DEPTH_MAX} folders deep); "
+            "agents write one into --log-dir"
         )
 
 

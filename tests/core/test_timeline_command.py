@@ -160,7 +160,7 @@ def test_a_damaged_log_is_drawn_as_far_as_it_can_be_read(folder: Path, capsys: p
 def test_what_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "fifo")
 
-    assert refused(capsys, tmp_path / "nowhere").startswith(f"{tmp_path}/nowhere: no such folder")
+    assert refused(capsys, tmp_path / "nowhere").startswith(f"{tmp_path}/nowhere: no such file or folder")
     assert "is neither a folder nor an event log" in refused(capsys, tmp_path / "fifo")
     assert "arguments are required: LOGDIR" in refused(capsys)
     assert "unrecognized arguments: --bogus" in refused(capsys, tmp_path, "--bogus")

@@ -196,6 +196,7 @@ WRONG = [
     (("--for", "0"), "'0': use seconds, at least 1"),
     (("--checkpoints", "full"), "--checkpoints full: there are files in it"),
     (("--output", "full"), "--output full is there: name a new folder"),
+    (("--only", "kiled"), "--only kiled: no case has it in its name: rank 0 killed"),
     (("--nproc-per-node", "2", "--only", "killed"), "name --only before options of the job"),
 ]
 

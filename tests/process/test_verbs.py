@@ -144,8 +144,8 @@ def test_what_cannot_be_is_said_in_one_line_and_the_job_goes_on(launch: Launcher
         (("status", "other"), 3, "no job other of yours runs on this machine"),
         (("drain", "nowhere"), 1, "no node nowhere"),
         (("drain", "--cancel"), 1, "is not asked to leave"),
-        (("drain", "--deadline", "0"), 2, "use seconds from now on, at least 1"),
-        (("restart", "--deadline", "soon"), 2, "use seconds from now on, at least 1"),
+        (("drain", "--deadline", "0"), 2, "use seconds, at least 1"),
+        (("restart", "--deadline", "soon"), 2, "use seconds, at least 1"),
         (("why", "-n", "0"), 2, "use a number, at least 1"),
         (("stop", "--nonsense"), 2, "unrecognized arguments: --nonsense"),
     ):

@@ -20,6 +20,7 @@ from aelastic.cli.verbs import texts
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.error_file import printable
 from aelastic.host import doors
+from aelastic.ui.commands import seconds
 
 EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
@@ -36,20 +37,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 1 <= (seconds := float(text)) <= 1e6:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r}: use seconds from now on, at least 1")
-
-
 _JOB: Any = {"default": "", "help": "its run id, or the beginning of it"}
 _FLAG: Any = {"action": "store_true"}
 _AT_SAVE = "--at-save", {**_FLAG, "help": "once all ranks have saved at one step"}
 # Each verb: what it does, and its options.
 _SAVES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--job", _JOB),
-    ("--deadline", {"type": _seconds, "default": 120.0, "metavar": "S", "help": "for saving (default: 120)"}),
+    ("--deadline", {"type": seconds, "default": 120.0, "metavar": "S", "help": "for saving (default: 120)"}),
     ("--reason", {"default": "", "metavar": "TEXT", "help": "said in logs"}),
     ("--wait", {**_FLAG, "help": "until workers run again, or the job is over"}),
 )

@@ -6,27 +6,25 @@ workers have asked for notices is not in a log; where a job has told no steps, a
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from aelastic.cli.converters import read_int, read_policy
 from aelastic.errors import InputError
-from aelastic.failures.error_file import printable
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.host.patterns import is_found
-from aelastic.observe.event_log import FILE_NAME, SCHEMA
+from aelastic.observe.event_log import SCHEMA
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.rdzv.policy.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
 from aelastic.rdzv.policy.rules import parse
+from aelastic.timeline.files import sources_of
+from aelastic.ui.commands import Parser, say
 
 Json = dict[str, Any]
 
@@ -87,18 +85,13 @@ class Round:
         return Reached(self.step, NONE, max(0.0, self.ended - self.began))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"policy: {message}")
-
-
 def run_policy(argv: Sequence[str]) -> int:
     """Replays a run under other rules; gives the exit code.
 
     Raises:
         InputError: the logs, or the rules, cannot be read.
     """
-    parser = _Parser(prog="aelastic policy", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="aelastic policy", description=__doc__, allow_abbrev=False)
     parser.add_argument("what", choices=["explain"])
     parser.add_argument("events", nargs="+", metavar="EVENTS", type=Path, help="event logs of a run, or folders")
     parser.add_argument("--restart-policy", default="", metavar="RULES", help="rules, or @FILE (default: the default)")
@@ -114,10 +107,7 @@ def run_policy(argv: Sequence[str]) -> int:
     rounds = [each for each in rounds if each.reason]
     policy = RestartPolicy(budget if args.max_restarts is None else args.max_restarts, rules, "", is_found)
     decided = list(_decisions(policy, rounds))
-    said = json.dumps({"code": "ok", "rounds": decided}, indent=2) if args.json else as_text(decided, len(rounds))
-    with suppress(OSError):
-        sys.stdout.write(f"{printable(said)}\n")
-        sys.stdout.flush()
+    say(json.dumps({"code": "ok", "rounds": decided}, indent=2) if args.json else as_text(decided, len(rounds)))
     return 0
 
 
@@ -154,22 +144,21 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
 
 
 def _records(paths: Sequence[Path]) -> Iterator[Json]:
-    for path in paths:
-        for file in sorted(path.rglob(FILE_NAME)) if path.is_dir() else [path]:
+    for file in dict.fromkeys(source for path in paths for source in sources_of(path)):
+        try:
+            lines = file.read_bytes().splitlines()
+        except OSError as error:
+            raise InputError(f"{file} cannot be read: {error.strerror}") from None
+        for line in lines:
             try:
-                lines = file.read_bytes().splitlines()
-            except OSError as error:
-                raise InputError(f"{file} cannot be read: {error.strerror}") from None
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                    is_whole = isinstance(record, dict) and {"event", "time", "schema"} <= record.keys()
-                except ValueError:
-                    continue  # cut off, or damaged
-                if is_whole and record["schema"] != SCHEMA:
-                    raise InputError(f"{file}: schema version {record['schema']}; this aelastic reads version {SCHEMA}")
-                if is_whole:
-                    yield record
+                record = json.loads(line)
+                is_whole = isinstance(record, dict) and {"event", "time", "schema"} <= record.keys()
+            except ValueError:
+                continue  # cut off, or damaged
+            if is_whole and record["schema"] != SCHEMA:
+                raise InputError(f"{file}: schema version {record['schema']}; this aelastic reads version {SCHEMA}")
+            if is_whole:
+                yield record
 
 
 def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]:

@@ -1,0 +1,38 @@
+"""What commands beside the launcher share: they say what is wrong in one line, and write for people and programs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+from aelastic.errors import InputError
+from aelastic.failures.error_file import printable
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads what follows `aelastic VERB`, or a module's name.
+
+    Raises:
+        InputError: an option is not known, or has another value than it takes.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        verb = self.prog.partition("aelastic ")[2]
+        raise InputError(f"{verb}: {message}" if verb else message)
+
+
+def seconds(text: str, least: float = 1.0) -> float:
+    """An option's value."""
+    with suppress(ValueError):
+        if least <= (value := float(text)) <= 1e6:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: use seconds, at least {least:g}")
+
+
+def say(text: str) -> None:
+    """Writes a line to stdout at once; a reader that has gone is none of our business."""
+    with suppress(OSError):
+        sys.stdout.write(f"{printable(text)}\n")
+        sys.stdout.flush()
