@@ -72,6 +72,15 @@ class Node:
         """Waits until a counter has come so far."""
         wait_for(f"{what} of {self} is {count}", lambda: self.tcp_count(what) >= count)
 
+    def wait_delivered(self) -> None:
+        """Waits until no connection of the node waits to send again what was lost: it waits twice as long each time."""
+
+        def is_delivered() -> bool:
+            rows = Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]
+            return all(int(row.split()[6], 16) == 0 for row in rows)  # `retrnsmt`, of proc_net_tcp
+
+        wait_for(f"{self} is rid of all that it has sent", is_delivered)
+
 
 class Net:
     """A router and its nodes.
