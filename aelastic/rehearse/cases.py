@@ -18,7 +18,7 @@ from aelastic.rehearse.play import NOTICE_S, Play, Script
 AFTER, SLACK_S = 5, 60.0
 FROZEN_S = 3.0
 SAME = 1e-6  # relative; "to six digits"
-RESUME = "load the newest checkpoint when the script begins, and count steps from it"
+RESUME = "save each so many steps, load the newest checkpoint when the script begins, and count steps from it"
 WHOLE = "write a checkpoint under another name, then os.replace it: what is half written is never found"
 STATE = "save and load all of the state: optimizer, schedule, random numbers, the place in the data"
 NOTICE = "call notice.due() in each step on every rank, save when it is True, then call notice.saved()"
@@ -320,12 +320,11 @@ class Rehearsals:
         lost, has_saved = reached + 1 - first.number, any(step < reached for step in old.saves)
         if by_calls and not same_size and play.agents[0].poll() == 0:
             return Judged(True, "it came to its end")  # how many calls are left is not known
-        if first.number <= usual.first and has_saved:
+        if first.number <= usual.first and lost > 0 and (has_saved or not usual.saves):
             over = sorted(path.name for path in changed_in(stamps, play.stamps))
             wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
-            return Judged(
-                False, f"began again at step {first.number}: {lost} lost, though it had saved{wrote}", RESUME, lost
-            )
+            saves = f"though it had saved{wrote}" if has_saved else "and it saves nothing"
+            return Judged(False, f"began again at step {first.number}: {lost} lost, {saves}", RESUME, lost)
         if lost < 0:
             return Judged(False, f"steps {reached + 1} to {first.number - 1} were never made", RESUME, lost)
         if newest < goal and (same_size or play.agents[0].poll() != 0):

@@ -70,6 +70,7 @@ HOLDS, AGAIN, NUMBERS, CRASH = "", "began again at step 0", "in the place of", "
 # What is other than above; a case that does not hold, and what is said of it.
 PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it never resumes": ({"load": ""}, "killed at", AGAIN),
+    "it never saves": ({"write": "pass"}, "killed at", "and it saves nothing"),
     "it counts steps from 0": ({"load": LOAD + "    state['step'] = 0\n"}, "killed at", AGAIN),
     "it counts from 0, with another number": ({"shown": "step - start", "load": LOAD + "start = state['step']\n"}, "killed at", AGAIN),
     "it writes in place": ({"write": IN_PLACE}, "while it saves", CRASH),
