@@ -32,6 +32,9 @@ class Judged(NamedTuple):
     text: str
     advice: str = ""
     lost: int = 0  # steps
+    resumed_at: int | None = None  # the first step after the fault
+    back_s: float | None = None  # from the fault to that
+    numbers: str = ""  # of `--metric`, afterwards: `same`, `other`; or they were not compared
 
 
 class Undisturbed(NamedTuple):
@@ -318,15 +321,18 @@ class Rehearsals:
         play.wait(lambda: play.last(after + 1) >= goal, usual.until(goal))
         first, newest = play.first[min(each for each in play.first if each > after)], play.last(after + 1)
         lost, has_saved = reached + 1 - first.number, any(step < reached for step in old.saves)
+        seen = Judged(True, "", lost=lost, resumed_at=first.number, back_s=round(max(0.0, first.at - began), 3))
         if by_calls and not same_size and play.agents[0].poll() == 0:
             return Judged(True, "it came to its end")  # how many calls are left is not known
         if first.number <= usual.first and lost > 0 and (has_saved or not usual.saves):
             over = sorted(path.name for path in changed_in(stamps, play.stamps))
             wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
             saves = f"though it had saved{wrote}" if has_saved else "and it saves nothing"
-            return Judged(False, f"began again at step {first.number}: {lost} lost, {saves}", RESUME, lost)
+            text = f"began again at step {first.number}: {lost} lost, {saves}"
+            return seen._replace(holds=False, text=text, advice=RESUME)
         if lost < 0:
-            return Judged(False, f"steps {reached + 1} to {first.number - 1} were never made", RESUME, lost)
+            text = f"steps {reached + 1} to {first.number - 1} were never made"
+            return seen._replace(holds=False, text=text, advice=RESUME)
         if newest < goal and (same_size or play.agents[0].poll() != 0):
             return self._stuck(play, f"went on at step {first.number}, and came to {newest} of {goal}")
         is_resumed = has_saved or first.number > usual.first
@@ -336,9 +342,10 @@ class Rehearsals:
         wrong = next(self._differences(told or {}), "")
         # Numbers that differ before the fault, too, are those of a script that is not deterministic.
         if wrong and reached >= 0 and not any(self._differences(old.metrics.get(1, {}))):
-            return Judged(False, f"{how}; {wrong}", STATE, lost)
-        numbers = f", numbers to step {newest} the same" if told and not wrong else ""
-        return Judged(True, f"{how}, back in {max(0.0, first.at - began):.2g} s{numbers}", "", lost)
+            return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
+        is_same = told and not wrong
+        text = f"{how}, back in {seen.back_s:.2g} s{f', numbers to step {newest} the same' if is_same else ''}"
+        return seen._replace(text=text, numbers="same" if is_same else "")
 
     @staticmethod
     def _stuck(play: Play, what: str) -> Judged:

@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -115,11 +115,24 @@ def _rehearse(script: Script, options: argparse.Namespace) -> int:
         said = {"code": "failed" if failed else "ok", "rehearsals": found, "folder": str(script.apart)}
         say(json.dumps(said, indent=2))
     else:
+        for row in _table(found[1:]):
+            say(row)
         say(f"{len(failed)} of {len(found) - 1} do not hold" if failed else f"all {len(found) - 1} hold")
         for advice in dict.fromkeys(each["advice"] for each in failed if each["advice"]):
             say(f"  {advice}")
         say(f"logs, and what the script has saved: {script.apart}")
     return EXIT_FAILURE if failed else 0
+
+
+def _table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield f"\n{'':<38}holds  from step  lost  back in  numbers"
+    for each in found:
+        back = "" if each["back_s"] is None else f"{each['back_s']:.2g} s"
+        start, lost = ("", "") if each["resumed_at"] is None else (each["resumed_at"], each["lost"])
+        row = (
+            f"   {each['name']:<35}{'yes' if each['holds'] else 'NO':<7}{start:>9}{lost:>6}{back:>9}  {each['numbers']}"
+        )
+        yield row.rstrip()
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
