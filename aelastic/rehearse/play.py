@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from aelastic.host import proc_table
 from aelastic.notice.page import CALLS
 from aelastic.rehearse.files import Stamp, open_for_writing, stamps_of
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_S = 0.005
 FILES_EACH_S = 0.05
 END_S = 20.0  # for a run that was stopped
@@ -100,7 +102,12 @@ class Play:
         own += ["--on-signal", f"USR1=drain:{NOTICE_S}", *self._job, *self._more]
         command = [sys.executable, "-m", "aelastic", *self.script.options, *own, *self.script.command]
         with (self.folder / f"agent{place}.log").open("wb") as log:
-            self.agents.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            self.agents.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    preexec_fn=_end_with_us,  # noqa: PLW1509  there are no threads here
+                )
+            )  # fmt: skip
 
     def _logs(self, node: int) -> Path:
         return self.folder / f"logs{node or ''}"
@@ -302,6 +309,13 @@ class Play:
 
         self.wait(is_caught, limit_s, each_s=0.0)
         return caught
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_us() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _lives(pid: int) -> bool:

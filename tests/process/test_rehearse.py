@@ -170,7 +170,7 @@ def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
     assert not case or any(case in each["name"] and words in each["text"] for each in found), said
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import time\nfor step in range(9999):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
@@ -183,8 +183,11 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
         )
         pids = [each["id"] for each in started(tmp_path / "out/01/logs/latest/events.jsonl")]
         rehearsal.send_signal(signum)
-        assert rehearsal.wait(LAUNCH_TIMEOUT_S) == 130
-    assert pids and not [pid for pid in pids if is_alive(pid)]
+        assert rehearsal.wait(LAUNCH_TIMEOUT_S) == (-signum if signum == signal.SIGKILL else 130)
+    assert pids
+    if signum == signal.SIGKILL:  # its agent ends with it, and the workers with that
+        wait_for("no worker lives", lambda: not [pid for pid in pids if is_alive(pid)])
+    assert not [pid for pid in pids if is_alive(pid)]
 
 
 def started(log: Path) -> list[dict[str, Any]]:
