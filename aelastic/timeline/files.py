@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 from aelastic.errors import InputError
 from aelastic.host.proc_table import stat_fields
-from aelastic.observe.event_log import FILE_NAME
 from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs
 
+FILE_NAME = "events.jsonl"  # of `observe.event_log`, which needs an event loop
 # Levels of folders below the one given: of a node, of a run, and one more.
 DEPTH_MAX = 3
 # A process that began this much later than a log is another one: the boot time is known to the second.
