@@ -174,11 +174,14 @@ class Rehearsals:
             self._reach(play, self.undisturbed.first)
             usual = set().union(*play.opened().values())
             # The second save: there is an older checkpoint to go back to.
-            generation = self._reach(play, (saves[1] if len(saves) > 1 else saves[0]) - 1)
+            goal = (saves[1] if len(saves) > 1 else saves[0]) - 1
+            generation = self._reach(play, goal)
+            play.wait(lambda: play.least() >= goal, SLACK_S)  # the rank that saves may be behind: it is saving
+            has_saved = bool(play.saves)
             caught = play.catch_writer(usual, self.undisturbed.until(self.undisturbed.last))
             if not caught:
                 return Judged(True, "no save took long enough to be caught")
-            judged = self._judge(play, generation)
+            judged = self._judge(play, generation, has_saved=has_saved)
         names = ", ".join(sorted(path.name for path in caught)[:2])
         is_whole = judged.holds or not (self._holds or not judged.advice)
         return judged._replace(
@@ -293,8 +296,9 @@ class Rehearsals:
         return play.generation
 
     def _judge(
-        self, play: Play, after: int, *, before: Play | None = None, to_end: bool = False, same_size: bool = True
-    ) -> Judged:
+        self, play: Play, after: int, *, before: Play | None = None, to_end: bool = False, same_size: bool = True,
+        has_saved: bool | None = None,
+    ) -> Judged:  # fmt: skip
         """After a fault: how a run goes on.
 
         Args:
@@ -303,6 +307,7 @@ class Rehearsals:
             before: the run that had the fault, if it is another.
             to_end: it is watched until it ends.
             same_size: as many workers as undisturbed.
+            has_saved: before the fault; `None`: if files had changed.
         """
         usual, old = self.undisturbed, before or play
         reached, stamps, began = old.last(), dict(old.stamps), time.monotonic()
@@ -320,7 +325,8 @@ class Rehearsals:
             play.align(play.generation, goal, len(usual.metrics))
         play.wait(lambda: play.last(after + 1) >= goal, usual.until(goal))
         first, newest = play.first[min(each for each in play.first if each > after)], play.last(after + 1)
-        lost, has_saved = reached + 1 - first.number, any(step < reached for step in old.saves)
+        lost = reached + 1 - first.number
+        has_saved = any(step < reached for step in old.saves) if has_saved is None else has_saved
         seen = Judged(True, "", lost=lost, resumed_at=first.number, back_s=round(max(0.0, first.at - began), 3))
         if by_calls and not same_size and play.agents[0].poll() == 0:
             return Judged(True, "it came to its end")  # how many calls are left is not known

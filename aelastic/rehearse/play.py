@@ -241,6 +241,10 @@ class Play:
         """The largest step of some generations; -1: there is none."""
         return max((step.number for (at, _), step in self.newest.items() if least <= at <= most), default=-1)
 
+    def least(self) -> int:
+        """The smallest of the steps at which ranks are that tell theirs, in the newest generation."""
+        return min((step.number for (at, _), step in self.newest.items() if at == self.generation), default=-1)
+
     @property
     def saved_after(self) -> list[int]:
         """Steps after which files had changed; of some in a row, the last."""
