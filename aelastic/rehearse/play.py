@@ -125,7 +125,7 @@ class Play:
             agent.kill()
             agent.wait()
         until = time.monotonic() + END_S
-        while any(_lives(each.pid) for each in self.team) and time.monotonic() < until:
+        while any(proc_table.is_alive(each.pid) for each in self.workers) and time.monotonic() < until:
             time.sleep(LOOK_S)  # noqa: TID251  nothing else runs here
         self.look()
         for page in {each.page for each in self.workers} - {-1}:
@@ -320,10 +320,6 @@ _libc = ctypes.CDLL(None)
 
 def _end_with_us() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _lives(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
 
 
 def _page_of(agent: int, name: str) -> int:

@@ -93,7 +93,7 @@ RIGHT: dict[str, dict[str, str]] = {
     "that saves at a notice": {"begin": WITH, "notice": NOTICE},
     "that has a log of its own": {"each": "print(step, file=open('own.log', 'a'))"},
     "whose numbers are never the same": {"load": LOAD + "dice = random.Random()\n"},
-    "that saves on each rank": {"write": WRITE.replace("ck/", "ck/"), "begin": "import sys"},
+    "that saves on each rank": {"each": "if step % 5 == 4: open(f'ck/{step}.rank{rank}', 'w').close()"},
     "that tells steps on one rank": {"shown": "step if rank == 0 else '-'"},
 }
 

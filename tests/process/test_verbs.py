@@ -170,9 +170,10 @@ def test_why_a_job_ended_is_known_by_its_logs_too(launch: Launcher, tmp_path: Pa
     assert read == lived
     (other := tmp_path / "other").mkdir()
     (other / "empty").touch()
-    for path, words in ((other, "no event log here ("), (other / "empty", "no record of a run")):
+    no_log = "no event log here (events.jsonl, up to 3 folders deep); agents write one into --log-dir"
+    for path, words in ((other, no_log), (other / "empty", "no record of a run")):
         said = verb(tmp_path, "why", str(path))
-        assert said.code == 2 and said.err.startswith(f"aelastic: error: {path}: {words}") and not said.out, said
+        assert said.code == 2 and said.err == f"aelastic: error: {path}: {words}" and not said.out, said
         assert told(tmp_path, "why", str(path))["code"] == "usage"
     assert verb(tmp_path, "why", str(tmp_path / "nowhere")).code == 3
     folder = verb(tmp_path, "why", logs)
