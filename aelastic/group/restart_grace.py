@@ -5,8 +5,10 @@ SIGTERM; to wait for it holds all nodes.  One that saves a checkpoint writes.  S
 they are stopped, and they are waited for
 
 - as long as one of their processes writes, or waits for a disk;
-- `COMPUTE_S` while they only compute, in which the time that they wait for a CPU does not count;
+- `COMPUTE_S` while they only compute;
 - `IDLE_S` while they do neither.
+
+The time that they wait for a CPU counts in neither: on a busy machine that may be all that can be seen of them.
 
 A worker is its whole session: a checkpoint that a child or a thread of it writes is its own.  The workers of a node are
 waited for together, since one that does nothing may wait for one that writes.  A worker that cannot be looked at is
@@ -34,8 +36,6 @@ FIRST_LOOK_S = 0.1
 COUNTED_S = 2 * INTERVAL_S
 # A worker computes if it uses so much within `IDLE_S`, 2.5 % of a core; a thread that wakes up now and then uses less.
 CPU_S = 0.05
-# A look at a thread that waits for a CPU counts as so much: on a busy machine that is all that can be seen.
-WAIT_FOR_CPU_S = 0.02
 # Timers of event loops may be early by a millisecond.
 EARLY_S = 0.005
 # Ranks that a reason names.
@@ -87,7 +87,8 @@ Action: TypeAlias = Look | GiveUp
 
 @dataclass(slots=True)
 class _Life:
-    """What is known of one worker.  Points in time are as late as the look that showed it."""
+    """What is known of one worker.  Points in time are as late as the look that showed it; time that does not count is
+    added to them."""
 
     wrote_at: float
     computed_at: float
@@ -101,8 +102,10 @@ class _Life:
             self.wrote_at = self.computed_at = now
             return
         used_s = sample.cpu_s - before.cpu_s
-        self.cpu_s += max(used_s, WAIT_FOR_CPU_S if sample.waits_for_cpu else 0.0)
-        self.starved_s += max(0.0, counted_s - used_s) if sample.waits_for_cpu else 0.0
+        starved_s = max(0.0, counted_s - used_s) if sample.waits_for_cpu else 0.0
+        self.cpu_s += used_s
+        self.starved_s += starved_s
+        self.postpone(starved_s)
         if sample.written != before.written or sample.written is None or sample.waits_for_disk:
             self.wrote_at, self.starved_s = now, 0.0
         if self.cpu_s >= CPU_S:
@@ -117,7 +120,7 @@ class _Life:
 
     def is_past(self, now: float) -> bool:
         """Whether it needs no more time."""
-        return self.is_idle(now) or now >= self.wrote_at + self.starved_s + COMPUTE_S - EARLY_S
+        return self.is_idle(now) or now >= self.wrote_at + COMPUTE_S - EARLY_S
 
 
 @dataclass(slots=True)

@@ -124,6 +124,21 @@ def test_the_five_seconds_of_a_worker_that_computes_are_those_in_which_it_has_a_
     assert f" computed and wrote nothing for 5 s{besides}" in told[0].reason
 
 
+def test_a_worker_that_pauses_and_then_waits_for_a_cpu_is_not_idle() -> None:
+    """As one that saves in pieces on a busy machine: 1.5 s of sleep, 2 s in which it gets 1 % of a CPU."""
+    story = Story()
+    for _ in range(5):
+        story.write()
+        story.look()
+        for waits, looks in (False, 6), (True, 8):
+            story.samples[0] = story.samples[0].replace(waits_for_cpu=waits)
+            for _ in range(looks):
+                story.compute(cpu_s=0.0025 if waits else 0.0)
+                assert story.look() == []
+    story.samples[0] = story.samples[0].replace(waits_for_cpu=False)
+    assert story.wait()[1].startswith("rank 4 neither wrote nor computed for 2 s")
+
+
 def test_a_worker_that_has_written_gets_its_time_of_computing_anew_however_long_it_waited_for_a_cpu() -> None:
     story = Story()
     for _ in range(40):
