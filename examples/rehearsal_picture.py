@@ -30,7 +30,8 @@ LINE_PX, COLUMN_PX, MARGIN_PX = 21, 8.45, 18
 STYLE = f"""
 body {{ margin: 0; background: #16181d; color: #d7dae0; font: 14px/{LINE_PX}px "DejaVu Sans Mono", monospace; }}
 pre {{ margin: {MARGIN_PX}px; font: inherit; }}
-.ok {{ color: #7fc97f; }} .fail {{ color: #ff7b72; font-weight: bold; }} .command {{ color: #8ab4f8; }}
+.ok {{ color: #7fc97f; }} .fail {{ color: #ff7b72; font-weight: bold; }} .skip {{ color: #9aa0a6; }}
+.command {{ color: #8ab4f8; }}
 """
 
 
@@ -56,7 +57,12 @@ def main() -> int:
 
 def marked(line: str) -> str:
     text = html.escape(line)
-    for words, kind in ((r"(?<=\s)ok(?=\s)", "ok"), (r"\bFAIL\b", "fail"), (r"^\$ .*", "command")):
+    for words, kind in (
+        (r"(?<=\s)ok(?=\s)", "ok"),
+        (r"\bFAIL\b|\bNO\b", "fail"),
+        (r"\bskip\b|not tested", "skip"),
+        (r"^\$ .*", "command"),
+    ):
         text = re.sub(words, lambda found, kind=kind: f'<span class="{kind}">{found[0]}</span>', text)  # type: ignore[misc]
     return text
 

@@ -87,8 +87,10 @@ Action: TypeAlias = Look | GiveUp
 
 @dataclass(slots=True)
 class _Life:
-    """What is known of one worker.  Points in time are as late as the look that showed it; time that does not count is
-    added to them."""
+    """What is known of one worker.
+
+    Points in time are as late as the look that showed it; time that does not count is added to them.
+    """
 
     wrote_at: float
     computed_at: float

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
+import secrets
 import signal
-import tempfile
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 from aelastic.errors import EXIT_FAILURE, InputError
-from aelastic.rehearse.cases import CannotError, Judged, Rehearsals
+from aelastic.rehearse.cases import CannotError, Rehearsals
+from aelastic.rehearse.files import RESULT, Files
+from aelastic.rehearse.judging import Judged
 from aelastic.rehearse.play import Script
 from aelastic.ui.commands import Parser, say, seconds
 
 EXIT_CANNOT = 3
 _WITH_VALUE = {"--metric", "--checkpoints", "--for", "--only", "--output"}
-
-
-class Launch(NamedTuple):
-    """The job's own command line."""
-
-    options: Sequence[str]
-    command: Sequence[str]  # the script, and its arguments
-    nodes: tuple[int, int]
-    workers: int  # of a node
-    progress: str  # a pattern; empty: a step is a call of `notice.due()`
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,13 +40,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--for", dest="for_s", type=seconds, default=600.0, metavar="S", help="of the undisturbed run")
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose names have it")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="for logs, and files of the script (default: a new one)"
+        "--output", type=Path, metavar="DIR", help="for logs, and files of the script (default: a new one beside)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
     return parser
 
 
-def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) -> int:
+def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Script]) -> int:
     """Rehearses a script; gives the exit code: 0: all holds, 1: something does not, 3: it cannot be rehearsed.
 
     Args:
@@ -65,73 +59,83 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Launch]) 
     own, rest = split(argv)
     options = _parser().parse_args(own)
     try:
-        launch = read(rest)
+        script = read(rest)
     except InputError as error:
         late = [name for name in (*_WITH_VALUE, "--json") if f"unknown option {name}:" in f"{error}:"]
         raise InputError(f"rehearse: name {late[0]} before options of the job") if late else error from None
-    root = options.checkpoints or Path.cwd()
-    if options.checkpoints is not None:
+    asked = options.checkpoints
+    root, beside = (asked or Path.cwd()).resolve(), Path.cwd()
+    if asked is not None:
         with suppress(FileNotFoundError):
             if any(root.iterdir()):
-                raise InputError(f"--checkpoints {root}: there are files in it: a rehearsal begins without")
-        root.mkdir(parents=True, exist_ok=True)
-    apart = Path(tempfile.mkdtemp(prefix="aelastic_rehearsal_")) if options.output is None else options.output
-    if options.output is not None and apart.exists():
-        raise InputError(f"--output {apart} is there: name a new folder")
-    apart.mkdir(parents=True, exist_ok=True)
-    step = re.compile(launch.progress) if launch.progress else None
-    script = Script(*launch[:4], step, options.metric, root.resolve(), apart.resolve())
+                raise InputError(f"--checkpoints {asked}: there are files in it: a rehearsal begins without")
+        beside = root.parent  # so that files need not be copied
+    apart = (options.output or beside / f"aelastic_rehearsal_{secrets.token_hex(3)}").resolve()
+    if apart.exists():
+        raise InputError(f"--output {options.output} is there: name a new folder")
+    rehearsals = Rehearsals(script, Files(root, apart), options.metric, options.for_s)
+    if not any(options.only in name for name in rehearsals.cases):
+        raise InputError(f"--only {options.only}: no case has it in its name: {', '.join(rehearsals.cases)}")
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _interrupt)
-    return _rehearse(script, options)
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+            signal.signal(signum, _interrupt)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        apart.mkdir(parents=True)
+        (apart / RESULT).touch()
+        return _rehearse(rehearsals, options, apart)
+    except KeyboardInterrupt:
+        say(f"interrupted; logs, and what the script has saved: {apart}", sys.stderr)
+        raise
+    except OSError as error:
+        say(f"aelastic: error: rehearse: {error}; logs, and what the script has saved: {apart}", sys.stderr)
+        return EXIT_CANNOT
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:  # noqa: ARG001  as Python calls it
     raise KeyboardInterrupt  # the run that is on leaves nothing behind
 
 
-def _rehearse(script: Script, options: argparse.Namespace) -> int:
-    rehearsals, found = Rehearsals(script, options.for_s), list[dict[str, Any]]()
-    if not any(options.only in name for name in rehearsals.cases):
-        raise InputError(f"--only {options.only}: no case has it in its name: {', '.join(rehearsals.cases)}")
+def _rehearse(rehearsals: Rehearsals, options: argparse.Namespace, apart: Path) -> int:
+    found, to = list[Judged](), None if not options.json else io.StringIO()
+    names = ["undisturbed", *(name for name in rehearsals.cases if options.only in name)]
 
-    def tell(name: str, judged: Judged, verdict: str) -> None:
-        found.append({"name": name, **judged._asdict()})
-        if not options.json:
-            say(f"{len(found):2} {name:<34} {verdict:<5}{judged.text}")
+    def tell(judged: Judged, verdict: str) -> None:
+        found.append(judged)
+        say(f"{len(found):2} {names[len(found) - 1]:<31} {verdict:<5}{judged.text}", to)
+
+    def end(code: str, text: str) -> None:
+        each = [{"name": name, **judged._asdict()} for name, judged in zip(names, found, strict=False)]
+        said = json.dumps({"code": code, "text": text, "rehearsals": each, "folder": str(apart)}, indent=2)
+        (apart / RESULT).write_text(said)
+        say(said if options.json else text)
 
     try:
-        tell("undisturbed", Judged(True, rehearsals.first()), "")
+        tell(Judged(True, rehearsals.first()), "")
     except CannotError as error:
-        said: dict[str, Any] = {"code": "cannot", "text": str(error), "folder": str(script.apart)}
-        say(json.dumps(said, indent=2) if options.json else f"aelastic: {error}; its logs are in {script.apart}")
+        end("cannot", f"aelastic: {error}; its logs are in {apart}")
         return EXIT_CANNOT
-    for name in rehearsals.cases:
-        if options.only in name:
-            judged = rehearsals.run(name)
-            tell(name, judged, "ok" if judged.holds else "FAIL")
-    failed = [each for each in found if not each["holds"]]
-    if options.json:
-        said = {"code": "failed" if failed else "ok", "rehearsals": found, "folder": str(script.apart)}
-        say(json.dumps(said, indent=2))
-    else:
-        for row in _table(found[1:]):
-            say(row)
-        say(f"{len(failed)} of {len(found) - 1} do not hold" if failed else f"all {len(found) - 1} hold")
-        for advice in dict.fromkeys(each["advice"] for each in failed if each["advice"]):
-            say(f"  {advice}")
-        say(f"logs, and what the script has saved: {script.apart}")
+    for name in names[1:]:
+        judged = rehearsals.run(name)
+        tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
+    for row in _table(dict(zip(names[1:], found[1:], strict=True))):
+        say(row, to)
+    failed = [each for each in found if each.holds is False]
+    untested = sum(each.holds is None for each in found)
+    text = f"{len(failed)} of {len(names) - 1} do not hold" if failed else f"all {len(names) - 1 - untested} hold"
+    text += f", {untested} not tested" if untested else ""
+    advice = [f"  {each}" for each in dict.fromkeys(each.advice for each in failed if each.advice)]
+    end("failed" if failed else "ok", "\n".join([text, *advice, f"logs, and what the script has saved: {apart}"]))
     return EXIT_FAILURE if failed else 0
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield f"\n{'':<38}holds  from step  lost  back in  numbers"
-    for each in found:
-        back = "" if each["back_s"] is None else f"{each['back_s']:.2g} s"
-        start, lost = ("", "") if each["resumed_at"] is None else (each["resumed_at"], each["lost"])
-        row = (
-            f"   {each['name']:<35}{'yes' if each['holds'] else 'NO':<7}{start:>9}{lost:>6}{back:>9}  {each['numbers']}"
-        )
+def _table(found: Mapping[str, Judged]) -> Iterator[str]:
+    yield f"\n{'':<35}holds       from step  lost  back in  numbers  checkpoint"
+    for name, each in found.items():
+        holds = "not tested" if each.holds is None else "yes" if each.holds else "NO"
+        back = "" if each.back_s is None else f"{each.back_s:.2g} s"
+        start, lost = ("", "") if each.resumed_at is None else (each.resumed_at, each.lost)
+        row = f"   {name:<32}{holds:<12}{start:>9}{lost:>6}{back:>9}  {each.numbers:<9}{each.checkpoint}"
         yield row.rstrip()
 
 

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from aelastic.host import proc_table
 from aelastic.notice.page import CALLS
-from aelastic.rehearse.files import Stamp, open_for_writing, stamps_of
+from aelastic.rehearse.files import Change, Files, Stamp, changes, logs_of
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_S = 0.005
@@ -37,15 +37,26 @@ class Script(NamedTuple):
     command: Sequence[str]  # the script, and its arguments
     nodes: tuple[int, int]  # that it can do with, and that it has room for
     workers: int  # of a node
+    meets: bool  # its agents meet at an endpoint
     step: re.Pattern[str] | None  # none: a step is a call of `notice.due()`
-    metric: re.Pattern[str] | None
-    root: Path  # where it leaves files
-    apart: Path  # where rehearsals keep theirs
+    environ: Mapping[str, str]
 
     @property
     def played(self) -> int:
         """How many nodes there are at first: where the job has room, one more than it needs."""
         return min(self.nodes[0] + (self.nodes[1] > 1), self.nodes[1])
+
+    @property
+    def is_several(self) -> bool:
+        """Whether it may have more nodes than one."""
+        return self.nodes[1] > 1
+
+    @property
+    def gpus(self) -> list[str]:
+        """Names of those that jobs here may use, as `CUDA_VISIBLE_DEVICES` has them."""
+        if (shown := self.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+            return [each for each in shown.split(",") if each]
+        return sorted((name[6:] for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)), key=int)
 
 
 class Step(NamedTuple):
@@ -55,7 +66,7 @@ class Step(NamedTuple):
 
 class Worker(NamedTuple):
     node: int
-    generation: int
+    round: int  # of the job; a generation is one of its agent's
     rank: int
     pid: int
     folder: Path  # of its output
@@ -67,28 +78,34 @@ class Play:
 
     Args:
         script: what is run.
+        files: those that it leaves.
+        metric: which number it tells, if one is asked.
         folder: for its logs.
         nodes: how many; `None`: as many as the script is played on.
         more: options, after the script's own.
     """
 
-    def __init__(self, script: Script, folder: Path, nodes: int | None, *more: str) -> None:
-        self.script, self.folder, self._more = script, folder, more
+    def __init__(
+        self, script: Script, files: Files, metric: re.Pattern[str] | None, folder: Path, nodes: int | None, *more: str
+    ) -> None:
+        self.script, self.files, self.folder = script, files, folder
+        self._metric, self._more = metric, more
         self.agents: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []  # all that were started
-        self.first: dict[int, Step] = {}  # by generation
-        self.newest: dict[tuple[int, int], Step] = {}  # by generation and rank
-        self.metrics: dict[int, dict[int, float]] = {}  # by generation and step: of the lowest rank that tells one
-        self.saves: list[int] = []  # steps after which files had changed
-        self.stamps: dict[Path, Stamp] = {}
+        self.first: dict[int, Step] = {}  # by round
+        self.newest: dict[tuple[int, int], Step] = {}  # by round and rank
+        self.stride = 1  # of the steps that a rank tells
+        self.no_number = ""  # that `metric` found
+        self.changes: list[Change] = []
+        self.stamps: dict[Path, Stamp | None] = files.stamps()
         self.began = time.monotonic()
+        self._metrics: dict[tuple[int, int], dict[int, float]] = {}  # by step, or the how manieth
         self._offsets: dict[Path, int] = {}
         self._starts: dict[int, int] = {}  # of workers, by node
-        self._teller: dict[int, int] = {}  # by generation: whose metrics count
-        self._looked = 0.0
-        folder.mkdir(parents=True)
-        self._job = ["--rdzv-id", f"{script.apart.name}-{folder.name}"]
-        if script.nodes[1] > 1:
+        self._look_at_files = 0.0
+        folder.mkdir()
+        self._job = ["--rdzv-id", f"{files.apart.name}-{folder.name}"]
+        if script.meets:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 endpoint = f"127.0.0.1:{free.getsockname()[1]}"
             self._job += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
@@ -97,14 +114,18 @@ class Play:
             self.add_node()
 
     def add_node(self) -> None:
-        place = len(self.agents) or ""
-        own = ["--log-dir", str(self._logs(len(self.agents))), "--redirects", "3", "--max-restarts", "3"]
+        place = len(self.agents)
+        own = ["--log-dir", str(self._logs(place)), "--redirects", "3", "--max-restarts", "3"]
         own += ["--on-signal", f"USR1=drain:{NOTICE_S}", *self._job, *self._more]
         command = [sys.executable, "-m", "aelastic", *self.script.options, *own, *self.script.command]
-        with (self.folder / f"agent{place}.log").open("wb") as log:
+        environ, many = dict(self.script.environ), self.script.workers
+        share = self.script.gpus[place * many : (place + 1) * many]
+        if self.script.is_several and len(share) == many:
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(share)
+        with (self.folder / f"agent{place or ''}.log").open("wb") as log:
             self.agents.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     preexec_fn=_end_with_us,  # noqa: PLW1509  there are no threads here
                 )
             )  # fmt: skip
@@ -120,13 +141,13 @@ class Play:
 
     def end(self) -> None:
         """Nothing of it is left."""
-        self.look()
         for agent in self.agents:
             agent.kill()
             agent.wait()
         until = time.monotonic() + END_S
         while any(proc_table.is_alive(each.pid) for each in self.workers) and time.monotonic() < until:
             time.sleep(LOOK_S)  # noqa: TID251  nothing else runs here
+        self._look_at_files = 0.0
         self.look()
         for page in {each.page for each in self.workers} - {-1}:
             os.close(page)
@@ -137,7 +158,7 @@ class Play:
         until = time.monotonic() + limit_s
         while True:
             is_over = not self.is_on or time.monotonic() > until
-            if each_s or time.monotonic() - self._looked >= FILES_EACH_S:
+            if each_s or time.monotonic() >= self._look_at_files:
                 self.look()
             if (holds := condition()) or is_over:
                 return holds
@@ -161,16 +182,18 @@ class Play:
                 if '"event":"workers_started"' in line:
                     self._take_start(node, json.loads(line))
         for worker in self.workers:
-            for line in (line for name in ("stdout.log", "stderr.log") for line in self._lines(worker.folder / name)):
+            # Where steps and numbers are told apart, it is stderr that has the steps: a bar of progress.
+            for line in (line for name in ("stderr.log", "stdout.log") for line in self._lines(worker.folder / name)):
                 self._take(line, worker)
             if self.script.step is None and (calls := self._calls(worker)):
-                self.first.setdefault(worker.generation, Step(time.monotonic(), 0))
+                self.first.setdefault(worker.round, Step(time.monotonic(), 0))
                 self._newest(worker, calls - 1)
-        if time.monotonic() - self._looked >= FILES_EACH_S:
-            before, self.stamps = self.stamps, stamps_of(self.script.root, self.script.apart)
-            if before != self.stamps and self.first:
-                self.saves.append(self.last())
-            self._looked = time.monotonic()
+        if (began := time.monotonic()) >= self._look_at_files:
+            before, self.stamps = self.stamps, self.files.stamps()
+            if self.first:
+                self.changes += changes(before, self.stamps, self.last())
+            now = time.monotonic()
+            self._look_at_files = now + max(FILES_EACH_S, 10 * (now - began))  # many files may take longer
 
     def _lines(self, path: Path) -> Iterator[str]:
         """What a file has more than at the look before, as far as lines are whole."""
@@ -185,29 +208,33 @@ class Play:
     def _take_start(self, node: int, record: dict[str, Any]) -> None:
         attempt = self._logs(node) / "latest" / f"attempt_{self._starts.get(node, 0)}"
         self._starts[node] = self._starts.get(node, 0) + 1
-        generation = record["generation"]
         for each in record["workers"]:
             folder = attempt / str(each["local_rank"])
-            page = _page_of(self.agents[node].pid, f"/notice_{generation}_{each['local_rank']}")
-            self.workers.append(Worker(node, generation, each["rank"], each["id"], folder, page))
-        self.workers.sort(key=lambda worker: (worker.generation, worker.rank))
+            page = _page_of(self.agents[node].pid, f"/notice_{record['generation']}_{each['local_rank']}")
+            self.workers.append(Worker(node, record["round"], each["rank"], each["id"], folder, page))
 
     def _take(self, line: str, worker: Worker) -> None:
-        of, step, metric = (worker.generation, worker.rank), self.script.step, self.script.metric
-        if step and (found := step.search(line)) and found[1].isdecimal():
-            self.first.setdefault(worker.generation, Step(time.monotonic(), int(found[1])))
+        of, step = (worker.round, worker.rank), self.script.step
+        if step and (found := step.search(line)) and (found[1] or "").isdecimal():
+            self.first.setdefault(worker.round, Step(time.monotonic(), int(found[1])))
+            if of in self.newest:
+                self.stride = max(self.stride, int(found[1]) - self.newest[of].number)
             self._newest(worker, int(found[1]))
-        if metric and (found := metric.search(line)) and worker.rank <= self._teller.get(of[0], worker.rank):
-            if self._teller.get(of[0]) != worker.rank:
-                self._teller[of[0]], self.metrics[of[0]] = worker.rank, {}
-            told = self.metrics[of[0]]
-            with suppress(ValueError, KeyError):  # no number, or before the first step
+        if self._metric and (found := self._metric.search(line)) and found[1] and (of in self.newest or not step):
+            told = self._metrics.setdefault(of, {})
+            try:
                 told[self.newest[of].number if step else len(told)] = float(found[1])
+            except ValueError:
+                self.no_number = found[1]
 
     def _newest(self, worker: Worker, number: int) -> None:
-        of = worker.generation, worker.rank
+        of = worker.round, worker.rank
         if of not in self.newest or self.newest[of].number < number:
             self.newest[of] = Step(time.monotonic(), number)
+
+    def metrics(self, round_: int) -> dict[int, float]:
+        """By step; of the lowest rank that tells a number."""
+        return self._metrics.get(min((of for of in self._metrics if of[0] == round_), default=(0, 0)), {})
 
     @staticmethod
     def _calls(worker: Worker) -> int:
@@ -216,45 +243,47 @@ class Play:
             return calls
         return 0
 
-    def align(self, generation: int, last: int, told: int) -> None:
+    def align(self, last: int, told: int) -> None:
         """Calls of `notice.due()` are counted from 0 by each process; one that came to the end has made the last ones.
 
         Args:
-            generation: that came to its end.
             last: the last step of a job that nothing disturbs.
             told: how many metrics that tells.
         """
-        if self.script.step is None and generation in self.first:
-            off, numbers = last - self.last(generation), self.metrics.get(generation, {})
-            self.first[generation] = Step(self.first[generation].at, off)
-            for of, step in self.newest.items():
-                if of[0] == generation:
-                    self.newest[of] = Step(step.at, step.number + off)
-            self.metrics[generation] = {at + told - len(numbers): value for at, value in numbers.items()}
+        off, more = last - self.last(self.round), told - len(self.metrics(self.round))
+        self.first[self.round] = Step(self.first[self.round].at, off)
+        for of in [of for of in self.newest if of[0] == self.round]:
+            self.newest[of] = Step(self.newest[of].at, self.newest[of].number + off)
+            self._metrics[of] = {at + more: value for at, value in self._metrics.get(of, {}).items()}
 
     @property
-    def generation(self) -> int:
+    def round(self) -> int:
         """The last whose workers made a step; 0: none did."""
         return max(self.first, default=0)
 
     def last(self, least: int = 0, most: float = inf) -> int:
-        """The largest step of some generations; -1: there is none."""
+        """The largest step of some rounds; -1: there is none."""
         return max((step.number for (at, _), step in self.newest.items() if least <= at <= most), default=-1)
 
     def least(self) -> int:
-        """The smallest of the steps at which ranks are that tell theirs, in the newest generation."""
-        return min((step.number for (at, _), step in self.newest.items() if at == self.generation), default=-1)
+        """The smallest of the steps at which ranks are that tell theirs, in the newest round."""
+        return min((step.number for (at, _), step in self.newest.items() if at == self.round), default=-1)
 
     @property
-    def saved_after(self) -> list[int]:
-        """Steps after which files had changed; of some in a row, the last."""
-        return [step for step, later in zip(self.saves, [*self.saves[1:], inf], strict=False) if later > step + 1]
+    def logs(self) -> set[Path]:
+        return logs_of(self.changes, self.last() - min((step.number for step in self.first.values()), default=0))
+
+    @property
+    def saves(self) -> list[int]:
+        """Steps after which files had changed that are no logs."""
+        logs = self.logs
+        return sorted({each.step for each in self.changes if not (each.path in logs or self.files.is_log(each.path))})
 
     @property
     def team(self) -> list[Worker]:
         """The workers that were started last."""
-        newest = self.workers[-1].generation if self.workers else 0
-        return [each for each in self.workers if each.generation == newest]
+        newest = max((each.round for each in self.workers), default=0)
+        return [each for each in self.workers if each.round == newest]
 
     @property
     def said(self) -> list[str]:
@@ -292,7 +321,7 @@ class Play:
     def opened(self) -> dict[int, set[Path]]:
         """Files of the script that processes of workers have open for writing now, by process."""
         members = proc_table.session_members({each.pid for each in self.team})
-        return {each.pid: open_for_writing(each.pid, self.script.root, self.script.apart) for each in members}
+        return {each.pid: self.files.opened(each.pid) for each in members}
 
     def catch_writer(self, usual: set[Path], limit_s: float) -> set[Path]:
         """Kills the first process of a worker that opens a file for writing; gives these files, or none in time.
@@ -305,7 +334,7 @@ class Play:
 
         def is_caught() -> bool:
             for pid in pids:
-                if paths := open_for_writing(pid, self.script.root, self.script.apart) - usual:
+                if paths := self.files.opened(pid) - usual:
                     proc_table.kill(pid)
                     caught.update(paths)
                     return True

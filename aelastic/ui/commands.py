@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from aelastic.errors import InputError
 from aelastic.failures.error_file import printable
@@ -31,8 +31,9 @@ def seconds(text: str, least: float = 1.0) -> float:
     raise argparse.ArgumentTypeError(f"{text!r}: use seconds, at least {least:g}")
 
 
-def say(text: str) -> None:
-    """Writes a line to stdout at once; a reader that has gone is none of our business."""
+def say(text: str, to: TextIO | None = None) -> None:
+    """Writes lines to stdout, or another stream, at once; a reader that has gone is none of our business."""
     with suppress(OSError):
-        sys.stdout.write(f"{printable(text)}\n")
-        sys.stdout.flush()
+        to = to or sys.stdout
+        to.write(f"{printable(text)}\n")
+        to.flush()

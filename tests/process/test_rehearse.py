@@ -16,7 +16,7 @@ from aelastic.host.proc_table import is_alive
 
 # A training of 30 steps on each rank; rank 0 saves all state each 5 steps, in pieces, as a large file is written.
 SCRIPT = """
-import json, os, random, time
+import json, os, random, sys, time
 {begin}
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 os.makedirs("ck", exist_ok=True)
@@ -38,13 +38,14 @@ def save():
 
 names = sorted((each for each in os.listdir("ck") if each.endswith(".json")), key=lambda each: int(each.split(".")[0]))
 {load}
-for step in range(state["step"], 30):
+for step in range(state["step"], {steps}):
     time.sleep(0.02)
     {each}
     state["momentum"] = 0.9 * state["momentum"] + dice.random()
     state["weight"] -= 0.01 * state["momentum"]
     state["step"] = step + 1
-    print("step", {shown}, "loss", repr(state["weight"]), flush=True)
+    {early}
+    {tell}
     {notice}
     if step % 5 == 4:
         save()
@@ -66,22 +67,29 @@ for name in names[-1:]:
     except ValueError:
         pass
 """
+TELL = 'print("step", step, "loss", repr(state["weight"]), flush=True)'
+LOGS = "os.makedirs('ck', exist_ok=True); own = open(f'ck/own_{os.getpid()}.log', 'w')"
 HOLDS, AGAIN, NUMBERS, CRASH = "", "began again at step 0", "in the place of", "it did not come back"
 # What is other than above; a case that does not hold, and what is said of it.
 PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
-    "it never resumes": ({"load": ""}, "killed at", AGAIN),
-    "it never saves": ({"write": "pass"}, "killed at", "and it saves nothing"),
-    "it counts steps from 0": ({"load": LOAD + "    state['step'] = 0\n"}, "killed at", AGAIN),
-    "it counts from 0, with another number": ({"shown": "step - start", "load": LOAD + "start = state['step']\n"}, "killed at", AGAIN),
+    "it never resumes": ({"load": ""}, "rank killed", AGAIN),
+    "it never saves": ({"write": "pass"}, "rank killed", "and it saves nothing"),
+    "it counts steps from 0": ({"load": LOAD + "    state['step'] = 0\n"}, "rank killed", AGAIN),
+    "it counts from 0, with another number": ({"tell": TELL.replace("step,", "step - start,"), "load": LOAD + "start = state['step']\n"}, "rank killed", AGAIN),
     "it writes in place": ({"write": IN_PLACE}, "while it saves", CRASH),
     "it writes in place, and forgives": ({"write": IN_PLACE, "load": TOLERANT}, "while it saves", AGAIN),
-    "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "killed at", NUMBERS),
-    "it forgets the momentum": ({"load": LOAD + "    state['momentum'] = 0.0\n"}, "killed at", NUMBERS),
-    "it skips steps": ({"load": LOAD + "    state['step'] += 9\n"}, "killed at", "were never made"),
-    "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "notice, 15 s", "lost"),
+    "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "rank killed", NUMBERS),
+    "it forgets the momentum": ({"load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS),
+    "it skips steps": ({"load": LOAD + "    state['step'] += 9\n"}, "rank killed", "were never made"),
+    "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "a notice of 15 s", "lost"),
     "it saves where it does not look": (
-        {"begin": WITH, "notice": "if notice.due(): open('ck/lost', 'w').close(); notice.saved()"}, "notice, 15 s", "lost",
+        {"begin": WITH, "notice": "if notice.due(): open('ck/lost', 'w').close(); notice.saved()"}, "a notice of 15 s", "lost",
     ),
+    "it saves at its end alone": ({"write": f"if step == 29: {WRITE}", "load": ""}, "rank killed", "it saves nothing before its end"),
+    "it never saves, and logs": (
+        {"begin": LOGS, "each": "print(step, file=own, flush=True)", "write": "pass"}, "rank killed", "and it saves nothing",
+    ),
+    "it ends badly when it has resumed": ({"each": "if names and step == 29: sys.exit(4)"}, "rank killed", "exited with code 4"),
     "it wants two workers": ({"begin": "assert os.environ['WORLD_SIZE'] == '2'"}, "one worker more", CRASH),
     "it breaks if it is paused": (
         {"begin": "last = time.monotonic()", "each": "assert time.monotonic() - last < 2.0; last = time.monotonic()"},
@@ -94,7 +102,11 @@ RIGHT: dict[str, dict[str, str]] = {
     "that has a log of its own": {"each": "print(step, file=open('own.log', 'a'))"},
     "whose numbers are never the same": {"load": LOAD + "dice = random.Random()\n"},
     "that saves on each rank": {"each": "if step % 5 == 4: open(f'ck/{step}.rank{rank}', 'w').close()"},
-    "that tells steps on one rank": {"shown": "step if rank == 0 else '-'"},
+    "that tells steps on one rank": {"tell": f"if rank == 0: {TELL}"},
+    "that tells each third step": {"tell": f"if step % 3 == 0: {TELL}"},
+    "that tells a step after a notice": {"begin": WITH, "early": NOTICE},
+    "that saves at each step": {"each": "save()", "steps": "90"},
+    "that logs beside its checkpoints": {"begin": LOGS, "each": "print(step, file=own, flush=True)"},
 }
 
 
@@ -106,7 +118,16 @@ def rehearse(
     parts: dict[str, str],
     job: tuple[str, ...] = ("--nproc-per-node", "2", *PROGRESS),
 ) -> tuple[int, dict[str, Any]]:
-    usual = {"begin": "", "load": LOAD, "each": "pass", "write": WRITE, "notice": "", "shown": "step"}
+    usual = {
+        "begin": "",
+        "load": LOAD,
+        "each": "pass",
+        "write": WRITE,
+        "notice": "",
+        "early": "",
+        "tell": TELL,
+        "steps": "30",
+    }
     (folder / "train.py").write_text(SCRIPT.format(**{**usual, **parts}))
     command = [
         sys.executable, "-m", "aelastic", "rehearse", "--metric", r"loss (\S+)", "--checkpoints", "ck", "--output", "out", "--json",
@@ -136,6 +157,8 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
 def test_nothing_is_found_in_a_script(name: str, tmp_path: Path) -> None:
     code, said = rehearse(tmp_path, RIGHT[name])
     assert code == 0 and len(said["rehearsals"]) == 9, said
+    untested = [each["text"] for each in said["rehearsals"] if each["holds"] is None]
+    assert all("within 15 s" in each for each in untested), said  # of notices that the script does not ask for
     assert not (tmp_path / "ck").exists() or not any((tmp_path / "ck").iterdir())
 
 
@@ -145,16 +168,18 @@ ELASTIC = ("--nnodes", "1:3", *TWO_NODES[2:])
 JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
     "steps are calls, and it holds": (("--nproc-per-node", "2"), {"begin": WITH, "notice": NOTICE}, "", ""),
     "steps are calls, and it never resumes": (
-        ("--nproc-per-node", "2"), {"begin": WITH, "notice": NOTICE, "load": ""}, "killed at", AGAIN,
+        ("--nproc-per-node", "2"), {"begin": WITH, "notice": NOTICE, "load": ""}, "rank killed", AGAIN,
     ),
     "steps are calls, and it forgets the momentum": (
         ("--nproc-per-node", "2"),
-        {"begin": WITH, "notice": NOTICE, "load": LOAD + "    state['momentum'] = 0.0\n"}, "killed at", NUMBERS,
+        {"begin": WITH, "notice": NOTICE, "load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS,
     ),
     "two nodes hold": (TWO_NODES, {"begin": WITH, "notice": NOTICE}, "", ""),
-    "two nodes, and no more": (TWO_NODES, PLANTED["it wants two workers"][0], "one node more (3)", CRASH),
+    "two nodes, and no more": (TWO_NODES, PLANTED["it wants two workers"][0], "one node more", CRASH),
+    "one node has an endpoint": (("--nnodes", "1", *TWO_NODES[2:]), {}, "", ""),
+    "a script goes on for long": (("--for", "3", "--only", "rank", "--nproc-per-node", "2", *PROGRESS), {"steps": "99999"}, "", ""),
     "nodes come and go": (ELASTIC, {"begin": WITH, "notice": NOTICE, "each": "time.sleep(0.1)"}, "", ""),
-    "nodes come and go, and it never resumes": (ELASTIC, {"load": "", "each": "time.sleep(0.1)"}, "one node fewer (1)", AGAIN),
+    "nodes come and go, and it never resumes": (ELASTIC, {"load": "", "each": "time.sleep(0.1)"}, "one node fewer", AGAIN),
 }  # fmt: skip
 
 
@@ -164,19 +189,34 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
 def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
     job, parts, case, words = JOBS[name]
     code, said = rehearse(tmp_path, parts, job)
-    found = [each for each in said["rehearsals"] if not each["holds"]]
+    found = [each for each in said["rehearsals"] if each["holds"] is False]
     assert code == (1 if case else 0) and bool(found) == bool(case), said
     assert "each" not in parts or "before that" not in str(said), said
     assert not case or any(case in each["name"] and words in each["text"] for each in found), said
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.all
+def test_nodes_share_the_gpus_and_there_is_no_node_more_than_they_do_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    begin = "assert os.environ['CUDA_VISIBLE_DEVICES'] in ('4', '7'); print(os.environ['CUDA_VISIBLE_DEVICES'], 'seen')"
+    code, said = rehearse(tmp_path, {"begin": begin}, ("--only", "one", *TWO_NODES))
+    more, fewer = said["rehearsals"][1:]
+    assert code == 0 and more["holds"] is None and more["text"] == "there are 2 GPUs here" and fewer["holds"], said
+    seen = {path.read_text().split()[0] for path in tmp_path.glob("out/01/logs*/latest/attempt_0/0/stdout.log")}
+    assert seen == {"4", "7"}
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import time\nfor step in range(9999):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+        "import time\nopen('left', 'w').close()\nfor step in range(9999):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
     )
     options = ["--output", "out", "--progress", r"step (\d+)", "train.py"]
-    with subprocess.Popen([sys.executable, "-m", "aelastic", "rehearse", *options], cwd=tmp_path) as rehearsal:
+    command = [sys.executable, "-m", "aelastic", "rehearse", *options]
+    with subprocess.Popen(command, cwd=tmp_path, text=True, stderr=subprocess.PIPE) as rehearsal:
         wait_for(
             "it steps",
             lambda: [each for each in tmp_path.glob("out/01/logs/latest/attempt_0/0/stdout.log") if each.read_text()],
@@ -184,7 +224,11 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
         pids = [each["id"] for each in started(tmp_path / "out/01/logs/latest/events.jsonl")]
         rehearsal.send_signal(signum)
         assert rehearsal.wait(LAUNCH_TIMEOUT_S) == (-signum if signum == signal.SIGKILL else 130)
+        said = rehearsal.stderr.read() if rehearsal.stderr else ""
     assert pids
+    if signum != signal.SIGKILL:
+        assert said == f"interrupted; logs, and what the script has saved: {tmp_path}/out\n"
+        assert (tmp_path / "out/01/files/left").exists() and not (tmp_path / "left").exists()
     if signum == signal.SIGKILL:  # its agent ends with it, and the workers with that
         wait_for("no worker lives", lambda: not [pid for pid in pids if is_alive(pid)])
     assert not [pid for pid in pids if is_alive(pid)]
@@ -194,13 +238,15 @@ def started(log: Path) -> list[dict[str, Any]]:
     return [each for line in log.read_text().splitlines() for each in json.loads(line).get("workers", ())]
 
 
+OLD = "name the folder that the script saves to, and that is empty: --checkpoints DIR ("
 WRONG = [
     (("--metric", "["), "'[' is no regular expression"),
     (("--metric", "x"), "'x' has no group for the number"),
     (("--for", "0"), "'0': use seconds, at least 1"),
     (("--checkpoints", "full"), "--checkpoints full: there are files in it"),
     (("--output", "full"), "--output full is there: name a new folder"),
-    (("--only", "kiled"), "--only kiled: no case has it in its name: rank 0 killed"),
+    (("--only", "kiled"), "--only kiled: no case has it in its name: a rank killed"),
+    (("--output", "out"), OLD),
     (("--nproc-per-node", "2", "--only", "killed"), "name --only before options of the job"),
 ]
 
@@ -210,15 +256,26 @@ def test_what_is_wrong_is_said_in_a_line(options: tuple[str, ...], words: str, t
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "train.py").touch()
+    if words == OLD:
+        (tmp_path / "old.pt").touch()
     command = [sys.executable, "-m", "aelastic", "rehearse", *options, "--progress", r"step (\d+)", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S)
     assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+    assert not (tmp_path / "out").exists()
 
 
 CANNOT = [
     ("raise ValueError('x')", PROGRESS, "it fails: rank 0 failed on "),
     ("", PROGRESS, "it shows no step"),
     ("", (), "it calls no notice.due(): add --progress"),
+    ("print('step 1 loss 2.5,')", ("--metric", r"loss (\S+)", *PROGRESS), "'2.5,' is no number"),
+    ("print('step 1')", ("--metric", r"step 1( \d+)?", *PROGRESS), "it shows no number that matches"),
+    ("print('step 1'); open('train.py', 'w').write('#')", PROGRESS, "it has changed train.py, which was there"),
+    (
+        "import os\nprint('step 1')\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(1)",
+        PROGRESS,
+        "it was started again: rank 0 failed on ",
+    ),
     (
         "import time\nfrom aelastic import notice\nwhile not notice.due(): time.sleep(0.01)",
         ("--for", "1"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,13 +129,15 @@ def _rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from aelastic.cli.arguments import parse
     from aelastic.cli.options import GROUPS
     from aelastic.cli.parser import read_options
-    from aelastic.rehearse.command import Launch, run_rehearsal
+    from aelastic.rehearse.command import run_rehearsal
+    from aelastic.rehearse.play import Script
 
-    def read(rest: Sequence[str]) -> Launch:
+    def read(rest: Sequence[str]) -> Script:
         chosen, spec = read_options(rest, environ, GROUPS), parse(rest, environ).spec
-        begins = len(rest) - len(chosen.script_args) - 1
-        nodes = (1, 1) if spec.rdzv is None else (spec.rdzv.min_nodes, spec.rdzv.max_nodes)
-        return Launch(rest[:begins], rest[begins:], nodes, spec.local_world_size, chosen["progress"] or "")
+        begins, rdzv = len(rest) - len(chosen.script_args) - 1, spec.rdzv
+        nodes = (1, 1) if rdzv is None else (rdzv.min_nodes, rdzv.max_nodes)
+        step = re.compile(chosen["progress"]) if chosen["progress"] else None
+        return Script(rest[:begins], rest[begins:], nodes, spec.local_world_size, rdzv is not None, step, environ)
 
     return run_rehearsal(argv, read)
 
