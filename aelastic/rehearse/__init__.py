@@ -5,4 +5,4 @@ script; `play` is one run of it, under agents in processes of their own; `files`
 of aelastic knows of this folder.
 """
 
-__all__ = ["command"]
+__all__ = ["command", "play"]

@@ -46,11 +46,13 @@ class Files:
         self.root, self.apart, self.logs = root, apart, set[str]()
         self._hides = root == Path.cwd()
         self.before = self.stamps()
-        name = f"name the folder that the script saves to, and that is empty: --checkpoints DIR ({root} has"
-        if len(self.before) >= FILES_MAX:
-            raise InputError(f"rehearse: {name} {FILES_MAX:,} files or more)")
-        if old := sorted(path for path in self.before if _CHECKPOINT.search(path.name)):
-            raise InputError(f"rehearse: {name} {old[0].relative_to(root)})")
+        has = [f"{FILES_MAX:,} files or more"] * (len(self.before) >= FILES_MAX)
+        has += sorted(str(path.relative_to(root)) for path in self.before if _CHECKPOINT.search(path.name))
+        if has:
+            raise InputError(
+                "rehearse: name the folder that the script saves to, and that is empty: --checkpoints DIR "
+                f"({root} has {has[0]})"
+            )
 
     def stamps(self) -> dict[Path, Stamp | None]:
         """What is there, folders (`None`) before what is in them; of the folder that jobs run in, no hidden entries."""
