@@ -10,7 +10,7 @@ from functools import partial
 
 from aelastic.errors import EXIT_TRY_AGAIN
 from aelastic.rehearse.files import Files, overwritten
-from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbed, stuck
+from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbed
 from aelastic.rehearse.play import NOTICE_S, Play, Script
 
 FROZEN_S = 3.0
@@ -25,11 +25,7 @@ class CannotError(Exception):
 
 
 class AstrayError(Exception):
-    """A run has not come to the step of the fault."""
-
-    def __init__(self, judged: Judged) -> None:
-        super().__init__(judged.text)
-        self.judged = judged
+    """A run has not come to the step of the fault; says why."""
 
 
 class Rehearsals:
@@ -73,8 +69,7 @@ class Rehearsals:
                 code = play.wait_end(self._for_s)
         finally:
             self._clear()
-        if why := self._unfit(play, code):
-            raise CannotError(f"undisturbed, {why}")
+        self._check(play, code)
         begins, last = play.first[play.round], play.last()
         self._files.learn(play.logs)
         took_s = max(max(each.at for each in play.newest.values()) - begins.at, 0.001)
@@ -84,30 +79,37 @@ class Rehearsals:
         )  # fmt: skip
         return f"{last - begins.number + 1} steps in {took_s:.3g} s{'' if code == 0 else ', as far as it came'}"
 
-    def _unfit(self, play: Play, code: int | None) -> str:
-        """Why nothing can be compared with a run, if so."""
-        step, metric, has_steps = self._script.step, self._metric, play.last() >= 0
-        changed = overwritten(self._files.before, play.stamps)
-        reasons: dict[str, object] = {
-            f"it fails: {play.cause}": code,
-            f"it was started again: {play.cause}": len({each.round for each in play.workers}) > 1,
-            "it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps": not (has_steps or step),
-            f"it shows no step that matches {step and step.pattern!r} (--progress)": not has_steps,
-            f"it takes more than {self._for_s:g} s: name more (--for), or add --progress": code is None and not step,
-            f"{play.no_number!r} is no number: let --metric take no more than that": play.no_number,
-            f"it shows no number that matches {metric and metric.pattern!r} (--metric)": (
-                metric and not play.metrics(play.round)
-            ),
-            f"it has changed {', '.join(changed[:2])}, which was there: say where it saves (--checkpoints)": changed,
-        }  # fmt: skip
-        return next((reason for reason, is_so in reasons.items() if is_so), "")
+    def _check(self, play: Play, code: int | None) -> None:
+        step, metric, changed = self._script.step, self._metric, overwritten(self._files.before, play.stamps)
+        if code:
+            raise CannotError(f"undisturbed, it fails: {play.cause}")
+        if len({each.round for each in play.workers}) > 1:
+            raise CannotError(f"undisturbed, it was started again: {play.cause}")
+        if play.last() < 0 and step is None:
+            raise CannotError(
+                "undisturbed, it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps"
+            )
+        if play.last() < 0:
+            raise CannotError(f"undisturbed, it shows no step that matches {step and step.pattern!r} (--progress)")
+        if step is None and code is None:
+            raise CannotError(
+                f"undisturbed, it takes more than {self._for_s:g} s: name more (--for), or add --progress"
+            )
+        if play.no_number:
+            raise CannotError(f"undisturbed, {play.no_number!r} is no number: let --metric take no more than that")
+        if metric and not play.metrics(play.round):
+            raise CannotError(f"undisturbed, it shows no number that matches {metric.pattern!r} (--metric)")
+        if changed:
+            raise CannotError(
+                f"undisturbed, it has changed {changed[0]}, which was there: say where it saves (--checkpoints)"
+            )
 
     def run(self, name: str) -> Judged:
         """One of `cases`."""
         try:
             return self.cases[name]()
         except AstrayError as error:
-            return error.judged
+            return Judged(False, str(error))
         finally:
             self._clear()
 
@@ -172,7 +174,7 @@ class Rehearsals:
             if agent.poll() == 0:
                 return Judged(None, f"it came to its end within {NOTICE_S} s")
             if agent.poll() != EXIT_TRY_AGAIN:
-                return stuck(play, f"it did not end within {NOTICE_S} s", NOTICE)
+                return Judged(False, f"it did not end within {NOTICE_S} s: {play.why_it_stands()}", NOTICE)
             if self._script.played > self._script.nodes[0]:
                 judged = self.usual.judge(play, round_, same_size=False)
             else:
@@ -228,7 +230,7 @@ class Rehearsals:
                 return play.round > round_ or any(play.newest[of].number >= goal for of in own)
 
             if not play.wait(is_past, self.usual.until(goal)) or (play.round > round_ and not several):
-                return stuck(play, "it did not go on", PAUSE)
+                return Judged(False, f"it did not go on: {play.why_it_stands()}", PAUSE)
             return (
                 self.usual.judge(play, round_, same_size=False) if play.round > round_ else Judged(True, "it went on")
             )
@@ -245,8 +247,8 @@ class Rehearsals:
         is_there = play.wait(lambda: play.last() >= goal, self.usual.until(goal))
         began = next((f"began at step {each.number}" for each in play.first.values()), "had no step to make")
         if play.agents[0].poll() == 0 if not play.first else began != f"began at step {self.usual.first}":
-            raise AstrayError(Judged(False, f"it {began}: name the folder that it saves to: --checkpoints DIR"))
+            raise AstrayError(f"it {began}: name the folder that it saves to: --checkpoints DIR")
         if not is_there:
-            raise AstrayError(stuck(play, f"it did not come to step {goal}"))
+            raise AstrayError(f"it did not come to step {goal}: {play.why_it_stands()}")
         play.wait(lambda: play.least() >= goal, 1.0 + self.usual.step_s)  # a rank that is behind may be saving
         return play.round

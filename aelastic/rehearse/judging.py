@@ -30,14 +30,6 @@ class Judged(NamedTuple):
     checkpoint: str = ""  # that it went on from: `whole`, `half-written`, `overwritten`; or there was none
 
 
-def stuck(play: Play, what: str, advice: str = "") -> Judged:
-    """Of a run that does not go on."""
-    if play.is_on:
-        play.keep_stacks()
-    why = "its workers stand, see stacks.txt" if play.is_on else play.cause
-    return Judged(False, f"{what}: {why}", advice)
-
-
 class Undisturbed(NamedTuple):
     """How a run goes that nothing disturbs."""
 
@@ -96,7 +88,9 @@ class Undisturbed(NamedTuple):
             text = f"steps {reached + 1} to {first.number - 1} were never made"
             return seen._replace(holds=False, text=text, advice=RESUME)
         if newest < goal and (same_size or play.agents[0].poll() != 0):
-            return stuck(play, f"went on at step {first.number}, and came to {newest} of {goal}")
+            return Judged(
+                False, f"went on at step {first.number}, and came to {newest} of {goal}: {play.why_it_stands()}"
+            )
         return self._compared(seen, play, reached, old.metrics(min(old.first, default=0)) if same_size else None)
 
     def _goal(self, play: Play, after: int, reached: int, *, to_end: bool, same_size: bool) -> int | Judged:
@@ -104,13 +98,13 @@ class Undisturbed(NamedTuple):
         if play.round <= after:
             if play.agents[0].poll() == 0:
                 return Judged(None, "it came to its end before that")
-            return stuck(play, "it did not come back")
+            return Judged(False, f"it did not come back: {play.why_it_stands()}")
         goal = min(max(reached, self.first) + AFTER, self.last)
         by_calls = play.script.step is None
         if (to_end and self.is_whole) or (by_calls and reached >= self.first):  # then calls are counted from the end
             goal = self.last
             if play.wait_end(self.until(goal)) != 0:
-                return stuck(play, "it went on, and did not come to its end")
+                return Judged(False, f"it went on, and did not come to its end: {play.why_it_stands()}")
             if by_calls and not same_size:
                 return Judged(True, "it came to its end")  # how many calls are left is not known
             if by_calls:

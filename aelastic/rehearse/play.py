@@ -302,11 +302,14 @@ class Play:
         """Whether a worker has asked for notices."""
         return any(map(self._calls, self.workers))
 
-    def keep_stacks(self) -> None:
-        """Of a run that does not go on: where its workers are."""
+    def why_it_stands(self) -> str:
+        """Of a run that does not go on: why it ended, or, if it has not, where it is said what its workers do."""
+        if not self.is_on:
+            return self.cause
         with (self.folder / "stacks.txt").open("wb") as file, suppress(subprocess.TimeoutExpired):
             command = [sys.executable, "-m", "aelastic", "stacks", "--job", self._job[1]]
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False, timeout=END_S)
+        return "its workers stand, see stacks.txt"
 
     # What is done to it.
 

@@ -178,8 +178,8 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
     "two nodes, and no more": (TWO_NODES, PLANTED["it wants two workers"][0], "one node more", CRASH),
     "one node has an endpoint": (("--nnodes", "1", *TWO_NODES[2:]), {}, "", ""),
     "a script goes on for long": (("--for", "3", "--only", "rank", "--nproc-per-node", "2", *PROGRESS), {"steps": "99999"}, "", ""),
-    "nodes come and go": (ELASTIC, {"begin": WITH, "notice": NOTICE, "each": "time.sleep(0.1)"}, "", ""),
-    "nodes come and go, and it never resumes": (ELASTIC, {"load": "", "each": "time.sleep(0.1)"}, "one node fewer", AGAIN),
+    "nodes come and go": (ELASTIC, {"begin": WITH, "notice": NOTICE, "each": "time.sleep(0.1)", "steps": "80"}, "", ""),
+    "nodes come and go, and it never resumes": (ELASTIC, {"load": "", "each": "time.sleep(0.1)", "steps": "80"}, "one node fewer", AGAIN),
 }  # fmt: skip
 
 
