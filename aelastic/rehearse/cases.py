@@ -140,15 +140,12 @@ class Rehearsals:
             return self.usual.judge(play, round_ + 1)
 
     def _killed_writing(self) -> Judged:
-        saves = self.usual.saves
-        if not saves:
+        if not self.usual.saves:
             return Judged(None, "it saves nothing that is seen here (--checkpoints DIR)")
         with self._play() as play:
             self._reach(play, self.usual.first)
             usual = set().union(*play.opened().values())
-            # The second save: there is an older checkpoint to go back to.
-            goal = (saves[1] if len(saves) > 1 else saves[0]) - 1
-            round_ = self._reach(play, goal)
+            round_ = self._reach(play, self.usual.second_save - 1)
             has_saved = bool(play.saves)
             caught = play.catch_writer(usual, self.usual.until(self.usual.last))
             if not caught:

@@ -48,11 +48,17 @@ class Undisturbed(NamedTuple):
 
     @property
     def middle(self) -> int:
-        """The step of a fault: just after a save, so that it is well before the next."""
+        """The step of a fault: just after a save, which may take some steps, so that it is well before the next."""
         third = self.first + (self.last - self.first) // 3
         over = [step for step, later in zip(self.saves, [*self.saves[1:], math.inf], strict=False) if later > step + 1]
         after = next((step for step in over if third <= step < self.last - 1), third)
         return min(after + 1, max(self.first, self.last - 1))
+
+    @property
+    def second_save(self) -> int:
+        """The step after which files change for the second time, if they do: there is an older checkpoint then."""
+        begins = [step for step, before in zip(self.saves, [-math.inf, *self.saves], strict=False) if step > before + 1]
+        return begins[1] if len(begins) > 1 else self.saves[2 if len(self.saves) > 3 else 0]
 
     def judge(
         self, play: Play, after: int, *, before: Play | None = None, to_end: bool = False, same_size: bool = True,
