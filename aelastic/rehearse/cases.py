@@ -90,7 +90,7 @@ class Rehearsals:
                 "undisturbed, it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps"
             )
         if play.last() < 0:
-            raise CannotError(f"undisturbed, it shows no step that matches {step and step.pattern!r} (--progress)")
+            raise CannotError(f"undisturbed, it shows no step that matches '{step and step.pattern}' (--progress)")
         if step is None and code is None:
             raise CannotError(
                 f"undisturbed, it takes more than {self._for_s:g} s: name more (--for), or add --progress"
@@ -98,7 +98,7 @@ class Rehearsals:
         if play.no_number:
             raise CannotError(f"undisturbed, {play.no_number!r} is no number: let --metric take no more than that")
         if metric and not play.metrics(play.round):
-            raise CannotError(f"undisturbed, it shows no number that matches {metric.pattern!r} (--metric)")
+            raise CannotError(f"undisturbed, it shows no number that matches '{metric.pattern}' (--metric)")
         if changed:
             raise CannotError(
                 f"undisturbed, it has changed {changed[0]}, which was there: say where it saves (--checkpoints)"
