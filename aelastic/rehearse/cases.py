@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from aelastic.errors import EXIT_TRY_AGAIN
-from aelastic.rehearse.files import Files, overwritten
+from aelastic.rehearse.files import Files, by_kind, kind_of, overwritten
 from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbed
 from aelastic.rehearse.play import NOTICE_S, Play, Script
 
@@ -41,7 +41,7 @@ class Rehearsals:
     def __init__(self, script: Script, files: Files, metric: re.Pattern[str] | None, for_s: float) -> None:
         self._script, self._files, self._metric, self._for_s = script, files, metric, for_s
         self._number, self._holds = 0, True  # after a kill between two saves
-        self.usual = Undisturbed(0, 0, True, 0.0, 0.0, 1, [], {})
+        self.usual = Undisturbed(0, 0, True, 0.0, 0.0, 1, {}, {})
         (least, most), nodes = script.nodes, script.played
         what, many = ("node", nodes) if script.is_several else ("worker", script.workers)
         more, fewer = partial(self._sized, many + 1, nodes < most), partial(self._sized, many - 1, nodes > least)
@@ -71,16 +71,19 @@ class Rehearsals:
             self._clear()
         self._check(play, code)
         begins, last = play.first[play.round], play.last()
-        self._files.learn(play.logs)
+        kinds = by_kind(play.changes, last - begins.number, len(play.looks))
+        self._files.logs = {kind_of(each.path) for each in play.changes} - kinds.keys()
+        left = {kind_of(path) for path in play.stamps}  # others are half written, or were removed in the end
+        saves = {kind: at for kind, at in kinds.items() if kind in left} or kinds
         took_s = max(max(each.at for each in play.newest.values()) - begins.at, 0.001)
         self.usual = Undisturbed(
             begins.number, last, code == 0, took_s / max(1, last - begins.number), begins.at - play.began, play.stride,
-            play.saves, play.metrics(play.round),
+            saves, play.metrics(play.round),
         )  # fmt: skip
         return f"{last - begins.number + 1} steps in {took_s:.3g} s{'' if code == 0 else ', as far as it came'}"
 
     def _check(self, play: Play, code: int | None) -> None:
-        step, metric, changed = self._script.step, self._metric, overwritten(self._files.before, play.stamps)
+        step, metric, before = self._script.step, self._metric, self._files.before
         if code:
             raise CannotError(f"undisturbed, it fails: {play.cause}")
         if len({each.round for each in play.workers}) > 1:
@@ -95,11 +98,16 @@ class Rehearsals:
             raise CannotError(
                 f"undisturbed, it takes more than {self._for_s:g} s: name more (--for), or add --progress"
             )
+        if play.goes_back:
+            newest, then = play.goes_back
+            raise CannotError(
+                f"undisturbed, its steps go back from {newest} to {then}: let --progress take a number that grows"
+            )
         if play.no_number:
             raise CannotError(f"undisturbed, {play.no_number!r} is no number: let --metric take no more than that")
         if metric and not play.metrics(play.round):
             raise CannotError(f"undisturbed, it shows no number that matches '{metric.pattern}' (--metric)")
-        if changed:
+        if changed := [*overwritten(before, play.stamps), *(each.name for each in before.keys() - play.stamps.keys())]:
             raise CannotError(
                 f"undisturbed, it has changed {changed[0]}, which was there: say where it saves (--checkpoints)"
             )
@@ -127,7 +135,7 @@ class Rehearsals:
         with self._play() as play:
             self._reach(play)
             play.kill(max(each.rank for each in play.team))
-            judged = self.usual.judge(play, play.round, to_end=True)
+            judged = self.usual.judge(play, play.round, to_end=True, spare=0)
             self._holds = bool(judged.holds)
             return judged
 
@@ -137,23 +145,22 @@ class Rehearsals:
             play.kill(0)
             if play.wait(lambda: play.round > round_, self.usual.until(self.usual.middle)):
                 play.kill(0)
-            return self.usual.judge(play, round_ + 1)
+            return self.usual.judge(play, round_ + 1, spare=0)
 
     def _killed_writing(self) -> Judged:
-        if not self.usual.saves:
+        if not self.usual.checkpoints:
             return Judged(None, "it saves nothing that is seen here (--checkpoints DIR)")
         with self._play() as play:
             self._reach(play, self.usual.first)
             usual = set().union(*play.opened().values())
             round_ = self._reach(play, self.usual.second_save - 1)
-            has_saved = bool(play.saves)
             caught = play.catch_writer(usual, self.usual.until(self.usual.last))
             if not caught:
                 return Judged(None, "no save took long enough to be caught")
-            judged = self.usual.judge(play, round_, has_saved=has_saved, to_end=True)
+            judged = self.usual.judge(play, round_, to_end=True)
         names = ", ".join(sorted(path.name for path in caught)[:2])
         judged = judged._replace(text=f"{judged.text} ({names} was half written)")
-        if judged.holds is False and (self._holds or not judged.advice):  # and not after a kill between two saves
+        if judged.holds is False and self._holds:  # after a kill between two saves it went on
             return judged._replace(advice=WHOLE, checkpoint="half-written")
         return judged
 

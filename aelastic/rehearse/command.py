@@ -10,9 +10,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from aelastic.errors import EXIT_FAILURE, InputError
 from aelastic.rehearse.cases import CannotError, Rehearsals
@@ -61,28 +59,19 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Script]) 
     try:
         script = read(rest)
     except InputError as error:
-        late = [name for name in (*_WITH_VALUE, "--json") if f"unknown option {name}:" in f"{error}:"]
+        late = [name for name in (*_WITH_VALUE, "--json") if re.search(rf"option:? {name}[: ]", f"{error} ")]
         raise InputError(f"rehearse: name {late[0]} before options of the job") if late else error from None
-    asked = options.checkpoints
-    root, beside = (asked or Path.cwd()).resolve(), Path.cwd()
-    if asked is not None:
-        with suppress(FileNotFoundError):
-            if any(root.iterdir()):
-                raise InputError(f"--checkpoints {asked}: there are files in it: a rehearsal begins without")
-        beside = root.parent  # so that files need not be copied
-    apart = (options.output or beside / f"aelastic_rehearsal_{secrets.token_hex(3)}").resolve()
-    if apart.exists():
-        raise InputError(f"--output {options.output} is there: name a new folder")
+    root, apart = _folders(options)
     rehearsals = Rehearsals(script, Files(root, apart), options.metric, options.for_s)
     if not any(options.only in name for name in rehearsals.cases):
         raise InputError(f"--only {options.only}: no case has it in its name: {', '.join(rehearsals.cases)}")
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-            signal.signal(signum, _interrupt)
+            signal.signal(signum, signal.default_int_handler)  # it leaves nothing behind
     try:
         root.mkdir(parents=True, exist_ok=True)
-        apart.mkdir(parents=True)
-        (apart / RESULT).touch()
+        apart.mkdir()
+        (apart / RESULT).write_text("{}")
         return _rehearse(rehearsals, options, apart)
     except KeyboardInterrupt:
         say(f"interrupted; logs, and what the script has saved: {apart}", sys.stderr)
@@ -92,8 +81,22 @@ def run_rehearsal(argv: Sequence[str], read: Callable[[Sequence[str]], Script]) 
         return EXIT_CANNOT
 
 
-def _interrupt(signum: int, frame: object) -> NoReturn:  # noqa: ARG001  as Python calls it
-    raise KeyboardInterrupt  # the run that is on leaves nothing behind
+def _folders(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Where the script saves, and where rehearsals are kept apart."""
+    asked = options.checkpoints
+    root, beside = (asked or Path.cwd()).resolve(), Path.cwd()
+    if asked is not None:
+        if root.exists() and not root.is_dir():
+            raise InputError(f"--checkpoints {asked} is no folder")
+        if root.exists() and any(root.iterdir()):
+            raise InputError(f"--checkpoints {asked}: there are files in it: a rehearsal begins without")
+        beside = root.parent  # so that files need not be copied
+    apart = (options.output or beside / f"aelastic_rehearsal_{secrets.token_hex(3)}").resolve()
+    if apart.exists():
+        raise InputError(f"--output {options.output} is there: name a new folder")
+    if options.output and not apart.parent.is_dir():
+        raise InputError(f"--output {options.output}: there is no folder {apart.parent}")
+    return root, apart
 
 
 def _rehearse(rehearsals: Rehearsals, options: argparse.Namespace, apart: Path) -> int:
@@ -124,6 +127,9 @@ def _rehearse(rehearsals: Rehearsals, options: argparse.Namespace, apart: Path) 
     untested = sum(each.holds is None for each in found)
     text = f"{len(failed)} of {len(names) - 1} do not hold" if failed else f"all {len(names) - 1 - untested} hold"
     text += f", {untested} not tested" if untested else ""
+    if untested == len(names) - 1:
+        end("cannot", f"aelastic: nothing could be tested; logs, and what the script has saved: {apart}")
+        return EXIT_CANNOT
     advice = [f"  {each}" for each in dict.fromkeys(each.advice for each in failed if each.advice)]
     end("failed" if failed else "ok", "\n".join([text, *advice, f"logs, and what the script has saved: {apart}"]))
     return EXIT_FAILURE if failed else 0

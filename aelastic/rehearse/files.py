@@ -14,6 +14,7 @@ from aelastic.errors import InputError
 
 FILES_MAX, DEPTH_MAX = 20_000, 6
 GROWN = 3  # a file that grew at so many steps, far apart, and was never written anew, is a log
+END_BYTES = 64  # by which a file is known that has grown
 _NO_STATE = {"__pycache__", "node_modules"}
 RESULT = "rehearsal.json"  # in a folder of rehearsals, and nowhere else
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp)$")
@@ -23,6 +24,7 @@ class Stamp(NamedTuple):
     changed_ns: int
     size: int
     inode: int
+    end: bytes  # the last few bytes
 
 
 class Change(NamedTuple):
@@ -43,8 +45,10 @@ class Files:
     """
 
     def __init__(self, root: Path, apart: Path) -> None:
-        self.root, self.apart, self.logs = root, apart, set[str]()
+        self.root, self.apart = root, apart
+        self.logs: set[str] = set()  # kinds of files that are no checkpoints
         self._hides = root == Path.cwd()
+        self._seen: dict[Path, Stamp | None] = {}
         self.before = self.stamps()
         has = [f"{FILES_MAX:,} files or more"] * (len(self.before) >= FILES_MAX)
         has += sorted(str(path.relative_to(root)) for path in self.before if _CHECKPOINT.search(path.name))
@@ -70,20 +74,15 @@ class Files:
             found |= dict.fromkeys(folder / each for each in below)
             for path in (folder / each for each in names if not (hides and each.startswith("."))):
                 with suppress(OSError):  # it was renamed meanwhile
-                    seen = path.lstat()
-                    found[path] = Stamp(seen.st_mtime_ns, seen.st_size, seen.st_ino)
+                    now, known = path.lstat(), self._seen.get(path)
+                    stamp = Stamp(now.st_mtime_ns, now.st_size, now.st_ino, known.end if known else b"")
+                    found[path] = stamp if stamp == known else stamp._replace(end=_bytes_to(path, stamp.size))
             if len(folder.relative_to(self.root).parts) >= DEPTH_MAX:
                 below.clear()
             if len(found) >= FILES_MAX:
                 break
+        self._seen = found
         return found
-
-    def is_log(self, path: Path) -> bool:
-        """Whether a file of that name, whatever its numbers are, was a log in the undisturbed run."""
-        return _shape(path) in self.logs
-
-    def learn(self, logs: set[Path]) -> None:
-        self.logs |= {_shape(path) for path in logs}
 
     def put_away(self, to: Path) -> None:
         """Moves what was not there before: files, and folders with all that is in them."""
@@ -102,7 +101,11 @@ class Files:
                     path = Path(os.readlink(f"/proc/{pid}/fd/{fd}"))
                     if path.is_relative_to(self.root) and not path.is_relative_to(self.apart):
                         flags = int(Path(f"/proc/{pid}/fdinfo/{fd}").read_text().partition("flags:")[2].split()[0], 8)
-                        if flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND and not self.is_log(path):
+                        if (
+                            flags & os.O_ACCMODE != os.O_RDONLY
+                            and not flags & os.O_APPEND
+                            and kind_of(path) not in self.logs
+                        ):
                             found.add(path)
         return found
 
@@ -114,6 +117,7 @@ def changes(before: Mapping[Path, Stamp | None], now: Mapping[Path, Stamp | None
         old = before.get(path)
         if stamp is not None and stamp != old:
             grew = old is not None and stamp.inode == old.inode and stamp.size > old.size
+            grew = grew and old is not None and old.end == _bytes_to(path, old.size)
             found.append(Change(step, path, grew))
     return found
 
@@ -123,20 +127,38 @@ def overwritten(before: Mapping[Path, Stamp | None], now: Mapping[Path, Stamp | 
     return sorted(each.path.name for each in changes(before, now) if each.path in before and not each.grew)
 
 
-def logs_of(seen: list[Change], steps: int) -> set[Path]:
-    """Files that only grow, while so many steps go on."""
-    grew: dict[Path, set[int]] = {}
-    anew = dict[Path, int]()
+def by_kind(seen: list[Change], steps: int, looks: int) -> dict[str, list[int]]:
+    """Steps after which files had changed, by their names without numbers; none of those that are no checkpoints.
+
+    Files that only grow while so many steps go on are logs; one that is written at each step, where others are written
+    now and then, tells how far the script is.
+
+    Args:
+        seen: in a run.
+        steps: that it made.
+        looks: at how many of them it was looked.
+    """
+    paths, kinds = dict[Path, list[Change]](), dict[str, set[int]]()
     for change in seen:
-        if change.grew:
-            grew.setdefault(change.path, set()).add(change.step)
-        else:
-            anew[change.path] = anew.get(change.path, 0) + 1
-    return {
-        path for path, at in grew.items()
-        if len(at) >= GROWN and max(at) - min(at) >= steps // 2 and anew.get(path, 0) <= 1
-    }  # fmt: skip
+        paths.setdefault(change.path, []).append(change)
+        kinds.setdefault(kind_of(change.path), set()).add(change.step)
+    for path, each in paths.items():
+        grew = sorted({change.step for change in each if change.grew})
+        is_anew = sum(not change.grew for change in each) > 1
+        if len(grew) >= GROWN and grew[-1] - grew[0] >= steps // 2 and not is_anew:
+            kinds.pop(kind_of(path), None)
+    found = {kind: sorted(at) for kind, at in kinds.items()}
+    now_and_then = {kind: at for kind, at in found.items() if 5 * len(at) <= 4 * looks}
+    return now_and_then if any(len(at) > 1 for at in now_and_then.values()) else found
 
 
-def _shape(path: Path) -> str:
+def kind_of(path: Path) -> str:
     return re.sub(r"\d+", "0", path.name)
+
+
+def _bytes_to(path: Path, end: int) -> bytes:
+    """The last few bytes of a file that was so long."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, end - END_BYTES))
+        return file.read(min(end, END_BYTES))
+    return b""

@@ -39,7 +39,7 @@ class Undisturbed(NamedTuple):
     step_s: float
     start_s: float  # until the first step
     stride: int  # of the steps that it tells
-    saves: list[int]  # steps after which files had changed
+    saves: dict[str, list[int]]  # steps after which files had changed, by their kind
     metrics: dict[int, float]
 
     def until(self, step: int) -> float:
@@ -47,22 +47,33 @@ class Undisturbed(NamedTuple):
         return 3 * (self.start_s + (step - self.first + 1) * self.step_s) + SLACK_S
 
     @property
+    def saved_by(self) -> int | None:
+        """The step by which each kind of file was there that is not written at the end alone; `None`: there is none."""
+        return max((at[0] for at in self.saves.values() if at[0] < self.last - 1), default=None)
+
+    @property
+    def checkpoints(self) -> list[tuple[int, int]]:
+        """After which steps saves began and ended, of the kind of file that comes last and again."""
+        kinds = sorted((at for at in self.saves.values() if at[0] < self.last - 1), reverse=True)
+        groups = [[(begin, end) for begin, end in zip(_without(at, -1), _without(at, 1), strict=True)] for at in kinds]
+        return next((each for each in groups if len(each) > 1), groups[0] if groups else [])
+
+    @property
     def middle(self) -> int:
-        """The step of a fault: just after a save, which may take some steps, so that it is well before the next."""
-        third = self.first + (self.last - self.first) // 3
-        over = [step for step, later in zip(self.saves, [*self.saves[1:], math.inf], strict=False) if later > step + 1]
-        after = next((step for step in over if third <= step < self.last - 1), third)
+        """The step of a fault: just after a save, so that it is well before the next."""
+        third = max(self.first + (self.last - self.first) // 3, self.saved_by or 0)
+        after = next((end for _, end in self.checkpoints if third <= end < self.last - 1), third)
         return min(after + 1, max(self.first, self.last - 1))
 
     @property
     def second_save(self) -> int:
         """The step after which files change for the second time, if they do: there is an older checkpoint then."""
-        begins = [step for step, before in zip(self.saves, [-math.inf, *self.saves], strict=False) if step > before + 1]
-        return begins[1] if len(begins) > 1 else self.saves[2 if len(self.saves) > 3 else 0]
+        (begin, end), *later = self.checkpoints
+        return later[0][0] if later else begin + 2 * (end > begin + 3)
 
     def judge(
         self, play: Play, after: int, *, before: Play | None = None, to_end: bool = False, same_size: bool = True,
-        has_saved: bool | None = None,
+        spare: int = 1,
     ) -> Judged:  # fmt: skip
         """After a fault: how a run goes on.
 
@@ -72,28 +83,23 @@ class Undisturbed(NamedTuple):
             before: the run that had the fault, if it is another.
             to_end: it is watched until it ends.
             same_size: as many workers as undisturbed.
-            has_saved: before the fault; `None`: if files had changed.
+            spare: how many checkpoints may have been half written.
         """
         old, began = before or play, time.monotonic()
-        reached, stamps = old.last(), dict(old.stamps)
+        reached, least, stamps = old.last(), old.least() + self.stride - 1, dict(old.stamps)
         play.wait(lambda: play.round > after, self.until(max(reached, self.first)))
         reached = max(play.last(most=after) if before is None else reached, self.first - 1)
         goal = self._goal(play, after, reached, to_end=to_end, same_size=same_size)
         if isinstance(goal, Judged):
             return goal
         first, newest = play.first[min(each for each in play.first if each > after)], play.last(after + 1)
-        if has_saved is None:
-            has_saved = any(step < reached for step in old.saves)
         seen = Judged(
             True, "", lost=reached + 1 - first.number, resumed_at=first.number,
             back_s=round(max(0.0, first.at - began), 3),
         )  # fmt: skip
-        if (unfit := self._has_begun_again(seen, overwritten(stamps, play.stamps), has_saved=has_saved)) is not None:
+        if (unfit := self._has_forgotten(seen, reached, least, overwritten(stamps, play.stamps), spare)) is not None:
             return unfit
-        if seen.lost < -self.stride:
-            text = f"steps {reached + 1} to {first.number - 1} were never made"
-            return seen._replace(holds=False, text=text, advice=RESUME)
-        if newest < goal and (same_size or play.agents[0].poll() != 0):
+        if newest + self.stride <= goal and (same_size or play.agents[0].poll() != 0):
             return Judged(
                 False, f"went on at step {first.number}, and came to {newest} of {goal}: {play.why_it_stands()}"
             )
@@ -118,15 +124,34 @@ class Undisturbed(NamedTuple):
         play.wait(lambda: play.last(after + 1) >= goal, self.until(goal))
         return goal
 
-    def _has_begun_again(self, seen: Judged, over: list[str], *, has_saved: bool) -> Judged | None:
-        """What to hold against a script that begins again, if so: one that had not saved yet may."""
-        never = not self.saves or (self.is_whole and min(self.saves) >= self.last)
-        if seen.lost <= 0 or (seen.resumed_at or 0) > self.first or not (has_saved or never):
-            return None
-        saves = "though it had saved" if has_saved else "and it saves nothing before its end"
-        wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
-        text = f"began again at step {seen.resumed_at}: {seen.lost} lost, {saves}{wrote}"
-        return seen._replace(holds=False, text=text, advice=RESUME, checkpoint="overwritten" if over else "")
+    def _has_forgotten(self, seen: Judged, reached: int, least: int, over: list[str], spare: int) -> Judged | None:
+        """What is held against a script for where it goes on, if so; one that has not saved yet may begin again.
+
+        Args:
+            seen: of it so far.
+            reached: the last step before the fault.
+            least: the step at which the rank may have been then that was behind all others.
+            over: names of files that it has written anew.
+            spare: how many checkpoints may have been half written.
+        """
+        start, saved_by = seen.resumed_at or 0, self.saved_by
+        if seen.lost > 0 and start <= self.first and (saved_by is None or least > saved_by):
+            text = f"began again at step {start}: {seen.lost} lost"
+            if saved_by is None and not self.is_whole:
+                return seen._replace(holds=None, text=f"{text}; it had not saved as long as it was watched (--for)")
+            text += ", and it saves nothing before its end" if saved_by is None else ", though it had saved"
+            wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
+            checkpoint = "overwritten" if over else ""
+            return seen._replace(holds=False, text=f"{text}{wrote}", advice=RESUME, checkpoint=checkpoint)
+        whole = [begin for begin, end in self.checkpoints if end < least]
+        older, newer = whole[: len(whole) - spare][-2:] if len(whole) - spare >= 2 else (-math.inf, -math.inf)
+        if self.first < start <= (older + newer) / 2:
+            text = f"resumed at {start} ({seen.lost} lost), though it had saved after step {newer}"
+            return seen._replace(holds=False, text=text, advice=RESUME)
+        if seen.lost < -2 * self.stride:
+            text = f"steps {reached + 1} to {start - 1} were never made"
+            return seen._replace(holds=False, text=text, advice=RESUME)
+        return None
 
     def _compared(self, seen: Judged, play: Play, reached: int, earlier: dict[int, float] | None) -> Judged:
         """A run that goes on as it should: whether its numbers are those of the undisturbed one.
@@ -141,7 +166,11 @@ class Undisturbed(NamedTuple):
         seen = seen._replace(checkpoint="whole" if is_resumed else "")
         how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"began again ({seen.lost} lost)"
         how = how if had_begun or is_resumed else "began"
-        told = {} if earlier is None else play.metrics(play.round)
+        told = (
+            {}
+            if earlier is None
+            else {step: value for step, value in play.metrics(play.round).items() if step in self.metrics}
+        )
         wrong = next(self._differences(told), "")
         # Numbers that differ before the fault, too, are those of a script that is not deterministic.
         if wrong and had_begun and not any(self._differences(earlier or {})):
@@ -156,3 +185,9 @@ class Undisturbed(NamedTuple):
             usual = self.metrics.get(step, value)
             if not (math.isclose(value, usual, rel_tol=SAME) or (math.isnan(value) and math.isnan(usual))):
                 yield f"at step {step} the number is {value:g} in the place of {usual:g}"
+
+
+def _without(steps: list[int], by: int) -> list[int]:
+    """Of steps in a row, the first (-1) or the last (1)."""
+    known = set(steps)
+    return [step for step in steps if step + by not in known]

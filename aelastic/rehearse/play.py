@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from aelastic.host import proc_table
 from aelastic.notice.page import CALLS
-from aelastic.rehearse.files import Change, Files, Stamp, changes, logs_of
+from aelastic.rehearse.files import Change, Files, Stamp, changes
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_S = 0.005
@@ -37,7 +37,6 @@ class Script(NamedTuple):
     command: Sequence[str]  # the script, and its arguments
     nodes: tuple[int, int]  # that it can do with, and that it has room for
     workers: int  # of a node
-    meets: bool  # its agents meet at an endpoint
     step: re.Pattern[str] | None  # none: a step is a call of `notice.due()`
     environ: Mapping[str, str]
 
@@ -55,13 +54,14 @@ class Script(NamedTuple):
     def gpus(self) -> list[str]:
         """Names of those that jobs here may use, as `CUDA_VISIBLE_DEVICES` has them."""
         if (shown := self.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-            return [each for each in shown.split(",") if each]
+            return [each for each in shown.split(",") if each and not each.startswith("-")]
         return sorted((name[6:] for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)), key=int)
 
 
 class Step(NamedTuple):
     at: float
     number: int
+    told: int = 1  # times, by one rank
 
 
 class Worker(NamedTuple):
@@ -96,7 +96,9 @@ class Play:
         self.newest: dict[tuple[int, int], Step] = {}  # by round and rank
         self.stride = 1  # of the steps that a rank tells
         self.no_number = ""  # that `metric` found
+        self.goes_back: tuple[int, int] | None = None  # the steps of a rank, and to which
         self.changes: list[Change] = []
+        self.looks: set[int] = set()  # steps after which files were looked at
         self.stamps: dict[Path, Stamp | None] = files.stamps()
         self.began = time.monotonic()
         self._metrics: dict[tuple[int, int], dict[int, float]] = {}  # by step, or the how manieth
@@ -105,17 +107,16 @@ class Play:
         self._look_at_files = 0.0
         folder.mkdir()
         self._job = ["--rdzv-id", f"{files.apart.name}-{folder.name}"]
-        if script.meets:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-            self._job += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
-            self._job += ["--rdzv-conf", f"last_call_timeout={LAST_CALL_S}"]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+        self._job += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
+        self._job += ["--rdzv-conf", f"last_call_timeout={LAST_CALL_S}"]
         for _ in range(script.played if nodes is None else nodes):
             self.add_node()
 
     def add_node(self) -> None:
         place = len(self.agents)
-        own = ["--log-dir", str(self._logs(place)), "--redirects", "3", "--max-restarts", "3"]
+        own = ["--log-dir", str(self._logs(place)), "--redirects", "3", "--max-restarts", "3", "--exit-codes", "cause"]
         own += ["--on-signal", f"USR1=drain:{NOTICE_S}", *self._job, *self._more]
         command = [sys.executable, "-m", "aelastic", *self.script.options, *own, *self.script.command]
         environ, many = dict(self.script.environ), self.script.workers
@@ -182,8 +183,10 @@ class Play:
                 if '"event":"workers_started"' in line:
                     self._take_start(node, json.loads(line))
         for worker in self.workers:
-            # Where steps and numbers are told apart, it is stderr that has the steps: a bar of progress.
-            for line in (line for name in ("stderr.log", "stdout.log") for line in self._lines(worker.folder / name)):
+            # Where steps and numbers are told apart, it is stderr that has the steps: a bar of progress.  A number that
+            # is read has its step by then.
+            numbers = [*self._lines(worker.folder / "stdout.log")]
+            for line in (*self._lines(worker.folder / "stderr.log"), *numbers):
                 self._take(line, worker)
             if self.script.step is None and (calls := self._calls(worker)):
                 self.first.setdefault(worker.round, Step(time.monotonic(), 0))
@@ -192,6 +195,7 @@ class Play:
             before, self.stamps = self.stamps, self.files.stamps()
             if self.first:
                 self.changes += changes(before, self.stamps, self.last())
+                self.looks.add(self.last())
             now = time.monotonic()
             self._look_at_files = now + max(FILES_EACH_S, 10 * (now - began))  # many files may take longer
 
@@ -216,10 +220,14 @@ class Play:
     def _take(self, line: str, worker: Worker) -> None:
         of, step = (worker.round, worker.rank), self.script.step
         if step and (found := step.search(line)) and (found[1] or "").isdecimal():
-            self.first.setdefault(worker.round, Step(time.monotonic(), int(found[1])))
+            number = int(found[1])
+            first = self.first.setdefault(worker.round, Step(time.monotonic(), number)).number
             if of in self.newest:
-                self.stride = max(self.stride, int(found[1]) - self.newest[of].number)
-            self._newest(worker, int(found[1]))
+                newest = self.newest[of].number
+                self.stride = max(self.stride, number - newest)
+                if number <= first and newest > first + 2:
+                    self.goes_back = newest, number
+            self._newest(worker, number)
         if self._metric and (found := self._metric.search(line)) and found[1] and (of in self.newest or not step):
             told = self._metrics.setdefault(of, {})
             try:
@@ -229,8 +237,9 @@ class Play:
 
     def _newest(self, worker: Worker, number: int) -> None:
         of = worker.round, worker.rank
-        if of not in self.newest or self.newest[of].number < number:
-            self.newest[of] = Step(time.monotonic(), number)
+        before = self.newest.get(of, Step(0.0, -1, 0))
+        if before.number < number:
+            self.newest[of] = Step(time.monotonic(), number, before.told + 1)
 
     def metrics(self, round_: int) -> dict[int, float]:
         """By step; of the lowest rank that tells a number."""
@@ -253,7 +262,7 @@ class Play:
         off, more = last - self.last(self.round), told - len(self.metrics(self.round))
         self.first[self.round] = Step(self.first[self.round].at, off)
         for of in [of for of in self.newest if of[0] == self.round]:
-            self.newest[of] = Step(self.newest[of].at, self.newest[of].number + off)
+            self.newest[of] = self.newest[of]._replace(number=self.newest[of].number + off)
             self._metrics[of] = {at + more: value for at, value in self._metrics.get(of, {}).items()}
 
     @property
@@ -266,18 +275,10 @@ class Play:
         return max((step.number for (at, _), step in self.newest.items() if least <= at <= most), default=-1)
 
     def least(self) -> int:
-        """The smallest of the steps at which ranks are that tell theirs, in the newest round."""
-        return min((step.number for (at, _), step in self.newest.items() if at == self.round), default=-1)
-
-    @property
-    def logs(self) -> set[Path]:
-        return logs_of(self.changes, self.last() - min((step.number for step in self.first.values()), default=0))
-
-    @property
-    def saves(self) -> list[int]:
-        """Steps after which files had changed that are no logs."""
-        logs = self.logs
-        return sorted({each.step for each in self.changes if not (each.path in logs or self.files.is_log(each.path))})
+        """The smallest of the steps at which ranks are, in the newest round, but for those that seldom tell theirs."""
+        steps = [step for (at, _), step in self.newest.items() if at == self.round]
+        most = max((step.told for step in steps), default=0)
+        return min((step.number for step in steps if 4 * step.told >= most), default=-1)
 
     @property
     def team(self) -> list[Worker]:
