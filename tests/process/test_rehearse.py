@@ -207,6 +207,16 @@ def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.all
+def test_of_a_run_that_stands_it_is_said_where_its_workers_are(tmp_path: Path) -> None:
+    parts = {"each": "if names and step == 12: time.sleep(1000)"}
+    job = ("--only", "rank killed", "--standalone", "--nproc-per-node", "2", *PROGRESS)
+    code, said = rehearse(tmp_path, parts, job)
+    assert code == 1 and "its workers stand, see stacks.txt" in said["rehearsals"][1]["text"], said
+    assert f'File "{tmp_path}/train.py"' in (tmp_path / "out/02/stacks.txt").read_text()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.all
 def test_nodes_share_the_gpus_and_there_is_no_node_more_than_they_do_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
