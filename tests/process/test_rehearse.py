@@ -80,7 +80,7 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it writes in place, and forgives": ({"write": IN_PLACE, "load": TOLERANT}, "while it saves", AGAIN),
     "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "rank killed", NUMBERS),
     "it forgets the momentum": ({"load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS),
-    "it skips steps": ({"load": LOAD + "    state['step'] += 9\n"}, "rank killed", "were never made"),
+    "it skips steps": ({"load": LOAD + "    state['step'] += 25\n", "steps": "60"}, "rank killed", "were never made"),
     "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "a notice of 15 s", "lost"),
     "it saves where it does not look": (
         {"begin": WITH, "notice": "if notice.due(): open('ck/lost', 'w').close(); notice.saved()"}, "a notice of 15 s", "lost",
