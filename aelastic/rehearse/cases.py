@@ -40,7 +40,7 @@ class Rehearsals:
 
     def __init__(self, script: Script, files: Files, metric: re.Pattern[str] | None, for_s: float) -> None:
         self._script, self._files, self._metric, self._for_s = script, files, metric, for_s
-        self._number, self._holds = 0, True  # after a kill between two saves
+        self._number, self._between = 0, Judged(True, "", resumed_at=0)  # after a kill between two saves
         self.usual = Undisturbed(0, 0, True, 0.0, 0.0, 1, {}, {})
         (least, most), nodes = script.nodes, script.played
         what, many = ("node", nodes) if script.is_several else ("worker", script.workers)
@@ -135,9 +135,8 @@ class Rehearsals:
         with self._play() as play:
             self._reach(play)
             play.kill(max(each.rank for each in play.team))
-            judged = self.usual.judge(play, play.round, to_end=True, spare=0)
-            self._holds = bool(judged.holds)
-            return judged
+            self._between = self.usual.judge(play, play.round, to_end=True, spare=0)
+            return self._between
 
     def _killed_twice(self) -> Judged:
         with self._play() as play:
@@ -160,7 +159,8 @@ class Rehearsals:
             judged = self.usual.judge(play, round_, to_end=True)
         names = ", ".join(sorted(path.name for path in caught)[:2])
         judged = judged._replace(text=f"{judged.text} ({names} was half written)")
-        if judged.holds is False and self._holds:  # after a kill between two saves it went on
+        went_on = self._between.holds or (judged.resumed_at is None and self._between.resumed_at is not None)
+        if judged.holds is False and went_on:  # and that is what it does not do now
             return judged._replace(advice=WHOLE, checkpoint="half-written")
         return judged
 

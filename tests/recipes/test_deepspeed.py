@@ -22,7 +22,8 @@ rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"
 dist.init_process_group("gloo")
 ranks = torch.tensor([rank])
 dist.all_reduce(ranks)
-print(f"told rank {rank} restart {restart} sum {ranks.item()}", *sys.argv[1:], flush=True)
+# In one piece: both write to one pipe.
+print(f"told rank {rank} restart {restart} sum {ranks.item()} {' '.join(sys.argv[1:])}\\n", end="", flush=True)
 if restart == "0" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(ranks)
