@@ -175,8 +175,9 @@ class Rehearsals:
             agent.send_signal(signal.SIGUSR1)
             play.wait(lambda: agent.poll() is not None, NOTICE_S + SLACK_S)
             is_late = time.monotonic() - began > NOTICE_S - 2.0
+            at_end = Judged(None, f"it came to its end within {NOTICE_S} s")
             if agent.poll() == 0:
-                return Judged(None, f"it came to its end within {NOTICE_S} s")
+                return at_end
             if agent.poll() != EXIT_TRY_AGAIN:
                 return Judged(False, f"it did not end within {NOTICE_S} s: {play.why_it_stands()}", NOTICE)
             if self._script.played > self._script.nodes[0]:
@@ -186,6 +187,8 @@ class Rehearsals:
                 play.end()
                 with self._play() as again:
                     judged = self.usual.judge(again, 0, before=play, to_end=not is_early)
+        if judged.holds is None:
+            return at_end  # nothing was left to do
         if is_early:
             return judged
         if not asks:
