@@ -96,7 +96,7 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
             assert len(ports) >= (3 if backend == "c10d" else 1), (
                 "the coordinator's, and those at which votes are asked for"
             )
-            with ThreadPoolExecutor(16) as pool, ExitStack() as stack:
+            with ThreadPoolExecutor(64) as pool, ExitStack() as stack:
                 for sock in half_open(HOST, ports, HALF_OPEN, here[0].said[0]):
                     stack.enter_context(sock)
                 heard = list(pool.map(lambda seed: attack(seed, HOST, ports, known), range(SESSIONS)))
