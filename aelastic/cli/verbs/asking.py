@@ -137,9 +137,8 @@ def _rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         begins, rdzv = len(rest) - len(chosen.script_args) - 1, spec.rdzv
         nodes = (1, 1) if rdzv is None else (rdzv.min_nodes, rdzv.max_nodes)
         step = re.compile(chosen["progress"]) if chosen["progress"] else None
-        options = [
-            each for each in rest[:begins] if each not in {"--", "--standalone"}
-        ]  # it has an endpoint of its own
+        # It has an endpoint of its own.
+        options = [each for each in rest[:begins] if each not in {"--", "--standalone"}]
         return Script(options, rest[begins:], nodes, spec.local_world_size, step, environ)
 
     return run_rehearsal(argv, read)
