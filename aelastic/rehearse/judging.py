@@ -55,7 +55,7 @@ class Undisturbed(NamedTuple):
     def checkpoints(self) -> list[tuple[int, int]]:
         """After which steps saves began and ended, of the kind of file that comes last and again."""
         kinds = sorted((at for at in self.saves.values() if at[0] < self.last - 1), reverse=True)
-        groups = [[(begin, end) for begin, end in zip(_without(at, -1), _without(at, 1), strict=True)] for at in kinds]
+        groups = [[*zip(_without(at, -1), _without(at, 1), strict=True)] for at in kinds]
         return next((each for each in groups if len(each) > 1), groups[0] if groups else [])
 
     @property
@@ -143,7 +143,8 @@ class Undisturbed(NamedTuple):
             wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
             checkpoint = "overwritten" if over else ""
             return seen._replace(holds=False, text=f"{text}{wrote}", advice=RESUME, checkpoint=checkpoint)
-        whole = [begin for begin, end in self.checkpoints if end < least]
+        # A save may be seen a step before it is told, and is over by the step after the next.
+        whole = [begin for begin, end in self.checkpoints if end + 2 * self.stride < least]
         older, newer = whole[: len(whole) - spare][-2:] if len(whole) - spare >= 2 else (-math.inf, -math.inf)
         if self.first < start <= (older + newer) / 2:
             text = f"resumed at {start} ({seen.lost} lost), though it had saved after step {newer}"
@@ -166,16 +167,12 @@ class Undisturbed(NamedTuple):
         seen = seen._replace(checkpoint="whole" if is_resumed else "")
         how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"began again ({seen.lost} lost)"
         how = how if had_begun or is_resumed else "began"
-        told = (
-            {}
-            if earlier is None
-            else {step: value for step, value in play.metrics(play.round).items() if step in self.metrics}
-        )
+        told = {} if earlier is None else play.metrics(play.round)
         wrong = next(self._differences(told), "")
         # Numbers that differ before the fault, too, are those of a script that is not deterministic.
         if wrong and had_begun and not any(self._differences(earlier or {})):
             return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
-        is_same = told and not wrong
+        is_same = told.keys() & self.metrics.keys() and not wrong
         numbers = f", numbers to step {play.last()} the same" if is_same else ""
         text = f"{how}, back in {seen.back_s:.2g} s{numbers}"
         return seen._replace(text=text, numbers="same" if is_same else "")
