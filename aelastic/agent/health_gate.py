@@ -96,7 +96,7 @@ class HealthGate:
                 with anyio.move_on_after(LIMIT_S) as waited:
                     async with anyio.create_task_group() as tasks:
                         for place, pipe in enumerate((popen.stdout, popen.stderr)):
-                            tasks.start_soon(_take, pipe.fileno(), said, place)
+                            tasks.start_soon(_take, pipe.fileno(), said, place, tasks.cancel_scope)
                     if not _is_flood(said):
                         await wait_ended(popen.pid)
                 trouble = f"takes more than {LIMIT_S:g} s" if waited.cancelled_caught else ""
@@ -170,14 +170,15 @@ def holder(mark: bytes, devices: tuple[str, ...] = DEVICES) -> str:
     return ""
 
 
-async def _take(fd: int, said: list[bytes], place: int) -> None:
-    """What is written, until it ends, or is too much."""
+async def _take(fd: int, said: list[bytes], place: int, both: anyio.CancelScope) -> None:
+    """What is written, until it ends, or is too much: then the other pipe is not awaited."""
     os.set_blocking(fd, False)
     while not _is_flood(said):
         await anyio.wait_readable(fd)
         if not (data := os.read(fd, OUTPUT_BYTES_MAX)):
             return
         said[place] += data
+    both.cancel()
 
 
 def _is_flood(said: list[bytes]) -> bool:

@@ -88,16 +88,16 @@ class Rehearsals:
             raise CannotError(f"undisturbed, it fails: {play.cause}")
         if len({each.round for each in play.workers}) > 1:
             raise CannotError(f"undisturbed, it was started again: {play.cause}")
+        if step is None and code is None:
+            raise CannotError(
+                f"undisturbed, it takes more than {self._for_s:g} s: name more (--for), or add --progress"
+            )
         if play.last() < 0 and step is None:
             raise CannotError(
                 "undisturbed, it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps"
             )
         if play.last() < 0:
             raise CannotError(f"undisturbed, it shows no step that matches '{step and step.pattern}' (--progress)")
-        if step is None and code is None:
-            raise CannotError(
-                f"undisturbed, it takes more than {self._for_s:g} s: name more (--for), or add --progress"
-            )
         if play.goes_back:
             newest, then = play.goes_back
             raise CannotError(
