@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from aelastic.errors import EXIT_TRY_AGAIN
+from aelastic.rdzv.requests.drain import MARGIN_S
 from aelastic.rehearse.files import Files, by_kind, kind_of, overwritten
 from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbed
 from aelastic.rehearse.play import NOTICE_S, Play, Script
@@ -174,7 +175,7 @@ class Rehearsals:
             round_, asks, began, agent = play.round, play.asks, time.monotonic(), play.agents[-1]
             agent.send_signal(signal.SIGUSR1)
             play.wait(lambda: agent.poll() is not None, NOTICE_S + SLACK_S)
-            is_late = time.monotonic() - began > NOTICE_S - 2.0
+            is_late = time.monotonic() - began > NOTICE_S - MARGIN_S  # it was stopped, then
             at_end = Judged(None, f"it came to its end within {NOTICE_S} s")
             if agent.poll() == 0:
                 return at_end
@@ -194,7 +195,7 @@ class Rehearsals:
         if not asks:
             return judged._replace(text=f"no rank has asked for notices; {judged.text}")
         if judged.lost > 0 or is_late:
-            late = f"not all ranks had saved within {NOTICE_S} s; " if is_late else ""
+            late = f"not all ranks had saved by {MARGIN_S:g} s before its end; " if is_late else ""
             return judged._replace(holds=False, text=f"{late}{judged.text}", advice=judged.advice or NOTICE)
         return judged._replace(text=f"saved; {judged.text}")
 

@@ -14,14 +14,38 @@ from kit.launching import LAUNCH_TIMEOUT_S, wait_for
 
 from aelastic.host.proc_table import is_alive
 
-# A training of 30 steps on each rank; rank 0 saves all state each 5 steps, in pieces, as a large file is written.
+# A training of 30 steps, in which ranks step together and die of each other; rank 0 saves all state each 5 steps, in
+# pieces, as a large file is written.
 SCRIPT = """
-import json, os, random, sys, time
+import json, os, random, socket, sys, time
 {begin}
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 os.makedirs("ck", exist_ok=True)
 state = {{"step": 0, "weight": 1.0, "momentum": 0.0, "random": None}}
 dice = random.Random(7)
+
+def meet():
+    place = "meet_" + "_".join(os.environ[name] for name in ("TORCHELASTIC_RUN_ID", "AELASTIC_ROUND", "MASTER_PORT"))
+    if rank:
+        while not os.path.exists(place):
+            time.sleep(0.005)
+        return [socket.create_connection(("127.0.0.1", int(open(place).read())))]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open(place + ".part", "w").write(str(server.getsockname()[1]))
+        os.replace(place + ".part", place)
+        return [server.accept()[0] for _ in range(world - 1)]
+
+def hear():
+    if not all(peer.recv(1) for peer in peers):
+        raise RuntimeError("connection closed by peer")
+
+def together():
+    if rank == 0:
+        hear()
+    for peer in peers:
+        peer.sendall(b".")
+    if rank:
+        hear()
 
 def write(name):
     state["random"] = dice.getstate()
@@ -38,8 +62,10 @@ def save():
 
 names = sorted((each for each in os.listdir("ck") if each.endswith(".json")), key=lambda each: int(each.split(".")[0]))
 {load}
+peers = meet()
 for step in range(state["step"], {steps}):
     time.sleep(0.02)
+    together()
     {each}
     state["momentum"] = 0.9 * state["momentum"] + dice.random()
     state["weight"] -= 0.01 * state["momentum"]
@@ -81,7 +107,7 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "rank killed", NUMBERS),
     "it forgets the momentum": ({"load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS),
     "it skips steps": ({"load": LOAD + "    state['step'] += 25\n", "steps": "60"}, "rank killed", "were never made"),
-    "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "a notice of 15 s", "lost"),
+    "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "a notice of 15 s", "not all ranks had saved"),
     "it saves where it does not look": (
         {"begin": WITH, "notice": "if notice.due(): open('ck/lost', 'w').close(); notice.saved()"}, "a notice of 15 s", "lost",
     ),
@@ -109,7 +135,7 @@ RIGHT: dict[str, dict[str, str]] = {
     "that tells steps on one rank": {"tell": f"if rank == 0: {TELL}"},
     "that tells each third step": {"tell": f"if step % 3 == 0: {TELL}"},
     "that tells a step after a notice": {"begin": WITH, "early": NOTICE},
-    "that saves at each step": {"each": "save() if rank == 0 else time.sleep(0.025)", "steps": "90"},
+    "that saves at each step": {"each": "save()", "steps": "90"},
     "that tells in a file how far it is": {"each": "open('ck/status.txt', 'w').write(str(step))"},
     "that saves samples more often": {
         "write": f"if step % 15 == 14: {WRITE}",
@@ -241,11 +267,12 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
             "it steps",
             lambda: [each for each in tmp_path.glob("out/01/logs/latest/attempt_0/0/stdout.log") if each.read_text()],
         )
-        pids = [each["id"] for each in started(tmp_path / "out/01/logs/latest/events.jsonl")]
+        log = tmp_path / "out/01/logs/latest/events.jsonl"  # written beside what goes on
+        wait_for("its workers are told", lambda: started(log))
+        pids = [each["id"] for each in started(log)]
         rehearsal.send_signal(signum)
         assert rehearsal.wait(LAUNCH_TIMEOUT_S) == (-signum if signum == signal.SIGKILL else 130)
         said = rehearsal.stderr.read() if rehearsal.stderr else ""
-    assert pids
     if signum != signal.SIGKILL:
         assert said == f"interrupted; logs, and what the script has saved: {tmp_path}/out\n"
         assert (tmp_path / "out/01/files/left").exists() and not (tmp_path / "left").exists()
