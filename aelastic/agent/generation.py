@@ -278,6 +278,8 @@ class Generation:
                 await self._hold(failure)
             if exit_.exitcode:
                 await before.wait()
+            if failure is None and self._resources.pages.is_saving(start.local_rank):  # it ends as it has saved
+                self._post(ev.Drained(self.number, (), self._resources.pages.kill_at))
             self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))
         finally:
             told.set()

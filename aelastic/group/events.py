@@ -122,10 +122,10 @@ class GraceOver(Record):
 
 
 class Drained(Record):
-    """Workers were sent the drain signal: that one of them ends is neither a failure nor a success."""
+    """Workers end since they were told to save: that is neither a failure nor a success."""
 
     generation: int
-    local_ranks: tuple[int, ...]  # those that handle it
+    local_ranks: tuple[int, ...]  # those that are to be sent the drain signal
     until: float  # workers that have not ended then are killed
 
 

@@ -360,7 +360,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         """Workers may end, once they have saved; those that handle no signal run on until the coordinator ends all."""
         self.phase, self._wish, self.deadline = Phase.STOPPING, Await(), drained.until
         self.exits.drain(drained.local_ranks)
-        return [ev.Stop(self.generation, drained.local_ranks, self.spec.drain_signal)]
+        return [ev.Stop(self.generation, ranks, self.spec.drain_signal)] if (ranks := drained.local_ranks) else []
 
     def _stop_rest(self, now: float) -> list[ev.Action]:
         """Asks those to end that were not asked yet.  Unhealthy ones are stopped in their own way."""

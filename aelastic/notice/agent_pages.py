@@ -59,7 +59,7 @@ class NoticePages:
         self._folder = folder
         self._pages: dict[int, NoticePage] = {}  # by local rank
         self._paths: dict[int, Path] = {}
-        self.generation, self.phase, self.save_at = 0, NONE, 0
+        self.generation, self.phase, self.save_at, self.kill_at = 0, NONE, 0, 0.0
 
     def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
         """Makes the pages of a generation; gives their paths, by local rank.  One that cannot be made is left out."""
@@ -72,9 +72,15 @@ class NoticePages:
                 self._paths[rank] = path
         return {rank: str(path) for rank, path in self._paths.items()}
 
-    def set_phase(self, phase: int, save_at: int = 0) -> None:
-        """Holds all ranks at their next call, names the call at which they save, or lets them go on."""
+    def set_phase(self, phase: int, save_at: int = 0, kill_at: float = 0.0) -> None:
+        """Holds all ranks at their next call, names the call at which they save, or lets them go on.
+
+        Args:
+            save_at: that call.
+            kill_at: when ranks are killed that have not ended after it.
+        """
         self.phase, self.save_at = phase, save_at if phase == SAVE else 0 if phase == NONE else self.save_at
+        self.kill_at = kill_at
         for page in self._pages.values():
             page.set_phase(phase, save_at)
 
@@ -87,6 +93,11 @@ class NoticePages:
         """Local ranks that have acknowledged the call at which they were to save."""
         seen = {rank: page.look() for rank, page in self._pages.items()}
         return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
+
+    def is_saving(self, rank: int) -> bool:
+        """Whether a local rank is at the call at which it is to save, or has ended there."""
+        words = self._pages[rank].look() if rank in self._pages and self.phase == SAVE else ()
+        return bool(words) and words[CALLS] == self.save_at > 0
 
     def close(self) -> None:
         for page in self._pages.values():

@@ -869,6 +869,7 @@ EVENTS: dict[str, ev.Event] = {
     "grace over": ev.GraceOver(1, "rank 5 does nothing"),
     "grace over, stale": ev.GraceOver(0, "rank 5 does nothing"),
     "drained": ev.Drained(1, (0,), 100.0),
+    "drained, by themselves": ev.Drained(1, (), 100.0),
     "drained, stale": ev.Drained(0, (0,), 100.0),
     "stop": ev.StopRequested(),
     "deadline": ev.DeadlinePassed(),

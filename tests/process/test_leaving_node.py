@@ -106,6 +106,40 @@ def test_workers_that_handle_the_signal_save_by_themselves(launch: Launcher) -> 
     assert job.wait(15) == EXIT_TRY_AGAIN, job.story
 
 
+def test_workers_that_end_once_they_have_saved_have_not_succeeded(launch: Launcher) -> None:
+    code = TRAINS.replace("notice.saved()", "sys.exit(0)")
+    job = launch(code, *TWO, "--on-signal", "USR1=drain:20")
+    job.wait_line("trains", 2)
+    job.signal(signal.SIGUSR1)
+    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    assert len(saved(job)) == 1 and "drained, all workers have ended" in job.stderr
+    job.assert_nothing_left()
+
+
+def test_workers_are_started_again_if_some_have_ended_when_a_notice_is_called_off(launch: Launcher) -> None:
+    code = """
+    def save(*_):
+        say("saves", rank)
+        rank and wait_for("go")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    say("start", restart)
+    rest()
+    """
+    job = launch(code, *TWO, "--notice-file", "notice")
+    job.wait_line("start", 2)
+    (job.folder / "notice").write_text("drain 60 spot\n")
+    job.wait_line("saves", 2)
+    (job.folder / "notice").unlink()
+    wait_for("it is called off", partial(_has_said, job, "notice called off"))
+    job.go()
+    assert job.wait_line("start", 4) == ["start 0"] * 4, "no restart is charged"
+    job.signal(signal.SIGTERM)
+    job.wait()
+    job.assert_nothing_left()
+
+
 def test_workers_that_know_nothing_of_it_run_on_until_the_end(launch: Launcher) -> None:
     job = launch(
         'say("start"); signal.signal(signal.SIGTERM, signal.SIG_DFL)\nrest()', *TWO, "--on-signal", "USR1=drain:4"

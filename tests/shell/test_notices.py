@@ -14,6 +14,7 @@ import pytest
 from aelastic.agent.requests.notices import Notices
 from aelastic.agent.resources import Asked
 from aelastic.group import events as ev
+from aelastic.group.exits import Exits
 from aelastic.group.phases import Phase
 from aelastic.notice.agent_pages import NoticePages
 from aelastic.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
@@ -32,7 +33,7 @@ class Node:
                 generation=2,
                 assigned=SimpleNamespace(round=2),
                 phase=Phase.RUNNING,
-                exits=SimpleNamespace(alive={0}),
+                exits=Exits(alive={0}, left={0}),
                 workers=(),
                 spec=SimpleNamespace(drain_signal=15),
             ),
@@ -85,6 +86,18 @@ async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(no
     assert node.said[2] == r.Frozen("n1", 6, 7, 1, 8), "with the call that its ranks may stand at"
     node.notices.on_told(notice(7, r.Stage.NONE))
     await node.until(lambda: node.pages.phase == NONE)
+
+
+async def test_a_round_whose_workers_end_for_a_notice_that_is_called_off_begins_again(node: Node) -> None:
+    node.begin()
+    for number, has_ended in ((5, False), (6, True)):
+        node.group.exits.is_draining = has_ended
+        node.notices.on_told(notice(number, r.Stage.SAVE, 8))
+        await node.until(lambda: node.pages.phase == SAVE)
+        node.notices.on_told(notice(number, r.Stage.NONE))
+        await node.until(lambda: node.pages.phase == NONE)
+    (asked,) = node.said
+    assert isinstance(asked, r.Ask) and asked.verb is r.Verb.RESTART and not asked.at_save
 
 
 async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(node: Node) -> None:

@@ -59,9 +59,12 @@ class Notices:
 
     def ask(self, asked: Asked) -> None:
         """Has this node leave, or stay after all."""
-        ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
         verb = r.Verb.CANCEL if asked.deadline_s is None else r.Verb.DRAIN
-        self._say(r.Ask(self._node_id, ask_id, verb, "", asked.deadline_s or 0.0, asked.reason))
+        self._ask(verb, asked.reason, asked.deadline_s or 0.0)
+
+    def _ask(self, verb: r.Verb, reason: str, deadline_s: float = 0.0) -> None:
+        ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
+        self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason))
 
     def on_told(self, message: r.Notice | r.Answer) -> None:
         """The coordinator announces an interruption, or calls it off; or says what has become of a request."""
@@ -112,11 +115,13 @@ class Notices:
                 await anyio.sleep_until(kill_at)  # no coordinator has said more: the round has ended, or will
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:
-                pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at)
+                pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at, kill_at)
                 self._tell(Announced("saving", notice.reason, notice.save_at))
                 return await self._await_saves(notice, kill_at)
             case r.Stage.NONE:
                 self._tell(Announced("called off", notice.reason))
+                if self._group.exits.is_draining:
+                    self._ask(r.Verb.RESTART, "workers have ended for a notice that is called off")
                 return pages.set_phase(NONE)
             case _:
                 assert_never(notice.stage)

@@ -8,7 +8,7 @@ The environment says more: `STAR` is the folder where rank 0 writes its port, `S
 certain one.  With `STAR_TICK_S` the star steps, once each tick, all ranks or none; each worker then writes a line
 `time fence world step` into the file `progress` of its agent's folder.  With `STAR_SOLO` the ranks step alone; with
 `STAR_GLOO` a step is a barrier of torch's gloo, and a worker dies of what that raises.  With `STAR_SAVES` the ranks ask
-after each step whether to save (`aelastic.notice`), and do so together.
+after each step whether to save (`aelastic.notice`), and do so together; with `STAR_SAVES=exit` they end then.
 """
 
 STAR = """
@@ -56,6 +56,8 @@ def talk(tick_s):
                 if saves and notice.due():
                     step_together()  # a save is of all ranks
                     say("saved", os.environ["AELASTIC_ROUND"], rank, step)
+                    if saves == "exit":
+                        os._exit(0)
                     notice.saved()
                     say("goes on", rank, step)
                 time.sleep(tick_s)
