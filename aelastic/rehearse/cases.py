@@ -36,7 +36,7 @@ class Rehearsals:
         script: what is run.
         files: those that it leaves.
         metric: a pattern of a number that is to be the same.
-        for_s: of the undisturbed run, at most.
+        for_s: of the undisturbed run at most, from its first step.
     """
 
     def __init__(self, script: Script, files: Files, metric: re.Pattern[str] | None, for_s: float) -> None:
@@ -67,14 +67,15 @@ class Rehearsals:
         """
         try:
             with self._play() as play:
+                play.wait(lambda: bool(play.first), max(self._for_s, SLACK_S))
                 code = play.wait_end(self._for_s)
         finally:
             self._clear()
         self._check(play, code)
         begins, last = play.first[play.round], play.last()
         kinds = by_kind(play.changes, last - begins.number, len(play.looks))
-        self._files.logs = {kind_of(each.path) for each in play.changes} - kinds.keys()
         left = {kind_of(path) for path in play.stamps}  # others are half written, or were removed in the end
+        self._files.logs = left - kinds.keys()
         saves = {kind: at for kind, at in kinds.items() if kind in left} or kinds
         took_s = max(max(each.at for each in play.newest.values()) - begins.at, 0.001)
         self.usual = Undisturbed(

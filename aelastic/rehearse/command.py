@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "--metric", type=_pattern, metavar="REGEX", help="a number that is to be the same, as 'loss (\\S+)'"
     )
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="where the script saves (default: this folder)")
-    parser.add_argument("--for", dest="for_s", type=seconds, default=600.0, metavar="S", help="of the undisturbed run")
+    parser.add_argument("--for", dest="for_s", type=seconds, default=600.0, metavar="S", help="undisturbed, at most")
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose names have it")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="for logs, and files of the script (default: a new one beside)"

@@ -14,11 +14,12 @@ from kit.launching import LAUNCH_TIMEOUT_S, wait_for
 
 from aelastic.host.proc_table import is_alive
 
-# A training of 30 steps, in which ranks step together and die of each other; rank 0 saves all state each 5 steps, in
+# A training of 60 steps, in which ranks step together and die of each other; rank 0 saves all state each 5 steps, in
 # pieces, as a large file is written.
 SCRIPT = """
 import json, os, random, socket, sys, time
 {begin}
+LAST = {steps} - 1
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 os.makedirs("ck", exist_ok=True)
 state = {{"step": 0, "weight": 1.0, "momentum": 0.0, "random": None}}
@@ -51,10 +52,10 @@ def write(name):
     state["random"] = dice.getstate()
     text = json.dumps(state)
     with open("ck/" + name, "w") as file:
-        for at in range(0, len(text), 400):
-            file.write(text[at : at + 400])
+        for at in range(0, len(text), 800):
+            file.write(text[at : at + 800])
             file.flush()
-            time.sleep(0.001)
+            time.sleep(0.003)
 
 def save():
     if rank == 0:
@@ -63,7 +64,7 @@ def save():
 names = sorted((each for each in os.listdir("ck") if each.endswith(".json")), key=lambda each: int(each.split(".")[0]))
 {load}
 peers = meet()
-for step in range(state["step"], {steps}):
+for step in range(state["step"], LAST + 1):
     time.sleep(0.02)
     together()
     {each}
@@ -106,20 +107,20 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it writes in place, and forgives": ({"write": IN_PLACE, "load": TOLERANT}, "while it saves", AGAIN),
     "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "rank killed", NUMBERS),
     "it forgets the momentum": ({"load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS),
-    "it skips steps": ({"load": LOAD + "    state['step'] += 25\n", "steps": "60"}, "rank killed", "were never made"),
+    "it skips steps": ({"load": LOAD + "    state['step'] += 25\n"}, "rank killed", "were never made"),
     "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "a notice of 15 s", "not all ranks had saved"),
     "it saves where it does not look": (
         {"begin": WITH, "notice": "if notice.due(): open('ck/lost', 'w').close(); notice.saved()"}, "a notice of 15 s", "lost",
     ),
-    "it saves at its end alone": ({"write": f"if step == 29: {WRITE}", "load": ""}, "rank killed", "it saves nothing before its end"),
+    "it saves at its end alone": ({"write": f"if step == LAST: {WRITE}", "load": ""}, "rank killed", "it saves nothing before its end"),
     "it never saves, and logs": (
         {"begin": LOGS, "each": "print(step, file=own, flush=True)", "write": "pass"}, "rank killed", "and it saves nothing",
     ),
-    "it sorts names as text": ({"load": "names.sort()\n" + LOAD, "steps": "60"}, "rank killed", "though it had saved after step"),
+    "it sorts names as text": ({"load": "names.sort()\n" + LOAD}, "rank killed", "though it had saved after step"),
     "it writes one file in place, and that grows": (
         {"write": "state.setdefault('told', []).extend([0.25] * 300); write('0.json')"}, "while it saves", CRASH,
     ),
-    "it ends badly when it has resumed": ({"each": "if names and step == 29: sys.exit(4)"}, "rank killed", "exited with code 4"),
+    "it ends badly when it has resumed": ({"each": "if names and step == LAST: sys.exit(4)"}, "rank killed", "exited with code 4"),
     "it wants two workers": ({"begin": "assert os.environ['WORLD_SIZE'] == '2'"}, "one worker more", CRASH),
     "it breaks if it is paused": (
         {"begin": "last = time.monotonic()", "each": "assert time.monotonic() - last < 2.0; last = time.monotonic()"},
@@ -140,7 +141,6 @@ RIGHT: dict[str, dict[str, str]] = {
     "that saves samples more often": {
         "write": f"if step % 15 == 14: {WRITE}",
         "each": "if step % 5 == 2: open(f'ck/{step}.png', 'w').write('a')",
-        "steps": "60",
     },
     "that logs beside its checkpoints": {"begin": LOGS, "each": "print(step, file=own, flush=True)"},
 }
@@ -162,7 +162,7 @@ def rehearse(
         "notice": "",
         "early": "",
         "tell": TELL,
-        "steps": "30",
+        "steps": "90" if "notice" in parts else "60",
     }
     (folder / "train.py").write_text(SCRIPT.format(**{**usual, **parts}))
     command = [
@@ -234,7 +234,7 @@ def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.all
 def test_of_a_run_that_stands_it_is_said_where_its_workers_are(tmp_path: Path) -> None:
-    parts = {"each": "if names and step == 12: time.sleep(1000)"}
+    parts = {"each": "if names and step == 30: time.sleep(1000)"}
     job = ("--only", "rank killed", "--standalone", "--nproc-per-node", "2", *PROGRESS)
     code, said = rehearse(tmp_path, parts, job)
     assert code == 1 and "its workers stand, see stacks.txt" in said["rehearsals"][1]["text"], said
