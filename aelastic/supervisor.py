@@ -187,7 +187,7 @@ class Supervisor:
             raise RequestError("no coordinator has answered" if answer is None else answer.text)
 
     def send_signal(self, signum: int) -> None:
-        """Passes a signal on to the workers of this node; the job goes on."""
+        """Passes a signal on to the workers of this node that have a handler for it; the job goes on."""
         if self._run is not None:
             self._run.send_signal(signum)
 

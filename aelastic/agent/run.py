@@ -26,6 +26,7 @@ from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
+from aelastic.host import proc_table
 from aelastic.notice.page import NONE
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_event_source import RunEventSource, introduction
@@ -137,9 +138,11 @@ class Run:
                 self.notices.ask(asked)
 
     def send_signal(self, signum: int) -> None:
-        """Passes a signal on to the workers that live."""
-        for local_rank in sorted(self._group.exits.alive):
-            self.resources.backend.stop(local_rank, signum)
+        """Passes a signal on to the workers that live, and that it would not end."""
+        for each in self._group.workers:
+            is_told = not self._settings.is_local or proc_table.handles(each.id, signum)
+            if each.local_rank in self._group.exits.alive and is_told:
+                self.resources.backend.stop(each.local_rank, signum)
 
     async def _on_found(self, found: Found) -> None:
         is_held = self._current.is_held or self.resources.pages.phase != NONE

@@ -143,7 +143,7 @@ def read_ranks(text: str) -> frozenset[int] | None:
     try:
         return frozenset(int(rank) for rank in text.split(","))
     except ValueError:
-        raise ValueError("use local ranks separated by commas, such as 0,1") from None
+        raise ValueError("use ranks separated by commas, such as 0,1") from None
 
 
 def read_filters(text: str) -> tuple[str, ...]:
@@ -191,7 +191,9 @@ def read_workers(text: str) -> int | str:
 
 
 def read_signal(text: str) -> signal.Signals:
-    signums = read_signals(text)
+    """One, also without SIG."""
+    short = text.strip().upper()
+    signums = read_signals(f"SIG{short}" if hasattr(signal, f"SIG{short}") else text)
     if len(signums) != 1:
         raise ValueError("use the name of one signal, such as SIGTERM")
     return signums[0]
@@ -249,7 +251,7 @@ def read_policy(text: str) -> str:
     if not text.startswith("@"):
         return text
     try:
-        return Path(text[1:]).read_text(encoding="utf-8")
+        return Path(text[1:]).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
 

@@ -73,9 +73,8 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
         host, port = chosen["master_addr"], chosen["master_port"]
     else:
         chosen.log_ignored("it needs --master-port and no --standalone", "master_addr")
-        chosen.log_ignored("a single node without --master-port picks a random one", "rdzv_id")
         chosen.log_ignored("a single node has rank 0", "node_rank")
-        return _single_node(chosen, run_id=None)
+        return _single_node(chosen, run_id=None if chosen.by_dest["rdzv_id"].is_default else chosen["rdzv_id"] or None)
     chosen.log_ignored(
         "a single node has no other nodes to wait for",
         "rdzv_conf",

@@ -111,6 +111,16 @@ def carries(pid: int, mark: bytes) -> bool:
         return False  # gone, or another user's
 
 
+def handles(pid: object, signum: int) -> bool:
+    """Whether a process has a handler for a signal: `SigCgt` in proc(5)."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+            caught = int(next(line for line in file if line.startswith("SigCgt:")).split()[1], 16)
+    except (OSError, ValueError, StopIteration):
+        return False  # it is gone
+    return bool(caught >> (signum - 1) & 1)
+
+
 def kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)

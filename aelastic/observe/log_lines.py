@@ -48,9 +48,8 @@ class LogLines(Observer):
             case ev.Compared(_, text) if text != self._compared:  # each node that finds a hang has it looked into
                 self._compared = text
                 _log.warning("%s", text)
-            case ev.Announced("saving", text, save_at):
-                where = f"all ranks save at call {save_at} of notice.due" if save_at else "no call could be agreed"
-                _log.warning("%s: %s", text, where)
+            case ev.Announced("saving", text):
+                _log.warning("%s: %s", text, event.where)
             case ev.Announced("refused" | "called off" as what, text):
                 _log.warning("notice %s: %s", what, text or "workers go on")
             case ev.Announced("held", text):

@@ -194,6 +194,13 @@ class Announced(Record):
     what: Literal["saving", "called off", "leaving", "answer", "refused", "held"]  # "leaving": this node, now
     text: str
     save_at: int = 0  # the call of `notice.due` at which all ranks save; 0: none could be agreed
+    is_signalled: bool = False  # no rank has called it yet: workers that handle the drain signal get that
+
+    @property
+    def where(self) -> str:
+        """At which call ranks save."""
+        at = f"all ranks save at call {self.save_at} of notice.due" if self.save_at else "no call could be agreed"
+        return at + ", or on the drain signal: no rank has called it yet" * self.is_signalled
 
 
 class Killed(Record):

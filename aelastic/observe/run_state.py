@@ -129,6 +129,8 @@ class RunState:
                 self._set(local_rank, state=outcome)
                 if failure is not None and (self.first_failure is None or self.first_failure[0] != generation):
                     self.first_failure = generation, failure
+                if self.ends and self.ends[-1].generation == generation and self.ends[-1].failure is None:
+                    self.ends[-1] = self.ends[-1].replace(failure=failure)  # it was held until others were stopped
                 self._on_failure(failure, now)
             case ev.Noticed(_, local_rank, _, _, reason):
                 self._set(local_rank, note=reason)
@@ -139,7 +141,6 @@ class RunState:
             case ev.Announced("held", text):
                 self.held = self.announced = text
             case ev.Announced("saving" | "called off" as what, text):
-                self.drains += what == "saving" and not self.announced
                 self.announced = text if what == "saving" else ""
             case ev.Progressed():
                 self.last_progress, self.progress = event, (event, now)
@@ -174,13 +175,14 @@ class RunState:
         self.formed, self.formed_at, self.restart_count = formed, now, formed.restart_count
         self.workers = {local: WorkerNow(formed.first_rank + local, local) for local in range(formed.local_world_size)}
         self.progress = self.compared = None
-        self.announced = self.held = ""
 
     def _on_end(
         self, cause: ev.RestartCause | Literal["end"], reason: str, failure: ProcessFailure | None, now: float
     ) -> None:
         if failure is None and self.first_failure is not None and self.first_failure[0] == self.generation:
             failure = self.first_failure[1]
+        self.drains += bool(self.announced and not self.held)
+        self.announced = self.held = ""
         step = None if self.last_progress is None else self.last_progress.step
         self.ends.append(GenerationEnd(self.generation, self.formed_at, now, cause, reason, failure, step))
 

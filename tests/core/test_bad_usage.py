@@ -112,7 +112,7 @@ OPTIONS = [
     # Their output.
     ("--redirects 4 train.py", "--redirects 4: "),
     ("--redirects=-1:3 train.py", "--redirects -1:3: "),
-    ("--local-ranks-filter 0,x train.py", "--local-ranks-filter 0,x: use local ranks separated by commas"),
+    ("--local-ranks-filter 0,x train.py", "--local-ranks-filter 0,x: use ranks separated by commas"),
     ("--local-ranks-filter x train.py", "--local-ranks-filter x: "),
     ("--local-ranks-filter 0, train.py", "--local-ranks-filter 0,: "),
     ("--local-ranks-filter=-1 train.py", "--local-ranks-filter -1: "),

@@ -138,6 +138,9 @@ def test_it_is_over_before_the_deadline_whoever_has_not_saved() -> None:
     story.now = story.core.deadline
     story.tell(None)
     assert story.core.is_over and "2 of 3 nodes have not saved in time" in story.core.outcome
+    story.core.on_round_over()
+    ((_, notice),) = story.core.let_go(story.nodes, story.now)
+    assert isinstance(notice, Notice) and notice.reason.endswith("; 2 of 3 nodes have not saved in time")
     story = Story()
     story.ask("a", deadline_s=3.0)
     assert story.core.deadline == story.now + 2.0, "a third of a short one is kept"
@@ -167,7 +170,7 @@ def test_it_is_called_off_when_the_last_that_asked_does_so() -> None:
     assert stages(story.ask("a", Verb.CANCEL)) == {}
     before = story.core.notice_id
     told = story.ask("c", Verb.CANCEL, target="host-b")
-    assert answers(told) == [(True, "host-b stays")] and stages(told) == dict.fromkeys("abc", Stage.NONE)
+    assert answers(told) == [(True, "host-b stays (spot)")] and stages(told) == dict.fromkeys("abc", Stage.NONE)
     assert story.core.step is Step.OFF and story.core.notice_id > before
     assert answers(story.ask("b", Verb.CANCEL)) == [(False, "host-b is not asked to leave")]
 

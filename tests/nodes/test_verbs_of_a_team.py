@@ -96,7 +96,9 @@ def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None
         other = next(agent for agent in agents if agent is not team.coordinator)
         said = verb(other.folder, "restart")
         assert said.code == 1 and "refuses it to others (--no-remote-verbs)" in said.err
-        assert len(told(other.folder, "status")["nodes"]) == 1 and len(told(other.folder, "status")["silent"]) == 1
+        status = told(other.folder, "status")
+        assert [len(status[kind]) for kind in ("nodes", "silent", "refused")] == [1, 0, 1]
+        assert "  closed " in verb(other.folder, "status").out
         assert verb(team.coordinator.folder, "restart").code == 0, "it may ask for it itself"
 
 

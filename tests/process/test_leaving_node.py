@@ -197,11 +197,13 @@ def test_a_job_that_is_done_before_is_done(launch: Launcher) -> None:
 
 
 def test_a_signal_goes_to_the_workers_where_it_is_to(launch: Launcher) -> None:
-    code = 'signal.signal(signal.SIGUSR2, lambda *_: say("got it", rank))\nsay("start")\nrest()'
-    job = launch(code, *TWO, "--on-signal", "USR2=pass")
-    job.wait_line("start", 2)
+    code = 'if rank < 2: signal.signal(signal.SIGUSR2, lambda *_: say("got it", rank))\nsay("start")\nrest()'
+    job = launch(code, "--nproc-per-node", "3", "--on-signal", "USR2=pass")
+    job.wait_line("start", 3)
     job.signal(signal.SIGUSR2)
     job.wait_line("got it", 2)
+    job.signal(signal.SIGUSR2)
+    assert {*job.wait_line("got it", 4)} == {"got it 0", "got it 1"}, "the one without a handler lives"
     job.signal(signal.SIGTERM)
     assert job.wait() == -signal.SIGTERM
 

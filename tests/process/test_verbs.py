@@ -120,6 +120,8 @@ def test_the_cause_of_a_failure_is_told_while_the_job_runs_and_after_it(launch: 
 
 def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
     job = launch(TRAINS, *TWO, "--redirects", "3", "--log-dir", "logs")
+    wait_for("it answers", lambda: told(job.folder, "status")["code"] == "ok")
+    assert told(job.folder, "logs", "1", "--stderr").get("data", "") in {"", "five of 1\n"}
     wait_for("it writes", lambda: verb(job.folder, "logs", "1", "--stderr").out == "five of 1\n")
     assert verb(job.folder, "logs", "0").out == "start 0 0 0\n"
     followed = subprocess.Popen(
@@ -127,6 +129,8 @@ def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
         env={**os.environ, "XDG_RUNTIME_DIR": str(job.folder)}, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert followed.stdout is not None and followed.stdout.readline() == b"five of 0\n"
+    assert verb(job.folder, "restart", "--wait").code == 0
+    assert followed.stdout.readline() == b"five of 0\n", "the log of the workers that came after is shorter at first"
     (job.folder / "end").touch()
     assert job.wait() == 0 and followed.wait(10) == 0
     followed.stdout.close()
@@ -137,12 +141,14 @@ def test_what_cannot_be_is_said_in_one_line_and_the_job_goes_on(launch: Launcher
     here = job.folder
     for argv, code, words in (
         (("logs", "0"), 1, "its output is kept nowhere"),
-        (("logs", "7"), 1, "no rank 7; there are 0 to 1"),
+        (("logs", "7"), 1, "no rank 7; there are 0, 1"),
         (("logs", "x"), 2, "argument RANK: invalid int value"),
         (("stop", "--at-save", "--now"), 2, "--at-save lets workers save, --now kills them: say one"),
         (("stacks", "9"), 1, "no rank 9; there are 0 to 1"),
         (("status", "other"), 3, "no job other of yours runs on this machine"),
         (("drain", "nowhere"), 1, "no node nowhere"),
+        (("drain", "nowhere", "--wait"), 1, "no node nowhere"),
+        (("restart", "--reason", "r" * 1001), 2, "use 1,000 characters at most"),
         (("drain", "--cancel"), 1, "is not asked to leave"),
         (("drain", "--deadline", "0"), 2, "use seconds, at least 1"),
         (("restart", "--deadline", "soon"), 2, "use seconds, at least 1"),
@@ -154,6 +160,37 @@ def test_what_cannot_be_is_said_in_one_line_and_the_job_goes_on(launch: Launcher
     assert not any(line.startswith("start") for line in job.lines[2:])
     (here / "end").touch()
     assert job.wait() == 0
+
+
+def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
+    here = {"XDG_RUNTIME_DIR": str(launch.folder)}
+    jobs = [launch(TRAINS, "--rdzv-id", run_id, name=run_id, env=here) for run_id in ("exp", "exp2")]
+    for job in jobs:
+        job.wait_line("start")
+    assert verb(launch.folder, "status", "exp").out.startswith("exp  ")
+    said = verb(launch.folder, "status", "ex")
+    assert said.code == 2 and "2 jobs run on this machine: say which: exp, exp2" in said.err
+    (jobs[0].folder / "end").touch()
+    assert jobs[0].wait() == 0
+    said = verb(launch.folder, "stop", "--job", "exp")
+    assert said.code == 3 and "no job exp of yours runs on this machine: say the whole id of exp2" in said.err
+    assert verb(launch.folder, "stop", "--job", "exp2").code == 0
+    assert jobs[1].wait() == -signal.SIGTERM
+    assert verb(launch.folder, "why", "exp2").code == 0
+
+
+@pytest.mark.parametrize("deadline", ["NaN", "Infinity", "1e300"])
+def test_a_deadline_that_is_none_is_refused_at_the_door(launch: Launcher, deadline: str) -> None:
+    job = trains(launch)
+    folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
+    for name in ("drain", "restart"):
+        conn = doors.connect(folder, doors.doors_in(folder)[0], 10.0)
+        assert conn is not None
+        with conn, conn.makefile("r") as lines:
+            conn.sendall(f'{{"verb": "{name}", "deadline_s": {deadline}, "at_save": true}}\n'.encode())
+            assert '"refused"' in lines.readline()
+    (job.folder / "end").touch()
+    assert job.wait() == 0, job.story
 
 
 def test_why_a_job_ended_is_known_by_its_logs_too(launch: Launcher, tmp_path: Path) -> None:
@@ -220,6 +257,7 @@ def test_an_agent_that_does_not_answer_is_no_job_that_has_ended(
     for argv in (("status",), ("ps",), ("restart",)):
         said = verb(job.folder, *argv)
         assert said.code == 4 and "it is not known what follows" in said.err
+        assert told(job.folder, *argv)["code"] == "no-answer"
     job.signal(signal.SIGCONT)
     (job.folder / "end").touch()
     assert job.wait() == 0
@@ -241,6 +279,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None
     assert "W this job cannot be spoken to" in job.stderr and "is not this user's alone" in job.stderr
     said = verb(launch.folder / "open", "status")
     assert said.code == 1 and "is not this user's alone: remove it, or chmod 700 it" in said.err
+    assert told(launch.folder / "open", "status")["code"] == "not-allowed"
     (job.folder / "end").touch()
     assert job.wait() == 0
 
@@ -322,6 +361,7 @@ def test_a_failure_is_held_for_somebody_to_look(launch: Launcher, what: str, cod
     assert verb(job.folder, what).code == 0
     if what == "restart":
         job.wait_line("start", 5)
+        assert "ValueError: no data left" in verb(job.folder, "why").out
         (job.folder / "end").touch()
     assert job.wait() == code, job.story
     job.assert_nothing_left()

@@ -102,7 +102,7 @@ class Answers:
     async def status(self) -> Said:
         shown = await self._enquiries.fetch(r.What.STATUS)
         nodes = [json.loads(text) for text in shown.found.values()]
-        return {**_code(shown), "nodes": nodes, "silent": [*shown.silent, *shown.refused]}
+        return {**_code(shown), "nodes": nodes, "silent": [*shown.silent], "refused": {**shown.refused}}
 
     async def _why(self) -> list[Said]:
         """Why each generation of workers ended; of failures elsewhere, what those nodes know."""
@@ -121,8 +121,9 @@ class Answers:
         status = await self.status()
         of_rank = {worker["rank"]: node["run"]["node_id"] for node in status["nodes"] for worker in node["workers"]}
         if rank not in of_rank:
-            ranks = f"; there are 0 to {max(of_rank)}" if of_rank else ": no worker runs"
-            yield {"code": "refused", "text": f"no rank {rank}{ranks}"}
+            ranks = f"; there are {', '.join(map(str, sorted(of_rank)))}" if of_rank else ": no worker runs"
+            closed = f" ({next(iter(status['refused'].values()))})" if status["refused"] else ""
+            yield {"code": "refused", "text": f"no rank {rank}{ranks}{closed}"}
             return
         offset, generation = -1, ""
         while True:
@@ -157,11 +158,11 @@ class Answers:
             if answer is None:
                 yield {"code": "no-answer", "text": NO_ANSWER}
                 return
-            if answer.is_applied and asked.get("wait"):
+            if has_waited := answer.is_applied and bool(asked.get("wait")):
                 yield {"text": answer.text}
                 async for follows in _followed(stream, deadline_s + FOLLOWED_S):
                     yield {"text": follows}
-            yield {"code": "ok" if answer.is_applied else "refused", "text": "" if asked.get("wait") else answer.text}
+            yield {"code": "ok" if answer.is_applied else "refused", "text": "" if has_waited else answer.text}
         finally:
             self._observers.remove(stream)
 
@@ -171,8 +172,8 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
     began, has_ended = clock.now(), False
     while (event := await stream.next(began + within_s)) is not None:
         match event:
-            case Announced("saving", text, save_at):
-                yield f"{text}: all ranks save at call {save_at}, agreed on after {clock.now() - began:.3f} s"
+            case Announced("saving", text) as saving:
+                yield f"{text}: {saving.where}, agreed on after {clock.now() - began:.3f} s"
             case Announced("called off", text):
                 yield text or "called off"
                 return

@@ -81,7 +81,7 @@ class Enquiries:
         with self._opened() as (ask_id, mailbox):
             round_ = 0 if (formed := self._state.formed) is None else formed.round
             usual = {"target": "", "deadline_s": 0.0, "reason": "", "round": round_}
-            ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields})
+            ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields, "reason": fields["reason"][: r.REASON_MAX]})
             self._say(ask)
             answer = await mailbox.next(clock.now() + ANSWER_S)
             return answer if isinstance(answer, r.Answer) else None
@@ -111,7 +111,7 @@ class Enquiries:
                     case r.Fetched(node_id, _, _, key, value, is_last, is_refused):
                         if is_refused:
                             refused[node_id] = value
-                        elif value:
+                        elif not is_last:
                             found[node_id, key] = value
                         done |= {node_id} if is_last else set()
         silent = () if answer is None else tuple(sorted({*answer.nodes} - done))

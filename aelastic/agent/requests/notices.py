@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import assert_never
 
 import anyio
@@ -18,6 +17,7 @@ from aelastic.aio import clock
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
+from aelastic.host import proc_table
 from aelastic.notice.agent_pages import NoticePages
 from aelastic.notice.page import FROZEN, NONE, SAVE
 from aelastic.observe.run_events import Announced, RunEvent
@@ -64,19 +64,19 @@ class Notices:
 
     def _ask(self, verb: r.Verb, reason: str, deadline_s: float = 0.0) -> None:
         ask_id = f"{self._node_id}-{os.urandom(4).hex()}"
-        self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason))
+        self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason[: r.REASON_MAX]))
 
     def on_told(self, message: r.Notice | r.Answer) -> None:
         """The coordinator announces an interruption, or calls it off; or says what has become of a request."""
         match message:
-            case r.Answer(_, is_applied, text):
+            case r.Answer(_, is_applied, text) if text:
                 self._tell(Announced("answer" if is_applied else "refused", text))
             case r.Notice(notice_id, _, stage) if stage is r.Stage.LEAVE or notice_id >= self._newest_id:
                 self._newest = message
                 self._following.cancel()
                 self._changed.set()
-            case r.Notice():
-                pass  # of an earlier coordinator
+            case r.Notice() | r.Answer():
+                pass  # of an earlier coordinator; to who only looks
             case _:
                 assert_never(message)
 
@@ -116,7 +116,7 @@ class Notices:
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:
                 pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at, kill_at)
-                self._tell(Announced("saving", notice.reason, notice.save_at))
+                self._tell(Announced("saving", notice.reason, notice.save_at, notice.is_signalled))
                 return await self._await_saves(notice, kill_at)
             case r.Stage.NONE:
                 self._tell(Announced("called off", notice.reason))
@@ -155,8 +155,8 @@ class Notices:
 
     def _handling(self) -> tuple[int, ...]:
         """Local ranks of workers that handle the drain signal."""
-        bit = 1 << (self._group.spec.drain_signal - 1)
-        return tuple(each.local_rank for each in self._group.workers if _caught(each.id) & bit)
+        signum = self._group.spec.drain_signal
+        return tuple(each.local_rank for each in self._group.workers if proc_table.handles(each.id, signum))
 
     async def _kill_late(self, kill_at: float) -> None:
         """Workers that have not ended by then are killed: on all nodes at once."""
@@ -164,10 +164,3 @@ class Notices:
         await anyio.sleep_until(kill_at)
         if self._group.generation == generation and self._group.phase is Phase.STOPPING:
             self._post(ev.GraceOver(generation, "the time to leave is over", is_final=True))
-
-
-def _caught(pid: object) -> int:
-    """The signals that a process handles, as bits: `SigCgt` in proc(5)."""
-    with suppress(OSError, ValueError, StopIteration), open(f"/proc/{pid}/status", encoding="utf-8") as file:
-        return int(next(line for line in file if line.startswith("SigCgt:")).split()[1], 16)
-    return 0

@@ -38,6 +38,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _reason(text: str) -> str:
+    from aelastic.rdzv.protocol.requests import REASON_MAX
+
+    if len(text) > REASON_MAX:
+        raise argparse.ArgumentTypeError(f"use {REASON_MAX:,} characters at most")
+    return text
+
+
 _JOB: Any = {"default": "", "help": "its run id, or the beginning of it"}
 _FLAG: Any = {"action": "store_true"}
 _AT_SAVE = "--at-save", {**_FLAG, "help": "once all ranks have saved at one step"}
@@ -45,7 +53,7 @@ _AT_SAVE = "--at-save", {**_FLAG, "help": "once all ranks have saved at one step
 _SAVES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--job", _JOB),
     ("--deadline", {"type": seconds, "default": 120.0, "metavar": "S", "help": "for saving (default: 120)"}),
-    ("--reason", {"default": "", "metavar": "TEXT", "help": "said in logs"}),
+    ("--reason", {"type": _reason, "default": "", "metavar": "TEXT", "help": "said in logs"}),
     ("--wait", {**_FLAG, "help": "until workers run again, or the job is over"}),
 )
 VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
@@ -74,6 +82,11 @@ VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
 }  # fmt: skip
 
 
+# What does something to a job takes the beginning of an id only if nobody chose it: a job `exp` may have ended.
+_ACT = "drain", "exclude", "include", "restart", "stop"
+_GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
 class NoAnswerError(Exception):
     """Nobody is asked: no job, or more than one, is meant, or the command is wrong; says what to do."""
 
@@ -98,19 +111,23 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         args = _parser(argv[0]).parse_args(argv[1:])
         return _Asking(argv[0], args, doors.folder_of(environ), complain).run()
     except NoAnswerError as error:
-        complain(f"aelastic: {error}")
-        if "--json" in argv:
-            _write(json.dumps({"code": "no-such-job" if error.code == EXIT_NO_JOB else "usage", "text": str(error)}))
-        return error.code
+        return _refuse(argv, error.code, str(error), complain)
     except PermissionError as error:
-        complain(f"aelastic: {error}")
-        return EXIT_FAILURE
+        return _refuse(argv, EXIT_FAILURE, str(error), complain)
     except SystemExit:  # `--help` has said it
         return 0
     except BrokenPipeError:
         return 0  # who reads has seen enough
     except KeyboardInterrupt:
         return 128 + 2
+
+
+def _refuse(argv: Sequence[str], code: int, text: str, complain: Callable[[str], None]) -> int:
+    complain(f"aelastic: {text}")
+    if "--json" in argv:
+        names = {EXIT_NO_JOB: "no-such-job", EXIT_NO_ANSWER: "no-answer", EXIT_FAILURE: "not-allowed"}
+        _write(json.dumps({"code": names.get(code, "usage"), "text": text}))
+    return code
 
 
 def _policy(argv: Sequence[str], environ: Mapping[str, str]) -> int:  # noqa: ARG001  as the others
@@ -191,6 +208,12 @@ class _Asking:
             here = self._answer(name, verb="here")
             if here["code"] == "ok" and here["phase"] != "done" and here["run"]["run_id"].startswith(job):
                 found.append((name, here))
+        ids = {here["run"]["run_id"] for _, here in found}
+        if job in ids:
+            found = [each for each in found if each[1]["run"]["run_id"] == job]
+        elif job and self._verb in _ACT and (named := sorted(each for each in ids if not _GENERATED.fullmatch(each))):
+            text = f"no job {job} of yours runs on this machine: say the whole id of {', '.join(named)}"
+            raise NoAnswerError(text, EXIT_NO_JOB)
         if not found and self._is_silent:
             raise NoAnswerError(str(NO_ANSWER["text"]), EXIT_NO_ANSWER)
         if not found:
@@ -237,7 +260,7 @@ class _Asking:
         """Says the answer, as JSON or in words, and gives the exit code."""
         code = EXIT_CODES.get(said["code"], EXIT_NO_ANSWER)
         if self._args.json:
-            _write(json.dumps(said, indent=2))
+            _write(json.dumps(said, indent=None if getattr(self._args, "watch", False) else 2))
         elif code:
             self._complain(f"aelastic: {said.get('text') or said['code']}")
         elif text or said.get("text"):
@@ -252,7 +275,9 @@ class _Asking:
 
     def status(self) -> int:
         said = self._answer(self._agent(), verb="status")
-        return self._conclude(said, texts.status(said.get("nodes", ()), said.get("silent", ())))
+        return self._conclude(
+            said, texts.status(said.get("nodes", ()), said.get("silent", ()), said.get("refused", {}))
+        )
 
     def stacks(self) -> int:
         said = self._answer(self._agent(), verb="stacks")
@@ -267,11 +292,16 @@ class _Asking:
         try:
             said = self._answer(self._agent(), verb="why")
         except NoAnswerError as error:
-            ended = [each["why"] for each in self._ended() if each["run"]["run_id"].startswith(self._args.job)]
+            ids = {each["run"]["run_id"] for each in self._ended()}
+            wanted = {self._args.job} & ids or {each for each in ids if each.startswith(self._args.job)}
+            ended = [each["why"] for each in self._ended() if each["run"]["run_id"] in wanted]
             if error.code == EXIT_NO_JOB and not ended and os.path.exists(self._args.job):
                 ended = [_why_of_logs(Path(self._args.job))]
             if error.code != EXIT_NO_JOB or not ended:
                 raise
+            if len(ids) > 1 and not self._args.job:
+                last = next(each["run"]["run_id"] for each in self._ended())
+                self._complain(f"aelastic: of {last}, the last of {len(ids)} jobs that have ended")
             said = {"code": "ok", "why": ended[0]}
         said["why"] = said.get("why", [])[: self._args.n]
         return self._conclude(said, texts.why(said["why"]))

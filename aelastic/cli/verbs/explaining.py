@@ -36,16 +36,16 @@ class Round:
         self.number, self.began, self.ended = number, began, 0.0
         self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
+        self._ends: dict[bool, tuple[str, float]] = {}  # the first that was told of a restart, and of the job's end
         self.failures: dict[int, Json] = {}  # by rank
         self.hosts: set[str] = set()
 
     def take(self, record: Json, at: float) -> None:
-        """What a log says of it; the first that says why it ended counts."""
-        self.generation = record.get("generation", self.number)
+        """What a log says of it."""
         self.hosts.add(str(record.get("host", "")))
         match record["event"]:
             case "workers_started":
-                self.started = self.started or at
+                self.started, self.generation = self.started or at, record.get("generation", self.number)
             case "worker_ended" if record.get("failure"):
                 self.failures.setdefault(int(record["rank"]), record["failure"])
             case "progressed":
@@ -53,11 +53,15 @@ class Round:
             case "restarting" | "job_ended" | "run_ended" as event:
                 if failure := record.get("failure"):
                     self.failures.setdefault(int(failure["rank"]), failure)
-                is_last = event != "restarting"
-                if not self.reason or (is_last and not self.is_over):
-                    self.reason, self.ended, self.is_over = str(record["reason"]), at, is_last
+                self._ends.setdefault(event != "restarting", (str(record["reason"]), at))
             case _:
                 pass
+
+    def settle(self, *, is_last: bool) -> None:
+        """Once all is read: a node that has taken part in no later round tells the job's end of this one, too."""
+        if self._ends:
+            self.reason, self.ended = self._ends.get(is_last) or self._ends[not is_last]
+            self.is_over = is_last and True in self._ends
 
     @property
     def cause(self) -> Cause:
@@ -128,19 +132,27 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
     """The rounds of a run, and its budget."""
     rounds: dict[int, Round] = {}
     runs: dict[str, None] = {}
-    budget = 0
+    budget, of_generation = 0, dict[tuple[Any, Any], int]()
     for record in _records(paths):
         runs[str(record.get("run_id", ""))] = None
         if record["event"] == "run_began":
             budget = int(record.get("max_restarts", 0))
         number, at = record.get("round"), datetime.fromisoformat(record["time"]).timestamp()
+        workers = record.get("node"), record.get("generation")
+        if record["event"] == "workers_started":
+            of_generation[workers] = int(number or 0)
+        if record["event"] == "progressed":  # the last step may be told when the next round has formed
+            number = of_generation.get(workers, number)
         if number:
             rounds.setdefault(number, Round(number, at)).take(record, at)
     if len(runs) > 1:
         raise InputError(f"these are logs of {len(runs)} runs: name those of one: {', '.join(list(runs)[:5])}")
     if not runs:
         raise InputError(f"{', '.join(map(str, paths))}: no record of a run")
-    return [each for _, each in sorted(rounds.items())], budget
+    found = [each for _, each in sorted(rounds.items())]
+    for each in found:
+        each.settle(is_last=each is found[-1])
+    return found, budget
 
 
 def _records(paths: Sequence[Path]) -> Iterator[Json]:

@@ -26,14 +26,16 @@ def ended(agents: Sequence[Said]) -> str:
     return f" (ended in the last hour: {'; '.join(names[:3])}{more}: aelastic why says more)" if names else ""
 
 
-def status(nodes: Sequence[Said], silent: Iterable[str]) -> str:
+def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str]) -> str:
     """A line about the job, and one for each node: `*` is the coordinator's."""
     first = max(nodes, key=lambda each: (each["coordinates"], each["phase"] == "running"), default=None)
     if first is None:
         return "no node has answered"
     restarts, drains = first["restarts"]["failure"], first["drains"]
     counts = f"{restarts} restart{'s' * (restarts != 1)} after failures, {drains} drain{'s' * (drains != 1)}"
-    head = [first["run"]["run_id"], first["phase"], _since(first, first["run"]["began"]), counts]
+    phases = {each["phase"] for each in nodes}  # the coordinator's node may take no part
+    phase = next((each for each in ("held", "running") if each in phases), first["phase"])
+    head = [first["run"]["run_id"], phase, _since(first, first["run"]["began"]), counts]
     if whole := sum(first["spent"].values()):
         head.append(f"trained {100 * first['spent']['trained'] / whole:.0f} %")
     if first["progress"] is not None:
@@ -49,6 +51,7 @@ def status(nodes: Sequence[Said], silent: Iterable[str]) -> str:
         note = each["announced"] or each["waiting"] or (each["reason"] if each["phase"] != "running" else "")
         rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note or ""))
     rows += [(each, "silent", "-", "-", "has not answered") for each in silent]
+    rows += [(each, "closed", "-", "-", text) for each, text in refused.items()]
     return "  ".join(head) + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows])
 
 

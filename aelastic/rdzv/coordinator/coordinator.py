@@ -305,6 +305,7 @@ class Coordinator(Machine[ev.Event, Send]):
         step = self.forming.step(self.roster, is_first=self.round == 0, now=now, is_greeted=is_greeted)
         if verdict is not None and step is not Step.END:
             return leave + self._close(verdict)
+        is_refill = self.forming.refilled_until is not None
         match step:
             case Step.WAIT:
                 self.deadline = self.forming.deadline
@@ -318,7 +319,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case Step.END:  # nodes that go, too, have failed
                 return self._close(self.forming.verdict)
             case Step.TIME_OUT:
-                return leave + self._close(self.rules.timed_out(hosts_of(self.roster.ready)))
+                return leave + self._close(self.rules.timed_out(hosts_of(self.roster.ready), is_refill=is_refill))
             case _:
                 assert_never(step)
 

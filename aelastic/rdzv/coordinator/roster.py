@@ -366,8 +366,9 @@ class RoundRules(Record):
         text = f"{how}; {len(hosts)} of at least {self.min_nodes} nodes are left: {', '.join(hosts)}"
         return m.Ended(m.Outcome.TIMED_OUT, text)
 
-    def timed_out(self, hosts: Sequence[str]) -> m.Ended:
-        few = f"{len(hosts)} of at least {self.min_nodes} nodes joined within {self.join_timeout_s:g} s"
+    def timed_out(self, hosts: Sequence[str], *, is_refill: bool) -> m.Ended:
+        within_s = self.drain_wait_s if is_refill else self.join_timeout_s
+        few = f"{len(hosts)} of at least {self.min_nodes} nodes joined within {within_s:g} s"
         return m.Ended(m.Outcome.TIMED_OUT, f"{few}: {some_of(hosts)}")
 
     @classmethod

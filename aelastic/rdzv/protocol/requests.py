@@ -25,6 +25,9 @@ class Verb(StrEnum):
     INCLUDE = "include"  # they have one again
 
 
+REASON_MAX = 1_000  # characters; what is longer is cut
+
+
 class Ask(Record):
     """A request to the running job: decided once, by its id.  Answered by `Answer`."""
 

@@ -37,7 +37,7 @@ ASKED_AGAIN_S = 1.0
 # has a second left to leave.  Of a short deadline: a third.
 MARGIN_S = 3.0
 # A shorter notice is a stop.
-DEADLINE_MIN_S = 1.0
+DEADLINE_MIN_S, DEADLINE_MAX_S = 1.0, 1e6
 ANSWERS_MAX = 256
 # Notices of one coordinator; the next one's epoch is higher, by milliseconds.
 NOTICES_OF_AN_EPOCH = 1_000
@@ -99,6 +99,7 @@ class Drain(Generic[T]):
     save_at: int = 0
     notice_id: int = 0
     outcome: str = ""  # of the last one that is over
+    late: str = ""  # why that was not all ranks' save
     is_signalled: bool = False
     _round: int = 0
     _nodes: tuple[str, ...] = ()  # that take part in it
@@ -184,7 +185,9 @@ class Drain(Generic[T]):
         """Of these, nodes that are to go leave now; each is told once."""
         nodes = [node_id for node_id in self.leaving if node_id in node_ids and node_id not in self._let_go]
         self._let_go.update(nodes)
-        return [self.send(node_id, self._notice(Stage.LEAVE, self.leaving[node_id], now)) for node_id in nodes]
+        late = f"; {self.late}" if self.late else ""
+        told = {node_id: self.leaving[node_id].replace(reason=self.leaving[node_id].reason + late) for node_id in nodes}
+        return [self.send(node_id, self._notice(Stage.LEAVE, leaving, now)) for node_id, leaving in told.items()]
 
     def on_connected(self, node_id: str) -> None:
         """It may not have heard that it is to leave."""
@@ -211,8 +214,9 @@ class Drain(Generic[T]):
             return False, f"no node {target}" if hosts else "the job has ended"
         if ask.verb is Verb.CANCEL:
             is_asked = self.forget(nodes)
-            return is_asked, f"{names} {'stays' if is_asked else 'is not asked to leave'}"
-        if ask.deadline_s < DEADLINE_MIN_S:
+            by = f" ({ask.reason})" if ask.reason else ""
+            return is_asked, f"{names} stays{by}" if is_asked else f"{names} is not asked to leave"
+        if not DEADLINE_MIN_S <= ask.deadline_s <= DEADLINE_MAX_S:
             return False, f"{ask.deadline_s:g} s is no time to save in: stop the node instead"
         margin_s, until = min(MARGIN_S, ask.deadline_s / 3), now + ask.deadline_s
         text = f"{names} leaves within {ask.deadline_s:.0f} s" + (f" ({ask.reason})" if ask.reason else "")
@@ -226,7 +230,7 @@ class Drain(Generic[T]):
             return False, "the job has ended"
         if ask.verb is Verb.RESTART and ask.round and crew.round and ask.round != crew.round:
             return True, f"round {ask.round} has ended already"  # asked again, of another coordinator
-        if ask.at_save and ask.deadline_s < DEADLINE_MIN_S:
+        if ask.at_save and not DEADLINE_MIN_S <= ask.deadline_s <= DEADLINE_MAX_S:
             return False, f"{ask.deadline_s:g} s is no time to save in: leave --at-save out"
         until_s = ask.deadline_s if ask.at_save else 0.0
         text = f"{_WORDS[ask.verb]} asked for on {crew.hosts.get(ask.node_id, ask.node_id)}"
@@ -255,7 +259,8 @@ class Drain(Generic[T]):
             self.is_signalled = True
             return self._save(now)  # an agent is silent: no call can be named
         late = f"{len(self._awaited)} of {len(self._nodes)} nodes have not saved in time"
-        self._end(late if self.step is Step.SAVING else "no call to save at could be agreed in time")
+        self.late = late if self.step is Step.SAVING else "no call to save at could be agreed in time"
+        self._end(self.late)
         return []
 
     # Moves.
@@ -275,7 +280,7 @@ class Drain(Generic[T]):
         if self.step in {Step.OFF, Step.HELD}:
             self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
-            self.notice_id, self.is_signalled = self._next_id(crew), False
+            self.notice_id, self.is_signalled, self.late = self._next_id(crew), False, ""
             self.deadline = min(now + FREEZE_S, self._first.end_at)
             return told + self._tell(Stage.FREEZE, now)
         if self.deadline is None or self.deadline <= self._first.end_at:

@@ -1,0 +1,53 @@
+"""`aelastic policy explain` and `why LOGS`: which record of which node says how a round ended, and how far it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from aelastic.cli.verbs.explaining import read_ends, run_policy
+
+
+def write(folder: Path, node: str, *records: dict[str, Any]) -> None:
+    usual = {"schema": 1, "run_id": "job", "node": node, "host": node}
+    (folder / node).mkdir()
+    lines = [{"time": f"2026-11-27T10:00:{at:02}+00:00", **usual, **each} for at, each in enumerate(records)]
+    (folder / node / "events.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+
+
+def of(round_: int, generation: int, event: str, **fields: Any) -> dict[str, Any]:
+    return {"event": event, "round": round_, "generation": generation, **fields}
+
+
+def test_a_node_that_has_left_the_rounds_does_not_say_how_its_last_one_ended(tmp_path: Path, capsys: Any) -> None:
+    began = {"event": "run_began", "max_restarts": 3}
+    write(
+        tmp_path, "n0", began,
+        of(1, 1, "workers_started"), of(1, 1, "restarting", reason="rank 1 failed on n1; restart 1 of 3"),
+        of(2, 2, "workers_started"), of(2, 2, "job_ended", reason="every worker succeeded"),
+    )  # fmt: skip
+    write(
+        tmp_path, "n1", began,
+        of(1, 1, "workers_started"), of(1, 1, "restarting", reason="rank 1 failed on n1; restart 1 of 3"),
+        *[{"event": "waited"}] * 20,
+        of(1, 1, "job_ended", reason="every worker succeeded"), of(1, 1, "run_ended", reason="every worker succeeded"),
+    )  # fmt: skip
+    for order in (("n0", "n1"), ("n1", "n0")):
+        assert run_policy(["explain", *(str(tmp_path / name) for name in order), "--json"]) == 0
+        rounds = json.loads(capsys.readouterr().out)["rounds"]
+        assert [(each["round"], each["after_s"], each["decided"]) for each in rounds] == [
+            (1, 1.0, "rank 1 failed on n1; restart 1 of 3"), (2, 1.0, "every worker succeeded"),
+        ]  # fmt: skip
+    assert [each["reason"] for each in read_ends(tmp_path)] == [each["decided"] for each in reversed(rounds)]
+
+
+def test_the_last_step_of_a_generation_is_its_own_though_the_next_round_has_formed(tmp_path: Path) -> None:
+    write(
+        tmp_path, "n0", {"event": "run_began", "max_restarts": 3},
+        of(4, 1, "workers_started"), of(4, 1, "progressed", step=9),
+        of(4, 1, "restarting", reason="rank 1 failed on n0; restart 1 of 3"),
+        of(5, 1, "progressed", step=15, is_last=True),
+        of(5, 2, "workers_started"), of(5, 2, "progressed", step=12), of(5, 2, "run_ended", reason="stopped"),
+    )  # fmt: skip
+    assert [(each["generation"], each["step"]) for each in read_ends(tmp_path)] == [(2, 12), (1, 15)]
