@@ -74,13 +74,11 @@ class HealthGate:
             self._again_s = AGAIN_MIN_S
         return reason
 
-    async def pause(self, reason: str) -> None:
-        """Until it is worth another look."""
+    def pause_s(self) -> float:
+        """Until an unfit node is worth another look."""
         pause_s = self._again_s * random.uniform(0.8, 1.2)  # noqa: S311  no secret
         self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
-        text = "this node is unfit: %s; it takes part in no round, and is looked at again in %.0f s"
-        _log.warning(text, reason, pause_s)
-        await anyio.sleep(pause_s)
+        return pause_s
 
     def close(self) -> None:
         if self._kernel is not None:

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from kit.launching import Launcher, run, wait_for
 from kit.ports import quiet_port
+from kit.verbs import verb
 
 from aelastic.agent import health_gate
 from aelastic.agent.health_gate import BUILT_IN, HealthGate, fatal_xid, holder
@@ -208,6 +209,7 @@ def test_after_a_failure_the_others_go_on_without_a_node_that_is_unfit_and_it_co
     for job in (jobs[0], jobs[2]):
         job.wait_line("round 2")
     assert "this node is unfit: row 3 does not remap; it takes part in no round" in jobs[1].stderr
+    assert "unfit: row 3 does not remap" in verb(jobs[1].folder, "status").out
     (launch.folder / "n1" / "unfit").unlink()
     for job in jobs:
         job.wait_line("round 3", 2)

@@ -354,6 +354,7 @@ def test_a_failure_is_held_for_somebody_to_look(launch: Launcher, what: str, cod
     job = launch(FAILS_AT_ONCE, "--nproc-per-node", "3", "--on-failure", "hold", "--hang-timeout", "1")
     wait_for("it is held", lambda: verb(job.folder, "status").out.partition("  ")[2].startswith("held"))
     assert "no data left" in verb(job.folder, "status").out
+    assert verb(job.folder, "why").out.startswith("rank 1 failed on ") and "; held: " in verb(job.folder, "why").out
     assert job.stderr.count("; held: nothing is stopped until aelastic restart or stop") == 1
     assert "--- rank 2" in verb(job.folder, "stacks").out
     assert len(job.wait_line("start", 2)) == 2

@@ -225,4 +225,5 @@ def test_a_run_that_is_over_is_replayed_under_other_rules(launch: Launcher) -> N
         (job.folder / name).write_text(content)
         said = explained(job, name)
         assert said.returncode == 2 and words in said.stderr and not said.stdout, said
+    assert explained(job, "logs", "--max-restarts", "-1").returncode == 2
     assert explained(job, "logs", "--restart-policy", "x").returncode == explained(job).returncode == 2

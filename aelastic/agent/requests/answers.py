@@ -91,7 +91,7 @@ class Answers:
             stacks = {key: stack for (_, key), stack in shown.found.items()}
             yield {**_code(shown), "stacks": stacks, "compared": text}
         elif verb == "why":
-            yield {"code": "ok", "why": await self._why()}
+            yield {"code": "ok", "why": await self._why(), "held": self._observers.state.held}
         elif verb == "logs":
             async for said in self._log():
                 yield said
@@ -107,9 +107,10 @@ class Answers:
     async def _why(self) -> list[Said]:
         """Why each generation of workers ended; of failures elsewhere, what those nodes know."""
         ends, known = self._enquiries.why(), dict[str, Said]()
-        if any(each["failure"] is None for each in ends):
+        if not ends or any(each["failure"] is None for each in ends):
             shown = await self._enquiries.fetch(r.What.WHY)
             known = {each["reason"]: each for each in map(json.loads, shown.found.values())}
+        ends = ends or sorted(known.values(), key=lambda each: each["at"], reverse=True)  # this node is younger
         for each in ends:
             if each["failure"] is None and (told := known.get(each["reason"])) is not None:
                 each.update({name: told[name] for name in ("symptom", "failure", "blame")})

@@ -304,7 +304,7 @@ class _Asking:
                 self._complain(f"aelastic: of {last}, the last of {len(ids)} jobs that have ended")
             said = {"code": "ok", "why": ended[0]}
         said["why"] = said.get("why", [])[: self._args.n]
-        return self._conclude(said, texts.why(said["why"]))
+        return self._conclude(said, texts.why(said["why"], said.get("held", "")))
 
     def logs(self) -> int:
         asked = {"rank": self._args.rank, "stderr": self._args.stderr, "follow": self._args.follow}

@@ -107,6 +107,8 @@ def run_policy(argv: Sequence[str]) -> int:
         rules = parse(text) if text else None
     except ValueError as error:  # a `RuleError` is one
         raise InputError(f"--restart-policy {args.restart_policy}: {error}") from None
+    if args.max_restarts is not None and args.max_restarts < 0:
+        raise InputError(f"--max-restarts {args.max_restarts}: use 0 or more")
     rounds, budget = _read_rounds(args.events)
     rounds = [each for each in rounds if each.reason]
     policy = RestartPolicy(budget if args.max_restarts is None else args.max_restarts, rules, "", is_found)

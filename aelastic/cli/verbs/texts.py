@@ -55,8 +55,8 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
     return "  ".join(head) + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows])
 
 
-def why(ends: Sequence[Said]) -> str:
-    return "\n".join(map(_end, ends)) or "no workers have ended so far"
+def why(ends: Sequence[Said], held: str) -> str:
+    return "\n".join([*filter(None, [held]), *map(_end, ends)]) or "no workers have ended so far"
 
 
 def _end(end: Said) -> str:
