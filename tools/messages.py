@@ -64,7 +64,7 @@ def exceptions() -> set[str]:
 def _is_told(called: ast.expr, module: Source, ours: set[str]) -> bool:
     if isinstance(called, ast.Attribute) and called.attr in LEVELS:
         return True
-    if _last(called) in {"Warn", "warn", "_warn"} or ast.unparse(called) == "super().__init__":
+    if _last(called) in {"Warn", "warn", "_warn", "Waited"} or ast.unparse(called) == "super().__init__":
         return True
     return _last(called) in (ours | {"ValueError"} if module.name in READERS else ours)
 

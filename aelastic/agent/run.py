@@ -260,8 +260,8 @@ class Run:
                 return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
             if self._generation is not None:
                 self.resources.link.tell(ready.replace(node=ready.node.replace(unfit=reason)))
-            again = f"it takes part in no round, and is looked at again in {(pause_s := gate.pause_s()):.0f} s"
-            self._tell(Waited(f"this node is unfit: {reason}; {again}"))
+            text = f"{reason}; it takes part in no round, and is looked at again in {(pause_s := gate.pause_s()):.0f} s"
+            self._tell(Waited(f"this node is unfit: {text}"))
             await anyio.sleep(pause_s)
         self.resources.link.tell(ready)
         if ready.node.starts is m.Starts.PREPARING:

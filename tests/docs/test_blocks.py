@@ -133,7 +133,7 @@ def tells_why(block: Block) -> None:
     decision = RestartPolicy(9).decide(End(Cause.of(failure), 1, ledger, now=1.0, seats=8, hosts=8))
     end = GenerationEnd(7, 0.0, 1860.0, "failure", decision.text, failure, 4120)
     now = datetime(2026, 1, 2, 9, 14, 2, tzinfo=UTC)
-    assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now), "")}\n"
+    assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now), held='')}\n"
 
 
 def tells_what_was_spent(block: Block) -> None:
