@@ -22,8 +22,14 @@ SOCKET, ENDED = ".sock", ".ended"
 
 
 def folder_of(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_RUNTIME_DIR", "")
-    return Path(base, "aelastic") if os.path.isabs(base) else Path(f"/tmp/aelastic-{os.getuid()}")  # noqa: S108  checked
+    """Where they lie.
+
+    Not in logind's own folder: that goes with the user's last session while jobs go on, and agents that cron or Slurm
+    starts are not told of it.
+    """
+    base, user = env.get("XDG_RUNTIME_DIR", ""), os.getuid()
+    is_chosen = os.path.isabs(base) and base.rstrip("/") != f"/run/user/{user}"
+    return Path(base, "aelastic") if is_chosen else Path(f"/tmp/aelastic-{user}")  # noqa: S108  checked
 
 
 @contextmanager

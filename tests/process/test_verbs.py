@@ -270,6 +270,13 @@ def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.Ca
     assert said.startswith("NODE\nn1 ") and not set(said) & {"\x1b", "\x07"}
 
 
+def test_a_login_session_that_ends_takes_no_door_away() -> None:
+    user, usual = os.getuid(), Path(f"/tmp/aelastic-{os.getuid()}")
+    for given in ({}, {"XDG_RUNTIME_DIR": f"/run/user/{user}"}, {"XDG_RUNTIME_DIR": "relative"}):
+        assert doors.folder_of(given) == usual
+    assert doors.folder_of({"XDG_RUNTIME_DIR": "/run/job"}) == Path("/run/job/aelastic")
+
+
 def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None:
     (launch.folder / "open").mkdir()
     (launch.folder / "open" / "aelastic").mkdir(mode=0o777)
