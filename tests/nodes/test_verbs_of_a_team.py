@@ -161,7 +161,13 @@ def test_a_host_is_excluded_until_it_is_needed(launch: Launcher) -> None:
         coordinator.signal(signal.SIGKILL)
         rest.remove(coordinator)
         team.wait_round([*rest, out], after=round_)  # two nodes at least
+        starts = len(rest[0].starts)
+        said = verb(rest[0].folder, "exclude", f"n{agents.index(rest[0])}")
+        assert said.code == 0 and said.out.endswith("while there are enough nodes without it; now there are not\n"), (
+            said
+        )
         assert verb(rest[0].folder, "include", host).code == 0
+        assert len(rest[0].starts) == starts, "nothing is started again for that"
         assert verb(rest[0].folder, "stop").code == 0
         for agent in [*rest, out]:
             agent.wait()

@@ -53,18 +53,19 @@ class Bench:
                 if node_id in roster.members and roster.members[node_id].is_stray:
                     roster.put(node, m.Standing.READY)
 
-    def ask(self, ask: r.Ask, roster: Roster, most: int, now: float) -> tuple[list[Send], str]:
+    def ask(self, ask: r.Ask, roster: Roster, limits: tuple[int, int], now: float) -> tuple[list[Send], str]:
         """Somebody excludes a host, or takes it in again; gives what is said, and why a round with its nodes ends.
 
         Args:
             ask: for that.
             roster: the nodes.
-            most: nodes that a round takes.
+            limits: the fewest and the most nodes of a round.
             now: the time.
         """
         nodes = {i: each.node for i, each in roster.members.items() if ask.target in {i, each.node.host}}
         ledger, hosts = self.ledger, {node.host for node in nodes.values()} or {ask.target}
         (host,) = hosts if len(hosts) == 1 else {""}
+        least, most = limits
         if most == 1:
             return [Send(ask.node_id, r.Answer(ask.ask_id, False, r.ONE_NODE))], ""
         known, why = {each.host for each in ledger.excluded}, ask.reason or "asked for"
@@ -77,7 +78,11 @@ class Bench:
             return [Send(ask.node_id, r.Answer(ask.ask_id, True, text)), *sends], ""
         if is_new := host not in ledger.absent(now):
             self.ledger = ledger.exclude(host, why, now)
-        left_s = self.ledger.absent(now)[host].for_s
-        text = f"{host} is excluded for {left_s / 3600:g} h ({why}), while there are enough nodes without it"
+        absent = self.ledger.absent(now)
+        text = (
+            f"{host} is excluded for {absent[host].for_s / 3600:g} h ({why}), while there are enough nodes without it"
+        )
         runs = nodes.keys() & set(roster.connected_participants())
-        return [Send(ask.node_id, r.Answer(ask.ask_id, True, text))], text if is_new and runs else ""
+        if is_kept := sum(each.node.host not in absent for each in roster.members.values()) < least:
+            text += "; now there are not"
+        return [Send(ask.node_id, r.Answer(ask.ask_id, True, text))], text if is_new and runs and not is_kept else ""

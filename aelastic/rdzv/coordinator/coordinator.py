@@ -79,7 +79,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
             case r.Ask(verb=r.Verb.EXCLUDE | r.Verb.INCLUDE) if not self.is_closed:
-                sends, reason = self.forming.bench.ask(event, self.roster, self.rules.max_nodes, now)
+                sends, reason = self.forming.bench.ask(event, self.roster, self.rules.limits, now)
                 is_on = reason and self.phase is Phase.RUNNING
                 return sends + self._end_round(now, reason) if is_on else sends  # it counts from the next round on
             case r.Ask() | r.Frozen() | r.Saved():
