@@ -162,6 +162,8 @@ def command_of(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Call
         InputError: options that exclude each other.
     """
     script, args = chosen.script, chosen.script_args
+    if script.startswith("-") and not chosen["module"] and Path(script).is_file():
+        script = f"./{script}"  # or it is an option of python
     if "use_env" in chosen.by_dest and not chosen["use_env"]:
         if chosen["no_python"]:
             raise InputError("--no-python without --use-env: a program reads LOCAL_RANK, add --use-env")

@@ -162,7 +162,7 @@ class Rehearsals:
         names = ", ".join(sorted(path.name for path in caught)[:2])
         judged = judged._replace(text=f"{judged.text} ({names} was half written)")
         went_on = self._between.holds or (judged.resumed_at is None and self._between.resumed_at is not None)
-        if judged.holds is False and went_on:  # and that is what it does not do now
+        if judged.holds is False and went_on and judged.numbers != "other":  # and that is what it does not do now
             return judged._replace(advice=WHOLE, checkpoint="half-written")
         return judged
 

@@ -125,9 +125,10 @@ def _rehearse(rehearsals: Rehearsals, options: argparse.Namespace, apart: Path) 
         say(row, to)
     failed = [each for each in found if each.holds is False]
     untested = sum(each.holds is None for each in found)
-    text = f"{len(failed)} of {len(names) - 1} do not hold" if failed else f"all {len(names) - 1 - untested} hold"
+    tested = len(names) - 1 - untested
+    text = f"{len(failed)} of {tested} do not hold" if failed else f"all {tested} hold"
     text += f", {untested} not tested" if untested else ""
-    if untested == len(names) - 1:
+    if not tested:
         end("cannot", f"aelastic: nothing could be tested; logs, and what the script has saved: {apart}")
         return EXIT_CANNOT
     advice = [f"  {each}" for each in dict.fromkeys(each.advice for each in failed if each.advice)]

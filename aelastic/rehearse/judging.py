@@ -117,7 +117,7 @@ class Undisturbed(NamedTuple):
             goal = self.last
             if play.wait_end(self.until(goal)) != 0:
                 return Judged(False, f"it went on, and did not come to its end: {play.why_it_stands()}")
-            if by_calls and not same_size:
+            if by_calls and not same_size and play.last(after + 1) != self.last - self.first:
                 return Judged(True, "it came to its end")  # how many calls are left is not known
             if by_calls:
                 play.align(goal, len(self.metrics))
@@ -168,12 +168,14 @@ class Undisturbed(NamedTuple):
         how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"began again ({seen.lost} lost)"
         how = how if had_begun or is_resumed else "began"
         told = {} if earlier is None else play.metrics(play.round)
+        told = dict(sorted(told.items())[1:])  # the first may be a mean of the last steps, which begins anew
         wrong = next(self._differences(told), "")
         # Numbers that differ before the fault, too, are those of a script that is not deterministic.
-        if wrong and had_begun and not any(self._differences(earlier or {})):
+        is_random = any(self._differences(earlier or {}))
+        if wrong and had_begun and not is_random:
             return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
         is_same = told.keys() & self.metrics.keys() and not wrong
-        numbers = f", numbers to step {play.last()} the same" if is_same else ""
+        numbers = f", numbers to step {play.last()} the same" if is_same else ", numbers never the same" * is_random
         text = f"{how}, back in {seen.back_s:.2g} s{numbers}"
         return seen._replace(text=text, numbers="same" if is_same else "")
 

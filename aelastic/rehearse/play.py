@@ -221,6 +221,9 @@ class Play:
         of, step = (worker.round, worker.rank), self.script.step
         if step and (found := step.search(line)) and (found[1] or "").isdecimal():
             number = int(found[1])
+            if of in self.newest and self.newest[of].told == 1 and number < self.newest[of].number:
+                del self.newest[of]  # a line of where it was saved, and no step
+                self.first[worker.round] = Step(time.monotonic(), number)
             first = self.first.setdefault(worker.round, Step(time.monotonic(), number)).number
             if of in self.newest:
                 newest = self.newest[of].number
@@ -275,8 +278,11 @@ class Play:
         return max((step.number for (at, _), step in self.newest.items() if least <= at <= most), default=-1)
 
     def least(self) -> int:
-        """The smallest of the steps at which ranks are, in the newest round, but for those that seldom tell theirs."""
-        steps = [step for (at, _), step in self.newest.items() if at == self.round]
+        """The step to which all ranks have come in some round, but for those that seldom tell theirs."""
+        return max(map(self._least, self.first), default=-1)
+
+    def _least(self, round_: int) -> int:
+        steps = [step for (at, _), step in self.newest.items() if at == round_]
         most = max((step.told for step in steps), default=0)
         return min((step.number for step in steps if 4 * step.told >= most), default=-1)
 

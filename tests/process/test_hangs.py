@@ -528,7 +528,7 @@ def test_options_and_variables_reach_the_spec(script: str) -> None:
         ("--expect-output-ranks=0", "--expect-output-ranks 0: no effect without --expect-output"),
         ("--hang-action=report", "--hang-action report: no effect without hang detection: add --hang-timeout"),
         ("--hang-signals=cpu", "--hang-signals cpu: no effect without hang detection: add --hang-timeout"),
-        ("--expect-output-ranks=x", "use local ranks"),
+        ("--expect-output-ranks=x", "use ranks separated by commas"),
     ],
 )
 def test_what_cannot_be_is_refused(script: str, option: str, said: str) -> None:

@@ -100,6 +100,10 @@ HOLDS, AGAIN, NUMBERS, CRASH = "", "began again at step 0", "in the place of", "
 # What is other than above; a case that does not hold, and what is said of it.
 PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it never resumes": ({"load": ""}, "rank killed", AGAIN),
+    "it never resumes, and its restarts": ({"load": ""}, "killed again", AGAIN),
+    "it says where it was saved, and begins again": (
+        {"load": LOAD + "    print('weights of step', state['step'], flush=True)\n    state['step'] = 0\n"}, "rank killed", AGAIN,
+    ),
     "it never saves": ({"write": "pass"}, "rank killed", "and it saves nothing"),
     "it counts steps from 0": ({"load": LOAD + "    state['step'] = 0\n"}, "rank killed", AGAIN),
     "it counts from 0, with another number": ({"tell": TELL.replace("step,", "step - start,"), "load": LOAD + "start = state['step']\n"}, "rank killed", AGAIN),
@@ -133,6 +137,11 @@ RIGHT: dict[str, dict[str, str]] = {
     "that has a log of its own": {"each": "print(step, file=open('own.log', 'a'))"},
     "whose numbers are never the same": {"load": LOAD + "dice = random.Random()\n"},
     "that saves on each rank": {"each": "if step % 5 == 4: open(f'ck/{step}.rank{rank}', 'w').close()"},
+    "whose number is a mean that begins anew": {
+        "begin": "means = []",
+        "load": LOAD + "    print('from step', state['step'] - 1, flush=True)\n",
+        "tell": "means.append(state['weight'])\n    if step % 10 == 9: print('step', step, 'loss', sum(means) / len(means), flush=True); means = []",
+    },
     "that tells steps on one rank": {"tell": f"if rank == 0: {TELL}"},
     "that tells each third step": {"tell": f"if step % 3 == 0: {TELL}"},
     "that tells a step after a notice": {"begin": WITH, "early": NOTICE},
@@ -209,6 +218,10 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
     "steps are calls, and it forgets the momentum": (
         ("--nproc-per-node", "2"),
         {"begin": WITH, "notice": NOTICE, "load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS,
+    ),
+    "steps are calls, and its files have the world size": (
+        ("--only", "one worker", "--nproc-per-node", "2"),
+        {"begin": WITH, "notice": NOTICE, "load": "names = [each for each in names if world == 2]\n" + LOAD}, "one worker more", AGAIN,
     ),
     "two nodes hold": (TWO_NODES, {"begin": WITH, "notice": NOTICE}, "", ""),
     "two nodes, and no more": (TWO_NODES, PLANTED["it wants two workers"][0], "one node more", CRASH),

@@ -179,6 +179,21 @@ def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
     assert verb(launch.folder, "why", "exp2").code == 0
 
 
+@pytest.mark.parametrize(
+    "to, code, words", [(">&-", 0, ""), ("> /dev/full", 4, "aelastic: stdout cannot be written: ")]
+)
+def test_a_stdout_that_takes_nothing_is_no_refusal(launch: Launcher, to: str, code: int, words: str) -> None:
+    job = trains(launch)
+    for what in ("ps", "status", "why", "stacks", "stop"):
+        command = f'"{sys.executable}" -m aelastic {what} {to}'
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(job.folder)}
+        done = subprocess.run(command, shell=True, env=env, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert done.returncode == code and done.stderr.startswith(words) and done.stderr.count("\n") == bool(words), (
+            done
+        )
+    assert job.wait() == -signal.SIGTERM
+
+
 @pytest.mark.parametrize("deadline", ["NaN", "Infinity", "1e300"])
 def test_a_deadline_that_is_none_is_refused_at_the_door(launch: Launcher, deadline: str) -> None:
     job = trains(launch)

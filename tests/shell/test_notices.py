@@ -158,5 +158,8 @@ async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) 
     await anyio.sleep(0.05)
     assert not node.said[1:]
     node.group.exits.alive = set()
+    await anyio.sleep(0.05)
+    assert not node.said[1:], "that all have come to their end is told first"
+    node.group.phase = Phase.BARRIER
     await node.until(lambda: node.said[1:])
     assert node.said[1] == r.Saved("n1", 5)

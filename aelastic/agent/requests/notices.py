@@ -149,6 +149,8 @@ class Notices:
         with anyio.CancelScope(deadline=kill_at):
             while self._group.exits.alive - self._pages.saved():  # noqa: ASYNC110  shared memory
                 await anyio.sleep(LOOK_S)
+            while self._group.phase is Phase.RUNNING and not self._group.exits.alive:  # noqa: ASYNC110
+                await anyio.sleep(LOOK_S)  # all have come to their end: that is told first
         if clock.now() < kill_at:
             self._say(r.Saved(self._node_id, notice.notice_id))
         await self._kill_late(kill_at)

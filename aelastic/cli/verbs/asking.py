@@ -118,6 +118,9 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         return 0
     except BrokenPipeError:
         return 0  # who reads has seen enough
+    except OSError as error:
+        complain(f"aelastic: stdout cannot be written: {error.strerror}")
+        return EXIT_NO_ANSWER
     except KeyboardInterrupt:
         return 128 + 2
 
@@ -319,8 +322,9 @@ class _Asking:
             if self._args.json and not self._args.follow:
                 text += data.decode(errors="replace")
                 continue
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            if sys.stdout is not None:
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
         raise AssertionError("the last answer ends it")
 
     def drain(self) -> int:
@@ -364,5 +368,6 @@ def _why_of_logs(path: Path) -> list[Said]:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    if sys.stdout is not None:  # else it is closed
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
