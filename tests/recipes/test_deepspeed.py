@@ -24,6 +24,7 @@ ranks = torch.tensor([rank])
 dist.all_reduce(ranks)
 # In one piece: both write to one pipe.
 print(f"told rank {rank} restart {restart} sum {ranks.item()} {' '.join(sys.argv[1:])}\\n", end="", flush=True)
+dist.all_reduce(ranks)  # both have told, or the kill would take the other in its first one
 if restart == "0" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(ranks)

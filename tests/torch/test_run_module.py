@@ -295,7 +295,7 @@ def test_a_node_on_its_own_runs_by_any_way_to_say_so(options: list[str], script:
         (["--rdzv-conf", "nonsense", "SCRIPT"], "nonsense has no value"),
         (["--no-python", "-m", "ls"], "exclude each other"),
         (["--logs-specs", "nobodys", "SCRIPT"], "no installed package has it"),
-        (["--local-ranks-filter", "a", "SCRIPT"], "use local ranks"),
+        (["--local-ranks-filter", "a", "SCRIPT"], "use ranks separated by commas"),
         (["--tee=-5:3", "SCRIPT"], "not a choice of streams"),
         (["--log-dir", "/dev/full/x", "SCRIPT"], "cannot write there"),
     ],
