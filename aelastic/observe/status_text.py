@@ -7,6 +7,7 @@ and ranks (`ui.rank_view`) shows a `Picture`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from aelastic.core.record import Record
@@ -64,7 +65,8 @@ class StatusText:
         """When `line` changes if nothing happens."""
         passed = max(0.0, now - self._of.began_at)
         step = next(step for least, step in _STEPS if passed >= least)
-        return self._of.began_at + (passed // step + 1) * step
+        at = self._of.began_at + (passed // step + 1) * step
+        return max(at, math.nextafter(now, math.inf))  # a difference may be rounded down
 
     def parts(self, now: float) -> tuple[str, ...]:
         """The time that has passed, what the run does, how far it is, the round, its size, the restarts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aelastic.errors import ProcessFailure
@@ -162,6 +162,7 @@ def test_durations_are_coarser_the_longer_they_are(passed_s: float, words: str) 
 
 
 @given(began=st.floats(0, 1e6), passed=st.floats(0, 1e5))
+@example(began=0.7, passed=8.0)
 def test_the_line_changes_when_it_is_said_to_and_not_before(began: float, passed: float) -> None:
     text = Told()
     text.run.tell(BEGAN, began)
