@@ -181,8 +181,8 @@ class Supervisor:
     async def _ask(self, verb: r.Verb, reason: str, at_save_s: float | None) -> None:
         answer = None
         if self._run is not None:
-            fields = {"reason": reason, "deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
-            answer = await self._run.enquiries.ask(verb, **fields)
+            fields = {"deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
+            answer = await self._run.enquiries.ask(verb, reason, **fields)
         if answer is None or not answer.is_applied:
             raise RequestError("no coordinator has answered" if answer is None else answer.text)
 

@@ -154,7 +154,7 @@ class Answers:
         self._observers.add(stream)
         try:
             answer = await self._enquiries.ask(
-                kind, target=str(asked.get("node", "")), deadline_s=deadline_s, reason=reason, at_save=at_save
+                kind, reason, target=str(asked.get("node", "")), deadline_s=deadline_s, at_save=at_save
             )
             if answer is None:
                 yield {"code": "no-answer", "text": NO_ANSWER}

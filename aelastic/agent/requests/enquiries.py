@@ -76,12 +76,12 @@ class Enquiries:
         if message.ask_id in self._open:
             self._open[message.ask_id].post(message)
 
-    async def ask(self, verb: r.Verb, **fields: Any) -> r.Answer | None:
+    async def ask(self, verb: r.Verb, reason: str, **fields: Any) -> r.Answer | None:
         """The coordinator's answer; `None` if there is none in time."""
         with self._opened() as (ask_id, mailbox):
             round_ = 0 if (formed := self._state.formed) is None else formed.round
-            usual = {"target": "", "deadline_s": 0.0, "reason": "", "round": round_}
-            ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields, "reason": fields["reason"][: r.REASON_MAX]})
+            usual = {"target": "", "deadline_s": 0.0, "reason": reason[: r.REASON_MAX], "round": round_}
+            ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields})
             self._say(ask)
             answer = await mailbox.next(clock.now() + ANSWER_S)
             return answer if isinstance(answer, r.Answer) else None

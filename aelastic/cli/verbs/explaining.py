@@ -140,11 +140,11 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
         if record["event"] == "run_began":
             budget = int(record.get("max_restarts", 0))
         number, at = record.get("round"), datetime.fromisoformat(record["time"]).timestamp()
-        workers = record.get("node"), record.get("generation")
+        generation = record.get("node"), record.get("generation")  # each node counts its own
         if record["event"] == "workers_started":
-            of_generation[workers] = int(number or 0)
+            of_generation[generation] = int(number or 0)
         if record["event"] == "progressed":  # the last step may be told when the next round has formed
-            number = of_generation.get(workers, number)
+            number = of_generation.get(generation, number)
         if number:
             rounds.setdefault(number, Round(number, at)).take(record, at)
     if len(runs) > 1:
